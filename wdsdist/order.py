@@ -1,0 +1,202 @@
+"""Which sample stands at which position of an epoch.
+
+An epoch is a permutation ``G`` of the ``N`` samples: a pure function of the shards' sample counts, the settings and
+the epoch. Both orders here answer for any positions at once, as pairs (shard, sample within the shard).
+
+``shard``: shards are permuted and laid on one line; the line is cut into equal *canonical lanes*; position ``i`` is
+offset ``i // C`` of lane ``i % C``; within a lane, samples are permuted inside consecutive windows. Ranks that stride
+over the positions thereby read shards of their own, nearly in sequence. Memory grows with the number of shards and
+lanes, never with the number of samples.
+
+``sampler``: the index sequence of ``torch.utils.data.DistributedSampler``, bit for bit. It holds one array of ``N``
+numbers, as the original does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.permutation import Int64s, mix_key, mix_keys, permute, shuffled, torch_randperm
+
+OrderName = Literal["shard", "sampler"]
+
+# Distinct first words keep the hashes for shards and for windows apart.
+_SHARDS, _WINDOWS = 1, 2
+
+_WINDOW_SHARDS = 8
+_WINDOW_SAMPLES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderSettings:
+    """What, besides the samples and the epoch, decides the order."""
+
+    name: OrderName = "shard"
+    shuffle: bool = True
+    seed: int = 0
+    window: int = _WINDOW_SAMPLES
+    """Samples that a lane shuffles together; without meaning where the order is ``sampler``."""
+    num_canonical_replicas: int = 1
+    """Lanes; without meaning where the order is ``sampler``."""
+
+    def __post_init__(self) -> None:
+        if self.name not in ("shard", "sampler"):
+            raise ArgumentError(f"order is {self.name!r}: it can be 'shard' or 'sampler'")
+        check_integer("seed", self.seed, 0, 2**64 - 1)
+        check_integer("shuffle_window", self.window, 1)
+        check_integer("num_canonical_replicas", self.num_canonical_replicas, 1)
+
+
+class Order(Protocol):
+    """One epoch's permutation of the samples."""
+
+    @property
+    def num_samples(self) -> int:
+        """``N``: the samples in the epoch."""
+        ...
+
+    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
+        """Return the shard and the sample within it at each position; positions lie in ``range(N)``."""
+        ...
+
+
+def check_integer(name: str, value: object, low: int, high: int | None = None) -> int:
+    """Return ``value`` when it is an integer in ``[low, high]``; raise a typed error that names it otherwise."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise ArgumentTypeError(f"{name} is {value!r}: it must be an integer")
+    if value < low or (high is not None and value > high):
+        limit = f"at least {low:,}" if high is None else f"between {low:,} and {high:,}"
+        raise ArgumentError(f"{name} is {value:,}: it must be {limit}")
+    return int(value)
+
+
+def default_window(counts: Int64s) -> int:
+    """Return the shuffle window for shards of ``counts`` samples: eight shards' worth, at least 4,096 samples."""
+    filled = int(np.count_nonzero(counts))
+    mean = -(-int(counts.sum()) // filled) if filled else 1
+    return max(_WINDOW_SAMPLES, _WINDOW_SHARDS * mean)
+
+
+def epoch_order(counts: Int64s, settings: OrderSettings, epoch: int) -> Order:
+    """Return the order of one epoch over shards that hold ``counts`` samples each.
+
+    Raises ``ArgumentError`` for a negative epoch.
+
+    >>> order = epoch_order(np.array([3, 0, 2]), OrderSettings(seed=1), epoch=0)
+    >>> shards, samples = order.locate(np.arange(5))
+    >>> sorted(zip(shards.tolist(), samples.tolist()))
+    [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1)]
+    """
+    check_integer("epoch", epoch, 0, 2**63 - 1)
+    if settings.name == "sampler":
+        return SamplerOrder(counts, settings, epoch)
+    return ShardOrder(counts, settings, epoch)
+
+
+class SamplerOrder:
+    """The order of ``DistributedSampler``: torch's own permutation of all samples, drawn from seed plus epoch."""
+
+    def __init__(self, counts: Int64s, settings: OrderSettings, epoch: int) -> None:
+        self._ends = np.cumsum(counts, dtype=np.int64)
+        self._samples: Int64s | None = None
+        if settings.shuffle:
+            check_integer("seed + epoch", settings.seed + epoch, 0, 2**64 - 1)
+            self._samples = torch_randperm(self.num_samples, settings.seed + epoch)
+
+    @property
+    def num_samples(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
+        samples = positions if self._samples is None else self._samples[positions]
+        return split_line(self._ends, samples)
+
+
+class ShardOrder:
+    """Shards in random order, cut into lanes, shuffled within the windows of each lane.
+
+    Without ``shuffle`` the lanes are read as they lie: one lane gives the samples in the order of the manifest.
+    """
+
+    def __init__(self, counts: Int64s, settings: OrderSettings, epoch: int) -> None:
+        self._key = mix_key(settings.seed, epoch)
+        self._shuffle = settings.shuffle
+        self._window = settings.window
+        shards = shuffled(len(counts), mix_key(settings.seed, epoch, _SHARDS)) if self._shuffle else None
+        self._shards = np.arange(len(counts)) if shards is None else shards
+        self._ends = np.cumsum(counts[self._shards], dtype=np.int64)
+        lanes = np.arange(settings.num_canonical_replicas + 1, dtype=np.int64)
+        share, more = divmod(self.num_samples, settings.num_canonical_replicas)
+        self._lane_starts = lanes * share + np.minimum(lanes, more)
+        if self._shuffle:
+            self._first_piece, self._first_length = _longest_pieces(self._ends, self._lane_starts)
+
+    @property
+    def num_samples(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
+        offset, lane = np.divmod(positions, len(self._lane_starts) - 1)
+        start = self._lane_starts[lane]
+        if self._shuffle:
+            length = self._lane_starts[lane + 1] - start
+            number, begin, size = _windows(offset, self._first_length[lane], self._window, length)
+            keys = mix_keys(mix_key(self._key, _WINDOWS), lane, number)
+            offset = begin + permute(offset - begin, size, keys)
+            offset = (offset + self._first_piece[lane]) % length
+        places, samples = split_line(self._ends, start + offset)
+        return self._shards[places], samples
+
+
+def split_line(ends: Int64s, samples: Int64s) -> tuple[Int64s, Int64s]:
+    """Find, on the line of all samples, the shard of each and its number within the shard.
+
+    ``ends[s]`` is one past the last sample of shard ``s``, so empty shards are never found.
+    """
+    shards = np.searchsorted(ends, samples, side="right")
+    return shards, samples - np.where(shards > 0, ends[shards - 1], 0)
+
+
+def _longest_pieces(ends: Int64s, lane_starts: Int64s) -> tuple[Int64s, Int64s]:
+    """Return, for each lane, the offset and the length of the longest run of samples from one shard.
+
+    A lane that began with the last three samples of a shard would need a second shard for its first batch. Lanes
+    are therefore rotated to begin with their longest piece.
+    """
+    cuts = np.unique(np.concatenate((lane_starts, ends)))
+    lengths = np.diff(cuts, append=cuts[-1])
+    first = np.zeros(len(lane_starts) - 1, np.int64)
+    longest = np.zeros(len(lane_starts) - 1, np.int64)
+    filled = np.flatnonzero(np.diff(lane_starts))  # lanes without a sample have no piece
+    if len(filled):
+        begin = np.searchsorted(cuts, lane_starts[filled])
+        longest[filled] = np.maximum.reduceat(lengths, begin)
+        lane_of_piece = np.searchsorted(lane_starts[filled], cuts[:-1], side="right") - 1
+        is_longest = np.flatnonzero(lengths[:-1] == longest[filled][lane_of_piece])
+        chosen = is_longest[np.unique(lane_of_piece[is_longest], return_index=True)[1]]
+        first[filled] = cuts[chosen] - lane_starts[filled]
+    return first, longest
+
+
+def _windows(offset: Int64s, first: Int64s, window: int, length: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    """Return the number, the start and the size of the window that holds each offset of a lane.
+
+    The first window is the lane's first piece, so that the first batch needs one shard; each next one is twice as
+    large, up to ``window``.
+    """
+    first = np.minimum(first, window)
+    # frexp is an exact bit length: the ramp's window k starts at first * (2**k - 1).
+    number = np.frexp((offset // first + 1).astype(np.float64))[1].astype(np.int64) - 1
+    levels = np.frexp((-(-window // first) - 1).astype(np.float64))[1].astype(np.int64)
+    ramp_end = first * ((np.int64(1) << levels) - 1)
+    full, within = np.divmod(offset - ramp_end, window)
+    scale = np.int64(1) << np.minimum(number, levels)
+    on_ramp = offset < ramp_end
+    number = np.where(on_ramp, number, levels + full)
+    begin = np.where(on_ramp, first * (scale - 1), offset - within)
+    size = np.where(on_ramp, first * scale, window)
+    return number, begin, np.minimum(size, length - begin)

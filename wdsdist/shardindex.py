@@ -1,0 +1,208 @@
+"""The index of one shard: where each member of each sample lies in its tar, as arrays that load by mmap.
+
+On disk it stands beside the shard as ``NAME.tar.wdsindex``: a preamble (magic, version, length of the header, CRC-32
+of all that follows), a JSON header, then little-endian arrays on 64-byte boundaries. Nothing is parsed per sample.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist.errors import IndexFormatError, ShardDamagedError
+from wdsdist.permutation import Int64s
+from wdsdist.tarformat import Members, split_name
+
+SUFFIX = ".wdsindex"
+
+_MAGIC = b"wdsindex"
+_VERSION = 1
+_PREAMBLE = struct.Struct("<8sIIII")  # magic, version, header length, CRC-32 of the rest, zero
+_ALIGNMENT = 64
+_ARRAYS = {
+    "sample_starts": "<i8",
+    "offsets": "<i8",
+    "sizes": "<i8",
+    "extension_ids": "<u4",
+    "key_starts": "<i8",
+    "key_bytes": "|u1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ShardIndex:
+    """Samples and members of one shard; ``n`` samples with ``m`` members in all."""
+
+    size: int
+    """Bytes of the tar."""
+    sha256: str
+    """Digest of the tar, hexadecimal."""
+    extensions: tuple[str, ...]
+    """Each extension that occurs, as stored."""
+    sample_starts: Int64s
+    """int64 [n + 1]: the first member of each sample, and ``m``."""
+    offsets: Int64s
+    """int64 [m]: where each member's data starts in the tar."""
+    sizes: Int64s
+    """int64 [m]: bytes of each member's data."""
+    extension_ids: npt.NDArray[np.uint32]
+    """uint32 [m]: each member's place in ``extensions``."""
+    key_starts: Int64s
+    """int64 [n + 1]: where each sample's key starts in ``key_bytes``."""
+    key_bytes: npt.NDArray[np.uint8]
+    """uint8: all keys, UTF-8, one after another."""
+    skipped: dict[str, int] = field(default_factory=dict)
+    """Entries of the tar that belong to no sample, counted by what they are."""
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.sample_starts) - 1
+
+    def key(self, sample: int) -> str:
+        """Return the key of a sample."""
+        start, stop = self.key_starts[sample : sample + 2]
+        return self.key_bytes[start:stop].tobytes().decode("utf-8", "surrogateescape")
+
+    def members(self, sample: int) -> list[tuple[str, int, int]]:
+        """Return the members of a sample as (extension, offset, size)."""
+        start, stop = self.sample_starts[sample : sample + 2]
+        return [
+            (self.extensions[self.extension_ids[m]], int(self.offsets[m]), int(self.sizes[m]))
+            for m in range(start, stop)
+        ]
+
+
+class ShardIndexBuilder:
+    """Collects the members of a shard, in file order, and checks that they form samples.
+
+    Raises `ShardDamagedError` from `add` for what would lose or mix samples: an extension that occurs twice in a
+    sample, a sample whose members are not adjacent, a member named like an entry that readers add themselves.
+    """
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._extensions: dict[str, int] = {}
+        self._keys: dict[str, int] = {}
+        self._starts: list[int] = []
+        self._offsets: list[int] = []
+        self._sizes: list[int] = []
+        self._ids: list[int] = []
+        self._current: set[str] = set()
+        self._key: str | None = None
+
+    def add(self, key: str, extension: str, offset: int, size: int) -> None:
+        """Add the next member."""
+        if key != self._key:
+            if key in self._keys:
+                raise ShardDamagedError(
+                    f"{self._label}: the members of sample {key!r} are not adjacent: pack the shard anew"
+                )
+            self._keys[key] = len(self._starts)
+            self._starts.append(len(self._offsets))
+            self._key, self._current = key, set()
+        lower = extension.lower()
+        if lower in self._current:
+            raise ShardDamagedError(f"{self._label}: sample {key!r} has two members with extension {lower!r}")
+        if lower.startswith("__") and lower.endswith("__"):
+            raise ShardDamagedError(
+                f"{self._label}: member {key}.{extension} has the name of an entry that readers add: rename it"
+            )
+        self._current.add(lower)
+        self._offsets.append(offset)
+        self._sizes.append(size)
+        self._ids.append(self._extensions.setdefault(extension, len(self._extensions)))
+
+    def finish(self, *, size: int, sha256: str, skipped: dict[str, int] | None = None) -> ShardIndex:
+        """Return the index, given the size and digest of the whole tar."""
+        keys = [key.encode("utf-8", "surrogateescape") for key in self._keys]
+        return ShardIndex(
+            size=size,
+            sha256=sha256,
+            extensions=tuple(self._extensions),
+            sample_starts=np.array([*self._starts, len(self._offsets)], np.int64),
+            offsets=np.array(self._offsets, np.int64),
+            sizes=np.array(self._sizes, np.int64),
+            extension_ids=np.array(self._ids, np.uint32),
+            key_starts=np.cumsum([0, *map(len, keys)], dtype=np.int64),
+            key_bytes=np.frombuffer(b"".join(keys), np.uint8),
+            skipped=dict(skipped or {}),
+        )
+
+
+def from_members(members: Members, *, size: int, sha256: str, label: str) -> ShardIndex:
+    """Return the index of a tar whose members were scanned; ``label`` names it in errors."""
+    builder = ShardIndexBuilder(label)
+    skipped = dict(members.skipped)
+    for name, offset, length in zip(members.names, members.offsets.tolist(), members.sizes.tolist(), strict=True):
+        parts = split_name(name)
+        if parts is None:
+            skipped["name without a key and an extension"] = skipped.get("name without a key and an extension", 0) + 1
+        else:
+            builder.add(*parts, offset, length)
+    return builder.finish(size=size, sha256=sha256, skipped=skipped)
+
+
+def dumps(index: ShardIndex) -> bytes:
+    """Return the bytes of an index file: the same index always gives the same bytes."""
+    arrays: dict[str, tuple[int, int]] = {}
+    data = bytearray()
+    for name, dtype in _ARRAYS.items():
+        data += bytes(-len(data) % _ALIGNMENT)
+        array = getattr(index, name).astype(dtype)
+        arrays[name] = (len(data), len(array))
+        data += array.tobytes()
+    header = json.dumps(
+        {
+            "size": index.size,
+            "sha256": index.sha256,
+            "extensions": index.extensions,
+            "skipped": index.skipped,
+            "arrays": arrays,
+        },
+        ensure_ascii=True,
+    ).encode()
+    header += b" " * (-(_PREAMBLE.size + len(header)) % _ALIGNMENT)
+    rest = header + data
+    return _PREAMBLE.pack(_MAGIC, _VERSION, len(header), zlib.crc32(rest), 0) + rest
+
+
+def load(path: Path) -> ShardIndex:
+    """Return the index in a file; its arrays are views of the mapped file.
+
+    Raises ``FileNotFoundError`` where there is none and `IndexFormatError` where it is damaged.
+    """
+    with path.open("rb") as stream:
+        try:
+            content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+        except ValueError:  # an empty file cannot be mapped
+            content = memoryview(b"")
+    try:
+        magic, version, length, crc, _ = _PREAMBLE.unpack_from(content)
+        rest = content[_PREAMBLE.size :]
+        if magic != _MAGIC or version != _VERSION or zlib.crc32(rest) != crc:
+            raise ValueError(f"magic {magic!r}, version {version}, checksum {'wrong' if magic == _MAGIC else 'unread'}")
+        header = json.loads(bytes(rest[:length]))
+        arrays = {
+            name: np.frombuffer(rest[length:], dtype, count, start)
+            for (name, dtype), (start, count) in zip(
+                _ARRAYS.items(), (header["arrays"][name] for name in _ARRAYS), strict=True
+            )
+        }
+    except (struct.error, ValueError, KeyError, TypeError) as error:
+        raise IndexFormatError(
+            f"{path} is not a shard index of version {_VERSION} ({error}): delete it and run `wdsdist index` again"
+        ) from error
+    return ShardIndex(
+        size=header["size"],
+        sha256=header["sha256"],
+        extensions=tuple(header["extensions"]),
+        skipped=header["skipped"],
+        **arrays,
+    )

@@ -1,0 +1,193 @@
+"""Files and objects behind one interface: local paths directly, everything else through fsspec.
+
+A *location* is a local path or a URL (``s3://``, ``gs://``, ``az://``, ``hf://``, ``http://``, ``memory://``). Clients
+are made on first use in each process, never before a fork. Errors of the many back ends leave here as
+`StorageError` or ``FileNotFoundError`` with the location in the message, without its credentials.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from wdsdist.errors import ShardNotFoundError, StorageError
+
+StorageOptions = Mapping[str, Any]
+
+_SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure",
+           "hf": "hf", "http": "http", "https": "http"}  # fmt: skip
+_ATTEMPTS = 5
+_FIRST_PAUSE = 0.2  # seconds; doubled after each attempt, with jitter
+_CHUNK = 8 << 20
+
+
+def is_remote(location: str) -> bool:
+    """Say whether a location is a URL rather than a local path.
+
+    >>> is_remote("s3://bucket/train"), is_remote("/data/train"), is_remote("file:///data/train")
+    (True, False, False)
+    """
+    return bool(_SCHEME.match(location)) and not location.startswith("file://")
+
+
+def normalise(location: str | os.PathLike[str]) -> str:
+    """Return a location as a string: absolute where it is local, without a trailing slash.
+
+    >>> normalise("file:///data/train/")
+    '/data/train'
+    """
+    text = os.fspath(location)
+    if is_remote(text):
+        return text.rstrip("/")
+    return os.path.abspath(text.removeprefix("file://"))  # noqa: PTH100 - Path.resolve would follow links
+
+
+def join(base: str, name: str) -> str:
+    """Put a name under a folder or URL; a name that is a location of its own stays as it is.
+
+    >>> join("s3://bucket/train", "00.tar"), join("/data", "s3://bucket/00.tar")
+    ('s3://bucket/train/00.tar', 's3://bucket/00.tar')
+    """
+    if _SCHEME.match(name) or name.startswith("/"):
+        return name
+    return f"{base.rstrip('/')}/{name}"
+
+
+def split(location: str) -> tuple[str, str]:
+    """Split a location into its folder and its name.
+
+    >>> split("s3://bucket/train/00.tar")
+    ('s3://bucket/train', '00.tar')
+    """
+    folder, _, name = location.rpartition("/")
+    return folder or "/", name
+
+
+def shown(location: str) -> str:
+    """Return a location fit for a message: without credentials and query.
+
+    >>> shown("https://user:secret@host/a.tar?signature=x")
+    'https://host/a.tar'
+    """
+    if not is_remote(location):
+        return location
+    return re.sub(r"(?<=://)[^/@]*@", "", location.partition("?")[0])
+
+
+def read(location: str, options: StorageOptions | None = None) -> bytes:
+    """Return everything that a location holds.
+
+    Raises ``FileNotFoundError`` where there is nothing, `StorageError` where it cannot be read.
+    """
+    if not is_remote(location):
+        return Path(location).read_bytes()
+    with _mapped(location):
+        filesystem, path = _filesystem(location, options)
+        content: bytes = filesystem.cat_file(path)
+        return content
+
+
+def exists(location: str, options: StorageOptions | None = None) -> bool:
+    """Say whether there is a file or object at a location."""
+    if not is_remote(location):
+        return Path(location).exists()
+    with _mapped(location):
+        filesystem, path = _filesystem(location, options)
+        return bool(filesystem.exists(path))
+
+
+def names(location: str, suffix: str, options: StorageOptions | None = None) -> list[str]:
+    """Return the sorted names in a folder that end with ``suffix``; empty where there is no such folder."""
+    if not is_remote(location):
+        folder = Path(location)
+        found = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    else:
+        with _mapped(location):
+            filesystem, path = _filesystem(location, options)
+            try:
+                found = [entry.rstrip("/").rpartition("/")[2] for entry in filesystem.ls(path, detail=False)]
+            except FileNotFoundError:
+                found = []
+    return sorted(name for name in found if name.endswith(suffix))
+
+
+def fetch(location: str, path: Path, options: StorageOptions | None = None) -> None:
+    """Copy a remote object to a local path, trying again after passing faults.
+
+    Raises `ShardNotFoundError` where there is no such object, `StorageError` with the number of attempts and the
+    cause where it cannot be had.
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            with _mapped(location):
+                filesystem, remote = _filesystem(location, options)
+                with filesystem.open(remote, "rb") as source, path.open("wb") as target:
+                    while chunk := source.read(_CHUNK):
+                        target.write(chunk)
+                return
+        except FileNotFoundError as error:
+            raise ShardNotFoundError(f"{shown(location)} does not exist") from error
+        except StorageError as error:
+            if attempt == _ATTEMPTS:
+                raise StorageError(f"{error} (after {attempt} attempts)") from error
+            time.sleep(_FIRST_PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that appears under its name only when it is whole and on disk.
+
+    On an error nothing is left behind.
+    """
+    handle, name = tempfile.mkstemp(prefix=".tmp-", suffix=f"-{path.name}", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def _filesystem(location: str, options: StorageOptions | None) -> tuple[Any, str]:
+    import fsspec
+
+    try:
+        filesystem, path = fsspec.core.url_to_fs(location, **dict(options or {}))
+    except ImportError as error:
+        scheme = location.partition("://")[0]
+        extra = _EXTRAS.get(scheme)
+        advice = f'pip install "wdsdist[{extra}]"' if extra else f"install the fsspec back end for {scheme}://"
+        raise StorageError(f"{shown(location)} needs a package that is not installed: {advice}") from error
+    except ValueError as error:
+        raise StorageError(f"{shown(location)} cannot be opened: {error}") from error
+    return filesystem, path
+
+
+@contextlib.contextmanager
+def _mapped(location: str) -> Iterator[None]:
+    """Turn whatever a back end raises into the two errors that this module promises."""
+    try:
+        yield
+    except (FileNotFoundError, StorageError):
+        raise
+    except Exception as error:  # back ends share no base class: botocore, aiohttp, google and azure have their own
+        raise StorageError(f"{shown(location)} cannot be read: {type(error).__name__}: {error}") from error

@@ -1,0 +1,11 @@
+"""Tar headers to members and back: pure functions on buffers, no I/O.
+
+Reads what GNU tar, bsdtar, Python and webdataset write (USTAR, PAX, GNU long names, base-256 sizes); writes
+deterministic USTAR with a PAX header only where a name or size needs one.
+"""
+
+from wdsdist.tarformat.naming import split_name
+from wdsdist.tarformat.reader import Members, scan
+from wdsdist.tarformat.writer import BLOCK, END, header, padding, stored_size
+
+__all__ = ["BLOCK", "END", "Members", "header", "padding", "scan", "split_name", "stored_size"]

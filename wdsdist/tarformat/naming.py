@@ -1,0 +1,31 @@
+"""Member names to sample keys and extensions, by the rule that all WebDataset readers share."""
+
+from __future__ import annotations
+
+import re
+
+# Paths such as `__meta__/info.json` carry notes about a shard, not samples of it.
+_META = re.compile(r"(?:^|/)__[^/]*__(?:$|/)")
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Split a member's name into its sample key and its extension, as stored.
+
+    The key is the path up to the first dot of the base name; the extension is all that follows, so it may hold
+    dots. Returns ``None`` for a name that belongs to no sample: hidden files, names without a dot or with
+    nothing after it, names with a line break, and ``__meta__/`` paths.
+
+    Source: the pattern ``^((?:.*/|)[^.]+)[.]([^/]*)$`` of the WebDataset format.
+
+    >>> split_name("train.v2/cat/0001.seg.PNG")
+    ('train.v2/cat/0001', 'seg.PNG')
+    >>> split_name("cat/.DS_Store") is None
+    True
+    """
+    start = name.rfind("/") + 1
+    dot = name.find(".", start)
+    if dot <= start or dot + 1 == len(name) or "\n" in name:
+        return None
+    if "__" in name and _META.search(name):
+        return None
+    return name[:dot], name[dot + 1 :]

@@ -1,0 +1,115 @@
+"""Deterministic tar headers: the same name and size always give the same bytes.
+
+A member costs one 512-byte USTAR header and its data padded to 512 bytes. Times, owners and groups are zero. A
+PAX header (1,024 bytes more) appears only for a name that USTAR cannot hold or a size of 8 GiB and above.
+
+Source: POSIX.1-2017, `pax`, "ustar Interchange Format" and "pax Extended Header".
+"""
+
+from __future__ import annotations
+
+BLOCK = 512
+END = bytes(2 * BLOCK)
+"""What a whole tar file ends with: two blocks of zeros."""
+
+_SIZE_LIMIT = 8**11  # eleven octal digits
+_NAME, _PREFIX = 100, 155  # bytes
+
+
+def _template(typeflag: bytes) -> tuple[bytes, int]:
+    block = bytearray(BLOCK)
+    block[100:108] = b"0000644\0"  # mode
+    block[108:116] = block[116:124] = b"0000000\0"  # uid, gid
+    block[136:148] = b"00000000000\0"  # mtime
+    block[148:156] = b"        "  # the checksum counts its own field as spaces
+    block[156:157] = typeflag
+    block[257:265] = b"ustar\x0000"
+    return bytes(block), sum(block)
+
+
+_REGULAR = _template(b"0")
+_EXTENDED = _template(b"x")
+
+
+def _block(template: tuple[bytes, int], name: bytes, prefix: bytes, size: int) -> bytes:
+    base, base_sum = template
+    digits = b"%011o" % size
+    checksum = base_sum + sum(name) + sum(prefix) + sum(digits)
+    return b"".join(
+        (
+            name.ljust(_NAME, b"\0"),
+            base[100:124],
+            digits,
+            base[135:148],
+            b"%06o\0 " % checksum,
+            base[156:345],
+            prefix.ljust(_PREFIX, b"\0"),
+            base[500:],
+        )
+    )
+
+
+def _split_prefix(name: bytes) -> tuple[bytes, bytes] | None:
+    """Cut a long path at a slash so that both parts fit their USTAR fields."""
+    if len(name) <= _NAME:
+        return b"", name
+    cut = name.rfind(b"/", 0, _PREFIX + 1)
+    if cut < 1 or not 0 < len(name) - cut - 1 <= _NAME:
+        return None
+    return name[:cut], name[cut + 1 :]
+
+
+def _pax_record(keyword: str, value: bytes) -> bytes:
+    body = b" " + keyword.encode() + b"=" + value + b"\n"
+    length = len(body)
+    # The length counts its own digits, so it grows until it agrees with itself.
+    while length != len(body) + len(str(length)):
+        length = len(body) + len(str(length))
+    return str(length).encode() + body
+
+
+def header(name: str, size: int) -> bytes:
+    """Return the header of a regular file: 512 bytes, or 1,536 and more where PAX is needed.
+
+    Raises ``ValueError`` for a name that no tar can hold (empty, with a NUL, or not valid Unicode) and for a
+    negative size.
+
+    >>> len(header("cat/0001.jpg", 70_000))
+    512
+    >>> len(header("köln/0001.jpg", 70_000))
+    1536
+    """
+    if not name or "\0" in name or size < 0:
+        raise ValueError(f"not a tar member: name {name!r}, size {size}")
+    path = name.encode()
+    split = _split_prefix(path) if path.isascii() else None
+    if split is not None and size < _SIZE_LIMIT:
+        return _block(_REGULAR, split[1], split[0], size)
+
+    records = b""
+    if split is None:
+        records += _pax_record("path", path)
+        split = b"", name.encode("ascii", "replace")[:_NAME]
+    if size >= _SIZE_LIMIT:
+        records += _pax_record("size", str(size).encode())
+        size = 0
+    extended = _block(_EXTENDED, b"././@PaxHeader", b"", len(records))
+    return extended + records + padding(len(records)) + _block(_REGULAR, split[1], split[0], size)
+
+
+def padding(size: int) -> bytes:
+    """Return the zeros that fill ``size`` bytes up to whole blocks.
+
+    >>> len(padding(1000)), len(padding(1024))
+    (24, 0)
+    """
+    return bytes(-size % BLOCK)
+
+
+def stored_size(name: str, size: int) -> int:
+    """Return the bytes that a member takes in a tar: header, data and padding.
+
+    >>> stored_size("a.cls", 1)
+    1024
+    """
+    return len(header(name, size)) + size + -size % BLOCK
