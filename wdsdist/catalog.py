@@ -115,6 +115,10 @@ def shard_index(path: Path) -> ShardIndex:
             known = shardindex.load(place)
         except (FileNotFoundError, NotADirectoryError):
             continue
+        except IndexFormatError:
+            if place == _cached(path):
+                continue  # ours to make anew
+            raise
         if known.size != size:
             if place == _cached(path):
                 continue  # the tar was written anew since; scan it again
@@ -129,9 +133,11 @@ def scan_shard(path: Path) -> ShardIndex:
         size = os.fstat(stream.fileno()).st_size
         if not size:
             raise ShardDamagedError(f"{path}: the file is empty, without the two closing blocks of a tar")
-        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            members = tarformat.scan(content, label=str(path))
-            digest = hashlib.sha256(content).hexdigest()
+        # Left to be closed with its last reference: closing it here would raise BufferError in place of the error that
+        # `scan` raises, whose traceback still holds views of it.
+        content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    members = tarformat.scan(content, label=str(path))
+    digest = hashlib.sha256(content).hexdigest()
     return shardindex.from_members(members, size=size, sha256=digest, label=str(path))
 
 
@@ -186,6 +192,8 @@ def _shard(name: str, found: ShardIndex) -> Shard:
 
 
 def _expand(shards: Location | Iterable[Location]) -> list[str]:
+    if not isinstance(shards, (str, os.PathLike, Iterable)):
+        raise ArgumentTypeError(f"shards is {shards!r}: it must be a path, a URL or a list of them")
     listed = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
     expanded: list[str] = []
     for item in listed:
@@ -195,7 +203,10 @@ def _expand(shards: Location | Iterable[Location]) -> list[str]:
         if "{" in text and not Path(text).exists():
             import braceexpand
 
-            expanded += braceexpand.braceexpand(text)
+            try:
+                expanded += braceexpand.braceexpand(text)
+            except ValueError:
+                expanded.append(text)  # no pattern: a name, most likely of nothing, which is an error that shows it
         else:
             expanded.append(text)
     if not expanded:

@@ -60,6 +60,10 @@ class SampleError(WdsdistError, ValueError):
     """A sample lacks a member that was asked for, or its members do not form a batch."""
 
 
+class SampleIndexError(WdsdistError, IndexError):
+    """A sample number lies outside the data set."""
+
+
 class DecodeError(WdsdistError, ValueError):
     """The bytes of a member could not be turned into a value."""
 

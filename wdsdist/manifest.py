@@ -183,7 +183,7 @@ def load(location: str, storage_options: Mapping[str, Any] | None = None) -> Man
             raise ValueError(f"wids_version is {data['wids_version']!r}")
         shards = [
             Shard(
-                str(entry["url"]),
+                _text(entry["url"]),
                 _count(entry["nsamples"]),
                 _count(entry.get("filesize", -1), -1),
                 str(entry.get("sha256", "")),
@@ -197,14 +197,20 @@ def load(location: str, storage_options: Mapping[str, Any] | None = None) -> Man
         if stated is not None and stated != found:
             raise ValueError(f"it promises {stated:,} samples and lists {found:,}")
         base = str(data.get("base") or storage.split(location)[0])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return Manifest.of(
+            base, shards, name=str(data.get("name", "")), extra=extra, storage_options=dict(storage_options or {})
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else error
         raise IndexFormatError(
             f"{storage.shown(location)} is not a wids v1 index ({reason}): make it anew with `wdsdist index`"
         ) from error
-    return Manifest.of(
-        base, shards, name=str(data.get("name", "")), extra=extra, storage_options=dict(storage_options or {})
-    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{value!r} is not a path or URL")
+    return value
 
 
 def _count(value: Any, least: int = 0) -> int:

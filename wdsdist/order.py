@@ -46,9 +46,11 @@ class OrderSettings:
     def __post_init__(self) -> None:
         if self.name not in ("shard", "sampler"):
             raise ArgumentError(f"order is {self.name!r}: it can be 'shard' or 'sampler'")
-        check_integer("seed", self.seed, 0, 2**64 - 1)
-        check_integer("shuffle_window", self.window, 1)
-        check_integer("num_canonical_replicas", self.num_canonical_replicas, 1)
+        # Plain integers: those of numpy overflow in sums and cannot be written as JSON.
+        object.__setattr__(self, "seed", check_integer("seed", self.seed, 0, 2**64 - 1))
+        object.__setattr__(self, "window", check_integer("shuffle_window", self.window, 1))
+        lanes = check_integer("num_canonical_replicas", self.num_canonical_replicas, 1)
+        object.__setattr__(self, "num_canonical_replicas", lanes)
 
 
 class Order(Protocol):
@@ -91,7 +93,7 @@ def epoch_order(counts: Int64s, settings: OrderSettings, epoch: int) -> Order:
     >>> sorted(zip(shards.tolist(), samples.tolist()))
     [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1)]
     """
-    check_integer("epoch", epoch, 0, 2**63 - 1)
+    epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
     if settings.name == "sampler":
         return SamplerOrder(counts, settings, epoch)
     return ShardOrder(counts, settings, epoch)
@@ -125,10 +127,10 @@ class ShardOrder:
     def __init__(self, counts: Int64s, settings: OrderSettings, epoch: int) -> None:
         self._key = mix_key(settings.seed, epoch)
         self._shuffle = settings.shuffle
-        self._window = settings.window
         shards = shuffled(len(counts), mix_key(settings.seed, epoch, _SHARDS)) if self._shuffle else None
         self._shards = np.arange(len(counts)) if shards is None else shards
         self._ends = np.cumsum(counts[self._shards], dtype=np.int64)
+        self._window = max(1, min(settings.window, self.num_samples))  # a larger one means the same and overflows
         lanes = np.arange(settings.num_canonical_replicas + 1, dtype=np.int64)
         share, more = divmod(self.num_samples, settings.num_canonical_replicas)
         self._lane_starts = lanes * share + np.minimum(lanes, more)

@@ -33,7 +33,7 @@ def mix_key(*parts: int) -> int:
     """
     state = 0
     for part in parts:
-        state = _finalise((state + _GOLDEN & _MASK) ^ _finalise(part & _MASK))
+        state = _finalise((state + _GOLDEN & _MASK) ^ _finalise(int(part) & _MASK))  # int: numpy's own would overflow
     return state
 
 
@@ -104,7 +104,8 @@ def _rank_of_hash(position: Int64s, size: Int64s, key: Uint64s) -> Int64s:
     own = np.take_along_axis(hashes, position[:, None], axis=1)
     # Equal hashes, once in 2**58, are ordered by element so that the answer stays a bijection.
     before = (hashes < own) | ((hashes == own) & (elements < position[:, None]))
-    return np.count_nonzero(before & (elements < size[:, None]), axis=1).astype(np.int64)
+    ranks: Int64s = (before & (elements < size[:, None])).sum(axis=1)
+    return ranks
 
 
 def _feistel(position: Int64s, size: Int64s, key: Uint64s) -> Int64s:
@@ -125,7 +126,7 @@ def _feistel(position: Int64s, size: Int64s, key: Uint64s) -> Int64s:
 
 def _encrypt(words: Uint64s, low: Uint64s, shifts: tuple[Uint64s, Uint64s], key: Uint64s) -> Uint64s:
     """One pass of an alternating Feistel network: each round changes one part by a hash of the other."""
-    halves = [words >> low, words & ((np.uint64(1) << low) - np.uint64(1))]
+    halves: list[Uint64s] = [words >> low, words & ((np.uint64(1) << low) - np.uint64(1))]
     for number in range(_ROUNDS):
         changed = number % 2
         mixed = (halves[1 - changed] ^ _round_key(key, number)) * np.uint64(_MULTIPLIERS[0])

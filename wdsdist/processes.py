@@ -3,23 +3,58 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import multiprocessing
+import multiprocessing.connection
+import os
+import signal
 import threading
+from collections.abc import Iterator
 
 from wdsdist.node import cpu_count
 
 
-def pool(workers: int | None, tasks: int) -> concurrent.futures.Executor:
-    """Return an executor for ``tasks`` pieces of work: processes, or a thread where there is only one to do.
+@contextlib.contextmanager
+def pool(workers: int | None, tasks: int) -> Iterator[concurrent.futures.Executor]:
+    """Give an executor for ``tasks`` pieces of work: processes, or a thread where there is only one to do.
 
     ``workers`` is the most processes to start; by default one for each core that this process may use.
 
     Processes are forked where this process has a single thread: that needs no ``if __name__ == "__main__"`` in the
     caller's script and copies nothing. A second thread could hold a lock at the moment of the fork, and the child
     would wait for it for ever; then the processes start from a clean server, as ``spawn`` does.
+
+    Leaving the block waits for the work that is under way. An exception in the block, also that of Ctrl-C, cancels
+    all work that has not begun.
     """
-    count = min(workers or cpu_count(), tasks)
+    executor = _executor(min(workers or cpu_count(), tasks))
+    try:
+        yield executor
+    except BaseException:
+        executor.shutdown(cancel_futures=True)
+        raise
+    finally:
+        executor.shutdown()
+
+
+def _executor(count: int) -> concurrent.futures.Executor:
     if count <= 1:
         return concurrent.futures.ThreadPoolExecutor(1)
     method = "fork" if threading.active_count() == 1 else "forkserver"
-    return concurrent.futures.ProcessPoolExecutor(count, mp_context=multiprocessing.get_context(method))
+    context = multiprocessing.get_context(method)
+    return concurrent.futures.ProcessPoolExecutor(count, mp_context=context, initializer=_settle)
+
+
+def _settle() -> None:
+    """Tie a worker's end to that of the process that started it."""
+    # Ctrl-C reaches the whole group: the parent decides what follows, and the workers print no tracebacks.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A worker whose parent was killed would wait for work for ever, and go on writing beside the next run's workers.
+    threading.Thread(target=_follow_parent, name="wdsdist-follow-parent", daemon=True).start()
+
+
+def _follow_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)

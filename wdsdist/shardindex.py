@@ -1,7 +1,8 @@
 """The index of one shard: where each member of each sample lies in its tar, as arrays that load by mmap.
 
 On disk it stands beside the shard as ``NAME.tar.wdsindex``: a preamble (magic, version, length of the header, CRC-32
-of all that follows), a JSON header, then little-endian arrays on 64-byte boundaries. Nothing is parsed per sample.
+of that length and all that follows), a JSON header, then little-endian arrays on 64-byte boundaries. Nothing is
+parsed per sample.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ def dumps(index: ShardIndex) -> bytes:
     ).encode()
     header += b" " * (-(_PREAMBLE.size + len(header)) % _ALIGNMENT)
     rest = header + data
-    return _PREAMBLE.pack(_MAGIC, _VERSION, len(header), zlib.crc32(rest), 0) + rest
+    return _PREAMBLE.pack(_MAGIC, _VERSION, len(header), _checksum(len(header), rest), 0) + rest
 
 
 def load(path: Path) -> ShardIndex:
@@ -186,7 +187,7 @@ def load(path: Path) -> ShardIndex:
     try:
         magic, version, length, crc, _ = _PREAMBLE.unpack_from(content)
         rest = content[_PREAMBLE.size :]
-        if magic != _MAGIC or version != _VERSION or zlib.crc32(rest) != crc:
+        if magic != _MAGIC or version != _VERSION or _checksum(length, rest) != crc:
             raise ValueError(f"magic {magic!r}, version {version}, checksum {'wrong' if magic == _MAGIC else 'unread'}")
         header = json.loads(bytes(rest[:length]))
         arrays = {
@@ -206,3 +207,8 @@ def load(path: Path) -> ShardIndex:
         skipped=header["skipped"],
         **arrays,
     )
+
+
+def _checksum(header_length: int, rest: bytes | bytearray | memoryview) -> int:
+    # The header ends in spaces: a wrong length could still give a header, and shift every array behind it.
+    return zlib.crc32(rest, header_length)

@@ -51,13 +51,13 @@ def normalise(location: str | os.PathLike[str]) -> str:
 
 
 def join(base: str, name: str) -> str:
-    """Put a name under a folder or URL; a name that is a location of its own stays as it is.
+    """Put a name under a folder or URL; a name that is a location of its own stays one.
 
     >>> join("s3://bucket/train", "00.tar"), join("/data", "s3://bucket/00.tar")
     ('s3://bucket/train/00.tar', 's3://bucket/00.tar')
     """
     if _SCHEME.match(name) or name.startswith("/"):
-        return name
+        return name.removeprefix("file://")
     return f"{base.rstrip('/')}/{name}"
 
 

@@ -18,6 +18,7 @@ from wdsdist.errors import ShardDamagedError
 
 _BLOCK = 512
 _ZEROS = bytes(_BLOCK)
+_CHUNK = 1 << 20
 _REGULAR = frozenset(b"0\x007")
 _DATALESS = dict(zip(b"123456", ("hard link", "symbolic link", "device", "device", "directory", "device"), strict=True))
 _PAX, _PAX_SOLARIS, _PAX_GLOBAL, _LONG_NAME, _LONG_LINK, _SPARSE = b"xXgLKS"
@@ -105,28 +106,19 @@ class _Walk:
         raise self.damaged(offset, "the tar ends without its two closing blocks of zeros")
 
     def check_headers(self) -> None:
-        """Compare the checksums of all headers met, a few thousand at a time."""
-        blocks = np.array(self.blocks, np.int64)
-        if not len(blocks):
-            return
-        views = np.lib.stride_tricks.sliding_window_view(np.frombuffer(self.buffer, np.uint8), _BLOCK)
-        for start in range(0, len(blocks), 1024):
-            part = blocks[start : start + 1024]
-            fields = views[part]
-            stored = _octal_column(fields[:, 148:156])
-            fields[:, 148:156] = ord(" ")
-            for row in np.flatnonzero(fields.sum(axis=1, dtype=np.uint32) != stored):
-                # Some old writers summed the bytes as signed numbers; readers accept both.
-                if fields[row].view(np.int8).sum(dtype=np.int64) != stored[row]:
-                    raise self.damaged(int(part[row]), "a header has a wrong checksum: the tar is damaged")
+        """Raise for the first header met whose checksum is wrong."""
+        # The search returns before this raises: a traceback that holds its views would keep a map from closing.
+        bad = _wrong_checksum(self.buffer, self.blocks)
+        if bad is not None:
+            raise self.damaged(bad, "a header has a wrong checksum: the tar is damaged")
 
     def _check_end(self, offset: int) -> None:
         """The first block of zeros must be followed by another, and by nothing else."""
-        rest = self.buffer[offset:]
-        if len(rest) < 2 * _BLOCK:
+        if self.end - offset < 2 * _BLOCK:
             raise self.damaged(offset, "the tar ends after one of its two closing blocks of zeros")
-        if rest.count(0) != len(rest):
-            raise self.damaged(offset, "there is data after the closing blocks (two tars in one file?)")
+        for start in range(offset, self.end, _CHUNK):
+            if self.buffer[start : start + _CHUNK].strip(b"\0"):
+                raise self.damaged(offset, "there is data after the closing blocks (two tars in one file?)")
 
     def _add(self, first: int, offset: int, name: str | None, size: int | None) -> int:
         """Add the regular file at ``offset``; return the offset of the next entry."""
@@ -143,7 +135,7 @@ class _Walk:
         stop = data + size
         if stop > self.end:
             raise self._cut(offset, name, size)
-        if name[-1:] == "/":  # how V7 tar spelled a directory
+        if name[-1:] == "/" and buffer[offset + 156] == 0:  # how V7 tar spelled a directory
             self._skip("directory")
             return data
         self.names.append(name)
@@ -155,12 +147,12 @@ class _Walk:
     def _pass_over(self, offset: int) -> int:
         """Count an entry that is no file; return the offset of the next one."""
         kind = self.buffer[offset + 156]
+        size = self._number(offset)
         if kind in _DATALESS:
             self._skip(_DATALESS[kind])
             return offset + _BLOCK
         if kind == _SPARSE:
             raise self.damaged(offset, "a sparse file, which a shard cannot hold, starts")
-        size = self._number(offset)
         self._skip(f"entry of unknown type {chr(kind)!r}")
         return offset + _BLOCK + size + -size % _BLOCK
 
@@ -170,8 +162,8 @@ class _Walk:
     def _extended(self, first: int) -> int:
         """Follow PAX and long-name headers to the entry that they describe, and take that entry."""
         buffer = self.buffer
-        name: str | None = None
-        size: int | None = None
+        names: set[str] = set()
+        sizes: set[int] = set()
         offset = first
         while (kind := buffer[offset + 156]) in _EXTENDED:
             length = self._number(offset)
@@ -179,22 +171,25 @@ class _Walk:
             if data + length > self.end:
                 raise self._cut(offset, "extended header", length)
             if kind == _LONG_NAME:
-                name = _decode(buffer[data : data + length])
+                names.add(_decode(buffer[data : data + length + -length % _BLOCK]))
             elif kind != _LONG_LINK:
                 records = self._pax_records(offset, buffer[data : data + length])
                 if kind == _PAX_GLOBAL and records.keys() & {"path", "size"}:
                     raise self.damaged(offset, "a global PAX header sets one path or size for all entries")
-                name = records.get("path", name)
+                if "path" in records:
+                    names.add(self._pax_path(offset, records["path"]))
                 if "size" in records:
-                    size = self._pax_size(offset, records["size"])
+                    sizes.add(self._pax_size(offset, records["size"]))
             offset = data + length + -length % _BLOCK
             if offset + _BLOCK > self.end or buffer[offset : offset + _BLOCK] == _ZEROS:
                 if kind == _PAX_GLOBAL:
                     return offset  # notes on the whole archive may stand last
                 raise self.damaged(offset, "an extended header is followed by no entry")
             self.blocks.append(offset)
+        if len(names) > 1 or len(sizes) > 1:
+            raise self.damaged(offset, "two extended headers disagree about the entry")  # and so do readers
         if kind in _REGULAR:
-            return self._add(first, offset, name, size)
+            return self._add(first, offset, next(iter(names), None), next(iter(sizes), None))
         return self._pass_over(offset)
 
     def _pax_records(self, offset: int, body: bytes) -> dict[str, str]:
@@ -207,15 +202,20 @@ class _Walk:
             keyword, equals, value = body[start + len(digits) + 1 : stop - 1].partition(b"=")
             if not equals or stop > len(body) or body[stop - 1 : stop] != b"\n":
                 raise self.damaged(offset, "a PAX header cannot be read")
-            records[_decode(keyword)] = _decode(value)
+            records[_decode(keyword)] = value.decode("utf-8", "surrogateescape")
             start = stop
         if any(keyword.startswith("GNU.sparse") for keyword in records):
             raise self.damaged(offset, "a sparse file, which a shard cannot hold, starts")
         return records
 
+    def _pax_path(self, offset: int, path: str) -> str:
+        if "\0" in path:
+            raise self.damaged(offset, f"a PAX header has the impossible path {path!r}")
+        return path.rstrip("/")
+
     def _pax_size(self, offset: int, digits: str) -> int:
-        if not (digits.isascii() and digits.isdigit()):
-            raise self.damaged(offset, f"a PAX header has the impossible size {digits!r}")
+        if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+            raise self.damaged(offset, f"a PAX header has the impossible size {digits[:20]!r}")
         return int(digits)
 
     def _number(self, offset: int) -> int:
@@ -244,10 +244,28 @@ def _octal(field: bytes) -> int:
         return -1
 
 
-def _octal_column(fields: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Read one octal number from each row; what is no octal digit counts for nothing."""
-    values = np.zeros(len(fields), np.int64)
-    for column in fields.T:
-        digit = column - np.uint8(ord("0"))  # wraps round below "0", so one comparison finds both ends
-        values = np.where(digit < 8, values * 8 + digit, values)
-    return values
+def _wrong_checksum(buffer: Buffer, headers: list[int]) -> int | None:
+    """Return the first of the given header blocks that has a wrong checksum."""
+    if not headers:
+        return None
+    blocks = np.array(headers, np.int64)
+    views = np.lib.stride_tricks.sliding_window_view(np.frombuffer(buffer, np.uint8), _BLOCK)
+    for start in range(0, len(blocks), 1024):  # a few at a time, which stay in the processor's cache
+        part = blocks[start : start + 1024]
+        fields = views[part]
+        stored = fields[:, 148:156].copy()
+        fields[:, 148:156] = ord(" ")
+        sums = fields.sum(axis=1, dtype=np.uint32)
+        for row in np.flatnonzero(_spelled(sums).view(np.uint64) != stored.view(np.uint64)):
+            # There are other spellings, and some old writers summed the bytes as signed numbers.
+            if _octal(stored[row].tobytes()) not in (sums[row], fields[row].view(np.int8).sum(dtype=np.int64)):
+                return int(part[row])
+    return None
+
+
+def _spelled(sums: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
+    """Spell checksums as nearly all writers do: six octal digits, a NUL and a space."""
+    text = np.zeros((len(sums), 8), np.uint8)
+    text[:, :6] = (sums[:, None] >> np.arange(15, -1, -3, dtype=np.uint32) & 7) + ord("0")
+    text[:, 7] = ord(" ")
+    return text

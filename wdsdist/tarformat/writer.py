@@ -71,15 +71,15 @@ def _pax_record(keyword: str, value: bytes) -> bytes:
 def header(name: str, size: int) -> bytes:
     """Return the header of a regular file: 512 bytes, or 1,536 and more where PAX is needed.
 
-    Raises ``ValueError`` for a name that no tar can hold (empty, with a NUL, or not valid Unicode) and for a
-    negative size.
+    Raises ``ValueError`` for a name that no file in a tar can have (empty, with a NUL or a slash at its end, or not
+    valid Unicode) and for a negative size.
 
     >>> len(header("cat/0001.jpg", 70_000))
     512
     >>> len(header("köln/0001.jpg", 70_000))
     1536
     """
-    if not name or "\0" in name or size < 0:
+    if not name or "\0" in name or name[-1] == "/" or size < 0:
         raise ValueError(f"not a tar member: name {name!r}, size {size}")
     path = name.encode()
     split = _split_prefix(path) if path.isascii() else None

@@ -1,0 +1,56 @@
+# Everything runs in one virtual environment, .venv, which each target makes when it is not there.
+# Another Python:            make test PYTHON=python3.12
+# Other arguments for pip:   make test PIP_ARGS="--index-url ..."
+
+PYTHON ?= python3
+PIP_ARGS ?=
+DATA ?= examples/data
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+# A caller's settings must not decide which modules are found.
+unexport PYTHONPATH
+unexport PYTHONHOME
+unexport VIRTUAL_ENV
+
+.PHONY: demo test lint types check test-slow format clean
+
+demo: $(INSTALLED)
+	@rm -rf demo-data
+	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 \
+	    examples/train_fashion_mnist.py --data "$(DATA)" --work demo-data
+
+test: lint types check
+
+lint: $(INSTALLED)
+	@echo "== lint"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(INSTALLED)
+	@echo "== types"
+	@$(BIN)/mypy
+
+check: $(INSTALLED)
+	@echo "== layers, doctests and tests"
+	@$(BIN)/python -m pytest --durations 5
+
+test-slow: $(INSTALLED)
+	@$(BIN)/python -m pytest -m slow
+
+format: $(INSTALLED)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	    { echo "wdsdist needs Python 3.10 or newer; this is $$($(PYTHON) --version)" >&2; exit 1; }
+	@echo "== making .venv (once; torch is a download of some 200 MB)"
+	@$(PYTHON) -m venv .venv || \
+	    { echo "python3 cannot make virtual environments: on Debian, apt-get install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
+	    --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf .venv demo-data build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,44 @@
+"""The command line as people run it: in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def wdsdist() -> Run:
+    """Runs ``python -m wdsdist`` without a terminal."""
+
+    def run(*args: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "wdsdist", *map(str, args)]
+        return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+
+    return run
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two class folders of three samples each: an image and, for half of them, a note."""
+    for number in range(6):
+        folder = tmp_path / "photos" / ("cat", "dog")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number:03}.jpg").write_bytes(bytes([number]) * (1000 + number))
+        if number < 3:
+            (folder / f"{number:03}.txt").write_text(f"note {number}")
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def shards(photos: Path, tmp_path: Path) -> Path:
+    """The photos in three shards, in the order of their names."""
+    from wdsdist.packing import pack
+
+    pack(photos, tmp_path / "shards", shard_samples=2, shuffle_seed=None)
+    return tmp_path / "shards"

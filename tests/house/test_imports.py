@@ -1,0 +1,144 @@
+"""What comes along with an import, what is public, and how errors behave."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from helpers import write_shard
+
+import wdsdist
+from wdsdist import errors
+
+ERRORS = [
+    value
+    for value in vars(errors).values()
+    if inspect.isclass(value) and issubclass(value, Exception) and value is not errors.WdsdistError
+]
+NAMES = sorted(set(wdsdist.__all__) - {"__version__"})
+
+WITHOUT_TORCH = [
+    "wdsdist",
+    "wdsdist.errors",
+    "wdsdist.tarformat",
+    "wdsdist.permutation",
+    "wdsdist.storage",
+    "wdsdist.node",
+    "wdsdist.processes",
+    "wdsdist.shardindex",
+    "wdsdist.order",
+    "wdsdist.plan",
+    "wdsdist.manifest",
+    "wdsdist.catalog",
+    "wdsdist.cache",
+    "wdsdist.shards",
+    "wdsdist.sources",
+    "wdsdist.packing",
+    "wdsdist.verification",
+    "wdsdist.progress",
+    "wdsdist.state",
+    "wdsdist.cli",
+]
+
+
+def modules_after(code: str) -> set[str]:
+    """Run code in a fresh Python and return the packages it has imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys\nprint()\nprint(*{{name.split('.')[0] for name in sys.modules}})"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("module", WITHOUT_TORCH)
+def test_a_module_that_needs_no_torch_imports_none(module: str) -> None:
+    assert not modules_after(f"import {module}") & {"torch", "webdataset"}
+
+
+def test_the_public_names_that_need_no_torch_import_none() -> None:
+    names = "data_download, dataDownload, barrier, pack, index, open, verify, Manifest"
+    assert not modules_after(f"from wdsdist import {names}") & {"torch", "webdataset"}
+
+
+@pytest.mark.parametrize("arguments", ["--help", "--version", "pack --help", "info SHARDS", "verify SHARDS"])
+def test_the_command_line_answers_without_torch(arguments: str, tmp_path: Path) -> None:
+    wdsdist.index(write_shard(tmp_path / "x.tar", 3))
+    words = ["wdsdist", *arguments.replace("SHARDS", str(tmp_path)).split()]
+    code = f"import sys\nfrom wdsdist.cli import main\nsys.argv = {words!r}\ntry: main()\n"
+    imported = modules_after(code + "except SystemExit as end: assert not end.code, end.code")
+    assert "click" in imported
+    assert not imported & {"torch", "webdataset"}
+
+
+def test_importing_the_package_alone_imports_no_numpy() -> None:
+    assert "numpy" not in modules_after("import wdsdist")
+
+
+def test_torch_is_imported_where_it_is_asked_for() -> None:
+    assert "torch" in modules_after("import wdsdist; wdsdist.StreamingDataset")
+
+
+# Public names
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_public_name_resolves_and_says_what_it_does(name: str) -> None:
+    value = getattr(wdsdist, name)
+    assert callable(value)
+    assert inspect.getdoc(value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_public_name_is_found_where_it_says_it_lives(name: str) -> None:
+    value = getattr(wdsdist, name)
+    assert getattr(import_module(value.__module__), value.__name__) is value
+
+
+def test_the_camel_case_spelling_is_the_same_function() -> None:
+    assert wdsdist.dataDownload is wdsdist.data_download
+
+
+def test_names_are_listed_without_being_resolved() -> None:
+    listed = "import wdsdist; assert set(wdsdist.__all__) <= set(dir(wdsdist))"
+    assert not modules_after(listed) & {"torch", "numpy"}
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'wdsdist' has no attribute 'nothing'"):
+        wdsdist.nothing  # noqa: B018
+
+
+# Errors
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_an_error_is_ours_and_refines_a_builtin(error: type[Exception]) -> None:
+    assert issubclass(error, errors.WdsdistError)
+    builtin = next(base for base in error.__mro__ if base.__module__ == "builtins")
+    assert builtin not in {Exception, BaseException, object}
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_an_error_is_made_from_one_message_and_survives_the_way_to_another_process(error: type[Exception]) -> None:
+    original = error("shard 00012.tar is gone: fetch it again")
+    copy = pickle.loads(pickle.dumps(original))
+    assert type(copy) is error
+    assert str(copy) == str(original) == "shard 00012.tar is gone: fetch it again"
+    assert copy.args == original.args
+    assert type(error(str(original))) is error  # how torch rebuilds a worker's exception
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_an_error_says_when_it_is_raised(error: type[Exception]) -> None:
+    assert error.__doc__
+
+
+def test_there_are_errors_to_test() -> None:
+    assert len(ERRORS) >= 20

@@ -1,0 +1,226 @@
+"""The data set by itself: indexing, fields, decoding, splits for a foreign DataLoader, damaged shards."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+import wdsdist
+from wdsdist import StreamingDataset
+from wdsdist.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DecodeError,
+    IndexNotFoundError,
+    SampleError,
+    SampleIndexError,
+    ShardDamagedError,
+    ShardNotFoundError,
+)
+
+TOTAL = 103
+
+
+def classes(samples: object) -> list[int]:
+    return [sample["cls"] for sample in samples]  # type: ignore[attr-defined]
+
+
+def test_a_sample_has_its_key_its_shard_and_its_members(shards: Path) -> None:
+    sample = StreamingDataset(shards)[32]
+    assert sample == {"__key__": "k32", "__shard__": "002.tar", "cls": b"32", "txt": b"xxxx"}
+
+
+def test_samples_are_indexed_in_the_order_of_the_shards(shards: Path) -> None:
+    dataset = StreamingDataset(shards, decode=True)
+    assert [dataset[i]["cls"] for i in range(dataset.num_samples)] == list(range(TOTAL))
+    assert dataset[-1]["cls"] == TOTAL - 1
+
+
+@pytest.mark.parametrize("index", [TOTAL, -TOTAL - 1])
+def test_an_index_outside_the_data_set_is_refused(shards: Path, index: int) -> None:
+    with pytest.raises(SampleIndexError, match="103 samples"):
+        StreamingDataset(shards)[index]
+
+
+def test_it_is_an_iterable_dataset_for_torch(shards: Path) -> None:
+    assert isinstance(StreamingDataset(shards), IterableDataset)
+
+
+def test_fields_choose_members_and_alternatives(shards: Path) -> None:
+    assert StreamingDataset(shards, fields=("CLS",))[5].keys() == {"__key__", "__shard__", "cls"}
+    assert StreamingDataset(shards, fields=["caption;txt"])[5]["caption"] == b"x" * 5
+
+
+def test_a_field_that_a_sample_lacks_is_an_error_that_says_what_it_has(shards: Path) -> None:
+    with pytest.raises(SampleError, match=r"sample 'k5' of 000\.tar has no member 'jpg' or 'png': it has cls, txt"):
+        StreamingDataset(shards, fields=("jpg;png",))[5]
+
+
+def test_fields_given_as_one_string_are_refused(shards: Path) -> None:
+    with pytest.raises(ArgumentTypeError, match="must be a list of extensions"):
+        StreamingDataset(shards, fields="jpg")
+
+
+def test_a_transform_gets_the_decoded_sample(shards: Path) -> None:
+    dataset = StreamingDataset(shards, decode=True, transform=lambda sample: sample["cls"] * 2)
+    assert dataset[7] == 14
+
+
+def test_a_member_that_does_not_decode_is_named(tmp_path: Path, shards: Path) -> None:
+    dataset = StreamingDataset(shards, decode={"txt": lambda data: int(data)})
+    with pytest.raises(DecodeError, match=r"000\.tar: member k5\.txt: 5 bytes do not decode as 'txt'"):
+        dataset[5]
+
+
+def test_without_a_loader_it_yields_the_samples_of_its_rank(shards: Path) -> None:
+    ranks = [classes(StreamingDataset(shards, decode=True, num_replicas=3, rank=rank)) for rank in range(3)]
+    assert {len(rank) for rank in ranks} == {35}
+    counts = Counter(chain.from_iterable(ranks))
+    assert counts.keys() == set(range(TOTAL))
+    assert counts.total() == 105
+
+
+def test_each_iteration_plays_the_next_epoch_and_set_epoch_chooses_one(shards: Path) -> None:
+    dataset = StreamingDataset(shards, decode=True)
+    first, second = classes(dataset), classes(dataset)
+    assert first != second
+    assert sorted(first) == sorted(second) == list(range(TOTAL))
+    dataset.set_epoch(0)
+    assert classes(dataset) == first
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_a_foreign_loader_gets_the_same_batches_for_any_number_of_workers(shards: Path, workers: int) -> None:
+    def batches(workers: int) -> list[list[int]]:
+        dataset = StreamingDataset(shards, decode=True, fields=("cls",), batch_size=8, num_replicas=2, rank=1)
+        return [batch["cls"].tolist() for batch in DataLoader(dataset, batch_size=8, num_workers=workers)]
+
+    assert batches(workers) == batches(0)
+    assert len(batches(workers)) == 7
+
+
+def test_a_foreign_loader_with_persistent_workers_follows_set_epoch(shards: Path) -> None:
+    dataset = StreamingDataset(shards, decode=True, fields=("cls",), batch_size=8)
+    loader = DataLoader(dataset, batch_size=8, num_workers=2, persistent_workers=True)
+
+    def epoch() -> list[int]:
+        return torch.cat([batch["cls"] for batch in loader]).tolist()
+
+    zero, one = epoch(), epoch()
+    assert zero != one
+    dataset.set_epoch(0)
+    assert epoch() == zero
+    dataset.set_epoch(1)
+    assert epoch() == one
+
+
+def test_without_shuffle_one_rank_reads_in_the_order_of_the_shards(shards: Path) -> None:
+    assert classes(StreamingDataset(shards, decode=True, shuffle=False)) == list(range(TOTAL))
+
+
+class TestBadArguments:
+    def test_a_rank_outside_the_world_is_refused(self, shards: Path) -> None:
+        with pytest.raises(ArgumentError, match=r"rank is 4 but num_replicas is 4"):
+            StreamingDataset(shards, num_replicas=4, rank=4)
+
+    @pytest.mark.parametrize(
+        ("argument", "value", "limit"),
+        [
+            ("seed", -1, "between 0 and"),
+            ("seed", 2**64, "between 0 and"),
+            ("shuffle_window", 0, "at least 1"),
+            ("num_canonical_replicas", 0, "at least 1"),
+            ("batch_size", 0, "at least 1"),
+        ],
+    )
+    def test_a_number_outside_its_limits_is_refused_with_the_limits(
+        self, shards: Path, argument: str, value: int, limit: str
+    ) -> None:
+        with pytest.raises(ArgumentError, match=f"{argument} is {value:,}: it must be {limit}"):
+            StreamingDataset(shards, **{argument: value})  # type: ignore[arg-type]
+
+    def test_an_unknown_order_is_refused(self, shards: Path) -> None:
+        with pytest.raises(ArgumentError, match="order is 'random': it can be 'shard' or 'sampler'"):
+            StreamingDataset(shards, order="random")  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(("epoch", "error"), [(-1, ArgumentError), (1.5, ArgumentTypeError)])
+    def test_an_epoch_that_is_no_natural_number_is_refused(
+        self, shards: Path, epoch: int, error: type[Exception]
+    ) -> None:
+        with pytest.raises(error, match=f"epoch is {epoch}"):
+            StreamingDataset(shards).set_epoch(epoch)
+
+    def test_a_folder_without_an_index_is_refused_with_the_way_to_make_one(self, shards: Path, tmp_path: Path) -> None:
+        shutil.copy(shards / "000.tar", tmp_path)
+        with pytest.raises(IndexNotFoundError, match=r"holds 1 tar files but no index.json: run `wdsdist index"):
+            StreamingDataset(tmp_path)
+
+
+class TestDamagedShards:
+    @pytest.fixture
+    def copied(self, shards: Path, tmp_path: Path) -> Path:
+        return shutil.copytree(shards, tmp_path / "copy")
+
+    def read_all(self, folder: Path) -> list[int]:
+        return classes(StreamingDataset(folder, decode=True))
+
+    def test_a_missing_shard_is_an_error(self, copied: Path) -> None:
+        (copied / "003.tar").unlink()
+        with pytest.raises(ShardNotFoundError, match=r"003\.tar does not exist"):
+            self.read_all(copied)
+
+    def test_a_shard_that_is_cut_short_is_an_error_with_both_sizes(self, copied: Path) -> None:
+        size = (copied / "003.tar").stat().st_size
+        with (copied / "003.tar").open("r+b") as stream:
+            stream.truncate(size - 512)
+        with pytest.raises(ShardDamagedError, match=rf"003\.tar is 512 bytes short of its index \({size:,}\)"):
+            self.read_all(copied)
+
+    def test_a_shard_without_its_closing_blocks_is_an_error(self, copied: Path) -> None:
+        with (copied / "003.tar").open("r+b") as stream:
+            stream.seek(-1, 2)
+            stream.write(b"x")
+        with pytest.raises(ShardDamagedError, match="two zero blocks"):
+            self.read_all(copied)
+
+    def test_a_shard_that_was_replaced_after_it_was_indexed_is_an_error(self, copied: Path) -> None:
+        index = (copied / "000.tar.wdsindex").read_bytes()
+        shutil.copy(copied / "003.tar", copied / "000.tar")
+        with pytest.raises(ShardDamagedError, match=r"000\.tar"):
+            self.read_all(copied)
+        (copied / "000.tar.wdsindex").unlink()  # scanned anew, it still is not what index.json promises
+        with pytest.raises(ShardDamagedError, match=r"000\.tar"):
+            self.read_all(copied)
+        assert index
+
+
+def test_remote_shards_are_fetched_once_and_verified(shards: Path, tmp_path: Path) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    for path in shards.iterdir():
+        memory.pipe_file(f"/bucket/{path.name}", path.read_bytes())
+    cache = tmp_path / "cache"
+    try:
+        for _ in range(2):
+            dataset = StreamingDataset("memory://bucket", decode=True, cache_dir=cache)
+            assert sorted(classes(dataset)) == list(range(TOTAL))
+            memory.rm("/bucket/000.tar") if memory.exists("/bucket/000.tar") else None
+        assert len(list(cache.rglob("*.tar"))) == 5  # the empty shard is never needed
+        memory.pipe_file("/bucket/003.tar", (shards / "003.tar").read_bytes()[:-512])
+        with pytest.raises(ShardDamagedError, match=r"memory://bucket/003\.tar has [\d,]+ bytes but"):
+            classes(StreamingDataset("memory://bucket", decode=True, cache_dir=tmp_path / "other"))
+        assert not list((tmp_path / "other").rglob("003.tar"))
+    finally:
+        memory.rm("/bucket", recursive=True)
+
+
+def test_its_manifest_says_what_it_holds(shards: Path) -> None:
+    dataset = StreamingDataset(shards)
+    assert dataset.num_samples == dataset.manifest.num_samples == wdsdist.open(shards).num_samples == TOTAL

@@ -1,0 +1,373 @@
+"""The loader: equal batches, exact order and length, epochs, with real workers."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+
+import wdsdist
+from wdsdist import StreamingDataLoader, StreamingDataset
+from wdsdist.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DatasetTooSmallError,
+    DecodeError,
+    LoaderStateError,
+    ShardNotFoundError,
+)
+
+TOTAL = 103
+
+Batches = list[list[int]]
+
+
+def make_loader(
+    shards: Path, batch_size: int = 8, *, rank: int = 0, world: int = 2, workers: int = 0, **more: Any
+) -> StreamingDataLoader:
+    names = (
+        "num_workers",
+        "drop_last",
+        "multiprocessing_context",
+        "persistent_workers",
+        "collate_fn",
+        "prefetch_factor",
+    )
+    of_loader = {name: more.pop(name) for name in names if name in more}
+    if "rank_drop_last" in more:
+        more["drop_last"] = more.pop("rank_drop_last")
+    dataset = StreamingDataset(shards, decode=True, fields=("cls",), num_replicas=world, rank=rank, **more)
+    return StreamingDataLoader(dataset, batch_size, num_workers=workers, **of_loader)
+
+
+def batches(loader: StreamingDataLoader | Iterator[Any]) -> Batches:
+    return [batch["cls"].tolist() for batch in loader]
+
+
+def flat(found: Batches) -> list[int]:
+    return list(chain.from_iterable(found))
+
+
+class TestEveryRank:
+    @settings(max_examples=60)
+    @given(
+        world=st.integers(1, 6),
+        batch_size=st.integers(1, 40),
+        rank_drop_last=st.booleans(),
+        drop_last=st.booleans(),
+        order=st.sampled_from(["shard", "sampler"]),
+        seed=st.integers(0, 2**64 - 3),
+    )
+    def test_gets_the_same_number_of_batches_and_samples_as_len_says(
+        self, shards: Path, world: int, batch_size: int, rank_drop_last: bool, drop_last: bool, order: str, seed: int
+    ) -> None:
+        if drop_last and TOTAL // world < batch_size:
+            batch_size = TOTAL // world
+        ranks = []
+        for rank in range(world):
+            loader = make_loader(
+                shards, batch_size, rank=rank, world=world, drop_last=drop_last, rank_drop_last=rank_drop_last,
+                order=order, seed=seed,
+            )  # fmt: skip
+            ranks.append(batches(loader))
+            assert len(ranks[-1]) == len(loader)
+        assert len({tuple(map(len, rank)) for rank in ranks}) == 1
+        seen = flat([flat(rank) for rank in ranks])
+        repeated = len(seen) - len(set(seen))
+        # DistributedSampler repeats the first samples to make ranks even; drop_last of batches may cut those again.
+        assert repeated <= (0 if rank_drop_last else -TOTAL % world)
+        if not drop_last:
+            per_rank = TOTAL // world if rank_drop_last else -(-TOTAL // world)
+            assert len(seen) == world * per_rank
+            assert len(set(seen)) == min(TOTAL, world * per_rank)
+
+    @settings(max_examples=60)
+    @given(
+        world=st.integers(1, 120),
+        batch_size=st.integers(1, 20),
+        shuffle=st.booleans(),
+        rank_drop_last=st.booleans(),
+        seed=st.integers(0, 2**40),
+        epoch=st.integers(0, 2**20),
+        data=st.data(),
+    )
+    def test_gets_the_batches_of_a_distributed_sampler_when_that_order_is_chosen(
+        self, shards: Path, world: int, batch_size: int, shuffle: bool, rank_drop_last: bool, seed: int, epoch: int,
+        data: st.DataObject,
+    ) -> None:  # fmt: skip
+        rank = data.draw(st.integers(0, world - 1))
+        sampler = DistributedSampler(
+            range(TOTAL), world, rank, shuffle=shuffle, seed=seed, drop_last=rank_drop_last  # type: ignore[arg-type]
+        )  # fmt: skip
+        sampler.set_epoch(epoch)
+        oracle = [batch.tolist() for batch in DataLoader(range(TOTAL), batch_size, sampler=sampler)]  # type: ignore[arg-type]
+        dataset = StreamingDataset(
+            shards, decode=True, fields=("cls",), num_replicas=world, rank=rank, shuffle=shuffle, seed=seed,
+            drop_last=rank_drop_last, order="sampler",
+        )  # fmt: skip
+        loader = StreamingDataLoader(dataset, batch_size, num_workers=0, drop_last=False)
+        loader.set_epoch(epoch)
+        if not oracle:
+            with pytest.raises(DatasetTooSmallError):
+                batches(loader)
+        else:
+            assert batches(loader) == oracle
+
+    def test_gets_other_samples_in_other_epochs(self, shards: Path) -> None:
+        loader = make_loader(shards)
+        first, second = flat(batches(loader)), flat(batches(loader))
+        assert first != second
+        assert set(first) != set(second)
+
+
+class TestWorkers:
+    @pytest.mark.parametrize("workers", [1, 2, 3, 7])
+    def test_do_not_change_the_order(self, shards: Path, workers: int) -> None:
+        loader = make_loader(shards, workers=workers, drop_last=False)
+        oracle = make_loader(shards, drop_last=False)
+        for _ in range(2):
+            assert batches(loader) == batches(oracle)
+
+    @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+    @pytest.mark.parametrize("persistent", [True, False])
+    def test_do_not_change_the_order_however_they_start(self, shards: Path, context: str, persistent: bool) -> None:
+        loader = make_loader(shards, workers=2, multiprocessing_context=context, persistent_workers=persistent)
+        oracle = make_loader(shards)
+        assert batches(loader) == batches(oracle)
+        loader.set_epoch(9)
+        oracle.set_epoch(9)
+        assert batches(loader) == batches(oracle)
+
+    def test_may_be_more_than_there_are_batches(self, shards: Path) -> None:
+        assert batches(make_loader(shards, 40, workers=4)) == batches(make_loader(shards, 40))
+
+    @pytest.mark.parametrize("workers", [0, 1, 2])
+    def test_bring_their_error_to_the_training_loop(self, shards: Path, workers: int) -> None:
+        dataset = StreamingDataset(shards, decode={"cls": fail_on_50}, fields=("cls",))
+        loader = StreamingDataLoader(dataset, 8, num_workers=workers)
+        with pytest.raises(DecodeError, match=r"member k50\.cls"):
+            list(loader)
+
+    @pytest.mark.parametrize("workers", [0, 1, 2, 4])
+    def test_bring_a_missing_shard_to_the_training_loop_and_never_shorten_the_epoch(
+        self, shards: Path, tmp_path: Path, workers: int
+    ) -> None:
+        import shutil
+
+        folder = shutil.copytree(shards, tmp_path / "copy")
+        loader = make_loader(folder, workers=workers)
+        (folder / "003.tar").unlink()
+        with pytest.raises(ShardNotFoundError, match=r"003\.tar does not exist"):
+            batches(loader)
+
+    @pytest.mark.parametrize("workers", [0, 1, 2])
+    def test_that_failed_end_the_iteration_for_good_and_the_next_one_is_whole(self, shards: Path, workers: int) -> None:
+        dataset = StreamingDataset(shards, decode={"cls": fail_on_50}, fields=("cls",))
+        loader = StreamingDataLoader(dataset, 8, num_workers=workers)
+        iterator = iter(loader)
+        with pytest.raises(DecodeError):
+            list(iterator)
+        with pytest.raises(LoaderStateError, match="ended with an error"):
+            next(iterator)
+        with pytest.raises(DecodeError):
+            list(loader)
+        assert not multiprocessing.active_children()
+
+
+def fail_on_50(data: bytes) -> int:
+    if data == b"50":
+        raise ValueError("fifty")
+    return int(data)
+
+
+class TestEpochs:
+    @pytest.fixture(params=[0, 2])
+    def loader(self, request: pytest.FixtureRequest, shards: Path) -> StreamingDataLoader:
+        return make_loader(shards, workers=request.param)
+
+    @pytest.fixture
+    def oracle(self, shards: Path) -> list[Batches]:
+        """The batches of the first ten epochs."""
+        loader = make_loader(shards)
+        return [batches(loader) for _ in range(10)]
+
+    def test_advance_by_themselves(self, loader: StreamingDataLoader, oracle: list[Batches]) -> None:
+        assert [batches(loader) for _ in range(3)] == oracle[:3]
+
+    def test_advance_by_themselves_when_a_loop_is_abandoned(
+        self, loader: StreamingDataLoader, oracle: list[Batches]
+    ) -> None:
+        for epoch in range(4):
+            for number, batch in enumerate(loader):
+                assert batch["cls"].tolist() == oracle[epoch][number]
+                if number == epoch:
+                    break
+        assert batches(loader) == oracle[4]
+
+    @pytest.mark.parametrize("door", ["loader", "sampler", "dataset"])
+    def test_are_chosen_through_each_of_three_doors(
+        self, loader: StreamingDataLoader, oracle: list[Batches], door: str
+    ) -> None:
+        opened: Any = {"loader": loader, "sampler": loader.sampler, "dataset": loader.dataset}[door]
+        for epoch in (5, 2, 2):
+            opened.set_epoch(epoch)
+            assert batches(loader) == oracle[epoch]
+        assert batches(loader) == oracle[3]
+
+    def test_are_chosen_through_the_data_set_that_the_loader_was_made_of(self, shards: Path) -> None:
+        dataset = StreamingDataset(shards, decode=True, fields=("cls",))
+        one, other = StreamingDataLoader(dataset, 8, num_workers=2), StreamingDataLoader(dataset, 8, num_workers=0)
+        dataset.set_epoch(4)
+        assert batches(one) == batches(other)
+        assert batches(one) == batches(other)
+
+    def test_can_still_be_chosen_between_iter_and_the_first_next(
+        self, loader: StreamingDataLoader, oracle: list[Batches]
+    ) -> None:
+        batches(loader)
+        iterator = iter(loader)
+        loader.set_epoch(7)
+        assert batches(iterator) == oracle[7]
+
+    def test_chosen_in_mid_epoch_come_next(self, loader: StreamingDataLoader, oracle: list[Batches]) -> None:
+        iterator = iter(loader)
+        first = next(iterator)["cls"].tolist()
+        loader.set_epoch(6)
+        assert [first, *batches(iterator)] == oracle[0]
+        assert batches(loader) == oracle[6]
+
+    def test_are_the_same_in_a_fresh_process_under_another_hash_seed(self, shards: Path, oracle: list[Batches]) -> None:
+        script = (
+            "import sys, wdsdist\n"
+            "dataset = wdsdist.StreamingDataset(sys.argv[1], decode=True, fields=('cls',), num_replicas=2, rank=0)\n"
+            "loader = wdsdist.StreamingDataLoader(dataset, 8, num_workers=2)\n"
+            "loader.set_epoch(8)\n"
+            "print([batch['cls'].tolist() for batch in loader])\n"
+        )
+        for hash_seed in ("1", "2"):
+            found = subprocess.run(
+                [sys.executable, "-c", script, str(shards)],
+                env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": ":".join(sys.path)},
+                capture_output=True, text=True, check=True,
+            )  # fmt: skip
+            assert found.stdout == f"{oracle[8]}\n"
+
+    def test_iterator_that_was_given_up_says_so(self, loader: StreamingDataLoader) -> None:
+        old = iter(loader)
+        next(old)
+        next(iter(loader))
+        with pytest.raises(LoaderStateError, match="given up"):
+            next(old)
+
+
+class TestBatches:
+    def test_raw_members_are_ragged_columns(self, shards: Path) -> None:
+        for workers in (0, 2):
+            loader = StreamingDataLoader(StreamingDataset(shards), 16, num_workers=workers)
+            for batch in loader:
+                assert batch.keys() == {"__key__", "__shard__", "cls", "txt"}
+                for key, number, text in zip(batch["__key__"], batch["cls"], batch["txt"], strict=True):
+                    assert key == f"k{bytes(number).decode()}"
+                    assert bytes(text) == b"x" * (int(number) % 7)
+
+    def test_may_be_kept_for_ever(self, shards: Path) -> None:
+        loader = StreamingDataLoader(StreamingDataset(shards), 16, num_workers=2)
+
+        def digest(batch: dict[str, Any]) -> str:
+            return hashlib.sha256(b"|".join(map(bytes, [*batch["cls"], *batch["txt"]]))).hexdigest()
+
+        kept, digests = [], []
+        for _ in range(2):
+            for batch in loader:
+                kept.append(batch)
+                digests.append(digest(batch))
+        assert [digest(batch) for batch in kept] == digests
+
+    def test_are_made_by_collate_fn_from_lists_of_samples(self, shards: Path) -> None:
+        loader = make_loader(shards, workers=1, collate_fn=keys_and_sum)
+        assert next(iter(loader))[0][0].startswith("k")
+
+    def test_of_samples_without_a_common_field_are_refused(self, shards: Path) -> None:
+        dataset = StreamingDataset(shards, transform=drop_even)
+        with pytest.raises(wdsdist.errors.SampleError, match="do not have the same fields"):
+            list(StreamingDataLoader(dataset, 16, num_workers=0))
+
+
+def keys_and_sum(samples: list[dict[str, Any]]) -> tuple[list[str], int]:
+    return [sample["__key__"] for sample in samples], sum(sample["cls"] for sample in samples)
+
+
+def drop_even(sample: dict[str, Any]) -> dict[str, Any]:
+    if int(sample["cls"]) % 2 == 0:
+        del sample["txt"]
+    return sample
+
+
+class TestForFrameworks:
+    def test_it_is_a_torch_loader_over_an_iterable_data_set(self, shards: Path) -> None:
+        loader = make_loader(shards)
+        assert isinstance(loader, DataLoader)
+        assert isinstance(loader.dataset, IterableDataset)
+        assert isinstance(loader.dataset, StreamingDataset)
+
+    def test_the_attributes_that_wrappers_copy_can_be_read(self, shards: Path) -> None:
+        loader = make_loader(shards, 8, workers=2, prefetch_factor=3)
+        assert (loader.batch_size, loader.drop_last, loader.num_workers, loader.prefetch_factor) == (8, True, 2, 3)
+        assert loader.persistent_workers
+        for name in ("collate_fn", "pin_memory", "worker_init_fn", "generator", "multiprocessing_context", "timeout"):
+            getattr(loader, name)
+
+    def test_the_default_number_of_workers_is_this_ranks_share_of_the_cores(
+        self, shards: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("wdsdist.loader.cpu_count", lambda: 12)
+        for name, value in {"RANK": 1, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4}.items():
+            monkeypatch.setenv(name, str(value))
+        assert StreamingDataLoader(StreamingDataset(shards)).num_workers == 3
+
+
+class TestBadArguments:
+    @pytest.mark.parametrize(
+        ("batch_size", "error"), [(0, ArgumentError), (-1, ArgumentError), (2.0, ArgumentTypeError)]
+    )
+    def test_a_batch_size_that_cannot_work_is_refused(
+        self, shards: Path, batch_size: Any, error: type[Exception]
+    ) -> None:
+        with pytest.raises(error, match=f"batch_size is {batch_size}"):
+            make_loader(shards, batch_size)
+
+    def test_a_negative_number_of_workers_is_refused(self, shards: Path) -> None:
+        with pytest.raises(ArgumentError, match="num_workers is -1"):
+            make_loader(shards, workers=-1)
+
+    def test_a_foreign_data_set_is_refused(self) -> None:
+        with pytest.raises(ArgumentTypeError, match="dataset is a range"):
+            StreamingDataLoader(range(3))  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_a_data_set_smaller_than_one_global_batch_is_refused(self, shards: Path, workers: int) -> None:
+        loader = make_loader(shards, 53, world=2, workers=workers)
+        message = r"103 samples, fewer than one global batch of 106 \(2 ranks x batch_size 53\)"
+        with pytest.raises(DatasetTooSmallError, match=message):
+            len(loader)
+        with pytest.raises(DatasetTooSmallError, match=message):
+            next(iter(loader))
+        assert len(make_loader(shards, 53, drop_last=False)) == 1
+
+
+def test_torch_sees_no_reason_to_warn(shards: Path) -> None:
+    # Warnings are errors in this suite: torch warns of lengths that do not agree with what a loader yields.
+    loader = make_loader(shards, workers=2)
+    assert sum(1 for _ in loader) == len(loader)
+    torch.utils.data.get_worker_info()

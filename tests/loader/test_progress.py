@@ -1,0 +1,101 @@
+"""Which epoch is played next, and from where."""
+
+from __future__ import annotations
+
+import pytest
+
+from wdsdist.progress import Position, Progress
+
+
+def always(position: Position) -> bool:
+    return True
+
+
+def never(position: Position) -> bool:
+    return False
+
+
+def test_epochs_advance_by_themselves() -> None:
+    progress = Progress()
+    assert [progress.start(always).epoch for _ in range(3)] == [0, 1, 2]
+
+
+def test_an_epoch_that_was_asked_for_is_played_from_its_start_and_the_next_one_follows_it() -> None:
+    progress = Progress()
+    progress.request(5)
+    assert progress.start(always) == Position(5, 0)
+    progress.advance(64)
+    progress.request(5)
+    assert progress.start(always) == Position(5, 0)
+    assert progress.start(always) == Position(6, 0)
+
+
+def test_the_last_of_several_requests_counts() -> None:
+    progress = Progress()
+    progress.request(5)
+    progress.request(2)
+    assert progress.start(always) == Position(2, 0)
+
+
+def test_a_loaded_position_is_continued_once() -> None:
+    progress = Progress()
+    progress.resume(Position(3, 128))
+    assert progress.position == Position(3, 128)
+    assert progress.start(always) == Position(3, 128)
+    assert progress.start(always) == Position(4, 0)
+
+
+def test_asking_for_the_epoch_of_the_loaded_position_keeps_it() -> None:
+    progress = Progress()
+    progress.resume(Position(3, 128))
+    progress.request(3)
+    assert progress.start(always) == Position(3, 128)
+
+
+def test_asking_for_another_epoch_discards_the_loaded_position_with_a_warning() -> None:
+    progress = Progress()
+    progress.resume(Position(3, 128))
+    with pytest.warns(UserWarning, match=r"set_epoch\(0\) discards the loaded state \(epoch 3, 128 samples"):
+        progress.request(0)
+    assert progress.start(always) == Position(0, 0)
+
+
+def test_a_request_before_the_load_does_not_count() -> None:
+    progress = Progress()
+    progress.request(7)
+    progress.resume(Position(3, 128))
+    assert progress.start(always) == Position(3, 128)
+
+
+def test_a_position_at_the_end_of_its_epoch_continues_with_the_next_epoch() -> None:
+    progress = Progress()
+    progress.resume(Position(3, 1000))
+    assert progress.start(never) == Position(4, 0)
+
+
+def test_a_position_at_the_end_of_its_epoch_has_nothing_left_when_that_epoch_is_asked_for() -> None:
+    progress = Progress()
+    progress.resume(Position(3, 1000))
+    progress.request(3)
+    assert progress.start(never) == Position(3, 1000)
+
+
+def test_the_position_to_save_follows_what_was_delivered() -> None:
+    progress = Progress()
+    assert progress.position == Position(0, 0)
+    progress.start(always)
+    progress.advance(64)
+    assert progress.position == Position(0, 64)
+    progress.restart()
+    assert progress.position == Position(1, 0)
+
+
+def test_a_request_in_mid_epoch_is_saved_only_once_the_epoch_is_left() -> None:
+    progress = Progress()
+    progress.start(always)
+    progress.advance(64)
+    progress.request(9)
+    assert progress.position == Position(9, 0)
+    progress.advance(128)  # the loop went on all the same
+    assert progress.position == Position(0, 128)
+    assert progress.start(always) == Position(9, 0)

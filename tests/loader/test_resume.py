@@ -1,0 +1,217 @@
+"""Saving and loading a loader's state: exact, small, the same on every rank, elastic."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_loader import batches, flat, make_loader
+
+from wdsdist import StreamingDataLoader, StreamingDataset
+from wdsdist.errors import ArgumentTypeError, StateMismatchError
+
+TOTAL = 103
+
+
+def play(loader: StreamingDataLoader, count: int) -> list[list[int]]:
+    """Take some batches and leave the iteration as a crash would."""
+    iterator = iter(loader)
+    return [next(iterator)["cls"].tolist() for _ in range(count)]
+
+
+def through_json(state: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(state))
+
+
+@settings(max_examples=40)
+@given(
+    world=st.integers(1, 4),
+    batch_size=st.integers(1, 12),
+    drop_last=st.booleans(),
+    order=st.sampled_from(["shard", "sampler"]),
+    epochs=st.integers(0, 2),
+    data=st.data(),
+)
+def test_a_loaded_state_continues_with_exactly_the_batches_that_were_left(
+    shards: Path, world: int, batch_size: int, drop_last: bool, order: str, epochs: int, data: st.DataObject
+) -> None:
+    more: dict[str, Any] = {"world": world, "drop_last": drop_last, "order": order}
+    rank = data.draw(st.integers(0, world - 1))
+    loader = make_loader(shards, batch_size, rank=rank, **more)
+    for _ in range(epochs):
+        batches(loader)
+    count = data.draw(st.integers(0, len(loader)))
+    iterator = iter(loader)
+    for _ in range(count):
+        next(iterator)
+    state = through_json(loader.state_dict())
+    kept = dict(state)
+    rest = batches(iterator)
+    following = batches(loader)
+
+    resumed = make_loader(shards, batch_size, rank=rank, **more)
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    if rest:
+        assert batches(resumed) == rest
+    assert batches(resumed) == following
+    assert state == kept
+
+
+def test_a_state_can_be_saved_from_the_resumed_loader_in_turn(shards: Path) -> None:
+    oracle = batches(make_loader(shards))
+    found: list[list[int]] = []
+    state = make_loader(shards).state_dict()
+    while len(found) < len(oracle):
+        loader = make_loader(shards, workers=len(found) % 3)
+        loader.load_state_dict(through_json(state))
+        found += play(loader, 1)
+        state = loader.state_dict()
+    assert found == oracle
+
+
+@settings(max_examples=40)
+@given(
+    world=st.integers(1, 4), batch_size=st.integers(1, 9),
+    new_world=st.integers(1, 5), new_batch_size=st.integers(1, 9), data=st.data(),
+)  # fmt: skip
+def test_another_world_covers_the_rest_of_the_epoch(
+    shards: Path, world: int, batch_size: int, new_world: int, new_batch_size: int, data: st.DataObject
+) -> None:
+    loaders = [make_loader(shards, batch_size, rank=rank, world=world) for rank in range(world)]
+    count = data.draw(st.integers(0, len(loaders[0]) - 1))
+    seen = flat([flat(play(loader, count)) for loader in loaders])
+    states = [loader.state_dict() for loader in loaders]
+    assert all(state == states[0] for state in states)
+
+    resumed = [make_loader(shards, new_batch_size, rank=r, world=new_world, drop_last=False) for r in range(new_world)]
+    rest = []
+    for loader in resumed:
+        loader.load_state_dict(states[0])
+        rest.append(batches(loader))
+    assert len({tuple(map(len, rank)) for rank in rest}) == 1
+    counts = Counter(seen + flat([flat(rank) for rank in rest]))
+    assert counts.keys() == set(range(TOTAL)), "a sample was lost"
+    assert counts.total() - TOTAL == -(TOTAL - len(seen)) % new_world, "samples were repeated beyond the padding"
+
+
+def test_the_same_global_batches_are_seen_on_any_world_with_the_same_lanes(shards: Path) -> None:
+    same: dict[str, Any] = {"num_canonical_replicas": 24, "rank_drop_last": True}
+
+    def global_batches(world: int) -> list[list[int]]:
+        ranks = [batches(make_loader(shards, 24 // world, rank=rank, world=world, **same)) for rank in range(world)]
+        return [sorted(flat(list(parts))) for parts in zip(*ranks, strict=True)]
+
+    oracle = global_batches(1)
+    assert len(oracle) == 4
+    for world in (2, 3, 4, 6, 8, 12, 24):
+        assert global_batches(world) == oracle
+
+
+def test_a_resumed_run_on_another_world_keeps_the_lanes_of_the_first(shards: Path) -> None:
+    first = make_loader(shards, world=2)
+    play(first, 1)
+    second = make_loader(shards, world=3)
+    second.load_state_dict(first.state_dict())
+    play(second, 1)
+    assert second.state_dict()["num_canonical_replicas"] == 2
+
+
+def test_the_state_counts_what_was_handed_out_not_what_workers_prepared(shards: Path) -> None:
+    loader = make_loader(shards, workers=3, prefetch_factor=4)
+    play(loader, 2)
+    assert loader.state_dict()["consumed"] == 2 * 8 * 2
+
+
+def test_the_state_is_flat_and_survives_json(shards: Path) -> None:
+    state = make_loader(shards).state_dict()
+    assert all(isinstance(value, (int, str, bool)) for value in state.values())
+    assert through_json(state) == state
+    assert len(json.dumps(state)) < 1000
+
+
+def test_at_the_end_of_an_epoch_the_state_starts_the_next_one_even_on_another_world(shards: Path) -> None:
+    loader = make_loader(shards, 20)  # drop_last leaves a tail, which must not come back
+    batches(loader)
+    resumed = make_loader(shards, 1, world=1, num_canonical_replicas=None)
+    resumed.load_state_dict(loader.state_dict())
+    assert len(batches(resumed)) == TOTAL
+    assert resumed.state_dict()["epoch"] == 1
+
+
+def test_frameworks_may_load_then_iterate_then_set_the_epoch(shards: Path) -> None:
+    loader = make_loader(shards, workers=2)
+    batches(loader)
+    iterator = iter(loader)
+    for _ in range(2):
+        next(iterator)
+    state = loader.state_dict()
+    rest = batches(iterator)
+    resumed = make_loader(shards, workers=2)
+    resumed.load_state_dict(state)
+    iterator = iter(resumed)
+    resumed.sampler.set_epoch(1)  # type: ignore[attr-defined]
+    assert batches(iterator) == rest
+
+
+def test_asking_for_another_epoch_after_loading_warns_that_the_place_is_lost(shards: Path) -> None:
+    loader = make_loader(shards)
+    play(loader, 2)
+    resumed = make_loader(shards)
+    resumed.load_state_dict(loader.state_dict())
+    resumed.set_epoch(3)
+    with pytest.warns(UserWarning, match="discards the loaded state"):
+        batches(resumed)
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("other", "difference"),
+        [
+            ({"seed": 1}, "seed is 0 in the state and 1 here"),
+            ({"order": "sampler"}, "order is 'shard' in the state and 'sampler' here"),
+            ({"shuffle": False}, "shuffle is True in the state and False here"),
+            ({"shuffle_window": 10}, "shuffle_window is 4096 in the state and 10 here"),
+            ({"num_canonical_replicas": 5}, "num_canonical_replicas is 2 in the state and 5 here"),
+        ],
+    )
+    def test_is_the_state_of_another_order(self, shards: Path, other: dict[str, Any], difference: str) -> None:
+        state = make_loader(shards).state_dict()
+        with pytest.raises(StateMismatchError, match=difference):
+            make_loader(shards, **other).load_state_dict(state)
+
+    def test_is_the_state_of_another_data_set(self, shards: Path) -> None:
+        part = make_loader(shards / "{000..003}.tar")  # type: ignore[arg-type]
+        with pytest.raises(StateMismatchError, match="num_samples is 103 in the state and 78 here; fingerprint is"):
+            part.load_state_dict(make_loader(shards).state_dict())
+
+    @pytest.mark.parametrize("junk", [None, 3, {}, {"epoch": 1}])
+    def test_is_what_is_no_state(self, shards: Path, junk: Any) -> None:
+        with pytest.raises(ArgumentTypeError, match="pass what state_dict"):
+            make_loader(shards).load_state_dict(junk)
+
+    @pytest.mark.parametrize("change", [{"version": 2}, {"epoch": -1}, {"consumed": 104}, {"consumed": 1.5}])
+    def test_is_a_state_with_an_impossible_value(self, shards: Path, change: dict[str, Any]) -> None:
+        loader = make_loader(shards)
+        with pytest.raises(StateMismatchError):
+            loader.load_state_dict({**loader.state_dict(), **change})
+        assert len(batches(loader)) == len(loader)
+
+    def test_leaves_the_loader_as_it_was(self, shards: Path) -> None:
+        loader = make_loader(shards)
+        before = loader.state_dict()
+        with pytest.raises(StateMismatchError):
+            loader.load_state_dict(make_loader(shards, seed=1).state_dict())
+        assert loader.state_dict() == before
+
+
+def test_a_data_set_keeps_its_fingerprint_when_it_moves(shards: Path, tmp_path: Path) -> None:
+    import shutil
+
+    moved = shutil.copytree(shards, tmp_path / "elsewhere")
+    assert StreamingDataset(moved).fingerprint == StreamingDataset(shards).fingerprint

@@ -1,0 +1,54 @@
+"""Columns of raw bytes and of collated values."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import default_collate
+
+from wdsdist.errors import SampleError
+from wdsdist.transport import Ragged, collate
+
+
+@given(st.lists(st.binary(max_size=50), max_size=20))
+def test_a_ragged_column_gives_back_what_was_packed(strings: list[bytes]) -> None:
+    column = Ragged.pack(strings)
+    assert [bytes(view) for view in column] == strings
+    assert [bytes(column[i]) for i in range(len(column))] == strings
+    assert [bytes(view) for view in column[1:-1]] == strings[1:-1]
+    assert column.data.numpy().tobytes() == b"".join(strings)
+    assert column.offsets.dtype == torch.int64
+    again = pickle.loads(pickle.dumps(column))
+    assert [bytes(view) for view in again] == strings
+
+
+def test_a_ragged_column_is_indexed_like_a_list() -> None:
+    column = Ragged.pack([b"a", b"bc"])
+    assert bytes(column[-1]) == b"bc"
+    assert isinstance(column[0], memoryview)
+    with pytest.raises(IndexError):
+        column[2]
+
+
+def test_values_are_collated_as_torch_does() -> None:
+    values = [np.full((2, 2), n, np.float32) for n in range(3)]
+    batch = collate([{"__key__": str(n), "npy": value, "cls": n} for n, value in enumerate(values)])
+    assert torch.equal(batch["npy"], default_collate(values))
+    assert torch.equal(batch["cls"], torch.tensor([0, 1, 2]))
+    assert batch["__key__"] == ["0", "1", "2"]
+
+
+def test_samples_with_different_fields_are_refused_by_name() -> None:
+    with pytest.raises(SampleError, match=r"samples 'a' and 'b' do not have the same fields \(png in one only\)"):
+        collate([{"__key__": "a", "cls": 1}, {"__key__": "b", "cls": 1, "png": 2}])
+
+
+def test_values_that_do_not_stack_are_refused_by_field_and_sample() -> None:
+    samples = [{"__key__": "a", "npy": np.zeros(2)}, {"__key__": "b", "npy": np.zeros(3)}]
+    with pytest.raises(SampleError, match=r"the 2 values of field 'npy' from sample 'a' on do not form a batch"):
+        collate(samples)

@@ -1,0 +1,337 @@
+"""barrier() between gloo ranks: passes on all or none, names who is missing, outlives the process group timeout."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.util
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wdsdist.errors import ArgumentError, BarrierError, BarrierTimeoutError, WdsdistError
+from wdsdist.node import barrier, data_download
+
+PROMPTLY = 20.0
+"""Seconds: far below the deadlines of the barriers that must end promptly, far above what a busy machine takes."""
+
+
+class Ranks:
+    """Processes of one gloo group, each of which calls what it is told to and says how it ended."""
+
+    def __init__(self, world_size: int, directory: Path, *, timeout: float = 60.0, file_store: bool = False) -> None:
+        # From a server that has imported torch, a process starts in milliseconds instead of a second.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch.distributed", "wdsdist.node"])
+        self.pipes: list[Connection] = []
+        self.processes = []
+        for rank in range(world_size):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_rank, args=(rank, world_size, file_store, timeout, str(directory), theirs)
+            )
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+        port = self.outcome(0)  # chosen by rank 0 as it binds it: a port found free before may be taken by then
+        for pipe in self.pipes[1:]:
+            pipe.send(port)
+        assert [self.outcome(rank) for rank in range(world_size)] == ["ready"] * world_size
+
+    def tell(self, rank: int, function: Callable[..., Any], *args: Any) -> None:
+        self.pipes[rank].send((function, args))
+
+    def outcome(self, rank: int) -> Any:
+        """Return what the call of a rank returned, or the error that it raised."""
+        assert self.pipes[rank].poll(60), f"rank {rank} does not answer"
+        return self.pipes[rank].recv()
+
+    def is_waiting(self, rank: int, seconds: float = 0.3) -> bool:
+        return not self.pipes[rank].poll(seconds)
+
+    def all(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        for rank in range(len(self.pipes)):
+            self.tell(rank, function, *args)
+        return [self.outcome(rank) for rank in range(len(self.pipes))]
+
+    def end(self) -> None:
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+def _rank(rank: int, world_size: int, file_store: bool, timeout: float, directory: str, pipe: Connection) -> None:
+    import torch.distributed as dist
+
+    tempfile.tempdir = directory
+    limit = timedelta(seconds=timeout)
+    port = 0 if rank == 0 else pipe.recv() if pipe.poll(60) else None
+    store: dist.Store
+    if file_store:
+        store = dist.FileStore(f"{directory}/store", world_size)
+    else:
+        store = dist.TCPStore("127.0.0.1", port, world_size, rank == 0, limit, wait_for_workers=False)
+    if rank == 0:
+        pipe.send(0 if file_store else store.port)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        pipe.send("ready")
+        while True:
+            function, args = pipe.recv()
+            try:
+                pipe.send(function(*args))
+            except Exception as error:
+                pipe.send(error if isinstance(error, WdsdistError) else f"{type(error).__name__}: {error}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fork_server() -> None:
+    """Let the server have its socket outside of the temporary directory of the test that happens to start it."""
+    multiprocessing.util.get_temp_dir()
+
+
+@pytest.fixture
+def ranks(temporary: Path) -> Iterator[Ranks]:
+    ranks = Ranks(4, temporary)
+    yield ranks
+    ranks.end()
+
+
+@data_download
+def prepare(what: str, *, fails: bool = False) -> str:
+    if fails:
+        raise ConnectionError(f"cannot fetch {what}")
+    return what
+
+
+def prepare_badly() -> str:
+    return prepare("cifar10", fails=True)
+
+
+def on_another_node(directory: str, function: Callable[..., Any]) -> Any:
+    tempfile.tempdir = directory
+    return function()
+
+
+def many_barriers(count: int) -> None:
+    for _ in range(count):
+        barrier(60)
+
+
+def number_of_keys() -> int:
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store().num_keys()
+
+
+def see_first_barrier_begin() -> None:
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    _get_default_store().wait(["wdsdist/barrier/1/count"])
+
+
+def complaints_of(function: Callable[..., None], *args: Any) -> str:
+    """Call the function, which must not succeed, and return what appeared on standard error, also from C++."""
+    saved = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            function(*args)
+            return "no error"
+        except (RuntimeError, TimeoutError):
+            file.seek(0)
+            return file.read().decode()
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+
+
+def use_up(seconds: float) -> float:
+    began = time.monotonic()
+    time.sleep(seconds)
+    barrier(60)
+    return time.monotonic() - began
+
+
+class TestAlone:
+    def test_a_single_process_returns_at_once(self) -> None:
+        barrier()
+
+    def test_ranks_without_a_process_group_are_told_to_make_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        with pytest.raises(BarrierError, match=r"rank 1 of 4 \(from torchrun\).*init_process_group first"):
+            barrier()
+
+    @pytest.mark.parametrize("timeout", [0, -1, float("nan"), "60", None, True])
+    def test_a_timeout_that_cannot_work_is_refused(self, timeout: Any) -> None:
+        with pytest.raises(ArgumentError, match=r"timeout is .*seconds"):
+            barrier(timeout)
+
+    def test_no_limit_is_a_timeout_too(self) -> None:
+        barrier(float("inf"))
+
+
+class TestMeeting:
+    def test_nobody_leaves_before_the_last_has_come(self, ranks: Ranks) -> None:
+        for rank in range(3):
+            ranks.tell(rank, barrier, 60)
+        assert all(ranks.is_waiting(rank) for rank in range(3))
+        ranks.tell(3, barrier, 60)
+        assert [ranks.outcome(rank) for rank in range(4)] == [None] * 4
+
+    def test_a_file_store_will_do(self, temporary: Path) -> None:
+        ranks = Ranks(2, temporary, file_store=True)
+        try:
+            assert ranks.all(many_barriers, 5) == [None] * 2
+        finally:
+            ranks.end()
+
+    def test_a_wait_is_silent(self, ranks: Ranks) -> None:
+        # c10d logs two warnings for every Store.wait that runs out: in an hour of slices, ten thousand lines
+        ranks.tell(1, complaints_of, barrier, 1.0)
+        assert ranks.outcome(1) == ""
+
+    def test_it_outlives_the_timeout_of_the_process_group(self, temporary: Path) -> None:
+        ranks = Ranks(2, temporary, timeout=2.0)
+        try:
+            ranks.tell(0, barrier, 60)
+            ranks.tell(1, use_up, 5.0)
+            assert ranks.outcome(0) is None
+            assert ranks.outcome(1) >= 5.0
+        finally:
+            ranks.end()
+
+    def test_many_leave_nothing_in_the_store(self, ranks: Ranks) -> None:
+        ranks.all(many_barriers, 1)
+        before = ranks.all(number_of_keys)[0]
+        assert ranks.all(many_barriers, 200) == [None] * 4
+        assert ranks.all(number_of_keys)[0] == before
+
+    def test_rank_0_stays_until_all_know_that_it_is_over(self, ranks: Ranks) -> None:
+        ranks.tell(1, barrier, 60)
+        ranks.tell(0, see_first_barrier_begin)
+        assert ranks.outcome(0) is None
+        os.kill(ranks.processes[1].pid or 0, signal.SIGSTOP)
+        for rank in (0, 2, 3):
+            ranks.tell(rank, barrier, 60)
+        assert ranks.outcome(2) is None
+        assert ranks.outcome(3) is None
+        assert ranks.is_waiting(0)  # it hosts the store, which rank 1 must still read
+        os.kill(ranks.processes[1].pid or 0, signal.SIGCONT)
+        assert ranks.outcome(0) is None
+        assert ranks.outcome(1) is None
+
+
+class TestMissingRanks:
+    def test_they_are_named_to_all_who_came(self, ranks: Ranks) -> None:
+        for rank in (0, 2):
+            ranks.tell(rank, barrier, 1.0)
+        for rank in (0, 2):
+            error = ranks.outcome(rank)
+            assert isinstance(error, BarrierTimeoutError)
+            assert "ranks 1, 3 of 4 did not come to the barrier" in str(error)
+            assert "waited 1 s" in str(error)
+
+    def test_the_shortest_timeout_decides_for_all(self, ranks: Ranks) -> None:
+        began = time.monotonic()
+        for rank, timeout in ((0, 100), (1, 100), (3, 0.5)):
+            ranks.tell(rank, barrier, timeout)
+        errors = [ranks.outcome(rank) for rank in (0, 1, 3)]
+        assert time.monotonic() - began < PROMPTLY
+        assert all("rank 2 of 4 did not come to the barrier: rank 3 waited 0.5 s" in str(error) for error in errors)
+
+    def test_one_that_comes_late_does_not_pass_what_others_gave_up(self, ranks: Ranks) -> None:
+        keys = ranks.all(many_barriers, 1) and ranks.all(number_of_keys)[0]
+        for rank in range(3):
+            ranks.tell(rank, barrier, 0.5)
+        assert all(isinstance(ranks.outcome(rank), BarrierTimeoutError) for rank in range(3))
+        began = time.monotonic()
+        ranks.tell(3, barrier, 100)
+        error = ranks.outcome(3)
+        assert isinstance(error, BarrierTimeoutError)
+        assert "rank 3 came to the barrier after rank" in str(error)
+        assert time.monotonic() - began < PROMPTLY
+        # and each rank's next barrier is the same one
+        assert ranks.all(many_barriers, 3) == [None] * 4
+        assert ranks.all(number_of_keys)[0] == keys
+
+    def test_of_many_only_some_are_named(self, temporary: Path) -> None:
+        ranks = Ranks(12, temporary)
+        try:
+            ranks.tell(1, barrier, 0.5)
+            assert "ranks 0, 2, 3, 4, 5, 6, 7, 8 and 3 more of 12 did not come" in str(ranks.outcome(1))
+        finally:
+            ranks.end()
+
+    def test_a_store_whose_host_has_died_is_an_error_that_says_so(self, ranks: Ranks) -> None:
+        for rank in (1, 2):
+            ranks.tell(rank, barrier, 100)
+        assert ranks.is_waiting(1)
+        ranks.processes[0].kill()
+        for rank in (1, 2):
+            error = ranks.outcome(rank)
+            assert isinstance(error, BarrierError)
+            assert f"rank {rank} lost the store" in str(error)
+
+
+class TestFailures:
+    def test_one_on_another_rank_ends_the_wait_of_all(self, ranks: Ranks) -> None:
+        began = time.monotonic()
+        for rank in (0, 2, 3):
+            ranks.tell(rank, barrier, 100)
+        assert ranks.is_waiting(0)
+        ranks.tell(1, prepare_badly)
+        assert ranks.outcome(1) == "ConnectionError: cannot fetch cifar10"
+        for rank in (0, 2, 3):
+            error = ranks.outcome(rank)
+            assert isinstance(error, BarrierError)
+            assert "rank 1 failed" in str(error)
+            assert "prepare() raised ConnectionError: cannot fetch cifar10" in str(error)
+        assert time.monotonic() - began < PROMPTLY
+
+    def test_one_before_the_others_came_does_too(self, ranks: Ranks) -> None:
+        ranks.tell(1, prepare_badly)
+        ranks.outcome(1)
+        for rank in (0, 2, 3):
+            ranks.tell(rank, barrier, 100)
+        assert all("rank 1 failed" in str(ranks.outcome(rank)) for rank in (0, 2, 3))
+
+    def test_one_on_a_node_is_raised_there_and_ends_the_wait_elsewhere(self, ranks: Ranks, tmp_path: Path) -> None:
+        (tmp_path / "other").mkdir()
+        for rank in (2, 3):
+            ranks.tell(rank, on_another_node, str(tmp_path / "other"), barrier)
+        for rank in (0, 1):
+            ranks.tell(rank, prepare_badly)
+        assert [ranks.outcome(rank) for rank in (0, 1)] == ["ConnectionError: cannot fetch cifar10"] * 2
+        for rank in (2, 3):
+            assert "prepare() raised ConnectionError" in str(ranks.outcome(rank))
+
+    def test_one_that_was_coped_with_stops_nobody(self, ranks: Ranks) -> None:
+        assert ranks.all(prepare_badly) == ["ConnectionError: cannot fetch cifar10"] * 4
+        assert ranks.all(prepare, "mnist") == ["mnist"] * 4
+        for rank in range(3):
+            ranks.tell(rank, barrier, 60)
+        assert all(ranks.is_waiting(rank) for rank in range(3))
+        ranks.tell(3, barrier, 60)
+        assert [ranks.outcome(rank) for rank in range(4)] == [None] * 4
+
+    def test_a_rank_that_comes_itself_has_coped_with_it(self, ranks: Ranks) -> None:
+        ranks.tell(1, prepare_badly)
+        ranks.outcome(1)
+        ranks.tell(1, barrier, 60)
+        assert ranks.is_waiting(1)
+        for rank in (0, 2, 3):
+            ranks.tell(rank, barrier, 60)
+        assert [ranks.outcome(rank) for rank in range(4)] == [None] * 4

@@ -1,0 +1,35 @@
+"""Sources to pack, and the bytes that packing leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+def _content(number: int) -> bytes:
+    return bytes((number * 7 + place) % 251 for place in range(100 + 37 * number))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A folder of 40 samples with two members each; the last ones have long and non-ASCII names."""
+    root = tmp_path / "source"
+    for number in range(40):
+        folder = root / f"part{number % 3}" / ("é" if number == 38 else "x" * (120 if number == 39 else 5))
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number:04}.bin").write_bytes(_content(number))
+        (folder / f"{number:04}.meta.json").write_text(f'{{"number": {number}}}')
+    return root
+
+
+@pytest.fixture
+def data_bytes() -> Callable[[Path], dict[str, bytes]]:
+    """Reads what a data set consists of: all files but the packer's own notes."""
+
+    def read(folder: Path) -> dict[str, bytes]:
+        files = (path for path in folder.iterdir() if path.name not in (".wdsdist-pack.json", ".wdsdist-pack.lock"))
+        return {path.name: path.read_bytes() for path in files}
+
+    return read

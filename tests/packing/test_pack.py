@@ -1,0 +1,236 @@
+"""What packing writes, and that other tools read it."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import shutil
+import subprocess
+import tarfile
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from wdsdist import catalog, shardindex
+from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.packing import PackProgress, pack
+
+DataBytes = Callable[[Path], dict[str, bytes]]
+
+
+def members_of(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def tars(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.tar"))
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_the_bytes_are_the_same_for_any_number_of_workers(
+    source: Path, tmp_path: Path, data_bytes: DataBytes, workers: int
+) -> None:
+    pack(source, tmp_path / "one", shard_samples=6, workers=1)
+    pack(source, tmp_path / "many", shard_samples=6, workers=workers)
+    assert data_bytes(tmp_path / "one") == data_bytes(tmp_path / "many")
+    assert len(data_bytes(tmp_path / "one")) == 2 * 7 + 1
+
+
+def test_the_bytes_are_the_same_from_a_process_with_threads(
+    source: Path, tmp_path: Path, data_bytes: DataBytes
+) -> None:
+    pack(source, tmp_path / "one", shard_samples=6, workers=1)
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    try:
+        pack(source, tmp_path / "many", shard_samples=6, workers=2)  # which must not fork now
+    finally:
+        end.set()
+        thread.join()
+    assert data_bytes(tmp_path / "one") == data_bytes(tmp_path / "many")
+
+
+def test_the_bytes_are_the_same_wherever_source_and_destination_lie(
+    source: Path, tmp_path: Path, data_bytes: DataBytes
+) -> None:
+    shutil.copytree(source, tmp_path / "elsewhere" / "copy", copy_function=shutil.copyfile)  # with times of its own
+    pack(source, tmp_path / "one", shard_samples=6)
+    pack(tmp_path / "elsewhere" / "copy", tmp_path / "deep" / "down" / "two", shard_samples=6)
+    found = data_bytes(tmp_path / "one")
+    assert found == data_bytes(tmp_path / "deep" / "down" / "two")
+    assert not any(str(tmp_path).encode() in content for content in found.values())
+
+
+def test_seed_and_source_order_decide_what_lies_where(source: Path, tmp_path: Path) -> None:
+    def keys(name: str, seed: int | None) -> list[str]:
+        manifest = pack(source, tmp_path / name, shuffle_seed=seed, shard_samples=15)
+        indexes = [catalog.shard_index(Path(manifest.location(n))) for n in range(len(manifest.counts))]
+        return [index.key(sample) for index in indexes for sample in range(index.num_samples)]
+
+    in_order = keys("none", None)
+    assert in_order == sorted(in_order, key=str.encode)
+    assert sorted(keys("0", 0)) == sorted(keys("1", 1)) == sorted(in_order)
+    assert len({tuple(keys("0", 0)), tuple(keys("1", 1)), tuple(in_order)}) == 3
+
+
+def test_python_reads_every_member(source: Path, tmp_path: Path) -> None:
+    pack(source, tmp_path / "dest", shard_bytes=20_000)
+    found = {}
+    for path in tars(tmp_path / "dest"):
+        assert path.stat().st_size <= 20_000
+        with tarfile.open(path) as tar:
+            for entry in tar:
+                assert (entry.mtime, entry.uid, entry.gid, entry.uname) == (0, 0, 0, "")
+                stream = tar.extractfile(entry)
+                assert stream is not None
+                assert found.setdefault(entry.name, stream.read()) is not None
+    assert found == members_of(source)
+
+
+def test_tar_unpacks_the_source_again(source: Path, tmp_path: Path) -> None:
+    pack(source, tmp_path / "dest", shard_samples=11)
+    (tmp_path / "out").mkdir()
+    for path in tars(tmp_path / "dest"):
+        subprocess.run(["tar", "xf", path, "-C", tmp_path / "out"], check=True, stdin=subprocess.DEVNULL)
+    assert members_of(tmp_path / "out") == members_of(source)
+
+
+def test_webdataset_yields_exactly_the_packed_samples(source: Path, tmp_path: Path) -> None:
+    import webdataset
+
+    pack(source, tmp_path / "dest", shard_samples=11)
+    urls = [str(path) for path in tars(tmp_path / "dest")]
+    found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # webdataset leaves the shards open
+        for sample in webdataset.WebDataset(urls, shardshuffle=False):
+            for extension, data in sample.items():
+                if not extension.startswith("__"):
+                    found[f"{sample['__key__']}.{extension}"] = data
+        gc.collect()
+    assert found == members_of(source)
+
+
+def test_the_index_beside_a_shard_is_that_of_a_scan(source: Path, tmp_path: Path) -> None:
+    pack(source, tmp_path / "dest", shard_samples=11)
+    for path in tars(tmp_path / "dest"):
+        beside = path.with_name(path.name + shardindex.SUFFIX).read_bytes()
+        assert beside == shardindex.dumps(catalog.scan_shard(path))
+
+
+def test_the_manifest_is_a_wids_index_with_our_notes(source: Path, tmp_path: Path) -> None:
+    (source / ".hidden").write_text("")
+    manifest = pack(source, tmp_path / "dest", shard_samples=16, shuffle_seed=7)
+    written = json.loads((tmp_path / "dest" / "index.json").read_bytes())
+    assert (written["__kind__"], written["wids_version"]) == ("wids-shard-index-v1", 1)
+    assert written["shardlist"] == [
+        {
+            "url": path.name,
+            "nsamples": samples,
+            "filesize": path.stat().st_size,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
+        for path, samples in zip(tars(tmp_path / "dest"), (16, 16, 8), strict=True)
+    ]
+    assert written["wdsdist"] == {
+        "version": 1,
+        "num_samples": 40,
+        "source": {"kind": "folder"},
+        "shuffle_seed": 7,
+        "fields": ["bin", "meta.json"],
+        "payload_bytes": sum(len(data) for name, data in members_of(source).items() if name != ".hidden"),
+        "skipped": {"hidden file": 1},
+    }
+    assert repr(manifest) == repr(catalog.open(tmp_path / "dest"))
+    assert manifest.fingerprint == catalog.open(tmp_path / "dest").fingerprint
+    assert manifest.num_samples == 40
+
+
+def test_class_folders_reach_samples_and_manifest(tmp_path: Path) -> None:
+    for name in ("cat", "ant"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        (tmp_path / "photos" / name / "1.JPG").write_bytes(name.encode())
+    manifest = pack(tmp_path / "photos", tmp_path / "dest", shuffle_seed=None)
+    assert manifest.extra["classes"] == ["ant", "cat"]
+    assert manifest.extra["fields"] == ["cls", "jpg"]
+    with tarfile.open(tmp_path / "dest" / "shard-000000.tar") as tar:
+        found = [(entry.name, tar.extractfile(entry).read()) for entry in tar]  # type: ignore[union-attr]
+    assert found == [("ant/1.JPG", b"ant"), ("ant/1.cls", b"0"), ("cat/1.JPG", b"cat"), ("cat/1.cls", b"1")]
+
+
+def test_a_sample_above_the_limit_gets_a_shard_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    for name, size in (("a", 100), ("b", 50_000), ("c", 100)):
+        (tmp_path / "source" / f"{name}.bin").write_bytes(bytes(size))
+    manifest = pack(tmp_path / "source", tmp_path / "dest", shard_bytes=4096, shuffle_seed=None)
+    assert manifest.counts.tolist() == [1, 1, 1]
+    assert manifest.sizes.tolist() == [2048, 512 + 50_176 + 1024, 2048]
+
+
+def test_files_larger_than_a_piece_are_copied_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wdsdist.packing.writer._CHUNK", 1000)
+    (tmp_path / "source").mkdir()
+    content = bytes(range(256)) * 20
+    (tmp_path / "source" / "a.bin").write_bytes(content)
+    (tmp_path / "source" / "b.bin").write_bytes(content[:3000])
+    (tmp_path / "source" / "c.bin").write_bytes(b"")
+    pack(tmp_path / "source", tmp_path / "dest", workers=1)
+    with tarfile.open(tmp_path / "dest" / "shard-000000.tar") as tar:
+        found = {entry.name: tar.extractfile(entry).read() for entry in tar}  # type: ignore[union-attr]
+    assert found == {"a.bin": content, "b.bin": content[:3000], "c.bin": b""}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_progress_is_told_after_each_shard(source: Path, tmp_path: Path, workers: int) -> None:
+    told: list[PackProgress] = []
+    manifest = pack(source, tmp_path / "dest", shard_samples=10, workers=workers, progress=told.append)
+    assert [state.shards_done for state in told] == [1, 2, 3, 4]
+    assert [state.samples_done for state in told] == [10, 20, 30, 40]
+    done = replace(told[-1], bytes_done=0)
+    assert {replace(state, shards_done=4, samples_done=40, bytes_done=0) for state in told} == {done}
+    assert (done.samples, done.shards, done.bytes) == (40, 4, manifest.num_bytes)
+    assert told[-1].bytes_done == manifest.num_bytes
+
+
+def test_a_relative_destination_is_where_the_caller_stands(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert pack("source", "dest", workers=2).base == str(tmp_path / "dest")
+    assert (tmp_path / "dest" / "index.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shard_bytes": 0}, "shard_bytes is 0: it must be at least 1"),
+        ({"shard_samples": 0}, "shard_samples is 0: it must be at least 1"),
+        ({"workers": 0}, "workers is 0: it must be at least 1"),
+        ({"shuffle_seed": -1}, "shuffle_seed is -1: it must be between 0 and"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(
+    source: Path, tmp_path: Path, options: dict[str, int], message: str
+) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        pack(source, tmp_path / "dest", **options)  # type: ignore[arg-type]
+    assert not (tmp_path / "dest").exists()
+
+
+def test_options_of_another_type_are_refused(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentTypeError, match="shard_bytes is '64MiB': it must be an integer"):
+        pack(source, tmp_path / "dest", shard_bytes="64MiB")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("place", [".", "shards", "part0/shards"])
+def test_a_destination_inside_the_source_is_refused(source: Path, place: str) -> None:
+    before = members_of(source)
+    with pytest.raises(ArgumentError, match=r"lies inside the source .*: choose a folder outside it"):
+        pack(source, source / place)
+    assert members_of(source) == before

@@ -1,0 +1,315 @@
+"""What a destination may hold already."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+from filelock import FileLock
+
+from wdsdist import catalog, storage
+from wdsdist.errors import DestinationError, DestinationExistsError, SourceError
+from wdsdist.packing import pack, run
+from wdsdist.verification import verify
+
+DataBytes = Callable[[Path], dict[str, bytes]]
+
+
+def identities(folder: Path) -> dict[str, tuple[int, int]]:
+    """What tells a file that was left alone from one that was written anew."""
+    statuses = {path.name: path.stat() for path in folder.iterdir() if path.suffix != ".lock"}
+    return {name: (status.st_ino, status.st_mtime_ns) for name, status in statuses.items()}
+
+
+class TestTheSameAgain:
+    def test_it_returns_at_once_and_touches_nothing(self, source: Path, tmp_path: Path) -> None:
+        first = pack(source, tmp_path / "dest", shard_samples=10)
+        before = identities(tmp_path / "dest")
+        told: list[Any] = []
+        again = pack(source, tmp_path / "dest", shard_samples=10, workers=3, overwrite=True, progress=told.append)
+        assert again.fingerprint == first.fingerprint
+        assert again.extra == first.extra
+        assert identities(tmp_path / "dest") == before
+        assert told == []
+
+    def test_a_finished_data_set_is_found_where_no_lock_can_be_taken(
+        self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pack(source, tmp_path / "dest")
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        monkeypatch.setattr(FileLock, "acquire", refuse)
+        assert pack(source, tmp_path / "dest").num_samples == 40
+
+    @pytest.mark.parametrize("name", ["shard-000001.tar", "shard-000001.tar.wdsindex", "index.json"])
+    @pytest.mark.parametrize("damage", ["missing", "cut"])
+    def test_what_is_missing_or_cut_is_written_again(
+        self, source: Path, tmp_path: Path, data_bytes: DataBytes, name: str, damage: str
+    ) -> None:
+        pack(source, tmp_path / "dest", shard_samples=10)
+        wanted, before = data_bytes(tmp_path / "dest"), identities(tmp_path / "dest")
+        if damage == "missing":
+            (tmp_path / "dest" / name).unlink()
+        else:
+            (tmp_path / "dest" / name).write_bytes(wanted[name][:100])
+        if damage == "cut" and name.endswith(".wdsindex"):
+            # The shard is still found whole by its size; its index shows only when it is read.
+            assert [found.shard for found in verify(tmp_path / "dest")] == ["shard-000001.tar"]
+            (tmp_path / "dest" / "index.json").unlink()
+        pack(source, tmp_path / "dest", shard_samples=10)
+        assert data_bytes(tmp_path / "dest") == wanted
+        kept = {"shard-000000.tar", "shard-000002.tar", "shard-000003.tar.wdsindex"}
+        assert {key: identities(tmp_path / "dest")[key] for key in kept} == {key: before[key] for key in kept}
+
+    def test_while_it_is_mended_it_is_no_data_set(
+        self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pack(source, tmp_path / "dest", shard_samples=10)
+        (tmp_path / "dest" / "shard-000001.tar").unlink()
+
+        def fail(*_: object) -> None:
+            raise SourceError("stop")
+
+        monkeypatch.setattr(run, "write_shard", fail)
+        with pytest.raises(SourceError, match="^stop$"):
+            pack(source, tmp_path / "dest", shard_samples=10)
+        assert not (tmp_path / "dest" / "index.json").exists()
+
+    def test_notes_that_indexing_has_dropped_come_back(
+        self, source: Path, tmp_path: Path, data_bytes: DataBytes
+    ) -> None:
+        pack(source, tmp_path / "dest", shard_samples=10)
+        wanted = data_bytes(tmp_path / "dest")
+        catalog.index(tmp_path / "dest")
+        assert data_bytes(tmp_path / "dest") != wanted
+        pack(source, tmp_path / "dest", shard_samples=10)
+        assert data_bytes(tmp_path / "dest") == wanted
+
+
+class TestAnotherDataSet:
+    @pytest.mark.parametrize(
+        ("options", "difference"),
+        [
+            ({"shard_samples": 11}, "it has shard_samples=10, not 11"),
+            ({"shard_samples": None}, "it has shard_samples=10, not None"),
+            ({"shuffle_seed": None}, "it has shuffle_seed=0, not None"),
+            ({"shard_bytes": 4096}, "it has shard_bytes=67108864, not 4096"),
+        ],
+    )
+    def test_other_options_are_refused_by_name(
+        self, source: Path, tmp_path: Path, data_bytes: DataBytes, options: dict[str, Any], difference: str
+    ) -> None:
+        pack(source, tmp_path / "dest", shard_samples=10)
+        before = data_bytes(tmp_path / "dest")
+        with pytest.raises(DestinationExistsError, match=rf"another data set \({difference}\): choose another folder"):
+            pack(source, tmp_path / "dest", **{"shard_samples": 10, **options})
+        assert data_bytes(tmp_path / "dest") == before
+
+    def test_another_source_is_refused_with_both_places(self, source: Path, tmp_path: Path) -> None:
+        pack(source, tmp_path / "dest")
+        other = tmp_path / "other"
+        other.mkdir()
+        (other / "1.txt").write_text("1")
+        with pytest.raises(DestinationExistsError, match=f"it was packed from {source}, not {other}"):
+            pack(other, tmp_path / "dest")
+
+    def test_a_source_that_has_changed_is_another_one(self, source: Path, tmp_path: Path) -> None:
+        pack(source, tmp_path / "dest")
+        (source / "new.txt").write_text("new")
+        with pytest.raises(DestinationExistsError, match=f"{source} has changed since it was packed"):
+            pack(source, tmp_path / "dest")
+
+    @pytest.mark.parametrize("name", ["train-0.tar", "index.json"])
+    def test_what_has_no_record_is_refused(self, source: Path, tmp_path: Path, name: str) -> None:
+        (tmp_path / "dest").mkdir()
+        (tmp_path / "dest" / name).write_bytes(b"precious")
+        with pytest.raises(DestinationExistsError, match="and no record of what they were packed from"):
+            pack(source, tmp_path / "dest")
+
+    def test_other_files_do_not_matter(self, source: Path, tmp_path: Path) -> None:
+        (tmp_path / "dest").mkdir()
+        (tmp_path / "dest" / "notes.txt").write_text("precious")
+        pack(source, tmp_path / "dest")
+        assert (tmp_path / "dest" / "notes.txt").read_text() == "precious"
+
+
+class TestOverwrite:
+    def test_it_leaves_what_a_fresh_folder_would_hold(
+        self, source: Path, tmp_path: Path, data_bytes: DataBytes
+    ) -> None:
+        pack(source, tmp_path / "fresh", shard_samples=30)
+        pack(source, tmp_path / "dest", shard_samples=3)
+        pack(source, tmp_path / "dest", shard_samples=30, overwrite=True)
+        assert data_bytes(tmp_path / "dest") == data_bytes(tmp_path / "fresh")
+
+    def test_it_removes_only_what_was_packed(self, source: Path, tmp_path: Path) -> None:
+        pack(source, tmp_path / "dest", shard_samples=3)
+        strange = {"notes.txt", "mine.tar", "shard-000099.tar", "mine.tar.wdsindex", ".tmp-of-mine"}
+        for name in strange:
+            (tmp_path / "dest" / name).write_text("precious")
+        manifest = pack(source, tmp_path / "dest", shard_samples=30, overwrite=True)
+        assert {path.name for path in (tmp_path / "dest").iterdir() if path.read_bytes() == b"precious"} == strange
+        assert [shard.name for shard in manifest.shards] == ["shard-000000.tar", "shard-000001.tar"]
+
+    def test_it_knows_its_own_without_the_record(self, source: Path, tmp_path: Path, data_bytes: DataBytes) -> None:
+        pack(source, tmp_path / "fresh", shard_samples=30)
+        pack(source, tmp_path / "dest", shard_samples=3)
+        (tmp_path / "dest" / ".wdsdist-pack.json").unlink()  # as a copy made with `cp *` has it
+        pack(source, tmp_path / "dest", shard_samples=30, overwrite=True)
+        assert data_bytes(tmp_path / "dest") == data_bytes(tmp_path / "fresh")
+
+    def test_it_never_replaces_tars_that_were_only_indexed(self, source: Path, tmp_path: Path) -> None:
+        pack(source, tmp_path / "dest", shard_samples=20)
+        (tmp_path / "dest" / ".wdsdist-pack.json").unlink()
+        catalog.index(tmp_path / "dest")
+        before = identities(tmp_path / "dest")
+        with pytest.raises(DestinationExistsError, match=r"shard-000000\.tar, which packing would replace but did not"):
+            pack(source, tmp_path / "dest", overwrite=True)
+        assert identities(tmp_path / "dest") == before
+
+    def test_it_never_replaces_an_index_of_another_tool(self, source: Path, tmp_path: Path) -> None:
+        (tmp_path / "dest").mkdir()
+        (tmp_path / "dest" / "index.json").write_text('{"wids_version": 1, "shardlist": []}')
+        with pytest.raises(DestinationExistsError, match=r"index\.json, which packing would replace but did not"):
+            pack(source, tmp_path / "dest", overwrite=True)
+
+    def test_names_in_an_index_never_lead_out_of_the_folder(self, source: Path, tmp_path: Path) -> None:
+        pack(source, tmp_path / "dest")
+        (tmp_path / "dest" / ".wdsdist-pack.json").unlink()
+        index = tmp_path / "dest" / "index.json"
+        index.write_text(index.read_text().replace('"shard-000000.tar"', '"../outside.tar"'))
+        (tmp_path / "dest" / "shard-000000.tar").unlink()
+        (tmp_path / "outside.tar").write_text("precious")
+        pack(source, tmp_path / "dest", overwrite=True)
+        assert (tmp_path / "outside.tar").read_text() == "precious"
+
+
+class TestUnwritable:
+    def check(self, source: Path, dest: Path, message: str) -> None:
+        with pytest.raises(DestinationError, match=message):
+            pack(source, dest)
+
+    def test_a_file_in_the_way_is_named(self, source: Path, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        for dest in ("file", "file/dest", "file/deep/dest"):
+            self.check(source, tmp_path / dest, f"{tmp_path / 'file'} is a file, not a folder")
+
+    def test_a_place_where_nothing_can_be_made(self, source: Path) -> None:
+        self.check(source, Path("/proc/dest"), "/proc/dest cannot be written: No such file or directory")
+
+    def test_a_read_only_folder(self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        monkeypatch.setattr(FileLock, "acquire", refuse)
+        self.check(source, tmp_path / "dest", "dest cannot be written: Read-only file system")
+
+    def test_a_url(self, source: Path) -> None:
+        with pytest.raises(DestinationError, match="s3://bucket/dest is a URL: pack into a local folder"):
+            pack(source, "s3://bucket/dest")
+
+    def test_a_full_disk_leaves_no_data_set(
+        self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = storage.atomic_write
+
+        @contextmanager
+        def full(path: Path) -> Iterator[IO[bytes]]:
+            if path.name != "shard-000002.tar":
+                with real(path) as stream:
+                    yield stream
+            else:
+                with open("/dev/full", "wb", buffering=0) as stream:  # noqa: PTH123
+                    yield stream
+
+        monkeypatch.setattr("wdsdist.storage.atomic_write", full)
+        with pytest.raises(DestinationError, match=r"shard-000002\.tar cannot be written: No space left on device"):
+            pack(source, tmp_path / "dest", shard_samples=5, workers=1)
+        assert not (tmp_path / "dest" / "index.json").exists()
+        monkeypatch.undo()
+        pack(source, tmp_path / "dest", shard_samples=5, workers=1)
+        assert verify(tmp_path / "dest") == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+class TestASourceThatMoves:
+    @pytest.fixture
+    def before_writing(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+        """Does something to the source once it is listed and before any shard is written."""
+
+        def arrange(change: Callable[[], object]) -> None:
+            real = run.make_plan
+
+            def make_plan(*args: Any, **options: Any) -> Any:
+                change()
+                return real(*args, **options)
+
+            monkeypatch.setattr(run, "make_plan", make_plan)
+
+        return arrange
+
+    def check(self, source: Path, dest: Path, workers: int, message: str) -> None:
+        with pytest.raises(SourceError, match=message):
+            pack(source, dest, shard_samples=5, workers=workers)
+        assert not (dest / "index.json").exists()
+        assert not list(dest.glob(".tmp-*"))
+
+    def test_a_file_that_vanishes_is_named(
+        self, source: Path, tmp_path: Path, workers: int, before_writing: Callable[..., None]
+    ) -> None:
+        file = source / "part0" / "xxxxx" / "0003.bin"
+        before_writing(file.unlink)
+        self.check(source, tmp_path / "dest", workers, f"{file} has vanished since it was listed")
+
+    @pytest.mark.parametrize("size", [0, 10, 5000])
+    def test_a_file_that_changes_its_size_is_named(
+        self, source: Path, tmp_path: Path, workers: int, size: int, before_writing: Callable[..., None]
+    ) -> None:
+        file = source / "part0" / "xxxxx" / "0003.bin"
+        before_writing(lambda: file.write_bytes(bytes(size)))
+        message = rf"{file} has {size:,} bytes, but had 211 when it was listed"
+        self.check(source, tmp_path / "dest", workers, message)
+
+
+def test_a_second_packer_waits_and_finds_the_data_set(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started, waiting = threading.Event(), threading.Event()
+
+    class Waiting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            assert "another process is packing" in record.getMessage()
+            waiting.set()
+
+    handler = Waiting()
+    logging.getLogger("wdsdist").addHandler(handler)
+    results: list[Any] = []
+    told: list[Any] = []
+
+    def first_shard_done(_: object) -> None:
+        started.set()
+        assert waiting.wait(60)  # until the second packer is known to wait
+
+    def first() -> None:
+        results.append(pack(source, tmp_path / "dest", shard_samples=10, workers=1, progress=first_shard_done))
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    try:
+        assert started.wait(60)
+        results.append(pack(source, tmp_path / "dest", shard_samples=10, workers=1, progress=told.append))
+    finally:
+        waiting.set()
+        thread.join()
+        logging.getLogger("wdsdist").removeHandler(handler)
+    assert [manifest.num_samples for manifest in results] == [40, 40]
+    assert told == []

@@ -1,0 +1,148 @@
+"""Packing that is killed, and the run that goes on where it stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from wdsdist.packing import pack
+
+DataBytes = Callable[[Path], dict[str, bytes]]
+
+# Packs, but stops in the middle of the third shard for ever, and says so with a byte on standard output.
+STALLING = """
+import os, sys, threading
+from wdsdist import sources
+from wdsdist.packing import pack
+
+class Stalling:
+    def __init__(self, samples):
+        self.samples = samples
+    def __iter__(self):
+        for number, sample in enumerate(self.samples):
+            if number == 3:
+                os.write(1, b"x")
+                threading.Event().wait()
+            yield sample
+
+class Source:
+    taken = 0
+    def __init__(self, source):
+        self.source = source
+    def __getattr__(self, name):
+        return getattr(self.source, name)
+    def __len__(self):
+        return len(self.source)
+    def take(self, indices):
+        self.taken += 1
+        samples = self.source.take(indices)
+        return Stalling(samples) if self.taken == 3 else samples
+
+find = sources.find
+sources.find = lambda *args, **options: Source(find(*args, **options))
+pack(sys.argv[1], sys.argv[2], shard_samples=5, workers=int(sys.argv[3]))
+"""
+
+
+def start_stalling(source: Path, dest: Path, workers: int) -> subprocess.Popen[bytes]:
+    """Start packing, and return once it stands in the middle of the third shard."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", STALLING, str(source), str(dest), str(workers)], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(1) == b"x"
+    return process
+
+
+def kill_all(process: subprocess.Popen[bytes]) -> None:
+    """Kill the parent alone, and wait until no process is left that holds its end of the pipe."""
+    process.send_signal(signal.SIGKILL)
+    assert process.stdout is not None
+    assert process.stdout.read().strip(b"x") == b""
+    process.stdout.close()
+    assert process.wait() == -signal.SIGKILL
+
+
+def identities(paths: list[Path]) -> dict[str, tuple[int, int]]:
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in paths}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_run_is_continued_to_the_same_bytes(
+    source: Path, tmp_path: Path, data_bytes: DataBytes, workers: int
+) -> None:
+    dest = tmp_path / "dest"
+    pack(source, tmp_path / "undisturbed", shard_samples=5)
+    kill_all(start_stalling(source, dest, workers))  # the workers end with their parent, or this waits for ever
+
+    assert list(dest.glob(".tmp-*-shard-000002.tar")), "it was killed in the middle of a shard"
+    assert not (dest / "index.json").exists()
+    whole = [path for path in dest.glob("*.tar") if path.with_name(path.name + ".wdsindex").exists()]
+    assert whole
+    before = identities(whole)
+
+    pack(source, dest, shard_samples=5, workers=workers)
+    assert data_bytes(dest) == data_bytes(tmp_path / "undisturbed")  # hence no temporary files either
+    assert identities(whole) == before
+
+
+def test_an_unfinished_destination_is_no_data_set_and_not_for_other_options(source: Path, tmp_path: Path) -> None:
+    from wdsdist import catalog
+    from wdsdist.errors import DestinationExistsError, IndexNotFoundError
+
+    kill_all(start_stalling(source, tmp_path / "dest", 1))
+    with pytest.raises(IndexNotFoundError, match="pack again if packing was interrupted"):
+        catalog.open(tmp_path / "dest")
+    with pytest.raises(
+        DestinationExistsError, match=r"another data set, not finished \(it has shard_samples=5, not 6\)"
+    ):
+        pack(source, tmp_path / "dest", shard_samples=6)
+
+
+def test_a_tar_that_lost_its_index_is_written_again(source: Path, tmp_path: Path, data_bytes: DataBytes) -> None:
+    dest = tmp_path / "dest"
+    pack(source, tmp_path / "undisturbed", shard_samples=5)
+    kill_all(start_stalling(source, dest, 1))
+    (dest / "shard-000000.tar.wdsindex").unlink()  # as if killed between the two
+    before = identities([dest / "shard-000000.tar", dest / "shard-000001.tar"])
+    pack(source, dest, shard_samples=5)
+    assert data_bytes(dest) == data_bytes(tmp_path / "undisturbed")
+    after = identities([dest / "shard-000000.tar", dest / "shard-000001.tar"])
+    assert [name for name in before if before[name] == after[name]] == ["shard-000001.tar"]
+
+
+def test_overwriting_that_is_killed_is_continued_by_the_same_call(
+    source: Path, tmp_path: Path, data_bytes: DataBytes
+) -> None:
+    dest = tmp_path / "dest"
+    pack(source, tmp_path / "undisturbed", shard_samples=5)
+    kill_all(start_stalling(source, dest, 1))
+    before = identities([dest / "shard-000000.tar"])
+    pack(source, dest, shard_samples=5, overwrite=True)
+    assert data_bytes(dest) == data_bytes(tmp_path / "undisturbed")
+    assert identities([dest / "shard-000000.tar"]) == before
+
+
+def test_a_worker_that_is_killed_is_an_error_that_says_so(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from wdsdist.errors import WdsdistError
+    from wdsdist.sources import folder
+
+    parent = os.getpid()
+
+    def die(self: object) -> object:
+        assert os.getpid() != parent
+        os.kill(os.getpid(), signal.SIGKILL)
+        return iter(())
+
+    monkeypatch.setattr(folder.FolderSamples, "__iter__", die)
+    with pytest.raises(WdsdistError, match="a process that was writing shards died"):
+        pack(source, tmp_path / "dest", shard_samples=5, workers=2)
+    assert not (tmp_path / "dest" / "index.json").exists()

@@ -1,0 +1,70 @@
+"""Which samples go into which shard."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wdsdist.packing.plan import make_plan, shard_name
+from wdsdist.tarformat import END
+
+SIZES = st.lists(st.integers(1, 40).map(lambda blocks: 512 * blocks), min_size=1, max_size=200).map(np.array)
+SEEDS = st.none() | st.integers(0, 2**64 - 1)
+ROOMS = st.integers(1, 60_000) | st.integers(1, 120).map(lambda blocks: 512 * blocks)
+LIMITS = st.none() | st.integers(1, 50)
+
+
+@given(sizes=SIZES, seed=SEEDS, limit=LIMITS, room=ROOMS)
+def test_every_sample_is_in_one_shard_and_every_shard_keeps_the_limits(
+    sizes: np.ndarray, seed: int | None, limit: int | None, room: int
+) -> None:
+    plan = make_plan(sizes, shuffle_seed=seed, shard_bytes=room, shard_samples=limit)
+    shards = [plan.samples(shard) for shard in range(len(plan))]
+    assert sorted(np.concatenate(shards).tolist()) == list(range(len(sizes)))
+    assert plan.counts.tolist() == [len(shard) for shard in shards]
+    for shard, size in zip(shards, plan.sizes.tolist(), strict=True):
+        assert size == sizes[shard].sum() + len(END)
+        assert 1 <= len(shard) <= (limit or len(sizes))
+        assert size <= room or len(shard) == 1
+
+
+@given(sizes=SIZES, seed=SEEDS, limit=LIMITS, room=ROOMS)
+def test_no_shard_is_closed_while_the_next_sample_fits(
+    sizes: np.ndarray, seed: int | None, limit: int | None, room: int
+) -> None:
+    plan = make_plan(sizes, shuffle_seed=seed, shard_bytes=room, shard_samples=limit)
+    for shard in range(len(plan) - 1):
+        following = sizes[plan.samples(shard + 1)[0]]
+        assert plan.sizes[shard] + following > room or plan.counts[shard] == limit
+
+
+def test_a_shard_may_be_as_large_as_the_limit() -> None:
+    plan = make_plan(np.full(4, 1024), shuffle_seed=None, shard_bytes=3072, shard_samples=None)
+    assert plan.sizes.tolist() == [3072, 3072]
+
+
+def test_a_seed_decides_the_order_and_none_keeps_it() -> None:
+    def order(seed: int | None) -> list[int]:
+        return make_plan(np.full(100, 512), shuffle_seed=seed, shard_bytes=4096, shard_samples=None).order.tolist()
+
+    assert order(None) == list(range(100))
+    assert order(0) == order(0) != order(1)
+    assert order(0) != order(None)
+
+
+def test_the_order_of_a_seed_never_changes() -> None:
+    # Data sets packed by one version must be continued by the next one: a new order needs a new record version.
+    plan = make_plan(np.full(10, 512), shuffle_seed=0, shard_bytes=10**6, shard_samples=None)
+    assert plan.order.tolist() == [3, 5, 6, 0, 2, 8, 9, 7, 4, 1]
+
+
+@pytest.mark.parametrize(("shards", "name"), [(1, "shard-000000.tar"), (10**6, "shard-000000.tar")])
+def test_names_have_six_digits(shards: int, name: str) -> None:
+    assert shard_name(0, shards) == name
+
+
+def test_names_grow_where_six_digits_do_not_do() -> None:
+    assert shard_name(0, 10**6 + 1) == "shard-0000000.tar"
+    assert shard_name(10**6, 10**6 + 1) == "shard-1000000.tar"

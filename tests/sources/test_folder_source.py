@@ -1,0 +1,220 @@
+"""Folders of files as samples."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wdsdist.errors import SourceError
+from wdsdist.sources import FilePayload, Source, find
+from wdsdist.sources.base import Sample
+
+
+def fill(root: Path, *names: str) -> Path:
+    """Make files whose content is their own name."""
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    return root
+
+
+def samples(source: Source) -> list[Sample]:
+    """All samples, after the trip to a worker that packing sends them on."""
+    return list(pickle.loads(pickle.dumps(source.take(np.arange(len(source))))))
+
+
+def extensions(source: Source) -> dict[str, list[str]]:
+    return {key: [extension for extension, _ in members] for key, members in samples(source)}
+
+
+def test_files_that_agree_up_to_the_first_dot_are_one_sample(tmp_path: Path) -> None:
+    fill(tmp_path, "a/1.jpg", "a/1.json", "a/1.seg.png", "a/2.jpg", "b.v2/1.jpg", "1.cls")
+    assert extensions(find(tmp_path)) == {
+        "1": ["cls"],
+        "a/1": ["jpg", "json", "seg.png"],
+        "a/2": ["jpg"],
+        "b.v2/1": ["jpg"],
+    }
+
+
+def test_payloads_are_the_files_themselves(tmp_path: Path) -> None:
+    fill(tmp_path, "a/1.txt")
+    [(_, [(_, payload)])] = samples(find(tmp_path))
+    assert payload == FilePayload(str(tmp_path / "a/1.txt"), 7)
+
+
+def test_samples_come_in_the_byte_order_of_their_paths(tmp_path: Path) -> None:
+    fill(tmp_path, "b.txt", "a/1.txt", "B.txt", "é.txt", "a-1.txt", "a.txt", "z.txt")
+    assert list(extensions(find(tmp_path))) == ["B", "a-1", "a", "a/1", "b", "z", "é"]
+
+
+def test_only_what_one_shard_needs_is_taken(tmp_path: Path) -> None:
+    fill(tmp_path, *(f"{number:03}.txt" for number in range(300)))
+    source = find(tmp_path)
+    taken = source.take(np.array([7, 3]))
+    assert [key for key, _ in taken] == ["007", "003"]
+    assert len(pickle.dumps(taken)) < 500
+
+
+def test_what_belongs_to_no_sample_is_counted(tmp_path: Path) -> None:
+    fill(tmp_path, "1.txt", ".DS_Store", "README", "name.", "two\nlines.txt", "__meta__/notes.json")
+    fill(tmp_path, ".git/config.txt", ".git/HEAD.txt")
+    source = find(tmp_path)
+    assert list(extensions(source)) == ["1"]
+    assert source.extra() == {
+        "skipped": {"hidden file": 1, "hidden folder": 1, "name without a key and an extension": 4}
+    }
+
+
+def test_pipes_and_sockets_are_counted_and_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, "1.txt")
+    os.mkfifo(tmp_path / "2.txt")
+    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("3.txt")
+        source = find(tmp_path)
+    assert source.extra() == {"skipped": {"device, pipe or socket": 2}}
+
+
+def test_links_to_files_and_folders_are_followed(tmp_path: Path) -> None:
+    fill(tmp_path / "elsewhere", "1.txt", "more/2.txt")
+    root = fill(tmp_path / "root", "0.txt")
+    (root / "1.txt").symlink_to(tmp_path / "elsewhere" / "1.txt")
+    (root / "linked").symlink_to(tmp_path / "elsewhere" / "more")
+    assert list(extensions(find(root))) == ["0", "1", "linked/2"]
+
+
+def test_links_that_lead_back_are_not_followed_for_ever(tmp_path: Path) -> None:
+    fill(tmp_path, "a/1.txt", "b/2.txt")
+    (tmp_path / "a" / "up").symlink_to(tmp_path)
+    (tmp_path / "a" / "b").symlink_to(tmp_path / "b")
+    (tmp_path / "b" / "a").symlink_to(tmp_path / "a")
+    source = find(tmp_path)
+    assert list(extensions(source)) == ["a/1", "a/b/2", "b/2", "b/a/1"]
+    assert source.extra()["skipped"]["link to a folder around it"] == 4
+
+
+def test_a_link_to_nothing_is_an_error(tmp_path: Path) -> None:
+    fill(tmp_path, "1.txt")
+    (tmp_path / "2.txt").symlink_to(tmp_path / "gone")
+    with pytest.raises(SourceError, match=r"2\.txt is a link to nothing"):
+        find(tmp_path)
+
+
+def test_names_that_differ_in_case_only_are_refused(tmp_path: Path) -> None:
+    fill(tmp_path, "a/1.jpg", "a/1.JPG")
+    with pytest.raises(SourceError, match=r"holds a/1\.JPG and a/1\.jpg, which differ in case only"):
+        find(tmp_path)
+
+
+def test_keys_that_differ_in_case_are_two_samples(tmp_path: Path) -> None:
+    assert list(extensions(find(fill(tmp_path, "a.txt", "A.txt")))) == ["A", "a"]
+
+
+def test_names_that_are_not_utf8_are_refused_by_name(tmp_path: Path) -> None:
+    fill(tmp_path, "1.txt")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")).write_text("latin-1")
+    with pytest.raises(SourceError, match=r"caf\\xe9\.txt is not UTF-8"):
+        find(tmp_path)
+
+
+def test_a_member_named_like_an_entry_of_readers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"1\.__key__ has the name of an entry that readers add"):
+        find(fill(tmp_path, "1.txt", "1.__key__"))
+
+
+@pytest.mark.parametrize("names", [(), (".hidden", "README")])
+def test_a_folder_without_samples_is_an_error(tmp_path: Path, names: tuple[str, ...]) -> None:
+    with pytest.raises(SourceError, match="holds no file that can be a sample"):
+        find(fill(tmp_path, *names))
+
+
+def test_a_folder_of_shards_is_not_packed_again(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"holds 2 tar files, such as a\.tar: .* run `wdsdist index"):
+        find(fill(tmp_path, "a.tar", "b.tar.gz", "c.txt"))
+
+
+def test_stored_sizes_are_those_of_the_members_in_a_tar(tmp_path: Path) -> None:
+    (tmp_path / "1.bin").write_bytes(bytes(513))  # header, two blocks
+    (tmp_path / "1.txt").write_bytes(b"")  # header
+    (tmp_path / "é.bin").write_bytes(b"x")  # PAX header of three blocks, one block
+    assert find(tmp_path).stored_sizes().tolist() == [4 * 512, 4 * 512]
+
+
+def test_the_fingerprint_stays_with_the_files_and_leaves_with_any_change(tmp_path: Path) -> None:
+    root = fill(tmp_path / "here", "1.txt", "2.txt")
+    before = find(root).fingerprint()
+    assert find(root).fingerprint() == before
+    moved = root.rename(tmp_path / "there")
+    assert find(moved).fingerprint() == before
+
+    os.utime(moved / "1.txt", ns=(1, 1))
+    retimed = find(moved).fingerprint()
+    (moved / "1.txt").write_text("longer than before")
+    os.utime(moved / "1.txt", ns=(1, 1))
+    resized = find(moved).fingerprint()
+    (moved / "2.txt").rename(moved / "3.txt")
+    renamed = find(moved).fingerprint()
+    assert len({before, retimed, resized, renamed}) == 4
+
+
+class TestClassFolders:
+    def test_folders_of_images_become_numbered_classes(self, tmp_path: Path) -> None:
+        fill(tmp_path, "cat/1.jpg", "Zebra/x/2.PNG", "dog/1.jpg", "dog/1.txt")
+        source = find(tmp_path)
+        assert source.extra() == {"classes": ["Zebra", "cat", "dog"]}
+        labels = {key: dict(members)["cls"] for key, members in samples(source)}
+        assert labels == {"Zebra/x/2": b"0", "cat/1": b"1", "dog/1": b"2"}
+        assert extensions(source)["dog/1"] == ["cls", "jpg", "txt"]
+
+    def test_stored_sizes_count_the_class_too(self, tmp_path: Path) -> None:
+        fill(tmp_path, "a/1.jpg", "b/1.jpg")
+        assert find(tmp_path).stored_sizes().tolist() == [2048, 2048]
+        assert find(tmp_path, class_folders=False).stored_sizes().tolist() == [1024, 1024]
+
+    @pytest.mark.parametrize(
+        "names",
+        [
+            ("a/1.jpg", "b/1.jpg", "top.json"),
+            ("a/1.jpg", "b/1.txt"),
+            ("a/1.jpg", "b/1.jpg", "b/1.cls"),
+            ("a/1.jpg", "a/2.jpg"),
+        ],
+        ids=["a file beside the folders", "a sample without an image", "classes given already", "a single folder"],
+    )
+    def test_nothing_is_guessed_with(self, tmp_path: Path, names: tuple[str, ...]) -> None:
+        source = find(fill(tmp_path, *names))
+        assert source.extra() == {}
+        assert {f"{key}.{extension}" for key, found in extensions(source).items() for extension in found} == set(names)
+
+    def test_they_can_be_forbidden(self, tmp_path: Path) -> None:
+        source = find(fill(tmp_path, "a/1.jpg", "b/1.jpg"), class_folders=False)
+        assert source.extra() == {}
+        assert extensions(source) == {"a/1": ["jpg"], "b/1": ["jpg"]}
+
+    def test_they_can_be_forced_for_anything(self, tmp_path: Path) -> None:
+        assert find(fill(tmp_path, "a/1.wav"), class_folders=True).extra() == {"classes": ["a"]}
+
+    def test_forcing_them_beside_a_loose_file_is_an_error(self, tmp_path: Path) -> None:
+        with pytest.raises(SourceError, match=r"holds top\.json beside the class folders"):
+            find(fill(tmp_path, "a/1.jpg", "top.json"), class_folders=True)
+
+    def test_forcing_them_over_other_classes_is_an_error(self, tmp_path: Path) -> None:
+        with pytest.raises(SourceError, match=r"a/1\.cls gives a class already"):
+            find(fill(tmp_path, "a/1.jpg", "a/1.cls"), class_folders=True)
+
+    def test_a_class_without_samples_would_shift_the_others(self, tmp_path: Path) -> None:
+        fill(tmp_path, "a/1.jpg", "c/1.jpg", "__MACOSX/._1.jpg")
+        with pytest.raises(SourceError, match=r"class folder .*/__MACOSX holds no sample"):
+            find(tmp_path)
+
+    def test_they_are_part_of_the_fingerprint(self, tmp_path: Path) -> None:
+        fill(tmp_path, "a/1.jpg", "b/1.jpg")
+        assert find(tmp_path).fingerprint() == find(tmp_path, class_folders=True).fingerprint()
+        assert find(tmp_path).fingerprint() != find(tmp_path, class_folders=False).fingerprint()

@@ -1,0 +1,58 @@
+"""Everything that README.md shows is run as it stands there."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with the shipped data where a checkout has it."""
+    shutil.copytree(ROOT / "examples" / "data", tmp_path / "examples" / "data")
+    return tmp_path
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.splitlines()[0])
+def test_every_python_block_runs_as_pasted(block: str, checkout: Path) -> None:
+    script = checkout / "train.py"
+    # Two tests at once must not share a folder in /tmp.
+    script.write_text(block.replace("/tmp/", f"{checkout}/"))
+    command = [sys.executable, str(script)]
+    if "init_process_group" in block:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    found = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=100, check=False)
+    assert found.returncode == 0, found.stderr
+
+
+def test_the_training_loop_is_at_most_fifteen_lines() -> None:
+    assert len(BLOCKS[0].strip().splitlines()) <= 15
+
+
+def test_the_first_two_commands_are_make_demo_and_make_test() -> None:
+    commands = re.findall(r"^    (\S.*)$", README, re.MULTILINE)
+    assert commands[:2] == ["make demo", "make test"]
+
+
+def test_the_commands_on_shards_run(checkout: Path) -> None:
+    wdsdist = [sys.executable, "-m", "wdsdist"]
+    subprocess.run([*wdsdist, "pack", "examples/data/t10k", "shards"], cwd=checkout, check=True, capture_output=True)
+    shown = re.findall(r"^    wdsdist (\S+ shards.*?)(?:  +#.*)?$", README, re.MULTILINE)
+    assert len(shown) == 4
+    for arguments in shown:
+        found = subprocess.run([*wdsdist, *arguments.split()], cwd=checkout, capture_output=True, text=True, check=True)
+        assert found.stdout
+
+
+def test_every_file_that_it_names_exists() -> None:
+    for name in re.findall(r"`((?:tests|docs|examples)/[\w./-]*)`|\]\(((?!http)[^)#]+)\)", README):
+        assert (ROOT / (name[0] or name[1])).exists(), name

@@ -1,0 +1,5 @@
+"""``python -m wdsdist``: the command line."""
+
+from wdsdist.cli import main
+
+main()

@@ -1,0 +1,70 @@
+"""The command line: parse, call the library, show what comes out. It never imports torch or webdataset."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import Any
+
+import click
+
+import wdsdist
+from wdsdist.cli.inspecting import cat, info, ls
+from wdsdist.cli.making import index, pack
+from wdsdist.cli.verifying import verify
+from wdsdist.errors import WdsdistError
+
+__all__ = ["main"]
+
+# Exit statuses. 1 means that the answer is no: `verify` found damage.
+_FAILED = 2
+_INTERRUPTED = 128 + 2  # as shells report SIGINT
+_BROKEN_PIPE = 128 + 13  # as shells report SIGPIPE
+
+
+class _Group(click.Group):
+    """Turns what can go wrong into one line and an exit status."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # here, where a reader that has gone away is expected
+            return result
+        except WdsdistError as error:
+            _fail(ctx, str(error))
+        except KeyboardInterrupt:
+            again = ": the same command goes on where it stopped" if ctx.invoked_subcommand == "pack" else ""
+            click.echo(f"wdsdist: interrupted{again}", err=True)
+            ctx.exit(_INTERRUPTED)
+        except BrokenPipeError:
+            # As `| head` leaves us; Python would complain once more when it flushes at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(_BROKEN_PIPE)
+        except OSError as error:
+            _fail(ctx, f"{error.filename or 'standard output'}: {error.strerror or error}")
+
+
+def _fail(ctx: click.Context, message: str) -> None:
+    click.echo(f"wdsdist: error: {' '.join(message.splitlines())}", err=True)
+    ctx.exit(_FAILED)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(wdsdist.__version__, prog_name="wdsdist")
+def _wdsdist() -> None:
+    """Turn data sets into WebDataset shards, and look at shards.
+
+    SHARDS is a folder with an index.json, one or more .tar files, or a pattern such as 'train-{000..127}.tar'.
+    """
+
+
+for _command in (pack, index, info, ls, cat, verify):
+    _wdsdist.add_command(_command)
+
+
+def main() -> None:
+    """Run the command line on the arguments of this process, and exit."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")  # a key that is not UTF-8 is printed as it is stored
+    _wdsdist(prog_name="wdsdist")

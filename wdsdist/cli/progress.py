@@ -1,0 +1,130 @@
+"""How far a long command has come, on standard error: a bar on a terminal, now and then a line elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+import click
+
+from wdsdist.cli.sizes import human
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_INTERVAL = 5.0  # seconds between lines: a log of an hour's packing stays readable
+
+
+class Meter(Protocol):
+    """Shows progress between ``with`` and its end."""
+
+    def __enter__(self) -> Meter: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def update(self, done: int, total: int, note: str) -> None:
+        """Show that ``done`` of ``total`` bytes are done; ``note`` says it in other words."""
+        ...
+
+
+def meter(what: str, *, quiet: bool = False) -> Meter:
+    """Return the meter that suits where standard error goes."""
+    if quiet:
+        return _Silent()
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        console = Console(stderr=True)
+        if not console.is_dumb_terminal:
+            return _Bar(what, console)
+    return _Lines(what)
+
+
+class _Silent:
+    def __enter__(self) -> _Silent:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def update(self, done: int, total: int, note: str) -> None: ...
+
+
+class _Lines:
+    """Prints a line at most every few seconds, and one at the end."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._printed = time.monotonic()
+        self._first: tuple[float, int] | None = None
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def update(self, done: int, total: int, note: str) -> None:
+        now = time.monotonic()
+        if self._first is None:
+            self._first = now, done  # what an earlier run did must not count as speed
+        if done < total and now - self._printed < _INTERVAL:
+            return
+        self._printed = now
+        share = 100 * done // max(total, 1)
+        click.echo(f"{self._what}: {share}%, {note}{self._speed(now, done, total)}", err=True)
+
+    def _speed(self, now: float, done: int, total: int) -> str:
+        start, at_start = self._first or (now, done)
+        if now <= start or done <= at_start:
+            return ""
+        rate = (done - at_start) / (now - start)
+        left = f", {_duration((total - done) / rate)} left" if done < total else ""
+        return f", {human(rate)}/s{left}"
+
+
+class _Bar:
+    """Draws a bar that moves. It starts no thread: packing forks its workers while the bar is there."""
+
+    def __init__(self, what: str, console: Console) -> None:
+        from rich import progress
+
+        self._progress = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.TaskProgressColumn(),
+            progress.TextColumn("{task.fields[note]}"),
+            progress.TransferSpeedColumn(),
+            progress.TimeRemainingColumn(),
+            console=console,
+            auto_refresh=False,
+        )
+        self._task = self._progress.add_task(what, total=None, note="")
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def update(self, done: int, total: int, note: str) -> None:
+        self._progress.update(self._task, completed=done, total=total, note=note, refresh=True)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # An error is one line; half a bar above it would say nothing more. A bar that never moved says nothing at all.
+        if kind is not None or not self._progress.tasks[0].completed:
+            self._progress.live.transient = True
+        self._progress.stop()
+
+
+def _duration(seconds: float) -> str:
+    """Return a time to come in the two units that matter.
+
+    >>> _duration(42), _duration(200), _duration(7300)
+    ('42 s', '3 min 20 s', '2 h 1 min')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

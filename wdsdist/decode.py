@@ -1,0 +1,156 @@
+"""Member bytes to values, by the extension table that WebDataset tools share.
+
+The last part of the extension decides, in lower case: ``seg.npy`` is an array. A trailing ``.gz`` is unpacked first.
+Nothing here runs code from the data: pickles are never loaded, and ``.pth`` only as plain tensors.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
+
+Decode = bool | str | Mapping[str, Callable[[bytes], Any]] | None
+"""What ``decode=`` takes: ``None``, ``True``, an image specification, or functions by extension."""
+
+_EXPANSION_LIMIT = 1 << 30
+"""Bytes that one compressed member may unpack to: a few kilobytes of zeros must not fill the memory."""
+
+_INSTALL = {"msgpack": "msgpack", "cbor2": "cbor2", "PIL": "wdsdist[images]"}
+
+
+class Decoder:
+    """Decodes members as ``decode=`` asks; made once, used in every worker.
+
+    >>> Decoder(True)("cls", b"7"), Decoder(True)("json", b'{"a": 1}'), Decoder(None)("txt", b"raw")
+    (7, {'a': 1}, b'raw')
+    >>> Decoder({"txt": len})("txt", b"four")
+    4
+
+    Raises `ArgumentError` for an image specification that does not exist.
+    """
+
+    def __init__(self, decode: Decode) -> None:
+        self._functions: dict[str, Callable[[bytes], Any]] = {}
+        self._image: Callable[[str, bytes], Any] | None = None
+        self.is_raw = decode is None or decode is False
+        if isinstance(decode, Mapping):
+            for extension, function in decode.items():
+                if not isinstance(extension, str) or not callable(function):
+                    raise ArgumentTypeError(
+                        f"decode maps {extension!r} to {function!r}: it maps extensions to functions of bytes"
+                    )
+            self._functions = {extension.lower(): function for extension, function in decode.items()}
+        elif isinstance(decode, (bool, str)):
+            self._functions = dict(_TABLE) if decode else {}
+            if isinstance(decode, str):
+                self._image = _image_handler(decode)
+        elif decode is not None:
+            raise ArgumentTypeError(f"decode is {decode!r}: it can be None, True, a string or a mapping")
+
+    def __call__(self, extension: str, data: bytes) -> Any:
+        """Return the value of one member; bytes where nothing is known about its extension.
+
+        Raises `DecodeError` where the bytes are not what the extension says.
+        """
+        if self.is_raw:
+            return data
+        name = extension.lower()
+        try:
+            return self._decode(name, data)
+        except DecodeError:
+            raise
+        except ImportError as error:
+            package = _INSTALL.get(str(error.name), str(error.name))
+            raise DecodeError(f"decoding {name!r} needs a package: pip install {package!r}") from error
+        except Exception as error:  # each decoder has its own errors; one sort leaves here
+            raise DecodeError(
+                f"{len(data):,} bytes do not decode as {name!r}: {type(error).__name__}: {error}"
+            ) from error
+
+    def _decode(self, name: str, data: bytes) -> Any:
+        function = self._functions.get(name) or self._functions.get(name.rpartition(".")[2])
+        if function is not None:
+            return function(data)
+        if name.endswith(".gz") and len(name) > 3:
+            return self._decode(name[:-3], _unzip(data))
+        if self._image is not None:
+            value = self._image(name, data)
+            if value is not None:
+                # torch warns of arrays that cannot be written; Pillow's views cannot.
+                return value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
+        return data
+
+
+def _unzip(data: bytes) -> bytes:
+    unpacker = zlib.decompressobj(wbits=31)
+    content = unpacker.decompress(data, _EXPANSION_LIMIT)
+    if unpacker.unconsumed_tail:
+        raise DecodeError(f"a compressed member of {len(data):,} bytes unpacks to over {_EXPANSION_LIMIT:,} bytes")
+    if not unpacker.eof:
+        raise EOFError("the compressed data is cut short")
+    return content
+
+
+def _image_handler(specification: str) -> Callable[[str, bytes], Any]:
+    from webdataset.autodecode import ImageHandler, imagespecs
+
+    if specification not in imagespecs:
+        raise ArgumentError(f"decode is {specification!r}: the image specifications are {', '.join(imagespecs)}")
+    handler: Callable[[str, bytes], Any] = ImageHandler(specification)
+    return handler
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8")
+
+
+def _npy(data: bytes) -> Any:
+    return np.load(io.BytesIO(data), allow_pickle=False)
+
+
+def _npz(data: bytes) -> dict[str, Any]:
+    return dict(np.load(io.BytesIO(data), allow_pickle=False))
+
+
+def _msgpack(data: bytes) -> Any:
+    import msgpack
+
+    return msgpack.unpackb(data)
+
+
+def _cbor(data: bytes) -> Any:
+    import cbor2
+
+    return cbor2.loads(data)
+
+
+def _pth(data: bytes) -> Any:
+    import torch
+
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+def _tenbin(data: bytes) -> Any:
+    from webdataset import tenbin
+
+    return tenbin.decode_buffer(data)
+
+
+_TABLE: dict[str, Callable[[bytes], Any]] = {
+    **dict.fromkeys(("txt", "text", "transcript"), _text),
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
+    **dict.fromkeys(("json", "jsn"), json.loads),
+    "npy": _npy,
+    "npz": _npz,
+    **dict.fromkeys(("mp", "msg"), _msgpack),
+    "cbor": _cbor,
+    "pth": _pth,
+    **dict.fromkeys(("ten", "tb"), _tenbin),
+}

@@ -1,0 +1,249 @@
+"""`StreamingDataLoader`: a torch ``DataLoader`` with equal batches on every rank, exact length and exact resume."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Sampler
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from wdsdist.dataset import StreamingDataset
+from wdsdist.errors import ArgumentTypeError, DatasetTooSmallError, LoaderStateError
+from wdsdist.handover import Loading, Start
+from wdsdist.node import cpu_count, identity
+from wdsdist.order import OrderSettings, check_integer
+from wdsdist.plan import EpochPlan
+from wdsdist.progress import Position, Progress
+from wdsdist.state import State, make_state, read_state
+
+_MOST_WORKERS = 8
+
+
+class StreamingDataLoader(DataLoader[Any]):
+    """Loads batches of a `StreamingDataset`; every rank gets the same number of them.
+
+    A batch is a dict of columns: ``"__key__"`` and ``"__shard__"`` are lists of str, raw bytes are a `Ragged` column,
+    decoded values are collated as torch's ``default_collate`` does.
+
+    Args:
+        dataset: the data set; the loader works on a view of it, which shares its shards and its epoch.
+        batch_size: samples a batch on this rank.
+        num_workers: worker processes; by default this rank's share of the node's cores, at most 8. With 0 batches
+            are made in this process.
+        pin_memory: page-lock batches for copies to a GPU; by default where CUDA is present.
+        persistent_workers: keep the workers between epochs.
+        drop_last: drop a last batch that is not full, on all ranks alike. What ranks drop or repeat to be even is
+            the data set's ``drop_last``.
+        prefetch_factor: batches that each worker makes ahead; torch's default of 2.
+        collate_fn: makes the batch from a list of samples.
+        timeout, worker_init_fn, multiprocessing_context, generator: as in torch.
+
+    Raises:
+        ArgumentError: ``batch_size`` or ``num_workers`` cannot work.
+        DatasetTooSmallError: from ``len`` or on iteration, where the data set gives not one batch for each rank.
+
+    >>> import tempfile, wdsdist
+    >>> from pathlib import Path
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for i in range(6):
+    ...     _ = (folder / f"{i}.cls").write_text(str(i))
+    >>> dataset = wdsdist.StreamingDataset(wdsdist.pack(folder, folder / "shards"), decode=True)
+    >>> loader = wdsdist.StreamingDataLoader(dataset, batch_size=2, num_workers=0)
+    >>> len(loader), sorted(number for batch in loader for number in batch["cls"].tolist())
+    (3, [0, 1, 2, 3, 4, 5])
+    """
+
+    dataset: StreamingDataset
+
+    def __init__(
+        self,
+        dataset: StreamingDataset,
+        batch_size: int = 64,
+        *,
+        num_workers: int | None = None,
+        pin_memory: bool | None = None,
+        persistent_workers: bool = True,
+        drop_last: bool = True,
+        prefetch_factor: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if not isinstance(dataset, StreamingDataset):
+            raise ArgumentTypeError(f"dataset is a {type(dataset).__name__}: it must be a wdsdist.StreamingDataset")
+        workers = _default_workers() if num_workers is None else check_integer("num_workers", num_workers, 0)
+        self._loading = Loading(
+            batch_size=check_integer("batch_size", batch_size, 1), drop_last=bool(drop_last), collate_fn=collate_fn
+        )
+        self._progress = Progress()
+        self._request = dataset.epoch_request()
+        self._lanes: int | None = None  # what a loaded state brought
+        self._passes = 0
+        super().__init__(
+            dataset.bound(self._loading),
+            batch_size=None,  # the data set makes whole batches
+            num_workers=workers,
+            pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
+            persistent_workers=persistent_workers and workers > 0,
+            prefetch_factor=prefetch_factor,
+            collate_fn=_as_it_is,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
+        )
+        # Frameworks read these; torch refuses to have them set once it has been initialised.
+        self.__dict__.update(batch_size=self._loading.batch_size, drop_last=self._loading.drop_last)
+        self.__dict__["sampler"] = EpochSampler(dataset)
+
+    def __len__(self) -> int:
+        """Return the batches that a whole epoch has on each rank."""
+        return self._plan(Position(0, 0)).batches_per_rank
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        self._progress.restart()
+        self._passes += 1
+        return _LoaderIterator(self, self._passes)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration plays; also counts between ``iter()`` and the first batch."""
+        self.dataset.set_epoch(epoch)
+
+    def state_dict(self) -> State:
+        """Return where the loader stands: small, flat, fit for JSON, and the same on every rank.
+
+        It counts the batches that were handed out, whatever workers have prepared beyond them.
+        """
+        self._request.pass_to(self._progress)
+        return self._state(self._progress.position)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was taken, also with another world size, batch size or number of workers.
+
+        The next iteration gives what was left of that epoch. Raises `StateMismatchError` for the state of another
+        data set, seed or order, and lists the differences.
+        """
+        lanes = self._lanes
+        if self.dataset.num_canonical_replicas is None and isinstance(state, Mapping):
+            lanes = state.get("num_canonical_replicas") or None
+        position = read_state(state, self._state(Position(0, 0), lanes))
+        self._request.pass_to(self._progress)  # what was asked for before no longer counts
+        self._progress.resume(position)
+        self._lanes = lanes
+
+    def _state(self, position: Position, lanes: int | None = None) -> State:
+        return make_state(
+            position,
+            num_samples=self.dataset.num_samples,
+            fingerprint=self.dataset.fingerprint,
+            settings=self._order_settings(lanes),
+        )
+
+    def _order_settings(self, lanes: int | None = None) -> OrderSettings:
+        return self.dataset.order_settings(lanes or self._lanes or self.dataset.identity().world_size)
+
+    def _plan(self, position: Position) -> EpochPlan:
+        """Return the plan of what is left at a position; raise where a whole epoch would have no batch."""
+        world = self.dataset.identity().world_size
+        plan = self.dataset.plan(self._loading, world, position.consumed)
+        if not position.consumed and not plan.batches_per_rank:
+            raise DatasetTooSmallError(
+                f"the data set has {plan.num_samples:,} samples, fewer than one global batch of "
+                f"{plan.batch_size * world:,} ({world} ranks x batch_size {plan.batch_size}), and drop_last=True drops "
+                f"them all: lower batch_size or pass drop_last=False"
+            )
+        return plan
+
+    def _begin(self) -> tuple[Iterator[Any], EpochPlan]:
+        """Start the workers on the next epoch, or on the rest of one; return their batches."""
+        self._request.pass_to(self._progress)
+        position = self._progress.start(lambda place: self._plan(place).batches_per_rank > 0)
+        here = self.dataset.identity()
+        plan = self._plan(position)
+        if self._lanes is None:
+            self._lanes = here.world_size  # the first run's, whatever the world becomes
+        self._loading.start.write(
+            Start(
+                epoch=position.epoch,
+                consumed=position.consumed,
+                rank=here.rank,
+                num_replicas=here.world_size,
+                num_canonical_replicas=self._lanes,
+            )
+        )
+        return super().__iter__(), plan
+
+    def _stop_workers(self, batches: Iterator[Any]) -> None:
+        """End the worker processes behind ``batches`` now; the next iteration starts new ones."""
+        if isinstance(batches, _MultiProcessingDataLoaderIter):
+            batches._shutdown_workers()  # type: ignore[no-untyped-call]
+        self._iterator = None
+
+
+class _LoaderIterator(Iterator[Any]):
+    """One pass over a loader. Nothing happens before the first ``next``, so that a late ``set_epoch`` counts."""
+
+    def __init__(self, loader: StreamingDataLoader, number: int) -> None:
+        # The loader knows its passes by number: a reference back would be a cycle, and workers of a dropped loader
+        # would live until the collector finds it, perhaps in a forked child.
+        self._loader = loader
+        self._number = number
+        self._batches: Iterator[Any] | None = None
+        self._delivered = 0
+        self._failed = False
+
+    def __next__(self) -> Any:
+        loader = self._loader
+        if loader._passes != self._number:
+            raise LoaderStateError("this iterator was given up when the loader was iterated again: use the newer one")
+        if self._failed:
+            raise LoaderStateError("this iteration ended with an error: iterate the loader anew, or load a state first")
+        if self._batches is None:
+            self._batches, self._plan = loader._begin()
+            loader._progress.advance(self._plan.consumed(0))
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            if self._delivered != self._plan.batches_per_rank:
+                raise LoaderStateError(
+                    f"the workers ended after {self._delivered:,} of {self._plan.batches_per_rank:,} batches"
+                ) from None
+            raise
+        except BaseException:
+            # A failed worker has lost its place: what the others still hold would be an epoch with holes.
+            self._failed = True
+            loader._stop_workers(self._batches)
+            raise
+        self._delivered += 1
+        loader._request.pass_to(loader._progress)
+        loader._progress.advance(self._plan.consumed(self._delivered))
+        return batch
+
+
+class EpochSampler(Sampler[None]):
+    """Stands where frameworks look for a ``DistributedSampler``: its ``set_epoch`` is the data set's."""
+
+    def __init__(self, dataset: StreamingDataset) -> None:
+        self._dataset = dataset
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration plays."""
+        self._dataset.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[None]:
+        # torch asks for one index a batch; the data set needs none.
+        return itertools.repeat(None)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _default_workers() -> int:
+    """This rank's share of the node's cores."""
+    return min(_MOST_WORKERS, cpu_count() // identity().local_world_size)

@@ -1,0 +1,80 @@
+"""Where wdsdist keeps what belongs to this user on this node."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from wdsdist.errors import ArgumentError, DestinationError
+
+
+def user_cache_dir() -> Path:
+    """Name this user's cache directory, without creating it.
+
+    ``$WDSDIST_CACHE_DIR`` where set, else ``$XDG_CACHE_HOME/wdsdist``, else ``~/.cache/wdsdist``. A relative
+    ``XDG_CACHE_HOME`` is ignored, as the XDG base directory specification asks.
+
+    Raises:
+        ArgumentError: there is no home directory to fall back on.
+
+    Example:
+        >>> user_cache_dir().is_absolute()
+        True
+    """
+    try:
+        if own := os.environ.get("WDSDIST_CACHE_DIR"):
+            return Path(own).expanduser().absolute()
+        if (shared := os.environ.get("XDG_CACHE_HOME")) and Path(shared).is_absolute():
+            return Path(shared) / "wdsdist"
+        return Path.home() / ".cache" / "wdsdist"
+    except RuntimeError as error:
+        raise ArgumentError(
+            f"there is no home directory for user {os.geteuid()} ({error}): set WDSDIST_CACHE_DIR to a directory"
+        ) from None
+
+
+def private_dir() -> Path:
+    """Make sure of a directory on this node that only this user can enter: ``<temporary>/wdsdist-<uid>``.
+
+    The temporary directory is Python's (``tempfile.gettempdir()``), so ``$TMPDIR`` moves it; processes that
+    should see each other's records must share it.
+
+    Raises:
+        DestinationError: it cannot be made, or something of that name exists that others could have put
+            there or can enter.
+
+    Example:
+        >>> oct(private_dir().stat().st_mode & 0o777)
+        '0o700'
+    """
+    return private_under(Path(tempfile.gettempdir()), f"wdsdist-{os.geteuid()}")
+
+
+def private_under(parent: Path, name: str) -> Path:
+    """Make sure of the directory ``parent / name``, owned by this user and closed to all others.
+
+    Raises:
+        DestinationError: it cannot be made, or is a link, another user's, or open to others.
+    """
+    path = parent / name
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        # lstat: a link planted in a shared temporary directory would send our pickles to another user's folder.
+        found = path.lstat()
+    except OSError as error:
+        raise DestinationError(f"cannot make the private directory {path}: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise DestinationError(f"{path} must be a directory but is a link or a file: remove it")
+    if found.st_uid != os.geteuid():
+        raise DestinationError(
+            f"{path} belongs to user {found.st_uid}, not to user {os.geteuid()}: remove it, or set TMPDIR to a "
+            "directory of your own"
+        )
+    if found.st_mode & 0o077:
+        raise DestinationError(
+            f"{path} is open to others (mode {stat.S_IMODE(found.st_mode):04o}, must be 0700): "
+            f"check what is in it, then chmod 700 {path}"
+        )
+    return path

@@ -1,0 +1,297 @@
+"""Run a function in one process per node, and give its result to all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
+
+from filelock import FileLock, SoftFileLock, Timeout
+
+from wdsdist.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DataDownloadError,
+    DataDownloadTimeoutError,
+    DestinationError,
+)
+from wdsdist.node.checks import positive_seconds
+from wdsdist.node.directories import private_dir, private_under
+from wdsdist.node.fingerprint import fingerprint
+from wdsdist.node.outcome import Outcome, Records
+from wdsdist.node.run import Run, this_run
+from wdsdist.node.store import post_failure, withdraw_failure
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Scope = Literal["node", "cluster"]
+
+_POLL_SECONDS: Mapping[Scope, float] = {"node": 0.05, "cluster": 0.5}  # each poll of a shared file system is traffic
+
+_attempts: dict[str, int] = {}
+"""By call: how many failures of this run this process has raised or caught up with. Only newer ones are news."""
+
+_here = threading.local()
+"""The calls that this thread is running: to wait for one of those would be to wait for ever."""
+
+
+@overload
+def data_download(
+    function: Callable[P, T],
+    /,
+    *,
+    scope: Scope = ...,
+    timeout: float | None = ...,
+    directory: str | os.PathLike[str] | None = ...,
+    force: bool = ...,
+) -> Callable[P, T]: ...
+
+
+@overload
+def data_download(
+    *,
+    scope: Scope = ...,
+    timeout: float | None = ...,
+    directory: str | os.PathLike[str] | None = ...,
+    force: bool = ...,
+) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
+
+
+def data_download(
+    function: Callable[P, T] | None = None,
+    /,
+    *,
+    scope: Scope = "node",
+    timeout: float | None = None,
+    directory: str | os.PathLike[str] | None = None,
+    force: bool = False,
+) -> Callable[P, T] | Callable[[Callable[P, T]], Callable[P, T]]:
+    """Make a function run in one process per node, while every process gets its return value, or its error.
+
+    Works before and without ``torch.distributed``. Of the processes that call the function with the same
+    arguments one runs it and the others wait. What it returned is kept, so that processes which come later, in
+    this run or the next, skip it. If the process that runs it dies, another takes over.
+
+    Two calls are the same if file, name and source of the function and all arguments are; give every rank the
+    same arguments. Global variables and those of an enclosing function do not count, so pass what matters as
+    an argument. The function runs again if the returned path no longer exists, or one of several that are
+    returned as the items of a list, tuple or dict.
+
+    An exception is raised on all processes of the same launch that had started when it happened, with the
+    process that ran the function as its cause. A later run, or a second call, tries again.
+
+    Args:
+        function: a plain function; its return value must be picklable, and is best a path.
+        scope: ``"node"`` runs it once on every node, ``"cluster"`` once for all nodes.
+        timeout: longest wait in seconds for the process that runs it, above 0; None waits as long as it lives.
+        directory: where to keep what was returned, in a subdirectory that only this user can enter. By default
+            a private directory on the node, see ``private_dir``. ``scope="cluster"`` needs one on a file system
+            with working locks that all nodes share.
+        force: run once in every run, whatever earlier runs have left.
+
+    Raises:
+        ArgumentTypeError: ``function`` is not a plain function, or an argument of a call cannot be told apart.
+        ArgumentError: an option has a value that cannot work.
+
+    The decorated function raises what the function raises, and also:
+        DataDownloadError: it failed in another process with an exception that cannot be pickled, returned a
+            value that cannot be, or called itself with the same arguments.
+        DataDownloadTimeoutError: the process that runs it did not finish in time.
+        DestinationError: ``directory`` cannot be written or locked, or others could write there.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as records:
+        ...     @data_download(directory=records)
+        ...     def prepare(name):
+        ...         print("fetching", name)
+        ...         return f"data/{name}"
+        ...     prepare("cifar10"), prepare("cifar10")
+        fetching cifar10
+        ('data/cifar10', 'data/cifar10')
+    """
+    options = Options(scope, timeout, None if directory is None else Path(directory), force)
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        _check_function(function)
+
+        @functools.wraps(function)
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
+            return once_per_node(function, args, kwargs, options)
+
+        return wrapper
+
+    return decorate if function is None else decorate(function)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to run a function once; see ``data_download``."""
+
+    scope: Scope = "node"
+    timeout: float | None = None
+    directory: Path | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if self.scope not in ("node", "cluster"):
+            raise ArgumentError(f'scope is {self.scope!r}: it must be "node" or "cluster"')
+        if self.scope == "cluster" and self.directory is None:
+            raise ArgumentError('scope="cluster" needs directory=..., one on a file system that all nodes share')
+        if self.timeout is not None:
+            positive_seconds(self.timeout, "the longest wait for the process that runs the function")
+
+    def records(self) -> Path:
+        """Make sure of the directory that records are kept in."""
+        if self.directory is None:
+            return private_dir()
+        directory = self.directory.expanduser().absolute()
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DestinationError(f"cannot make the directory {directory}: {error.strerror}") from error
+        # A subdirectory of our own: project directories on a cluster are usually open to a group, and rightly so.
+        return private_under(directory, f".wdsdist-{os.geteuid()}")
+
+
+def once_per_node(
+    function: Callable[..., T],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    options: Options | None = None,
+) -> T:
+    """Call ``function(*args, **kwargs)`` in one process per node and return its value in each.
+
+    What ``data_download`` makes of a function does this; arguments, errors and effects are described there.
+
+    Example:
+        >>> import tempfile
+        >>> def prepare(name): return name.upper()
+        >>> with tempfile.TemporaryDirectory() as records:
+        ...     once_per_node(prepare, ("cifar10",), options=Options(directory=Path(records)))
+        'CIFAR10'
+    """
+    options, kwargs = options or Options(), kwargs or {}
+    name = f"{function.__module__}.{function.__qualname__}"
+    withdraw_failure()
+    try:
+        key = fingerprint(function, inspect.signature(function).bind(*args, **kwargs))
+        call = _Call(name, lambda: function(*args, **kwargs), Records(options.records(), key), this_run(), options)
+        return call.settle()
+    except Exception as error:
+        post_failure(f"data_download of {name}() raised {type(error).__name__}: {error}")
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Call(Generic[T]):
+    """One call in this process, and what it may make of what others left."""
+
+    name: str
+    perform: Callable[[], T]
+    records: Records
+    run: Run
+    options: Options
+
+    def settle(self) -> T:
+        found = self._recall()  # without the lock: all of a node's workers may be reading this at every start
+        if found is None:
+            with self._elected():
+                # Another process may have finished while this one waited, or died.
+                found = self._recall(with_failure=True) or (self._perform(),)
+        return found[0]
+
+    def _recall(self, *, with_failure: bool = False) -> tuple[T] | None:
+        """Return the value that another process or run left, or raise the failure of this run."""
+        outcome = self.records.read()
+        if outcome is None:
+            return None
+        key, in_run = self.records.key, outcome.run == self.run.id
+        if outcome.complete() and (not self.options.force or (in_run and outcome.time >= self.run.launched)):
+            with contextlib.suppress(Exception):  # kept by another version of its class: as good as not kept
+                value = outcome.value()
+                _attempts.pop(key, None)
+                return (value,)
+        if with_failure and outcome.raised and in_run:
+            seen = _attempts.get(key, 0)
+            _attempts[key] = max(seen, outcome.attempt + 1)
+            if outcome.attempt >= seen and outcome.time >= self.run.began:
+                raise outcome.error()
+        return None
+
+    def _perform(self) -> T:
+        key, attempt = self.records.key, _attempts.get(self.records.key, 0)
+        self.records.discard()
+        try:
+            value = self.perform()
+            outcome = Outcome.returned(self.name, self.run.id, value)
+        except Exception as error:
+            _attempts[key] = attempt + 1
+            with contextlib.suppress(DestinationError):  # what failed matters more than that others must find out too
+                self.records.write(Outcome.failed(self.name, self.run.id, error, attempt))
+            raise
+        self.records.write(outcome)
+        _attempts.pop(key, None)
+        return value
+
+    @contextlib.contextmanager
+    def _elected(self) -> Iterator[None]:
+        """Hold the lock of this call; the kernel frees it when its holder dies."""
+        running: set[str] = _here.__dict__.setdefault("running", set())
+        if self.records.key in running:
+            raise DataDownloadError(f"{self.name}() calls itself with the same arguments: it would wait for itself")
+        lock = FileLock(self.records.lock)
+        self._acquire(lock)
+        running.add(self.records.key)
+        try:
+            # Before the records are looked at: over NFS, only a change to a directory makes sure that a file which
+            # was missing a moment ago is not still taken to be missing.
+            self.records.announce()
+            yield
+        finally:
+            running.discard(self.records.key)
+            self.records.withdraw()
+            lock.release()
+
+    def _acquire(self, lock: FileLock) -> None:
+        timeout = self.options.timeout
+        try:
+            lock.acquire(-1 if timeout is None else timeout, _POLL_SECONDS[self.options.scope])
+        except Timeout:
+            raise DataDownloadTimeoutError(
+                f"{self.name}() was not finished within {timeout:g} s by {self.records.holder()}: see what it is "
+                "doing, end it so that another process takes over, or wait longer with timeout=..."
+            ) from None
+        except (OSError, NotImplementedError) as error:
+            raise DestinationError(
+                f"cannot lock {self.records.lock} ({error}): choose another directory=..."
+            ) from error
+        if isinstance(lock, SoftFileLock):
+            # What filelock falls back on without flock outlives a killed holder, and all others would wait for ever.
+            lock.release()
+            raise DestinationError(f"the file system of {self.records.lock} has no locks: choose another directory=...")
+
+
+def _check_function(function: object) -> None:
+    if not isinstance(function, types.FunctionType):
+        raise ArgumentTypeError(
+            f"data_download is for plain functions, not for a {type(function).__qualname__}: "
+            "define one that calls it; above @staticmethod and the like, swap the two"
+        )
+    if (
+        inspect.iscoroutinefunction(function)
+        or inspect.isgeneratorfunction(function)
+        or inspect.isasyncgenfunction(function)
+    ):
+        raise ArgumentTypeError(
+            f"{function.__qualname__}() is a coroutine or generator function, which returns before its work is "
+            "done: data_download needs a plain function"
+        )

@@ -1,0 +1,211 @@
+"""How a ``data_download`` call ended, and the files that tell other processes.
+
+Values and exceptions are pickled. That is safe only because the files are in a directory that this user alone
+can enter, and because a file of another owner is not read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import socket
+import stat
+import tempfile
+import time
+import traceback
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from wdsdist.errors import DataDownloadError, DestinationError
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of one call: what it returned, or what it raised."""
+
+    function: str
+    """Name of the function, for messages."""
+    run: str
+    """Digest of the run it was called in."""
+    payload: bytes
+    """The pickled value or exception; empty for an exception that cannot be pickled."""
+    raised: bool = False
+    """Whether it raised."""
+    attempt: int = 0
+    """How many failures of this call the process had seen in this run before."""
+    paths: tuple[str, ...] = ()
+    """The paths in the value that existed; where one of them has gone, the call must be made again."""
+    message: str = ""
+    """Type and message of the exception."""
+    trace: str = ""
+    """Traceback of the exception."""
+    time: float = field(default_factory=time.time)
+    """When it ended, in seconds since 1970."""
+    pid: int = field(default_factory=os.getpid)
+    """The process that ran it."""
+    host: str = field(default_factory=socket.gethostname)
+    """The host of that process."""
+
+    @staticmethod
+    def returned(function: str, run: str, value: object) -> Outcome:
+        """Keep a value.
+
+        Raises:
+            DataDownloadError: it cannot be pickled, so the other processes could not have it.
+        """
+        try:
+            payload = pickle.dumps(value)
+            pickle.loads(payload)
+        except Exception as error:
+            raise DataDownloadError(
+                f"{function}() returned a {type(value).__qualname__} that cannot be handed to other processes "
+                f"({type(error).__name__}: {error}): return a path, or another value that can be pickled"
+            ) from error
+        return Outcome(function, run, payload, paths=tuple(_existing_paths(value)))
+
+    @staticmethod
+    def failed(function: str, run: str, error: Exception, attempt: int) -> Outcome:
+        """Keep an exception, as well as it lets itself be kept."""
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        payload = b""
+        with contextlib.suppress(Exception):  # a pickle may raise anything, and the text of the error will do
+            payload = pickle.dumps(error)
+        message = "".join(traceback.format_exception_only(type(error), error)).strip()
+        return Outcome(function, run, payload, raised=True, attempt=attempt, message=message, trace=trace)
+
+    def complete(self) -> bool:
+        """Tell whether the call returned, and all it made is still there."""
+        return not self.raised and all(_exists(path) for path in self.paths)
+
+    def value(self) -> Any:
+        """Rebuild what was returned; raises whatever unpickling raises."""
+        return pickle.loads(self.payload)
+
+    def error(self) -> Exception:
+        """Rebuild what was raised, with the process that raised it as its cause."""
+        origin = DataDownloadError(
+            f"{self.function}() failed in process {self.pid} on {self.host}: {self.message}\n\n{self.trace}"
+        )
+        if not self.payload:
+            return origin
+        try:
+            error = pickle.loads(self.payload)
+        except Exception:  # many an exception with arguments of its own can be pickled but not be rebuilt
+            return origin
+        if not isinstance(error, Exception):
+            return origin
+        error.__cause__ = origin
+        return error
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """The files of one call in a private directory."""
+
+    directory: Path
+    key: str
+
+    @property
+    def lock(self) -> Path:
+        """Held by the process that runs the function; stays when nobody does."""
+        return self.directory / f"{self.key}.lock"
+
+    def read(self) -> Outcome | None:
+        """Return how the call ended, or None where it has not, or what was written cannot be used."""
+        try:
+            descriptor = os.open(self._outcome, os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise DestinationError(f"cannot read {self._outcome}: {error.strerror}") from error
+        with os.fdopen(descriptor, "rb") as file:
+            found = os.fstat(descriptor)
+            # Unpickling runs code. Asked of the open file: the name may come to mean another file at any time.
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+                raise DestinationError(f"{self._outcome} was not written by this user: remove it")
+            header, _, payload = file.read().partition(b"\n")
+        try:
+            said = json.loads(header)
+            if said.pop("format") != _FORMAT:
+                return None
+            return Outcome(payload=payload, **(said | {"paths": tuple(said["paths"])}))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def write(self, outcome: Outcome) -> None:
+        """Keep an outcome, whole or not at all."""
+        said = asdict(outcome)
+        payload = said.pop("payload")
+        self._replace(self._outcome, json.dumps({"format": _FORMAT, **said}).encode() + b"\n" + payload)
+
+    def discard(self) -> None:
+        """Forget how the call ended, so that a crash from here on leaves no claim that it is complete."""
+        self._outcome.unlink(missing_ok=True)
+
+    def announce(self) -> None:
+        """Say that this process holds the lock."""
+        self._replace(self._holder, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+
+    def withdraw(self) -> None:
+        """Take that back."""
+        with contextlib.suppress(OSError):
+            self._holder.unlink()
+
+    def holder(self) -> str:
+        """Name the process that holds the lock, for a message."""
+        try:
+            said = json.loads(self._holder.read_bytes())
+            return f"process {said['pid']} on {said['host']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            return f"the process that holds {self.lock}"
+
+    @property
+    def _outcome(self) -> Path:
+        return self.directory / f"{self.key}.outcome"
+
+    @property
+    def _holder(self) -> Path:
+        return self.directory / f"{self.key}.holder"
+
+    def _replace(self, path: Path, content: bytes) -> None:
+        temporary = ""
+        try:
+            descriptor, temporary = tempfile.mkstemp(prefix=f"{self.key}.", dir=self.directory)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                # Without it, a power cut after the rename can leave an empty file under the final name.
+                os.fsync(descriptor)
+            Path(temporary).replace(path)
+        except OSError as error:
+            if temporary:
+                Path(temporary).unlink(missing_ok=True)
+            raise DestinationError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _existing_paths(value: object) -> list[str]:
+    """Return the paths that ``value`` is, or has as items, and which exist."""
+    items: list[object] = [value]
+    if isinstance(value, dict):
+        items = list(value.values())
+    elif isinstance(value, (list, tuple)):
+        items = list(value)
+    found = []
+    for item in items:
+        path = os.fspath(item) if isinstance(item, os.PathLike) else item
+        # A relative str is more often a word than a path; whoever returns a PathLike has said which it is.
+        if isinstance(path, str) and (path.startswith("/") or isinstance(item, os.PathLike)) and _exists(path):
+            found.append(str(Path(path).absolute()))
+    return found
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):  # too long or with a NUL, hence no path; or in a folder we may not enter
+        return False

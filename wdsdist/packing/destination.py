@@ -1,0 +1,147 @@
+"""The folder that shards are written to: what it holds already, what of that is ours, and one packer at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from wdsdist import manifest as manifests
+from wdsdist import shardindex, storage
+from wdsdist.errors import (
+    DestinationError,
+    DestinationExistsError,
+    IndexFormatError,
+    IndexNotFoundError,
+    WdsdistError,
+)
+from wdsdist.manifest import Manifest
+from wdsdist.packing import job as jobs
+from wdsdist.packing.job import Job, Record
+
+_LOCK = ".wdsdist-pack.lock"
+
+# The names that storage.atomic_write gives to what packing writes.
+_TEMPORARY = re.compile(
+    rf"\.tmp-\w+-(?:shard-\d+\.tar(?:{re.escape(shardindex.SUFFIX)})?|index\.json|{re.escape(jobs.FILE_NAME)})"
+)
+
+_log = logging.getLogger("wdsdist")
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make the folder and hold it for one packer; a second one waits until the first has finished.
+
+    The system frees the lock of a process that dies, however it dies. Raises `DestinationError` for a folder that
+    cannot be made or written, and for any failure to write there under the lock.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / _LOCK)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            _log.warning("another process is packing into %s: waiting for it", folder)
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+    except WdsdistError:
+        raise
+    except OSError as error:
+        raise DestinationError(f"{folder} cannot be written: {_reason(error, folder)}") from error
+
+
+def finished(folder: Path, job: Job) -> Manifest | None:
+    """Return the manifest where the folder holds all shards of this very job, by name and size."""
+    record = jobs.load(folder)
+    if record is None or record.job.differences(job):
+        return None
+    try:
+        manifest = manifests.load(str(folder / manifests.FILE_NAME))
+    except (IndexNotFoundError, IndexFormatError):
+        return None
+    if not _made_by_packing(manifest):
+        return None  # `wdsdist index` has replaced our index.json, and does not know our notes
+    with os.scandir(folder) as entries:
+        sizes = {entry.name: entry.stat().st_size for entry in entries}
+    whole = all(
+        sizes.get(shard.name) == shard.size and shard.name + shardindex.SUFFIX in sizes for shard in manifest.shards
+    )
+    return manifest if whole else None
+
+
+def claim(folder: Path, record: Record, *, overwrite: bool) -> None:
+    """Make the folder ready for a job, under its lock: refuse or remove what else it holds, and write the record.
+
+    What an earlier run of the same job left stays; only its temporary files go. Raises `DestinationExistsError` where
+    the folder holds another data set and ``overwrite`` is false, or where shards would replace files that wdsdist did
+    not write.
+    """
+    for path in list(folder.iterdir()):
+        if _TEMPORARY.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+    known = jobs.load(folder)
+    if known is not None and not known.job.differences(record.job):
+        _remove(folder, manifests.FILE_NAME)  # the data set is not whole, so it must not look it
+        return
+    tars = storage.names(str(folder), ".tar")
+    if tars or (folder / manifests.FILE_NAME).exists():
+        if not overwrite:
+            raise DestinationExistsError(_other(folder, known, record.job, len(tars)))
+        _remove_own(folder, known, tars, record)
+    jobs.save(record, folder)
+
+
+def _remove_own(folder: Path, known: Record | None, tars: list[str], record: Record) -> None:
+    """Remove the data set that wdsdist packed here before, index.json first: without it there is no data set."""
+    try:
+        listed = manifests.load(str(folder / manifests.FILE_NAME))
+    except (IndexNotFoundError, IndexFormatError):
+        listed = None
+    own = set(known.shard_names()) if known else set()
+    if listed is not None and _made_by_packing(listed):
+        own |= {shard.name for shard in listed.shards if "/" not in shard.name}
+    in_the_way = sorted((set(tars) - own) & set(record.shard_names()))
+    if (folder / manifests.FILE_NAME).exists() and not own and not (listed and "source" in listed.extra):
+        in_the_way.append(manifests.FILE_NAME)
+    if in_the_way:
+        raise DestinationExistsError(
+            f"{folder} holds {in_the_way[0]}, which packing would replace but did not write: choose another folder"
+        )
+    _remove(folder, manifests.FILE_NAME)
+    for name in sorted(own):
+        _remove(folder, name + shardindex.SUFFIX)
+        _remove(folder, name)
+
+
+def _remove(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+
+
+def _made_by_packing(manifest: Manifest) -> bool:
+    return "shuffle_seed" in manifest.extra
+
+
+def _other(folder: Path, known: Record | None, job: Job, tars: int) -> str:
+    """Say what a folder holds that is not this job's."""
+    advice = "choose another folder, or replace what wdsdist packed there with overwrite=True (--overwrite)"
+    if known is None:
+        what = f"{tars:,} tar files" if tars else manifests.FILE_NAME
+        return f"{folder} holds {what} and no record of what they were packed from: {advice}"
+    state = "another data set" if (folder / manifests.FILE_NAME).exists() else "another data set, not finished"
+    return f"{folder} holds {state} ({'; '.join(known.job.differences(job))}): {advice}"
+
+
+def _reason(error: OSError, folder: Path) -> str:
+    file = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+    if not file.is_dir():
+        return f"{file} is a file, not a folder; choose another place"
+    return f"{error.strerror or error}; mend that or choose another folder"

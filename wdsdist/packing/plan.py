@@ -1,0 +1,78 @@
+"""Which samples go into which shard: pure arithmetic on their sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from wdsdist.permutation import Int64s, mix_key, shuffled
+from wdsdist.tarformat import END
+
+# A word of its own keeps this order apart from every order that an epoch is played in.
+_PACKING = int.from_bytes(b"pack", "big")
+
+_DIGITS = 6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackPlan:
+    """The shards to write, and the samples of each.
+
+    >>> plan = make_plan(np.full(10, 1024), shuffle_seed=None, shard_bytes=4096, shard_samples=None)
+    >>> len(plan), plan.samples(0).tolist(), plan.sizes.tolist(), plan.name(3)
+    (4, [0, 1, 2], [4096, 4096, 4096, 2048], 'shard-000003.tar')
+    """
+
+    order: Int64s
+    """int64 [samples]: their numbers in the source, in the order in which they are written."""
+    cuts: Int64s
+    """int64 [shards + 1]: where each shard starts in ``order``, and its end."""
+    sizes: Int64s
+    """int64 [shards]: bytes of each tar."""
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def counts(self) -> Int64s:
+        """int64 [shards]: samples of each."""
+        return np.diff(self.cuts)
+
+    def samples(self, shard: int) -> Int64s:
+        """Return the numbers of the samples in one shard."""
+        return self.order[self.cuts[shard] : self.cuts[shard + 1]]
+
+    def name(self, shard: int) -> str:
+        """Return the file name of one shard; all are equally long, so that they sort by number."""
+        return shard_name(shard, len(self))
+
+
+def shard_name(shard: int, shards: int) -> str:
+    """Return the file name of one of ``shards`` shards.
+
+    >>> shard_name(7, 12), shard_name(7, 2_000_000)
+    ('shard-000007.tar', 'shard-0000007.tar')
+    """
+    return f"shard-{shard:0{max(_DIGITS, len(str(shards - 1)))}d}.tar"
+
+
+def make_plan(sizes: Int64s, *, shuffle_seed: int | None, shard_bytes: int, shard_samples: int | None) -> PackPlan:
+    """Shuffle samples and cut them into shards; the same arguments always give the same plan.
+
+    Args:
+        sizes: int64 [samples]: bytes that each takes in a tar; at least one sample.
+        shuffle_seed: decides the order; ``None`` keeps that of the source.
+        shard_bytes: the most bytes of a tar; a sample that needs more gets one of its own.
+        shard_samples: the most samples of a tar, or ``None``.
+    """
+    order = np.arange(len(sizes)) if shuffle_seed is None else shuffled(len(sizes), mix_key(_PACKING, shuffle_seed))
+    ends = np.cumsum(sizes[order])
+    cuts = [0]
+    while cuts[-1] < len(sizes):
+        start = cuts[-1]
+        room = shard_bytes - len(END) + (int(ends[start - 1]) if start else 0)
+        stop = max(int(np.searchsorted(ends, room, side="right")), start + 1)
+        cuts.append(stop if shard_samples is None else min(stop, start + shard_samples))
+    bounds = np.concatenate(([0], ends))[cuts]
+    return PackPlan(order, np.array(cuts, np.int64), np.diff(bounds) + len(END))

@@ -1,0 +1,132 @@
+"""Write one shard and the index beside it, each whole or not at all, and recognise those that are whole."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from wdsdist import shardindex, storage
+from wdsdist.errors import DestinationError, IndexFormatError, SourceError, WdsdistError
+from wdsdist.shardindex import ShardIndex, ShardIndexBuilder
+from wdsdist.sources import FilePayload, Samples, payload_size
+from wdsdist.tarformat import END, header, padding
+
+_CHUNK = 4 << 20  # bytes of a large file that are read at once
+_BATCH = 1 << 20
+_AGAIN = "pack again once the source is at rest"
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenShard:
+    """What the manifest needs to know of a shard."""
+
+    name: str
+    num_samples: int
+    size: int
+    sha256: str
+    extensions: tuple[str, ...]
+    payload_bytes: int
+    """Bytes of all members, without headers and padding."""
+
+
+def write_shard(folder: Path, name: str, samples: Samples) -> WrittenShard:
+    """Write a tar of the samples, then its index.
+
+    Raises:
+        SourceError: a file has changed or vanished since it was listed.
+        DestinationError: the folder cannot be written.
+    """
+    try:
+        with storage.atomic_write(folder / name) as stream:
+            index = _write_tar(stream.write, samples, str(folder / name))
+        # The index comes second: a tar that has one is whole.
+        with storage.atomic_write(_sidecar(folder, name)) as stream:
+            stream.write(shardindex.dumps(index))
+    except WdsdistError:
+        raise
+    except OSError as error:
+        raise DestinationError(f"{folder / name} cannot be written: {error.strerror or error}") from error
+    return _summary(name, index)
+
+
+def whole_shard(folder: Path, name: str, *, size: int, num_samples: int) -> WrittenShard | None:
+    """Return what is known of a shard that an earlier run wrote whole, or ``None`` where it did not."""
+    try:
+        index = shardindex.load(_sidecar(folder, name))
+        found = (folder / name).stat().st_size
+    except (FileNotFoundError, IndexFormatError):
+        return None
+    if not found == index.size == size or index.num_samples != num_samples:
+        return None
+    return _summary(name, index)
+
+
+def _write_tar(write: Callable[[bytes], object], samples: Samples, label: str) -> ShardIndex:
+    builder = ShardIndexBuilder(label)
+    out = _Digested(write)
+    for key, members in samples:
+        for extension, payload in members:
+            size = payload_size(payload)
+            out.put(header(f"{key}.{extension}", size))
+            builder.add(key, extension, out.position, size)
+            for piece in _read(payload) if isinstance(payload, FilePayload) else (payload,):
+                out.put(piece)
+            out.put(padding(size))
+    out.put(END)
+    return builder.finish(size=out.position, sha256=out.finish())
+
+
+class _Digested:
+    """Writes bytes, and digests them, a megabyte at a time: small members would cost more in calls than in work."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write = write
+        self._digest = hashlib.sha256()
+        self._pieces: list[bytes] = []
+        self._written = 0
+        self.position = 0
+
+    def put(self, data: bytes) -> None:
+        self._pieces.append(data)
+        self.position += len(data)
+        if self.position - self._written >= _BATCH:
+            self._flush()
+
+    def finish(self) -> str:
+        self._flush()
+        return self._digest.hexdigest()
+
+    def _flush(self) -> None:
+        data = b"".join(self._pieces)
+        self._digest.update(data)
+        self._write(data)
+        self._pieces.clear()
+        self._written = self.position
+
+
+def _read(file: FilePayload) -> Iterator[bytes]:
+    """Yield the bytes of a file, piece by piece, and make sure that it has as many as its header says."""
+    try:
+        with open(file.path, "rb", buffering=0) as stream:  # noqa: PTH123 - half the cost of Path.open
+            found = os.fstat(stream.fileno()).st_size
+            left = file.size if found == file.size else 0
+            while left and (piece := stream.read(min(left, _CHUNK))):
+                left -= len(piece)
+                yield piece
+    except FileNotFoundError as error:
+        raise SourceError(f"{file.path} has vanished since it was listed: {_AGAIN}") from error
+    except OSError as error:
+        raise SourceError(f"{file.path} cannot be read: {error.strerror}") from error
+    if found != file.size or left:
+        raise SourceError(f"{file.path} has {found - left:,} bytes, but had {file.size:,} when it was listed: {_AGAIN}")
+
+
+def _sidecar(folder: Path, name: str) -> Path:
+    return folder / (name + shardindex.SUFFIX)
+
+
+def _summary(name: str, index: ShardIndex) -> WrittenShard:
+    return WrittenShard(name, index.num_samples, index.size, index.sha256, index.extensions, int(index.sizes.sum()))

@@ -1,0 +1,90 @@
+"""Read samples from the shards of a data set, each mapped into memory when it is first needed."""
+
+from __future__ import annotations
+
+import mmap
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wdsdist import catalog, storage
+from wdsdist.cache import local_shard
+from wdsdist.errors import ShardDamagedError, ShardNotFoundError
+from wdsdist.manifest import Manifest
+from wdsdist.shardindex import ShardIndex
+from wdsdist.tarformat import END
+
+_OPEN_SHARDS = 64
+"""Shards that stay mapped at once; more are let go in the order of their last use."""
+
+
+@dataclass(frozen=True, slots=True)
+class MappedShard:
+    """One shard, mapped and checked against its index."""
+
+    name: str
+    index: ShardIndex
+    content: memoryview
+
+    def members(self, sample: int) -> list[tuple[str, memoryview]]:
+        """Return the members of a sample: extension in lower case, and data."""
+        return [
+            (extension.lower(), self.content[offset : offset + size])
+            for extension, offset, size in self.index.members(sample)
+        ]
+
+
+class ShardReader:
+    """Gives the shards of a data set, each mapped and checked when it is first asked for.
+
+    Its size, its end and its number of samples must be what the indexes say.
+    """
+
+    def __init__(self, manifest: Manifest, cache_dir: Path | None = None) -> None:
+        self._manifest = manifest
+        self._cache_dir = cache_dir
+        self._open: OrderedDict[int, MappedShard] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Maps stay behind when the reader moves to another process, which opens what it needs.
+        return {**self.__dict__, "_open": OrderedDict()}
+
+    def shard(self, number: int) -> MappedShard:
+        """Return a shard, opening it if need be."""
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number]
+        shard = self._open[number] = _open_shard(self._manifest, number, self._cache_dir)
+        if len(self._open) > _OPEN_SHARDS:
+            self._open.popitem(last=False)
+        return shard
+
+
+def _open_shard(manifest: Manifest, number: int, cache_dir: Path | None) -> MappedShard:
+    path = local_shard(manifest, number, cache_dir)
+    listed = manifest.shard(number)
+    index = catalog.shard_index(path)
+    try:
+        with path.open("rb") as stream:
+            content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+    except FileNotFoundError as error:
+        raise ShardNotFoundError(f"shard {path} does not exist") from error
+    for what, found, promised in (
+        ("bytes", len(content), index.size),
+        ("bytes", len(content), listed.size if listed.size >= 0 else len(content)),
+        ("samples", index.num_samples, listed.num_samples),
+    ):
+        if found != promised:
+            raise ShardDamagedError(
+                f"shard {path} has {found:,} {what} but its index says {promised:,}: fetch or pack it again"
+            )
+    if listed.sha256 and listed.sha256 != index.sha256:
+        raise ShardDamagedError(
+            f"shard {path} was indexed with another digest than index.json gives: run `wdsdist verify` on its folder"
+        )
+    if content[-len(END) :] != END:
+        raise ShardDamagedError(
+            f"shard {path} does not end in the two zero blocks of a whole tar: fetch or pack it again"
+        )
+    return MappedShard(storage.split(str(path))[1], index, content)

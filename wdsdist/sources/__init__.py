@@ -1,0 +1,61 @@
+"""What people download, as numbered samples that can be packed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from wdsdist import storage
+from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
+from wdsdist.sources import folder, idx
+from wdsdist.sources.base import FilePayload, Payload, Sample, Samples, Source, payload_size
+
+__all__ = ["FilePayload", "Payload", "Sample", "Samples", "Source", "find", "payload_size"]
+
+_ACCEPTED = "a folder of files, or an IDX set such as train-images-idx3-ubyte.gz"
+
+
+def find(source: str | os.PathLike[str], *, class_folders: bool | None = None) -> Source:
+    """Recognise what lies at ``source`` and list its samples.
+
+    Args:
+        source: a folder of files; or an IDX set, by its images file, by a prefix such as ``mnist/train``, or by the
+            folder that holds it alone.
+        class_folders: whether the folders in ``source`` are the classes of the samples below them; by default, when
+            it looks so: two folders or more, an image in every sample, no file beside the folders, no ``cls`` yet.
+
+    Raises:
+        SourceNotFoundError: nothing lies there.
+        SourceError: what lies there is empty, ambiguous, damaged or of an unknown kind.
+        ArgumentError: ``class_folders=True`` for a source that has no folders.
+
+    >>> import tempfile, pathlib
+    >>> root = pathlib.Path(tempfile.mkdtemp())
+    >>> _ = (root / "0001.txt").write_text("hello"), (root / "0001.cls").write_text("7")
+    >>> found = find(root)
+    >>> found.kind, len(found), found.stored_sizes().tolist()
+    ('folder', 1, [2048])
+    """
+    location = storage.normalise(source)
+    if storage.is_remote(location):
+        raise SourceError(f"{storage.shown(location)} is a URL: download it, then pack the local copy")
+    path = Path(location)
+    numbers = idx.find(path)
+    if numbers is not None:
+        if class_folders:
+            raise ArgumentError(f"class_folders is True, but {path} is an IDX set: its labels file holds the classes")
+        return numbers
+    if path.is_dir():
+        return folder.find(path, class_folders=class_folders)
+    if path.exists():
+        raise SourceError(_unknown(path))
+    raise SourceNotFoundError(f"{path} does not exist{idx.hint(path)}: what can be packed is {_ACCEPTED}")
+
+
+def _unknown(path: Path) -> str:
+    if folder.is_tar(path.name):
+        return (
+            f"{path} is a tar file already: run `wdsdist index {path}` if its members are named as samples, or unpack "
+            f"it and pack the folder"
+        )
+    return f"{path} is of no kind that can be packed: that is {_ACCEPTED}"
