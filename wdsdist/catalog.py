@@ -10,6 +10,7 @@ import concurrent.futures
 import hashlib
 import mmap
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ def index(
         str(folder),
         (_shard(path.name, found[path]) for path in paths),
         name=folder.name,
-        extra={"source": {"kind": "tar"}},
+        extra=_notes(found.values()),
     )
     try:
         manifests.save(manifest, folder)
@@ -185,6 +186,19 @@ def _cached(path: Path) -> Path:
         changed = 0
     digest = hashlib.sha256(f"{path.absolute()}\0{changed}".encode("utf-8", "surrogateescape")).hexdigest()
     return user_cache_dir() / "indexes" / f"{digest[:32]}{shardindex.SUFFIX}"
+
+
+def _notes(indexes: Iterable[ShardIndex]) -> dict[str, Any]:
+    """Return what index.json says of the data set beside the list of its shards."""
+    fields: set[str] = set()
+    payload = 0
+    skipped: Counter[str] = Counter()
+    for one in indexes:
+        fields.update(extension.lower() for extension in one.extensions)
+        payload += int(one.sizes.sum())
+        skipped.update(one.skipped)
+    notes: dict[str, Any] = {"source": {"kind": "tar"}, "fields": sorted(fields), "payload_bytes": payload}
+    return {**notes, "skipped": dict(sorted(skipped.items()))} if skipped else notes
 
 
 def _shard(name: str, found: ShardIndex) -> Shard:

@@ -49,7 +49,7 @@ class StreamingDataset(IterableDataset[Any]):
             are even; with ``True`` samples are dropped instead.
         order: ``"shard"`` shuffles shards, then samples within windows, so that each rank reads shards of its own
             almost in sequence; ``"sampler"`` is the sequence of ``DistributedSampler``, bit for bit.
-        shuffle_window: samples that are shuffled together when ``order="shard"``; by default eight shards' worth, at
+        shuffle_window: samples that are shuffled together when ``order="shard"``; by default 16 shards' worth, at
             least 4,096.
         num_canonical_replicas: lanes that the order is made of when ``order="shard"``; by default the world size of
             the first run. Runs with the same number see the same global batches, whatever their world size.

@@ -181,7 +181,7 @@ class StreamingDataLoader(DataLoader[Any]):
     def _stop_workers(self, batches: Iterator[Any]) -> None:
         """End the worker processes behind ``batches`` now; the next iteration starts new ones."""
         if isinstance(batches, _MultiProcessingDataLoaderIter):
-            batches._shutdown_workers()  # type: ignore[no-untyped-call]
+            batches._shutdown_workers()
         self._iterator = None
 
 

@@ -23,6 +23,7 @@ from wdsdist.permutation import Int64s
 FILE_NAME = "index.json"
 
 _KIND = "wids-shard-index-v1"
+_NOTES_ON_ALL = ("payload_bytes", "skipped")  # totals, wrong for a part of the shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class Manifest:
             self.sizes[chosen],
             self.digests[chosen],
             self.name,
-            self.extra,
+            {name: note for name, note in self.extra.items() if name not in _NOTES_ON_ALL},
             self.storage_options,
         )
 

@@ -2,97 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import multiprocessing.util
 import os
 import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gloo_ranks import Ranks
 
-from wdsdist.errors import ArgumentError, BarrierError, BarrierTimeoutError, WdsdistError
+from wdsdist.errors import ArgumentError, BarrierError, BarrierTimeoutError
 from wdsdist.node import barrier, data_download
 
 PROMPTLY = 20.0
 """Seconds: far below the deadlines of the barriers that must end promptly, far above what a busy machine takes."""
-
-
-class Ranks:
-    """Processes of one gloo group, each of which calls what it is told to and says how it ended."""
-
-    def __init__(self, world_size: int, directory: Path, *, timeout: float = 60.0, file_store: bool = False) -> None:
-        # From a server that has imported torch, a process starts in milliseconds instead of a second.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed", "wdsdist.node"])
-        self.pipes: list[Connection] = []
-        self.processes = []
-        for rank in range(world_size):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_rank, args=(rank, world_size, file_store, timeout, str(directory), theirs)
-            )
-            process.start()
-            theirs.close()
-            self.pipes.append(ours)
-            self.processes.append(process)
-        port = self.outcome(0)  # chosen by rank 0 as it binds it: a port found free before may be taken by then
-        for pipe in self.pipes[1:]:
-            pipe.send(port)
-        assert [self.outcome(rank) for rank in range(world_size)] == ["ready"] * world_size
-
-    def tell(self, rank: int, function: Callable[..., Any], *args: Any) -> None:
-        self.pipes[rank].send((function, args))
-
-    def outcome(self, rank: int) -> Any:
-        """Return what the call of a rank returned, or the error that it raised."""
-        assert self.pipes[rank].poll(60), f"rank {rank} does not answer"
-        return self.pipes[rank].recv()
-
-    def is_waiting(self, rank: int, seconds: float = 0.3) -> bool:
-        return not self.pipes[rank].poll(seconds)
-
-    def all(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        for rank in range(len(self.pipes)):
-            self.tell(rank, function, *args)
-        return [self.outcome(rank) for rank in range(len(self.pipes))]
-
-    def end(self) -> None:
-        for pipe in self.pipes:
-            pipe.close()
-        for process in self.processes:
-            process.kill()
-            process.join()
-
-
-def _rank(rank: int, world_size: int, file_store: bool, timeout: float, directory: str, pipe: Connection) -> None:
-    import torch.distributed as dist
-
-    tempfile.tempdir = directory
-    limit = timedelta(seconds=timeout)
-    port = 0 if rank == 0 else pipe.recv() if pipe.poll(60) else None
-    store: dist.Store
-    if file_store:
-        store = dist.FileStore(f"{directory}/store", world_size)
-    else:
-        store = dist.TCPStore("127.0.0.1", port, world_size, rank == 0, limit, wait_for_workers=False)
-    if rank == 0:
-        pipe.send(0 if file_store else store.port)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
-    with contextlib.suppress(EOFError, BrokenPipeError):
-        pipe.send("ready")
-        while True:
-            function, args = pipe.recv()
-            try:
-                pipe.send(function(*args))
-            except Exception as error:
-                pipe.send(error if isinstance(error, WdsdistError) else f"{type(error).__name__}: {error}")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -335,3 +261,10 @@ class TestFailures:
         for rank in (0, 2, 3):
             ranks.tell(rank, barrier, 60)
         assert [ranks.outcome(rank) for rank in range(4)] == [None] * 4
+
+    def test_one_stands_while_another_is_coped_with(self, ranks: Ranks) -> None:
+        for rank in (1, 2):
+            ranks.tell(rank, prepare_badly)
+            ranks.outcome(rank)
+        ranks.tell(2, barrier, 100)  # the last to fail, and back
+        assert "rank 1 failed" in str(ranks.outcome(2))

@@ -155,10 +155,10 @@ class TestTheDirectory:
 
     def test_a_file_system_without_locks_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import fcntl
-        from errno import ENOLCK
+        from errno import ENOSYS
 
         def refuse(*_: object) -> None:
-            raise OSError(ENOLCK, "No locks available")
+            raise OSError(ENOSYS, "Function not implemented")
 
         monkeypatch.setattr(fcntl, "flock", refuse)
 
@@ -166,7 +166,7 @@ class TestTheDirectory:
         def prepare() -> int:
             return 1
 
-        with pytest.raises(DestinationError, match=r"cannot lock .*No locks available.*directory="):
+        with pytest.raises(DestinationError, match=r"cannot lock .*choose another directory="):
             prepare()
 
 

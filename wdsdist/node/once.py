@@ -6,24 +6,16 @@ import contextlib
 import functools
 import inspect
 import os
-import threading
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
-from filelock import FileLock, SoftFileLock, Timeout
-
-from wdsdist.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    DataDownloadError,
-    DataDownloadTimeoutError,
-    DestinationError,
-)
+from wdsdist.errors import ArgumentError, ArgumentTypeError, DestinationError
 from wdsdist.node.checks import positive_seconds
 from wdsdist.node.directories import private_dir, private_under
+from wdsdist.node.election import elected
 from wdsdist.node.fingerprint import fingerprint
 from wdsdist.node.outcome import Outcome, Records
 from wdsdist.node.run import Run, this_run
@@ -38,9 +30,6 @@ _POLL_SECONDS: Mapping[Scope, float] = {"node": 0.05, "cluster": 0.5}  # each po
 
 _attempts: dict[str, int] = {}
 """By call: how many failures of this run this process has raised or caught up with. Only newer ones are news."""
-
-_here = threading.local()
-"""The calls that this thread is running: to wait for one of those would be to wait for ever."""
 
 
 @overload
@@ -204,7 +193,7 @@ class _Call(Generic[T]):
     def settle(self) -> T:
         found = self._recall()  # without the lock: all of a node's workers may be reading this at every start
         if found is None:
-            with self._elected():
+            with elected(self.name, self.records, self.options.timeout, _POLL_SECONDS[self.options.scope]):
                 # Another process may have finished while this one waited, or died.
                 found = self._recall(with_failure=True) or (self._perform(),)
         return found[0]
@@ -241,43 +230,6 @@ class _Call(Generic[T]):
         self.records.write(outcome)
         _attempts.pop(key, None)
         return value
-
-    @contextlib.contextmanager
-    def _elected(self) -> Iterator[None]:
-        """Hold the lock of this call; the kernel frees it when its holder dies."""
-        running: set[str] = _here.__dict__.setdefault("running", set())
-        if self.records.key in running:
-            raise DataDownloadError(f"{self.name}() calls itself with the same arguments: it would wait for itself")
-        lock = FileLock(self.records.lock)
-        self._acquire(lock)
-        running.add(self.records.key)
-        try:
-            # Before the records are looked at: over NFS, only a change to a directory makes sure that a file which
-            # was missing a moment ago is not still taken to be missing.
-            self.records.announce()
-            yield
-        finally:
-            running.discard(self.records.key)
-            self.records.withdraw()
-            lock.release()
-
-    def _acquire(self, lock: FileLock) -> None:
-        timeout = self.options.timeout
-        try:
-            lock.acquire(-1 if timeout is None else timeout, _POLL_SECONDS[self.options.scope])
-        except Timeout:
-            raise DataDownloadTimeoutError(
-                f"{self.name}() was not finished within {timeout:g} s by {self.records.holder()}: see what it is "
-                "doing, end it so that another process takes over, or wait longer with timeout=..."
-            ) from None
-        except (OSError, NotImplementedError) as error:
-            raise DestinationError(
-                f"cannot lock {self.records.lock} ({error}): choose another directory=..."
-            ) from error
-        if isinstance(lock, SoftFileLock):
-            # What filelock falls back on without flock outlives a killed holder, and all others would wait for ever.
-            lock.release()
-            raise DestinationError(f"the file system of {self.records.lock} has no locks: choose another directory=...")
 
 
 def _check_function(function: object) -> None:
