@@ -143,8 +143,37 @@ class ShardOrder:
     def num_samples(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
+    @property
+    def num_lanes(self) -> int:
+        return len(self._lane_starts) - 1
+
+    def lane_windows(self, lane: int) -> list[Int64s]:
+        """Return the shards that each window of a lane reads, window after window; without shuffle, one at a time."""
+        start, stop = self._lane_starts[lane : lane + 2].tolist()
+        if not self._shuffle:
+            return np.split(shards := self._shards_between(start, stop), range(1, len(shards)))
+        length, first = stop - start, int(self._first_piece[lane])
+        found = []
+        offset = np.array([0])
+        while offset[0] < length:
+            size = _windows(offset, self._first_length[lane : lane + 1], self._window, np.array([length]))[2]
+            begin = (first + int(offset[0])) % length
+            end = begin + int(size[0])
+            # Where a window runs over the end of its lane it goes on at the lane's start.
+            parts = ((start + begin, start + min(end, length)), (start, start + max(end - length, 0)))
+            found.append(np.unique(np.concatenate([self._shards_between(*part) for part in parts])))
+            offset = offset + size
+        return found
+
+    def _shards_between(self, start: int, stop: int) -> Int64s:
+        """Return the shards, in order, that hold the samples from ``start`` to ``stop`` on the line of all samples."""
+        places = np.unique(split_line(self._ends, np.array([start, stop - 1]))[0]) if start < stop else np.arange(0)
+        if len(places):
+            places = np.arange(places[0], places[-1] + 1)
+        return self._shards[places[np.diff(self._ends, prepend=0)[places] > 0]]
+
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-        offset, lane = np.divmod(positions, len(self._lane_starts) - 1)
+        offset, lane = np.divmod(positions, self.num_lanes)
         start = self._lane_starts[lane]
         if self._shuffle:
             length = self._lane_starts[lane + 1] - start

@@ -20,6 +20,8 @@ HOUSE = [
     ("storage", "node"),  # the outside: files and objects; who this process is
     ("processes", "shardindex", "order"),  # pools of workers; where members lie; which sample stands where
     ("plan",),  # who takes which positions
+    ("mixing",),  # how well an order mixes
+    ("forecast",),  # what an epoch will be like
     ("manifest",),  # the shards of a data set
     ("catalog", "cache"),  # find data sets and index tars; keep one copy of each remote shard
     ("shards", "sources"),  # read shards; read what people download

@@ -12,6 +12,7 @@ import click
 import wdsdist
 from wdsdist.cli.inspecting import cat, info, ls
 from wdsdist.cli.making import index, pack
+from wdsdist.cli.planning import plan
 from wdsdist.cli.verifying import verify
 from wdsdist.errors import WdsdistError
 
@@ -59,7 +60,7 @@ def _wdsdist() -> None:
     """
 
 
-for _command in (pack, index, info, ls, cat, verify):
+for _command in (pack, index, info, ls, cat, verify, plan):
     _wdsdist.add_command(_command)
 
 

@@ -46,7 +46,9 @@ def private_dir() -> Path:
             there or can enter.
 
     Example:
-        >>> oct(private_dir().stat().st_mode & 0o777)
+        >>> from unittest import mock
+        >>> with tempfile.TemporaryDirectory() as folder, mock.patch("tempfile.tempdir", folder):
+        ...     oct(private_dir().stat().st_mode & 0o777)
         '0o700'
     """
     return private_under(Path(tempfile.gettempdir()), f"wdsdist-{os.geteuid()}")

@@ -28,7 +28,9 @@ def process_group() -> Any | None:
     """Return the module ``torch.distributed`` where its default process group exists, without importing it.
 
     Example:
-        >>> process_group() is None
+        >>> from unittest import mock
+        >>> with mock.patch.dict("sys.modules", {"torch.distributed": None}):  # as where nobody has imported it
+        ...     process_group() is None
         True
     """
     dist = sys.modules.get("torch.distributed")

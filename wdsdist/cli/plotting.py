@@ -1,0 +1,58 @@
+"""Draw which shards ranks read over an epoch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wdsdist.errors import ArgumentError, DestinationError
+
+if TYPE_CHECKING:
+    from wdsdist.forecast import World
+
+_RANKS = 8
+_BATCHES = 300
+_KINDS = (".png", ".svg")
+
+
+def draw(world: World, path: Path, *, rank: int | None = None) -> None:
+    """Draw the shards that ranks read, batch after batch, into a png or svg file.
+
+    Where there are more than eight ranks, eight of them are drawn, spread evenly; or the one that is asked for.
+
+    Raises `ArgumentError` for another kind of file, or where matplotlib is not installed, and `DestinationError`
+    where the file cannot be written.
+    """
+    if path.suffix.lower() not in _KINDS:
+        raise ArgumentError(f"{path} is neither a .png nor an .svg file: give the plot one of these names")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ArgumentError('drawing needs matplotlib: pip install "wdsdist[plot]"') from error
+
+    plan, order = world.plan, world.order()
+    ranks = np.unique(np.linspace(0, plan.num_replicas - 1, _RANKS).astype(int)) if rank is None else np.array([rank])
+    batches = np.unique(np.linspace(0, max(plan.batches_per_rank - 1, 0), _BATCHES).astype(int))
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    axes = figure.add_subplot()
+    for number in ranks:
+        found = [order.locate(plan.positions(rank=int(number), batch=int(batch)))[0] for batch in batches]
+        shards = [np.unique(one) for one in found]
+        where = np.repeat(batches, [len(one) for one in shards])
+        axes.scatter(where, np.concatenate(shards), s=4, linewidths=0, label=f"rank {number}")
+    axes.set_xlabel("batch of the rank")
+    axes.set_ylabel("shard")
+    axes.set_xlim(0, max(plan.batches_per_rank - 1, 1))
+    axes.set_ylim(-0.5, len(world.counts) - 0.5)
+    of = "all" if len(ranks) == plan.num_replicas else f"{len(ranks)} of {plan.num_replicas:,}"
+    axes.set_title(
+        f"Shards that {of} ranks read in epoch {world.epoch}: {plan.num_samples:,} samples in {len(world.counts):,} "
+        f"shards,\norder {world.settings.name}, windows of {world.settings.window:,} samples"
+    )
+    figure.legend(loc="outside right upper", markerscale=3, frameon=False)
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise DestinationError(f"{path} cannot be written: {error.strerror or error}") from error
