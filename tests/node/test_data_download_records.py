@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 
 class TestWhatIsKept:
     @pytest.mark.parametrize(
-        "returned", ["made", "str(made)", "[made, 1]", "{'train': str(made)}", "('x', made)", "Path('made')"]
-    )
+        "returned",
+        [
+            "made", "str(made)", "[made, 1]", "{'train': str(made)}", "('x', made)", "Path('made')",
+            "{'train': [[made], 1]}", "__import__('wdsdist').Manifest.of(str(made), [])",
+        ],
+    )  # fmt: skip
     def test_it_is_void_once_the_returned_path_is_gone(self, stage: Stage, returned: str) -> None:
         stage.write(
             f"""

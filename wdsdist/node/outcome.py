@@ -15,7 +15,8 @@ import stat
 import tempfile
 import time
 import traceback
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -188,20 +189,25 @@ class Records:
             raise DestinationError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _existing_paths(value: object) -> list[str]:
-    """Return the paths that ``value`` is, or has as items, and which exist."""
-    items: list[object] = [value]
+def _existing_paths(value: object, inside: tuple[int, ...] = ()) -> list[str]:
+    """Return the paths that exist in ``value``: itself, or what it holds if it is a container or dataclass."""
+    if id(value) in inside:
+        return []
+    inside = (*inside, id(value))
+    items: Iterable[object] | None = None
     if isinstance(value, dict):
-        items = list(value.values())
-    elif isinstance(value, (list, tuple)):
-        items = list(value)
-    found = []
-    for item in items:
-        path = os.fspath(item) if isinstance(item, os.PathLike) else item
-        # A relative str is more often a word than a path; whoever returns a PathLike has said which it is.
-        if isinstance(path, str) and (path.startswith("/") or isinstance(item, os.PathLike)) and _exists(path):
-            found.append(str(Path(path).absolute()))
-    return found
+        items = value.values()
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        items = value
+    elif is_dataclass(value):  # such as the manifest that packing returns
+        items = [getattr(value, one.name) for one in fields(value)]
+    if items is not None:
+        return [path for item in items for path in _existing_paths(item, inside)]
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    # A relative str is more often a word than a path; whoever returns a PathLike has said which it is.
+    if isinstance(path, str) and (path.startswith("/") or isinstance(value, os.PathLike)) and _exists(path):
+        return [str(Path(path).absolute())]
+    return []
 
 
 def _exists(path: str) -> bool:
