@@ -80,7 +80,7 @@ class TestTheSameAgain:
             raise SourceError("stop")
 
         monkeypatch.setattr(run, "write_shard", fail)
-        with pytest.raises(SourceError, match="^stop$"):
+        with pytest.raises(SourceError, match=r"^stop$"):
             pack(source, tmp_path / "dest", shard_samples=10)
         assert not (tmp_path / "dest" / "index.json").exists()
 

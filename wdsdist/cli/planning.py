@@ -94,6 +94,7 @@ def _world(
         counts = np.full(num_shards, share)
         counts[:more] += 1
         sizes = np.full(num_shards, shard_bytes)
+    check_integer("ranks", ranks, 1)
     settings = OrderSettings(
         name="sampler" if order == "sampler" else "shard",
         shuffle=not no_shuffle,
@@ -103,7 +104,7 @@ def _world(
     )
     plan = EpochPlan(
         num_samples=int(counts.sum()),
-        num_replicas=check_integer("ranks", ranks, 1),
+        num_replicas=ranks,
         batch_size=check_integer("batch_size", batch_size, 1),
         drop_last=False,
         drop_last_batch=not keep_tail,

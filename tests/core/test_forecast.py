@@ -1,0 +1,134 @@
+"""A forecast says what an epoch is then like: held to the epoch itself, sample by sample."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wdsdist import mixing
+from wdsdist.errors import ArgumentError
+from wdsdist.forecast import World, forecast
+from wdsdist.order import OrderSettings, ShardOrder, epoch_order
+from wdsdist.plan import EpochPlan
+
+
+@st.composite
+def worlds(draw: st.DrawFn, **fixed: Any) -> World:
+    counts = np.array(draw(st.lists(st.integers(0, 30), min_size=1, max_size=8).filter(any)))
+    ranks = draw(st.integers(1, 6))
+    settings = OrderSettings(
+        name=fixed.get("name") or draw(st.sampled_from(["shard", "sampler"])),
+        shuffle=draw(st.booleans()),
+        seed=draw(st.integers(0, 1000)),
+        window=draw(st.integers(1, 60)),
+        num_canonical_replicas=draw(st.integers(1, 8)),
+    )
+    plan = EpochPlan(
+        num_samples=int(counts.sum()),
+        num_replicas=ranks,
+        batch_size=draw(st.integers(1, 10)),
+        drop_last=False,
+        drop_last_batch=draw(st.booleans()),
+    )
+    sizes = 1000 + np.arange(len(counts))
+    ranks_per_node = draw(st.integers(1, 3))
+    return World(counts=counts, sizes=sizes, settings=settings, plan=plan, ranks_per_node=ranks_per_node, epoch=3)
+
+
+def seen(world: World) -> list[list[tuple[int, int]]]:
+    """Return what each rank sees in the epoch."""
+    order = world.order()
+    found = []
+    for rank in range(world.plan.num_replicas):
+        batches = world.plan.batches(order, rank=rank)
+        found.append([pair for batch in batches for pair in zip(*(part.tolist() for part in batch), strict=True)])
+    return found
+
+
+@given(worlds())
+def test_it_counts_the_samples_and_batches_that_the_ranks_then_have(world: World) -> None:
+    told, ranks = forecast(world), seen(world)
+    counts = Counter(pair for rank in ranks for pair in rank)
+    assert {len(rank) for rank in ranks} == {told.samples_per_rank}
+    assert told.batches_per_rank == world.plan.batches_per_rank
+    assert world.plan.num_samples - len(counts) == told.samples_dropped
+    assert counts.total() - len(counts) == told.samples_repeated or told.samples_dropped
+    assert told.samples_dropped == 0 or told.samples_repeated == 0
+
+
+@given(worlds())
+def test_it_names_at_least_the_shards_that_a_node_then_opens_and_no_more_than_a_whole_epoch_would(world: World) -> None:
+    told = forecast(world)
+    order = world.order()
+    for node, ranks in enumerate(world.nodes()):
+        whole = {
+            int(shard)
+            for rank in ranks
+            for shard in order.locate(np.arange(rank, world.plan.num_samples, world.plan.num_replicas))[0]
+        }
+        # With C no multiple of W, a rank may miss a short lane's shard by the stride; then the forecast is high.
+        exact = world.settings.name == "sampler" or world.settings.num_canonical_replicas % world.plan.num_replicas == 0
+        assert told.shards_per_node[node] == len(whole) if exact else told.shards_per_node[node] >= len(whole)
+        if exact:
+            assert told.bytes_per_node[node] == sum(int(world.sizes[shard]) for shard in whole)
+    assert told.cache_bytes_per_node <= max(told.bytes_per_node)
+
+
+@given(worlds(name="shard"))
+def test_a_lane_reads_only_the_shards_of_its_current_window(world: World) -> None:
+    order = world.order()
+    assert isinstance(order, ShardOrder)
+    for lane in range(order.num_lanes):
+        read = order.locate(np.arange(lane, world.plan.num_samples, order.num_lanes))[0].tolist()
+        windows = [shards.tolist() for shards in order.lane_windows(lane)]
+        # Walk through the lane: each sample's shard is in the current window, or the next one has begun.
+        current = 0
+        for shard in read:
+            while shard not in windows[current]:
+                current += 1
+        assert {shard for window in windows for shard in window} == set(read)
+
+
+def test_many_ranks_with_lanes_of_their_own_open_each_shard_little_more_than_once() -> None:
+    counts = np.full(1000, 100)
+    plan = EpochPlan(num_samples=100_000, num_replicas=64, batch_size=8, drop_last=False, drop_last_batch=True)
+    settings = OrderSettings(window=1600, num_canonical_replicas=64)
+    told = forecast(World(counts=counts, sizes=counts, settings=settings, plan=plan, ranks_per_node=1))
+    assert sum(told.shards_per_node) <= 1000 + 64
+
+
+def test_a_world_without_samples_is_refused() -> None:
+    plan = EpochPlan(num_samples=0, num_replicas=1, batch_size=1, drop_last=False, drop_last_batch=True)
+    with pytest.raises(ArgumentError, match="there are 0 samples"):
+        World(counts=np.array([0]), sizes=np.array([1]), settings=OrderSettings(), plan=plan, ranks_per_node=1)
+
+
+class TestMixing:
+    counts = np.full(50, 200)
+    plan = EpochPlan(num_samples=10_000, num_replicas=2, batch_size=64, drop_last=False, drop_last_batch=True)
+
+    def measured(self, **settings: Any) -> mixing.Mixing:
+        settings.setdefault("num_canonical_replicas", 2)
+        return mixing.measure(epoch_order(self.counts, OrderSettings(**settings), 0), self.counts, self.plan)
+
+    def test_the_order_of_distributed_sampler_measures_as_a_uniform_shuffle(self) -> None:
+        found, ideal = self.measured(name="sampler"), mixing.uniform(self.counts, self.plan)
+        assert found.same_shard == pytest.approx(ideal.same_shard, abs=0.01)
+        assert found.moved == pytest.approx(ideal.moved, abs=0.02)
+        assert found.batch_entropy == pytest.approx(ideal.batch_entropy, abs=0.05)
+
+    def test_no_shuffle_moves_lanes_only_and_mixes_nothing(self) -> None:
+        found = self.measured(shuffle=False, num_canonical_replicas=1)
+        assert found.moved == 0
+        assert found.same_shard > 0.98
+        assert found.batch_entropy < 1.5
+
+    def test_a_larger_window_mixes_more(self) -> None:
+        found = [self.measured(window=window) for window in (1, 400, 1600, 6400)]
+        assert [one.same_shard for one in found] == sorted((one.same_shard for one in found), reverse=True)
+        assert [one.batch_entropy for one in found] == sorted(one.batch_entropy for one in found)
