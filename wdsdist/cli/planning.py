@@ -90,10 +90,11 @@ def _world(
         counts = manifest.counts
         sizes = np.where(manifest.sizes < 0, shard_bytes, manifest.sizes)
     else:
-        share, more = divmod(samples or 0, num_shards or 1)
-        counts = np.full(num_shards, share)
+        many = num_shards or 1
+        share, more = divmod(samples or 0, many)
+        counts = np.full(many, share)
         counts[:more] += 1
-        sizes = np.full(num_shards, shard_bytes)
+        sizes = np.full(many, shard_bytes)
     check_integer("ranks", ranks, 1)
     settings = OrderSettings(
         name="sampler" if order == "sampler" else "shard",
