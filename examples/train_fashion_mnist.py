@@ -59,12 +59,12 @@ class Training:
         self.loader = make_loader(shards, batch_size, workers, train=True)
         self.network = DistributedDataParallel(
             nn.Sequential(
-                *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-                *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-                *(nn.Flatten(), nn.Linear(32 * 7 * 7, 64), nn.ReLU(), nn.Linear(64, 10)),
+                *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+                *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+                *(nn.Flatten(), nn.Linear(64 * 7 * 7, 64), nn.ReLU(), nn.Linear(64, 10)),
             )
         )
-        self.optimiser = torch.optim.Adam(self.network.parameters(), lr=4e-3)
+        self.optimiser = torch.optim.Adam(self.network.parameters(), lr=3e-3)
 
     def batches(self) -> Iterator[list[str]]:
         """Train on what the loader has left of this epoch; yield the keys of each batch."""

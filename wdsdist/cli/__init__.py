@@ -38,12 +38,18 @@ class _Group(click.Group):
             again = ": the same command goes on where it stopped" if ctx.invoked_subcommand == "pack" else ""
             click.echo(f"wdsdist: interrupted{again}", err=True)
             ctx.exit(_INTERRUPTED)
-        except BrokenPipeError:
-            # As `| head` leaves us; Python would complain once more when it flushes at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except BrokenPipeError:  # as `| head` leaves us
+            _give_up_output()
             ctx.exit(_BROKEN_PIPE)
         except OSError as error:
+            if error.filename is None:  # the output itself, on a full disk
+                _give_up_output()
             _fail(ctx, f"{error.filename or 'standard output'}: {error.strerror or error}")
+
+
+def _give_up_output() -> None:
+    """Drop what is still to be written: Python would try again at exit, and complain once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(ctx: click.Context, message: str) -> None:
