@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from wdsdist import catalog
+from wdsdist import catalog, shardindex
 from wdsdist.errors import ArgumentError, IndexNotFoundError, StorageError
 from wdsdist.manifest import Manifest, Shard
 from wdsdist.packing import pack
+from wdsdist.shardindex import ShardIndex
 from wdsdist.verification import VerifyProgress, verify
 
 FIRST, SECOND, THIRD = (f"shard-{number:06}.tar" for number in range(3))
@@ -105,6 +109,24 @@ def test_a_damaged_index_is_found(shards: Path) -> None:
 def test_the_index_of_another_shard_is_found(shards: Path) -> None:
     (shards / f"{FIRST}.wdsindex").write_bytes((shards / f"{SECOND}.wdsindex").read_bytes())
     expect(shards, first=["disagrees with the tar in digest, keys"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "respect"),
+    [
+        (lambda index: {"size": index.size + 512}, "size"),
+        (lambda index: {"offsets": index.offsets + 512}, "members"),
+        (lambda index: {"sizes": index.sizes[::-1]}, "members"),
+        (lambda index: {"extensions": ("bin", "cls")}, "members"),
+    ],
+)
+def test_an_index_that_is_whole_but_wrong_is_found(
+    shards: Path, changes: Callable[[ShardIndex], dict[str, Any]], respect: str
+) -> None:
+    sidecar = shards / f"{FIRST}.wdsindex"
+    index = shardindex.load(sidecar)
+    sidecar.write_bytes(shardindex.dumps(replace(index, **changes(index))))
+    expect(shards, first=[rf"disagrees with the tar in {respect}: "])
 
 
 def test_the_index_of_another_shard_is_found_beside_a_missing_one(shards: Path) -> None:

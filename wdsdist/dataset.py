@@ -143,7 +143,7 @@ class StreamingDataset(IterableDataset[Any]):
         self._request.make(check_integer("epoch", epoch, 0, 2**63 - 1))
 
     def epoch_request(self) -> EpochRequest:
-        """Return a watcher of what `set_epoch` asks for from now on."""
+        """Return a watcher of what `set_epoch` asks for."""
         return self._request.watch()
 
     def order_settings(self, num_replicas: int) -> OrderSettings:

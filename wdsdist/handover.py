@@ -36,9 +36,9 @@ class EpochRequest:
         self._shared[1] += 1
 
     def watch(self) -> EpochRequest:
-        """Return the same request for one more that answers it, from now on."""
+        """Return the same request for one more that answers it, also if it was made before."""
         watcher = copy.copy(self)
-        watcher._seen = int(self._shared[1])
+        watcher._seen = 0
         return watcher
 
     def pass_to(self, progress: Progress) -> None:

@@ -225,9 +225,10 @@ def test_an_unbalanced_pattern_is_a_name_that_does_not_exist(tmp_path: Path) -> 
 # Foreign tars: scanned once, their index kept
 
 
-def test_a_foreign_tar_is_scanned_once(tars: Path, no_scan: Callable[[], None]) -> None:
+def test_a_foreign_tar_is_scanned_once(tars: Path, user_cache: Path, no_scan: Callable[[], None]) -> None:
     first = wdsdist.open(tars / NAMES[1])
     assert (tars / f"{NAMES[1]}.wdsindex").is_file()
+    assert not list(user_cache.iterdir())
     no_scan()
     again = wdsdist.open(tars / NAMES[1])
     assert again.shards == first.shards
@@ -249,11 +250,11 @@ def test_where_the_folder_cannot_be_written_the_index_is_kept_in_the_users_cache
     tars: Path, user_cache: Path, read_only: Callable[[Path], None], no_scan: Callable[[], None]
 ) -> None:
     read_only(tars)
-    first = wdsdist.open(tars / NAMES[1])
+    first = [wdsdist.open(tars / name).shards for name in NAMES]
     assert sorted(path.name for path in tars.iterdir()) == NAMES
-    assert len(list(user_cache.rglob("*.wdsindex"))) == 1
+    assert len(list(user_cache.rglob("*.wdsindex"))) == 3
     no_scan()
-    assert wdsdist.open(tars / NAMES[1]).shards == first.shards
+    assert [wdsdist.open(tars / name).shards for name in NAMES] == first
 
 
 def test_where_nothing_can_be_written_a_tar_opens_all_the_same(
@@ -277,6 +278,18 @@ def test_a_tar_that_is_replaced_does_not_keep_its_index_in_the_cache(
     assert path.stat().st_size == size  # tarfile fills up to 10,240 bytes: only the time tells them apart
     os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
     assert wdsdist.open(path).num_samples == 2
+
+
+def test_a_tar_that_is_replaced_by_one_of_the_same_time_does_not_keep_its_index_in_the_cache(
+    tars: Path, read_only: Callable[[Path], None]
+) -> None:
+    path = tars / NAMES[1]
+    read_only(tars)
+    assert wdsdist.open(path).num_samples == 4
+    before = path.stat()
+    write_shard(path, 40)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as `rsync --times` or `cp --preserve` may
+    assert wdsdist.open(path).num_samples == 40
 
 
 @pytest.mark.parametrize(("change", "how"), [(-1000, "1,000 bytes short of"), (512, "512 bytes longer than")])
@@ -364,6 +377,17 @@ def test_indexing_makes_a_data_set_of_a_folder_of_tars(tars: Path, workers: int 
         assert shardindex.load(tars / f"{shard.name}.wdsindex").num_samples == shard.num_samples
 
 
+def test_indexing_notes_what_the_tars_hold(tars: Path) -> None:
+    odd = [("README", b"12345"), (".hidden", b""), ("1.JPG", b"123"), ("1.txt", b"12")]
+    (tars / "odd.tar").write_bytes(plain_tar(odd))
+    extra = wdsdist.index(tars, workers=1).extra
+    assert wdsdist.open(tars).extra == extra
+    assert extra["source"] == {"kind": "tar"}
+    assert extra["fields"] == ["cls", "jpg", "txt"]
+    assert extra["payload_bytes"] == 5 + 7 * 2 * len("00-0000.jpg")
+    assert sum(extra["skipped"].values()) == 2
+
+
 def test_indexing_names_shards_so_that_the_folder_can_be_moved(data_set: Path) -> None:
     moved = data_set.rename(data_set.with_name("moved"))
     assert listed(wdsdist.open(moved)) == expected(moved, 0, 1, 2)
@@ -417,6 +441,13 @@ def test_what_cannot_be_indexed_is_refused_with_the_reason(tars: Path, tmp_path:
 
 def test_a_folder_that_cannot_be_written_is_not_indexed(tars: Path, read_only: Callable[[Path], None]) -> None:
     read_only(tars)
-    with pytest.raises(DestinationError, match=rf"{tars} cannot be written \(Permission denied\)"):
+    with pytest.raises(DestinationError, match=rf"{tars} cannot be written \(Permission denied\): copy the shards"):
         wdsdist.index(tars, workers=1)
     assert sorted(path.name for path in tars.iterdir()) == NAMES
+
+
+def test_an_index_json_that_cannot_be_replaced_is_an_error_that_says_so(tars: Path) -> None:
+    (tars / "index.json").mkdir()
+    with pytest.raises(DestinationError, match=rf"{tars} cannot be written \(Is a directory\).* no index\.json"):
+        wdsdist.index(tars, workers=1)
+    assert not list(tars.glob(".tmp-*"))

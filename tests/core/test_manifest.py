@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,7 @@ def test_index_json_is_what_wids_asks_for(tmp_path: Path) -> None:
         ("01.tar", 0, 1024),
         ("köln.tar", 5, 2**40),
     ]
+    assert data["wdsdist"] == {"version": 1, "num_samples": 8}
 
 
 def test_wids_itself_reads_a_data_set_through_index_json(tmp_path: Path) -> None:
@@ -245,6 +247,17 @@ def test_a_missing_index_is_named(tmp_path: Path) -> None:
     for missing in ("index.json", "nowhere/index.json", "file/index.json"):
         with pytest.raises(IndexNotFoundError, match=f"{missing} does not exist"):
             manifests.load(str(tmp_path / missing))
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_a_saved_index_can_be_read_by_whom_the_umask_lets(tmp_path: Path, mask: int, mode: int) -> None:
+    before = os.umask(mask)
+    try:
+        manifests.save(Manifest.of("/data", SHARDS), tmp_path)
+        assert os.umask(mask) == mask
+    finally:
+        os.umask(before)
+    assert (tmp_path / "index.json").stat().st_mode & 0o777 == mode
 
 
 def test_saving_leaves_the_old_index_until_the_new_one_is_whole(

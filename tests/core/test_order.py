@@ -367,3 +367,4 @@ def test_an_epoch_that_cannot_be_is_refused_by_value(name: str) -> None:
 def test_a_sampler_seed_that_torch_cannot_take_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"seed \+ epoch is 18,446,744,073,709,551,616"):
         epoch_order(np.array([3]), OrderSettings(name="sampler", seed=2**64 - 1), 1)
+    assert epoch_order(np.array([3]), OrderSettings(name="sampler", seed=2**64 - 2), 1).num_samples == 3

@@ -79,6 +79,7 @@ def test_a_header_has_the_bytes_that_tarfile_writes(name: str, size: int) -> Non
 @example("p" * 156 + "/" + "n" * 99, 1)
 @example("p" * 154 + "/" + "n" * 101, 1)
 @example("p/" * 60 + "n", 1)
+@example("p/" + "n" * 100, 1)
 def test_an_ascii_name_gets_a_pax_header_only_where_ustar_cannot_hold_it(name: str, size: int) -> None:
     try:
         file_entry(name, size).tobuf(tarfile.USTAR_FORMAT)
@@ -86,6 +87,7 @@ def test_an_ascii_name_gets_a_pax_header_only_where_ustar_cannot_hold_it(name: s
     except ValueError:
         fits = False
     assert (len(header(name, size)) == BLOCK) == fits
+    assert len(header(name, size)) % BLOCK == 0
 
 
 def test_only_other_scripts_and_eight_gibibytes_need_a_pax_header() -> None:
@@ -97,6 +99,10 @@ def test_only_other_scripts_and_eight_gibibytes_need_a_pax_header() -> None:
 def test_an_absolute_path_too_long_for_a_name_keeps_its_slash() -> None:
     name = "/" + "n" * 100  # an empty prefix would lose the slash
     assert scanned(written([(name, b"1")])) == [(name, 3 * BLOCK, 1)]
+
+
+def test_a_tar_ends_in_two_blocks_of_zeros_and_no_more() -> None:
+    assert bytes(1024) == END  # more would change the digest of every shard
 
 
 @given(names, sizes)
@@ -309,6 +315,7 @@ def test_a_sparse_file_is_refused() -> None:
 def test_the_old_spelling_of_a_directory_is_one() -> None:
     content = tar_bytes([(file_entry("folder/", 0, type=tarfile.AREGTYPE), b""), (file_entry("a.txt", 1), b"1")])
     assert scanned(content) == listing(content) == [("a.txt", 1024, 1)]
+    assert tarformat.scan(content, label="x.tar").skipped == {"directory": 1}
 
 
 def test_names_that_are_not_utf8_survive() -> None:

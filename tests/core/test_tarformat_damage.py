@@ -87,6 +87,11 @@ def test_a_cut_member_is_named_with_what_is_there_of_it() -> None:
         scanned(content[:cut])
 
 
+def test_a_cut_extended_header_is_named_as_one() -> None:
+    with pytest.raises(ShardDamagedError, match=r"'extended header' has 256 bytes but the file holds 88 of them"):
+        scanned(TARS[tarfile.PAX_FORMAT][:600])
+
+
 @pytest.mark.parametrize("content", [b"", bytes(511), bytes(512), bytes(1023), b"\0", b"x", b"not a tar\n" * 200])
 def test_what_is_no_whole_tar_is_damage(content: bytes) -> None:
     assert_damaged(content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 from itertools import chain
@@ -190,14 +191,28 @@ class TestDamagedShards:
             self.read_all(copied)
 
     def test_a_shard_that_was_replaced_after_it_was_indexed_is_an_error(self, copied: Path) -> None:
-        index = (copied / "000.tar.wdsindex").read_bytes()
         shutil.copy(copied / "003.tar", copied / "000.tar")
         with pytest.raises(ShardDamagedError, match=r"000\.tar"):
             self.read_all(copied)
         (copied / "000.tar.wdsindex").unlink()  # scanned anew, it still is not what index.json promises
-        with pytest.raises(ShardDamagedError, match=r"000\.tar"):
+        with pytest.raises(ShardDamagedError, match=r"000\.tar has [\d,]+ bytes but its index says"):
             self.read_all(copied)
-        assert index
+
+    def test_a_shard_of_the_same_size_with_other_content_is_an_error_once_it_is_scanned(self, copied: Path) -> None:
+        with (copied / "003.tar").open("r+b") as stream:
+            stream.seek(512)  # the first byte of the first member
+            stream.write(b"9")
+        (copied / "003.tar.wdsindex").unlink()
+        with pytest.raises(ShardDamagedError, match=r"003\.tar was indexed with another digest than index.json gives"):
+            self.read_all(copied)
+
+    def test_a_manifest_that_counts_other_samples_than_the_shard_holds_is_an_error(self, copied: Path) -> None:
+        listed = json.loads((copied / "index.json").read_text())
+        listed["shardlist"][3]["nsamples"] -= 1
+        del listed["wdsdist"]
+        (copied / "index.json").write_text(json.dumps(listed))
+        with pytest.raises(ShardDamagedError, match=r"003\.tar has 41 samples but its index says 40"):
+            self.read_all(copied)
 
 
 def test_remote_shards_are_fetched_once_and_verified(shards: Path, tmp_path: Path) -> None:
@@ -215,6 +230,11 @@ def test_remote_shards_are_fetched_once_and_verified(shards: Path, tmp_path: Pat
         assert len(list(cache.rglob("*.tar"))) == 5  # the empty shard is never needed
         memory.pipe_file("/bucket/003.tar", (shards / "003.tar").read_bytes()[:-512])
         with pytest.raises(ShardDamagedError, match=r"memory://bucket/003\.tar has [\d,]+ bytes but"):
+            classes(StreamingDataset("memory://bucket", decode=True, cache_dir=tmp_path / "other"))
+        altered = bytearray((shards / "003.tar").read_bytes())
+        altered[512] ^= 1
+        memory.pipe_file("/bucket/003.tar", bytes(altered))
+        with pytest.raises(ShardDamagedError, match=r"memory://bucket/003\.tar does not have the digest"):
             classes(StreamingDataset("memory://bucket", decode=True, cache_dir=tmp_path / "other"))
         assert not list((tmp_path / "other").rglob("003.tar"))
     finally:

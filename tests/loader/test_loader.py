@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import helpers
 import pytest
 import torch
 from hypothesis import given, settings
@@ -232,6 +233,11 @@ class TestEpochs:
         assert batches(one) == batches(other)
         assert batches(one) == batches(other)
 
+    def test_chosen_before_the_loader_was_made_count(self, shards: Path, oracle: list[Batches]) -> None:
+        dataset = StreamingDataset(shards, decode=True, fields=("cls",), num_replicas=2, rank=0)
+        dataset.set_epoch(4)
+        assert batches(StreamingDataLoader(dataset, 8, num_workers=0)) == oracle[4]
+
     def test_can_still_be_chosen_between_iter_and_the_first_next(
         self, loader: StreamingDataLoader, oracle: list[Batches]
     ) -> None:
@@ -297,6 +303,13 @@ class TestBatches:
     def test_are_made_by_collate_fn_from_lists_of_samples(self, shards: Path) -> None:
         loader = make_loader(shards, workers=1, collate_fn=keys_and_sum)
         assert next(iter(loader))[0][0].startswith("k")
+
+    def test_of_raw_samples_without_a_common_field_are_refused(self, tmp_path: Path) -> None:
+        tar = helpers.plain_tar([("a.txt", b"1"), ("b.txt", b"2"), ("b.png", b"3")])
+        (tmp_path / "mixed.tar").write_bytes(tar)
+        dataset = StreamingDataset(tmp_path / "mixed.tar")
+        with pytest.raises(wdsdist.errors.SampleError, match=r"1 of the 2 samples .* have a member 'png'"):
+            list(StreamingDataLoader(dataset, 2, num_workers=0))
 
     def test_of_samples_without_a_common_field_are_refused(self, shards: Path) -> None:
         dataset = StreamingDataset(shards, transform=drop_even)

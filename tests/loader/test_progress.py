@@ -65,6 +65,9 @@ def test_a_request_before_the_load_does_not_count() -> None:
     progress.request(7)
     progress.resume(Position(3, 128))
     assert progress.start(always) == Position(3, 128)
+    progress.request(3)
+    progress.resume(Position(3, 1000))
+    assert progress.start(never) == Position(4, 0)
 
 
 def test_a_position_at_the_end_of_its_epoch_continues_with_the_next_epoch() -> None:

@@ -128,6 +128,14 @@ def test_the_state_counts_what_was_handed_out_not_what_workers_prepared(shards: 
     assert loader.state_dict()["consumed"] == 2 * 8 * 2
 
 
+def test_the_state_between_iter_and_the_first_batch_is_the_start_of_the_epoch_to_come(shards: Path) -> None:
+    loader = make_loader(shards)
+    play(loader, 2)
+    assert loader.state_dict()["epoch"] == 0
+    iter(loader)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["consumed"]) == (1, 0)
+
+
 def test_the_state_is_flat_and_survives_json(shards: Path) -> None:
     state = make_loader(shards).state_dict()
     assert all(isinstance(value, (int, str, bool)) for value in state.values())

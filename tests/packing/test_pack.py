@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import multiprocessing
 import shutil
 import subprocess
 import tarfile
@@ -13,6 +14,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,19 +43,28 @@ def test_the_bytes_are_the_same_for_any_number_of_workers(
     assert len(data_bytes(tmp_path / "one")) == 2 * 7 + 1
 
 
-def test_the_bytes_are_the_same_from_a_process_with_threads(
-    source: Path, tmp_path: Path, data_bytes: DataBytes
+def test_a_process_with_threads_is_not_forked_and_gets_the_same_bytes(
+    source: Path, tmp_path: Path, data_bytes: DataBytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pack(source, tmp_path / "one", shard_samples=6, workers=1)
+    methods: list[str] = []
+    context = multiprocessing.get_context
+
+    def recorded(method: str) -> Any:
+        methods.append(method)
+        return context(method)
+
+    monkeypatch.setattr(multiprocessing, "get_context", recorded)
+    pack(source, tmp_path / "forked", shard_samples=6, workers=2)
     end = threading.Event()
     thread = threading.Thread(target=end.wait)
     thread.start()
     try:
-        pack(source, tmp_path / "many", shard_samples=6, workers=2)  # which must not fork now
+        pack(source, tmp_path / "served", shard_samples=6, workers=2)
     finally:
         end.set()
         thread.join()
-    assert data_bytes(tmp_path / "one") == data_bytes(tmp_path / "many")
+    assert methods == ["fork", "forkserver"]
+    assert data_bytes(tmp_path / "forked") == data_bytes(tmp_path / "served")
 
 
 def test_the_bytes_are_the_same_wherever_source_and_destination_lie(
