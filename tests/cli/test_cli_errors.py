@@ -112,6 +112,24 @@ def test_a_reader_that_goes_away_is_no_error(shards: Path) -> None:
     assert process.wait() == 128 + signal.SIGPIPE
 
 
+# The last bytes leave at the end, as they do unless the user's environment says otherwise.
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
+def test_a_reader_that_was_never_there_is_no_error(shards: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    run = subprocess.run(
+        [sys.executable, "-m", "wdsdist", "cat", str(shards), "0", "jpg"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        env=BUFFERED,
+        check=False,
+    )
+    os.close(writer)
+    assert (run.returncode, run.stderr) == (128 + signal.SIGPIPE, b"")
+
+
 # More lines than a pipe holds, so that the reader is gone before the end.
 LS_FOR_EVER = """
 import sys

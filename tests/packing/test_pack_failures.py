@@ -1,0 +1,105 @@
+"""Destinations that cannot be written, and sources that change while they are packed: typed errors, no data set."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+from filelock import FileLock
+
+from wdsdist import storage
+from wdsdist.errors import DestinationError, SourceError
+from wdsdist.packing import pack, run
+from wdsdist.verification import verify
+
+
+class TestUnwritable:
+    def check(self, source: Path, dest: Path, message: str) -> None:
+        with pytest.raises(DestinationError, match=message):
+            pack(source, dest)
+
+    def test_a_file_in_the_way_is_named(self, source: Path, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        for dest in ("file", "file/dest", "file/deep/dest"):
+            self.check(source, tmp_path / dest, f"{tmp_path / 'file'} is a file, not a folder")
+
+    def test_a_place_where_nothing_can_be_made(self, source: Path) -> None:
+        self.check(source, Path("/proc/dest"), "/proc/dest cannot be written: No such file or directory")
+
+    def test_a_read_only_folder(self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        monkeypatch.setattr(FileLock, "acquire", refuse)
+        self.check(source, tmp_path / "dest", "dest cannot be written: Read-only file system")
+
+    def test_a_url(self, source: Path) -> None:
+        with pytest.raises(DestinationError, match="s3://bucket/dest is a URL: pack into a local folder"):
+            pack(source, "s3://bucket/dest")
+
+    def test_a_full_disk_leaves_no_data_set(
+        self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = storage.atomic_write
+
+        @contextmanager
+        def full(path: Path) -> Iterator[IO[bytes]]:
+            if path.name != "shard-000002.tar":
+                with real(path) as stream:
+                    yield stream
+            else:
+                with open("/dev/full", "wb", buffering=0) as stream:  # noqa: PTH123
+                    yield stream
+
+        monkeypatch.setattr("wdsdist.storage.atomic_write", full)
+        with pytest.raises(DestinationError, match=r"shard-000002\.tar cannot be written: No space left on device"):
+            pack(source, tmp_path / "dest", shard_samples=5, workers=1)
+        assert not (tmp_path / "dest" / "index.json").exists()
+        monkeypatch.undo()
+        pack(source, tmp_path / "dest", shard_samples=5, workers=1)
+        assert verify(tmp_path / "dest") == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+class TestASourceThatMoves:
+    @pytest.fixture
+    def before_writing(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+        """Does something to the source once it is listed and before any shard is written."""
+
+        def arrange(change: Callable[[], object]) -> None:
+            real = run.make_plan
+
+            def make_plan(*args: Any, **options: Any) -> Any:
+                change()
+                return real(*args, **options)
+
+            monkeypatch.setattr(run, "make_plan", make_plan)
+
+        return arrange
+
+    def check(self, source: Path, dest: Path, workers: int, message: str) -> None:
+        with pytest.raises(SourceError, match=message):
+            pack(source, dest, shard_samples=5, workers=workers)
+        assert not (dest / "index.json").exists()
+        assert not list(dest.glob(".tmp-*"))
+
+    def test_a_file_that_vanishes_is_named(
+        self, source: Path, tmp_path: Path, workers: int, before_writing: Callable[..., None]
+    ) -> None:
+        file = source / "part0" / "xxxxx" / "0003.bin"
+        before_writing(file.unlink)
+        self.check(source, tmp_path / "dest", workers, f"{file} has vanished since it was listed")
+
+    @pytest.mark.parametrize("size", [0, 10, 5000])
+    def test_a_file_that_changes_its_size_is_named(
+        self, source: Path, tmp_path: Path, workers: int, size: int, before_writing: Callable[..., None]
+    ) -> None:
+        file = source / "part0" / "xxxxx" / "0003.bin"
+        before_writing(lambda: file.write_bytes(bytes(size)))
+        message = rf"{file} has {size:,} bytes, but had 211 when it was listed"
+        self.check(source, tmp_path / "dest", workers, message)
