@@ -93,7 +93,7 @@ def index(
         str(folder),
         (_shard(path.name, found[path]) for path in paths),
         name=folder.name,
-        extra=_notes(found.values()),
+        extra={**_notes(found.values()), **_classes(folder)},
     )
     try:
         manifests.save(manifest, folder)
@@ -186,6 +186,15 @@ def _cached(path: Path) -> Path:
         changed = 0
     digest = hashlib.sha256(f"{path.absolute()}\0{changed}".encode("utf-8", "surrogateescape")).hexdigest()
     return user_cache_dir() / "indexes" / f"{digest[:32]}{shardindex.SUFFIX}"
+
+
+def _classes(folder: Path) -> dict[str, Any]:
+    """Return the classes that the folder's present index.json names: no scan of the tars could find them again."""
+    try:
+        known = manifests.load(str(folder / manifests.FILE_NAME)).extra
+    except (IndexNotFoundError, IndexFormatError):
+        return {}
+    return {"classes": known["classes"]} if "classes" in known else {}
 
 
 def _notes(indexes: Iterable[ShardIndex]) -> dict[str, Any]:

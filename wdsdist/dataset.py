@@ -15,11 +15,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsdist import catalog
 from wdsdist.catalog import Shards
+from wdsdist.checks import check_integer
 from wdsdist.decode import Decode, Decoder
 from wdsdist.errors import ArgumentTypeError, SampleIndexError
 from wdsdist.handover import EpochRequest, Loading
 from wdsdist.node import Identity, identity
-from wdsdist.order import OrderName, OrderSettings, check_integer, default_window, epoch_order, split_line
+from wdsdist.order import OrderName, OrderSettings, default_window, epoch_order, split_line
 from wdsdist.plan import EpochPlan
 from wdsdist.progress import Progress
 from wdsdist.samples import Fields, SampleReader

@@ -9,9 +9,10 @@ from itertools import zip_longest
 import numpy as np
 
 from wdsdist import mixing
+from wdsdist.checks import check_integer
 from wdsdist.errors import ArgumentError
 from wdsdist.mixing import Mixing
-from wdsdist.order import Order, OrderSettings, ShardOrder, check_integer, epoch_order
+from wdsdist.order import Order, OrderSettings, ShardOrder, epoch_order
 from wdsdist.permutation import Int64s
 from wdsdist.plan import EpochPlan
 

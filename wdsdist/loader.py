@@ -10,11 +10,12 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from wdsdist.checks import check_integer
 from wdsdist.dataset import StreamingDataset
 from wdsdist.errors import ArgumentTypeError, DatasetTooSmallError, LoaderStateError
 from wdsdist.handover import Loading, Start
 from wdsdist.node import cpu_count, identity
-from wdsdist.order import OrderSettings, check_integer
+from wdsdist.order import OrderSettings
 from wdsdist.plan import EpochPlan
 from wdsdist.progress import Position, Progress
 from wdsdist.state import State, make_state, read_state

@@ -19,7 +19,8 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.checks import check_integer
+from wdsdist.errors import ArgumentError
 from wdsdist.permutation import Int64s, mix_key, mix_keys, permute, shuffled, torch_randperm
 
 OrderName = Literal["shard", "sampler"]
@@ -66,16 +67,6 @@ class Order(Protocol):
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return the shard and the sample within it at each position; positions lie in ``range(N)``."""
         ...
-
-
-def check_integer(name: str, value: object, low: int, high: int | None = None) -> int:
-    """Return ``value`` when it is an integer in ``[low, high]``; raise a typed error that names it otherwise."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise ArgumentTypeError(f"{name} is {value!r}: it must be an integer")
-    if value < low or (high is not None and value > high):
-        limit = f"at least {low:,}" if high is None else f"between {low:,} and {high:,}"
-        raise ArgumentError(f"{name} is {value:,}: it must be {limit}")
-    return int(value)
 
 
 def default_window(counts: Int64s) -> int:

@@ -13,9 +13,9 @@ import numpy as np
 
 from wdsdist import catalog, shardindex, storage
 from wdsdist.catalog import Shards
+from wdsdist.checks import check_integer
 from wdsdist.errors import IndexFormatError, ShardDamagedError, StorageError
 from wdsdist.manifest import Shard
-from wdsdist.order import check_integer
 from wdsdist.processes import pool
 from wdsdist.shardindex import ShardIndex
 

@@ -108,11 +108,16 @@ class TestInfo:
         }
 
     def test_fields_of_foreign_tars_come_from_their_indexes(self, wdsdist: Run, shards: Path) -> None:
+        (shards / "index.json").unlink()
         library.index(shards)
         found = lines(wdsdist("info", shards))
         assert "fields:      cls, jpg, txt" in found
         assert "mean sample: 1006 B" in found
         assert "classes:     not recorded" in found
+
+    def test_indexing_a_packed_data_set_anew_keeps_the_names_of_its_classes(self, wdsdist: Run, shards: Path) -> None:
+        library.index(shards)
+        assert "classes:     2: cat, dog" in lines(wdsdist("info", shards))
 
 
 class TestLs:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Run
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def test_it_forecasts_data_that_is_not_there(wdsdist: Run) -> None:

@@ -16,6 +16,7 @@ import wdsdist
 
 HOUSE = [
     ("errors",),  # what can go wrong, one name for each
+    ("checks",),  # of arguments
     ("tarformat", "permutation"),  # pure: bytes and numbers in, values out
     ("storage", "node"),  # the outside: files and objects; who this process is
     ("processes", "shardindex", "order"),  # pools of workers; where members lie; which sample stands where

@@ -48,8 +48,8 @@ def plan(rank: int | None, workers: int, as_json: bool, plot: Path | None, **opt
 
     For data that is not there yet, give --shards and --samples instead.
     """
+    from wdsdist.checks import check_integer
     from wdsdist.forecast import forecast
-    from wdsdist.order import check_integer
 
     check_integer("workers", workers, 0)
     world = _world(**options)
@@ -77,8 +77,9 @@ def _world(
 ) -> World:  # fmt: skip
     import numpy as np
 
+    from wdsdist.checks import check_integer
     from wdsdist.forecast import World
-    from wdsdist.order import OrderSettings, check_integer, default_window
+    from wdsdist.order import OrderSettings, default_window
     from wdsdist.plan import EpochPlan
 
     if bool(shards) == bool(num_shards and samples):

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wdsdist.checks import check_seconds
 from wdsdist.errors import BarrierError, BarrierTimeoutError
-from wdsdist.node.checks import positive_seconds
 from wdsdist.node.identity import identity
 from wdsdist.node.store import posted_failure, process_group, shared_store, withdraw
 
@@ -61,7 +61,7 @@ def barrier(timeout: float = 1800.0) -> None:
     Example:
         >>> barrier(timeout=60)
     """
-    seconds = positive_seconds(timeout, "the longest wait at a barrier")
+    seconds = check_seconds("timeout", timeout)
     group = process_group()
     if group is None:
         return _check_alone()

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
+from wdsdist.checks import check_seconds
 from wdsdist.errors import ArgumentError, ArgumentTypeError, DestinationError
-from wdsdist.node.checks import positive_seconds
 from wdsdist.node.directories import private_dir, private_under
 from wdsdist.node.election import elected
 from wdsdist.node.fingerprint import fingerprint
@@ -136,7 +136,7 @@ class Options:
         if self.scope == "cluster" and self.directory is None:
             raise ArgumentError('scope="cluster" needs directory=..., one on a file system that all nodes share')
         if self.timeout is not None:
-            positive_seconds(self.timeout, "the longest wait for the process that runs the function")
+            check_seconds("timeout", self.timeout)
 
     def records(self) -> Path:
         """Make sure of the directory that records are kept in."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsdist import storage
-from wdsdist.order import check_integer
+from wdsdist.checks import check_integer
 from wdsdist.packing.plan import shard_name
 
 FILE_NAME = ".wdsdist-pack.json"

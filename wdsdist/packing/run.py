@@ -13,10 +13,10 @@ from pathlib import Path
 
 from wdsdist import manifest as manifests
 from wdsdist import sources, storage
+from wdsdist.checks import check_integer
 from wdsdist.errors import ArgumentError, DestinationError, WdsdistError
 from wdsdist.manifest import Manifest, Shard
 from wdsdist.node import cpu_count
-from wdsdist.order import check_integer
 from wdsdist.packing import destination
 from wdsdist.packing.job import Job, PackOptions, Record
 from wdsdist.packing.plan import PackPlan, make_plan
