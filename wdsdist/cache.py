@@ -7,15 +7,14 @@ name: a file that bears a shard's name is whole. What is fetched stays; the cach
 from __future__ import annotations
 
 import hashlib
-import mmap
 import tempfile
 from pathlib import Path
 
 from filelock import FileLock
 
-from wdsdist import shardindex, storage
-from wdsdist.errors import ShardDamagedError
-from wdsdist.manifest import Manifest
+from wdsdist import shardindex, storage, tarindex
+from wdsdist.errors import IndexFormatError, ShardDamagedError
+from wdsdist.manifest import Manifest, Shard
 from wdsdist.node import user_cache_dir
 
 
@@ -32,17 +31,27 @@ def local_shard(manifest: Manifest, number: int, cache_dir: Path | None = None) 
     """
     location = manifest.location(number)
     if not storage.is_remote(location):
-        return Path(location.removeprefix("file://"))
+        return storage.local_path(location)
     folder, name = storage.split(location)
     # Two stores may hold different shards under one name.
     place = (cache_dir or user_cache_dir() / "shards") / hashlib.sha256(folder.encode()).hexdigest()[:24]
     path = place / name
-    if not path.exists():
+    if not _is_current(path, manifest.shard(number)):
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         with FileLock(place / f".{name}.lock"):
-            if not path.exists():  # another process may have fetched it meanwhile
+            if not _is_current(path, manifest.shard(number)):  # another process may have fetched it meanwhile
                 _fetch(manifest, number, location, path)
     return path
+
+
+def _is_current(path: Path, listed: Shard) -> bool:
+    """Say whether a cached copy is of the shard that the manifest lists, not of one that was uploaded before it."""
+    try:
+        if listed.size >= 0 and path.stat().st_size != listed.size:
+            return False
+        return not listed.sha256 or tarindex.shard_index(path).sha256 == listed.sha256
+    except (FileNotFoundError, ShardDamagedError, IndexFormatError):
+        return False
 
 
 def _fetch(manifest: Manifest, number: int, location: str, path: Path) -> None:
@@ -56,17 +65,16 @@ def _fetch(manifest: Manifest, number: int, location: str, path: Path) -> None:
             raise ShardDamagedError(
                 f"{storage.shown(location)} has {size:,} bytes but its index.json says {shard.size:,}: upload it again"
             )
-        if shard.sha256 and _sha256(temporary) != shard.sha256:
+        if shard.sha256 and storage.sha256(temporary) != shard.sha256:
             raise ShardDamagedError(
                 f"{storage.shown(location)} does not have the digest that its index.json gives: upload it again"
             )
-        if storage.exists(location + shardindex.SUFFIX, options):
-            index = Path(folder) / (path.name + shardindex.SUFFIX)
-            storage.fetch(location + shardindex.SUFFIX, index, options)
-            index.replace(path.with_name(index.name))
+        index = Path(folder) / (path.name + shardindex.SUFFIX)
+        kept = path.with_name(index.name)
+        # Without its index an old copy counts for nothing, so no process can pair it with the new index.
+        kept.unlink(missing_ok=True)
+        if storage.exists(storage.beside(location, shardindex.SUFFIX), options):
+            storage.fetch(storage.beside(location, shardindex.SUFFIX), index, options)
         temporary.replace(path)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return hashlib.sha256(content).hexdigest()
+        if index.exists():
+            index.replace(kept)

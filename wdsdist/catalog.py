@@ -7,29 +7,29 @@ be written.
 from __future__ import annotations
 
 import concurrent.futures
-import hashlib
-import mmap
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from wdsdist import manifest as manifests
-from wdsdist import shardindex, storage, tarformat
+from wdsdist import storage, tarindex
 from wdsdist.errors import (
+    ArgumentError,
     ArgumentTypeError,
     DestinationError,
     IndexFormatError,
     IndexNotFoundError,
-    ShardDamagedError,
     ShardNotFoundError,
     StorageError,
 )
 from wdsdist.manifest import Manifest, Shard
-from wdsdist.node import user_cache_dir
 from wdsdist.processes import pool
 from wdsdist.shardindex import ShardIndex
+
+_COMPRESSED = re.compile(r"\.(?:tar\.(?:gz|bz2|xz|zst|lz4|z)|tgz|tbz2?|txz|tzst)$", re.IGNORECASE)
 
 Location = str | os.PathLike[str]
 Shards = Location | Iterable[Location] | Manifest
@@ -84,7 +84,7 @@ def index(
     folder = paths[0].parent
     found: dict[Path, ShardIndex] = {}
     with pool(workers, len(paths)) as executor:
-        futures = {executor.submit(_write_index, path): path for path in paths}
+        futures = {executor.submit(tarindex.write_index, path): path for path in paths}
         for future in concurrent.futures.as_completed(futures):
             found[futures[future]] = future.result()
             if progress:
@@ -102,97 +102,11 @@ def index(
     return manifest
 
 
-def shard_index(path: Path) -> ShardIndex:
-    """Return the index of a local tar: from beside it, from the user's cache, or by scanning the tar and keeping it.
-
-    Raises `ShardNotFoundError` where there is no tar and `ShardDamagedError` where the tar is not as its index says.
-    """
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError as error:
-        raise ShardNotFoundError(f"shard {path} does not exist") from error
-    for place in (_beside(path), _cached(path)):
-        try:
-            known = shardindex.load(place)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except IndexFormatError:
-            if place == _cached(path):
-                continue  # ours to make anew
-            raise
-        if known.size != size:
-            if place == _cached(path):
-                continue  # the tar was written anew since; scan it again
-            raise ShardDamagedError(_sizes_differ(path, size, known.size))
-        return known
-    return _scan_and_keep(path)
-
-
-def scan_shard(path: Path) -> ShardIndex:
-    """Read a whole tar and return its index, digest included."""
-    with path.open("rb") as stream:
-        size = os.fstat(stream.fileno()).st_size
-        if not size:
-            raise ShardDamagedError(f"{path}: the file is empty, without the two closing blocks of a tar")
-        # Left to be closed with its last reference: closing it here would raise BufferError in place of the error that
-        # `scan` raises, whose traceback still holds views of it.
-        content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-    members = tarformat.scan(content, label=str(path))
-    digest = hashlib.sha256(content).hexdigest()
-    return shardindex.from_members(members, size=size, sha256=digest, label=str(path))
-
-
-def _sizes_differ(path: Path, size: int, expected: int) -> str:
-    how = "short of" if size < expected else "longer than"
-    return (
-        f"shard {path} is {abs(size - expected):,} bytes {how} its index ({expected:,}): fetch or pack it again, "
-        f"or run `wdsdist index` if it was replaced on purpose"
-    )
-
-
-def _scan_and_keep(path: Path) -> ShardIndex:
-    found = scan_shard(path)
-    content = shardindex.dumps(found)
-    for place in (_beside(path), _cached(path)):
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with storage.atomic_write(place) as stream:
-                stream.write(content)
-            break
-        except OSError:
-            continue  # kept nowhere: the next process scans again
-    return found
-
-
-def _write_index(path: Path) -> ShardIndex:
-    found = scan_shard(path)
-    try:
-        with storage.atomic_write(_beside(path)) as stream:
-            stream.write(shardindex.dumps(found))
-    except OSError as error:
-        raise DestinationError(f"{path.parent} cannot be written ({error.strerror}): copy the shards first") from error
-    return found
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(path.name + shardindex.SUFFIX)
-
-
-def _cached(path: Path) -> Path:
-    # The time of the last change is part of the name: a tar that is replaced must not keep its old index.
-    try:
-        changed = path.stat().st_mtime_ns
-    except OSError:
-        changed = 0
-    digest = hashlib.sha256(f"{path.absolute()}\0{changed}".encode("utf-8", "surrogateescape")).hexdigest()
-    return user_cache_dir() / "indexes" / f"{digest[:32]}{shardindex.SUFFIX}"
-
-
 def _classes(folder: Path) -> dict[str, Any]:
     """Return the classes that the folder's present index.json names: no scan of the tars could find them again."""
     try:
         known = manifests.load(str(folder / manifests.FILE_NAME)).extra
-    except (IndexNotFoundError, IndexFormatError):
+    except (IndexNotFoundError, IndexFormatError, StorageError):
         return {}
     return {"classes": known["classes"]} if "classes" in known else {}
 
@@ -234,11 +148,26 @@ def _expand(shards: Location | Iterable[Location]) -> list[str]:
             expanded.append(text)
     if not expanded:
         raise IndexNotFoundError("the list of shards is empty: name a folder, a brace pattern or some tars")
-    return [storage.normalise(item) for item in expanded]
+    return _whole_tars([storage.normalise(item) for item in expanded])
+
+
+def _whole_tars(locations: list[str]) -> list[str]:
+    """Return the locations, unless one is a compressed tar, which would be passed over or taken for a damaged one."""
+    for location in locations:
+        if _COMPRESSED.search(storage.split(location)[1]):
+            raise ArgumentError(f"{storage.shown(location)} is compressed: unpack it to a plain .tar first")
+    return locations
+
+
+def _refuse_folders(locations: list[str]) -> None:
+    for location in locations:
+        if not storage.is_remote(location) and Path(location).is_dir():
+            raise ArgumentError(f"{location} is a folder, named together with others: name one folder, or tars only")
 
 
 def _open_tars(locations: list[str], options: Mapping[str, Any] | None) -> Manifest:
     """Open tars that are named one by one: from the ``index.json`` of their folder, or else each for itself."""
+    _refuse_folders(locations)
     folder = storage.split(locations[0])[0]
     try:
         known = manifests.load(storage.join(folder, manifests.FILE_NAME), options)
@@ -254,7 +183,7 @@ def _open_tars(locations: list[str], options: Mapping[str, Any] | None) -> Manif
         )
     paths = [Path(location) for location in locations]
     with pool(None, len(paths)) as executor:
-        found = list(executor.map(shard_index, paths))
+        found = list(executor.map(tarindex.shard_index, paths))
     shards = (_shard(str(path), one) for path, one in zip(paths, found, strict=True))
     return Manifest.of(folder, shards, name=Path(folder).name)
 
@@ -266,9 +195,10 @@ def _local_tars(shards: Shards) -> list[Path]:
         locations = _expand(shards)
         if len(locations) == 1 and not locations[0].endswith(".tar"):
             folder = locations[0]
-            locations = [storage.join(folder, name) for name in storage.names(folder, ".tar")]
+            locations = _whole_tars([storage.join(folder, name) for name in _tars_in(folder)])
             if not locations:
                 raise ShardNotFoundError(f"{storage.shown(folder)} holds no .tar files")
+    _refuse_folders(locations)
     for location in locations:
         if storage.is_remote(location):
             raise StorageError(f"{storage.shown(location)} is remote: index shards where they lie on a local disk")
@@ -280,6 +210,11 @@ def _local_tars(shards: Shards) -> list[Path]:
             f"the shards lie in {len(folders)} folders ({folders[0]}, {folders[1]}, ...): index one folder at a time"
         )
     return [Path(location) for location in locations]
+
+
+def _tars_in(folder: str) -> list[str]:
+    """Return the names of the tars in a folder, compressed ones included so that they are not passed over."""
+    return [name for name in storage.names(folder, "") if name.endswith(".tar") or _COMPRESSED.search(name)]
 
 
 def _no_index(location: str, options: Mapping[str, Any] | None) -> IndexNotFoundError:

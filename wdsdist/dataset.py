@@ -139,7 +139,10 @@ class StreamingDataset(IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays, also in workers that live on.
 
-        Without it, each iteration plays the next epoch. Raises ``ArgumentError`` for a negative epoch.
+        Without it, each iteration plays the next epoch. Only where a foreign ``DataLoader`` has workers that do not
+        persist is there need to call it: those start from the same copy, and the same epoch, each time.
+
+        Raises ``ArgumentError`` for a negative epoch.
         """
         self._request.make(check_integer("epoch", epoch, 0, 2**63 - 1))
 

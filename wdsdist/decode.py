@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -89,13 +90,21 @@ class Decoder:
 
 
 def _unzip(data: bytes) -> bytes:
-    unpacker = zlib.decompressobj(wbits=31)
-    content = unpacker.decompress(data, _EXPANSION_LIMIT)
-    if unpacker.unconsumed_tail:
-        raise DecodeError(f"a compressed member of {len(data):,} bytes unpacks to over {_EXPANSION_LIMIT:,} bytes")
-    if not unpacker.eof:
-        raise EOFError("the compressed data is cut short")
+    content = b""
+    rest = data
+    while rest:  # gzip files may hold several streams, one after another
+        unpacker = zlib.decompressobj(wbits=31)
+        content += unpacker.decompress(rest, _EXPANSION_LIMIT + 1 - len(content))
+        _check_expansion(len(data), len(content))
+        if not unpacker.eof:
+            raise EOFError("the compressed data is cut short")
+        rest = unpacker.unused_data.lstrip(b"\0")  # and zeros behind them, as gzip(1) has it
     return content
+
+
+def _check_expansion(size: int, unpacked: int) -> None:
+    if unpacked > _EXPANSION_LIMIT:
+        raise DecodeError(f"a compressed member of {size:,} bytes unpacks to over {_EXPANSION_LIMIT:,} bytes")
 
 
 def _image_handler(specification: str) -> Callable[[str, bytes], Any]:
@@ -112,10 +121,12 @@ def _text(data: bytes) -> str:
 
 
 def _npy(data: bytes) -> Any:
-    return np.load(io.BytesIO(data), allow_pickle=False)
+    return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
 
 
 def _npz(data: bytes) -> dict[str, Any]:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        _check_expansion(len(data), sum(part.file_size for part in archive.infolist()))
     return dict(np.load(io.BytesIO(data), allow_pickle=False))
 
 

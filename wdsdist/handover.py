@@ -7,12 +7,15 @@ later reaches them here.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, field, fields
 from typing import Any
 
 import torch
+from torch.utils.data import get_worker_info
 
+from wdsdist.errors import LoaderStateError
 from wdsdist.progress import Progress
 
 
@@ -27,13 +30,13 @@ class EpochRequest:
     """
 
     def __init__(self) -> None:
-        self._shared = _shared_numbers(2)
+        self._numbers = SharedNumbers(2)  # the epoch, and how often one was asked for
         self._seen = 0
 
     def make(self, epoch: int) -> None:
         """Ask for an epoch."""
-        self._shared[0] = epoch
-        self._shared[1] += 1
+        made = self._numbers.read()[1]
+        self._numbers.write([epoch, made + 1])
 
     def watch(self) -> EpochRequest:
         """Return the same request for one more that answers it, also if it was made before."""
@@ -43,7 +46,7 @@ class EpochRequest:
 
     def pass_to(self, progress: Progress) -> None:
         """Tell ``progress`` of an epoch that was asked for since the last call."""
-        epoch, made = self._shared.tolist()
+        epoch, made = self._numbers.read()
         if made != self._seen:
             self._seen = made
             progress.request(epoch)
@@ -71,15 +74,23 @@ class StartingPoint:
     """
 
     def __init__(self) -> None:
-        self._shared = _shared_numbers(len(fields(Start)))
+        self._numbers = SharedNumbers(len(fields(Start)))
 
     def write(self, start: Start) -> None:
         """Set where workers start next."""
-        self._shared.copy_(torch.tensor(astuple(start)))
+        self._numbers.write(list(astuple(start)))
 
     def read(self) -> Start:
-        """Return where to start."""
-        return Start(**dict(zip((one.name for one in fields(Start)), self._shared.tolist(), strict=True)))
+        """Return where to start.
+
+        Raises `LoaderStateError` where no loader has said so.
+        """
+        numbers = self._numbers.read()
+        if not any(numbers):
+            raise LoaderStateError(
+                "this is the data set of a loader: iterate the loader, or the data set it was made of"
+            )
+        return Start(**dict(zip((one.name for one in fields(Start)), numbers, strict=True)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +104,29 @@ class Loading:
     start: StartingPoint = field(default_factory=StartingPoint)
 
 
-def _shared_numbers(count: int) -> torch.Tensor:
-    numbers = torch.zeros(count, dtype=torch.int64)
+class SharedNumbers:
+    """A few integers that one process writes and its data loading workers read.
+
+    Other processes that get a copy, such as ranks that are started with a data set as their argument, get numbers of
+    their own: what one rank writes must not reach the workers of another.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._tensor = _share(torch.zeros(count, dtype=torch.int64))
+        self._owner = os.getpid()
+
+    def read(self) -> list[int]:
+        numbers: list[int] = self._mine().tolist()
+        return numbers
+
+    def write(self, numbers: list[int]) -> None:
+        self._mine().copy_(torch.tensor(numbers))
+
+    def _mine(self) -> torch.Tensor:
+        if self._owner != os.getpid() and get_worker_info() is None:
+            self._tensor, self._owner = _share(self._tensor.clone()), os.getpid()
+        return self._tensor
+
+
+def _share(numbers: torch.Tensor) -> torch.Tensor:
     return numbers.share_memory_()  # type: ignore[no-untyped-call, no-any-return]  # torch leaves it untyped

@@ -101,6 +101,8 @@ class StreamingDataLoader(DataLoader[Any]):
         # Frameworks read these; torch refuses to have them set once it has been initialised.
         self.__dict__.update(batch_size=self._loading.batch_size, drop_last=self._loading.drop_last)
         self.__dict__["sampler"] = EpochSampler(dataset)
+        # Accelerate would split the batches among the ranks a second time: each rank would see a part of its part.
+        self._is_accelerate_prepared = True
 
     def __len__(self) -> int:
         """Return the batches that a whole epoch has on each rank."""
@@ -137,6 +139,9 @@ class StreamingDataLoader(DataLoader[Any]):
         self._progress.resume(position)
         self._lanes = lanes
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_iterator": None}  # workers stay with the process that started them
+
     def _state(self, position: Position, lanes: int | None = None) -> State:
         return make_state(
             position,
@@ -153,6 +158,10 @@ class StreamingDataLoader(DataLoader[Any]):
         world = self.dataset.identity().world_size
         plan = self.dataset.plan(self._loading, world, position.consumed)
         if not position.consumed and not plan.batches_per_rank:
+            if not plan.num_samples:
+                raise DatasetTooSmallError(
+                    f"the data set {self.dataset.manifest!r} has no samples: nothing can be read"
+                )
             raise DatasetTooSmallError(
                 f"the data set has {plan.num_samples:,} samples, fewer than one global batch of "
                 f"{plan.batch_size * world:,} ({world} ranks x batch_size {plan.batch_size}), and drop_last=True drops "

@@ -40,8 +40,9 @@ def measure(order: Order, counts: Int64s, plan: EpochPlan, *, ranks: int = 8, cl
     """
     starts = np.cumsum(counts) - counts
     same, moved, entropy = [], [], []
+    chosen = np.unique(np.linspace(0, plan.batches_per_rank, _MOST_BATCHES, endpoint=False).astype(int))
     for rank in np.unique(np.linspace(0, plan.num_replicas - 1, ranks).astype(int)):
-        for batch in np.unique(np.linspace(0, plan.batches_per_rank - 1, _MOST_BATCHES).astype(int)):
+        for batch in chosen if plan.batches_per_rank else ():
             positions = plan.positions(rank=int(rank), batch=int(batch))
             shards, samples = order.locate(positions)
             numbers = starts[shards] + samples

@@ -57,6 +57,7 @@ class Progress:
         """Continue from a loaded position; what was asked for before no longer counts."""
         self._resumed = position
         self._requested = None
+        self._playing = False
 
     def restart(self) -> None:
         """Note that a new iteration has begun, though it has not delivered anything yet."""

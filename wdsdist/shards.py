@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wdsdist import catalog, storage
+from wdsdist import storage, tarindex
 from wdsdist.cache import local_shard
 from wdsdist.errors import ShardDamagedError, ShardNotFoundError
 from wdsdist.manifest import Manifest
 from wdsdist.shardindex import ShardIndex
-from wdsdist.tarformat import END
+from wdsdist.tarformat import BLOCK, END, is_header_of
+
+_LOOKS = 8
+"""Samples whose headers are looked at when a shard is opened: one replaced by another may have the same size."""
 
 _OPEN_SHARDS = 64
 """Shards that stay mapped at once; more are let go in the order of their last use."""
@@ -64,7 +67,7 @@ class ShardReader:
 def _open_shard(manifest: Manifest, number: int, cache_dir: Path | None) -> MappedShard:
     path = local_shard(manifest, number, cache_dir)
     listed = manifest.shard(number)
-    index = catalog.shard_index(path)
+    index = tarindex.shard_index(path)
     try:
         with path.open("rb") as stream:
             content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
@@ -83,6 +86,13 @@ def _open_shard(manifest: Manifest, number: int, cache_dir: Path | None) -> Mapp
         raise ShardDamagedError(
             f"shard {path} was indexed with another digest than index.json gives: run `wdsdist verify` on its folder"
         )
+    for sample in sorted({index.num_samples * part // _LOOKS for part in range(_LOOKS)} if index.num_samples else ()):
+        extension, offset, _ = index.members(sample)[0]
+        if not is_header_of(f"{index.key(sample)}.{extension}", bytes(content[offset - BLOCK : offset])):
+            raise ShardDamagedError(
+                f"shard {path} does not hold what its index says (sample {index.key(sample)!r} is not at byte "
+                f"{offset:,}): it was replaced by another; fetch or pack it again"
+            )
     if content[-len(END) :] != END:
         raise ShardDamagedError(
             f"shard {path} does not end in the two zero blocks of a whole tar: fetch or pack it again"

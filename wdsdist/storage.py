@@ -1,13 +1,14 @@
 """Files and objects behind one interface: local paths directly, everything else through fsspec.
 
 A *location* is a local path or a URL (``s3://``, ``gs://``, ``az://``, ``hf://``, ``http://``, ``memory://``). Clients
-are made on first use in each process, never before a fork. Errors of the many back ends leave here as
+are made on first use in each process. Errors of the many back ends leave here as
 `StorageError` or ``FileNotFoundError`` with the location in the message, without its credentials.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import random
 import re
@@ -62,13 +63,37 @@ def join(base: str, name: str) -> str:
 
 
 def split(location: str) -> tuple[str, str]:
-    """Split a location into its folder and its name.
+    """Split a location into its folder and its name; a URL's query, which may be a signature, is in neither.
 
-    >>> split("s3://bucket/train/00.tar")
-    ('s3://bucket/train', '00.tar')
+    >>> split("https://host/train/00.tar?signature=x")
+    ('https://host/train', '00.tar')
     """
-    folder, _, name = location.rpartition("/")
+    folder, _, name = (location.partition("?")[0] if is_remote(location) else location).rpartition("/")
     return folder or "/", name
+
+
+def beside(location: str, suffix: str) -> str:
+    """Return the location of a file that stands beside another, under its name with a suffix.
+
+    >>> beside("https://host/00.tar?signature=x", ".index")
+    'https://host/00.tar.index?signature=x'
+    """
+    path, mark, query = location.partition("?") if is_remote(location) else (location, "", "")
+    return f"{path}{suffix}{mark}{query}"
+
+
+def local_path(location: str) -> Path:
+    """Return the path of a location that is not remote."""
+    return Path(location.removeprefix("file://"))
+
+
+def sha256(path: Path) -> str:
+    """Return the digest of a local file, hexadecimal."""
+    state = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            state.update(chunk)
+    return state.hexdigest()
 
 
 def shown(location: str) -> str:
@@ -88,7 +113,12 @@ def read(location: str, options: StorageOptions | None = None) -> bytes:
     Raises ``FileNotFoundError`` where there is nothing, `StorageError` where it cannot be read.
     """
     if not is_remote(location):
-        return Path(location).read_bytes()
+        try:
+            return Path(location).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            raise
+        except OSError as error:
+            raise StorageError(f"{location} cannot be read: {error.strerror}") from error
     with _mapped(location):
         filesystem, path = _filesystem(location, options)
         content: bytes = filesystem.cat_file(path)

@@ -18,8 +18,11 @@ Batch = dict[str, Any]
 Buffer = bytes | memoryview
 
 
-class Ragged(Sequence[memoryview]):
+class Ragged:
     """A column of byte strings of different lengths: one tensor of bytes and where each string starts.
+
+    It has a length and is indexed and iterated like a list of memoryviews. It is no ``Sequence``: tools that rebuild
+    sequences element by element, as pinning and device transfer do, would take it apart.
 
     >>> column = Ragged.pack([b"one", b"", b"three"])
     >>> len(column), bytes(column[2]), column.offsets.tolist()
@@ -70,8 +73,10 @@ class Ragged(Sequence[memoryview]):
         return f"Ragged({len(self):,} strings, {self.data.numel():,} bytes)"
 
 
-def collate(samples: Sequence[Mapping[str, Any]]) -> Batch:
+def collate(samples: Sequence[Any]) -> Any:
     """Turn samples into columns: bytes into `Ragged`, text into lists, all else as torch's ``default_collate`` does.
+
+    Samples that a transform made into something other than dicts, such as tuples, are collated as torch does.
 
     Raises `SampleError` where the samples have different fields, or values that do not stack.
 
@@ -79,6 +84,8 @@ def collate(samples: Sequence[Mapping[str, Any]]) -> Batch:
     >>> batch["__key__"], batch["txt"], batch["cls"]
     (['a', 'b'], Ragged(2 strings, 3 bytes), tensor([1, 2]))
     """
+    if not isinstance(samples[0], Mapping):
+        return _stacked("the samples", list(samples), "transform= returned")
     fields = samples[0].keys()
     for sample in samples:
         if sample.keys() != fields:
@@ -96,12 +103,15 @@ def _column(field: str, values: list[Any], samples: Sequence[Mapping[str, Any]])
         return Ragged.pack(values)
     if isinstance(first, str):
         return values
+    return _stacked(f"the {len(values)} values of field {field!r}", values, f"from sample {_name(samples[0])} on")
+
+
+def _stacked(what: str, values: list[Any], where: str) -> Any:
     try:
         return default_collate(values)
-    except (RuntimeError, TypeError, KeyError, ValueError) as error:
+    except (RuntimeError, TypeError, KeyError, ValueError, AttributeError) as error:
         raise SampleError(
-            f"the {len(values)} values of field {field!r} from sample {_name(samples[0])} on do not form a batch: "
-            f"{error}. Make them alike with transform=, or pass collate_fn="
+            f"{what} {where} do not form a batch: {error}. Make them alike with transform=, or pass collate_fn="
         ) from error
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
-import hashlib
-import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from wdsdist import catalog, shardindex, storage
+from wdsdist import catalog, shardindex, storage, tarindex
 from wdsdist.catalog import Shards
 from wdsdist.checks import check_integer
 from wdsdist.errors import IndexFormatError, ShardDamagedError, StorageError
@@ -93,7 +91,7 @@ def verify(
 def _local(location: str) -> Path:
     if storage.is_remote(location):
         raise StorageError(f"{storage.shown(location)} is remote: verify the shards where they lie on a local disk")
-    return Path(location.removeprefix("file://"))
+    return storage.local_path(location)
 
 
 def _check(path: Path, listed: Shard) -> list[str]:
@@ -122,13 +120,13 @@ def _scan(path: Path, listed: Shard, problems: list[str]) -> ShardIndex | None:
     """Read a tar; note where its bytes or its samples are not those that the manifest lists."""
     scanned = None
     try:
-        scanned = catalog.scan_shard(path)
+        scanned = tarindex.scan_shard(path)
         digest = scanned.sha256
         if scanned.num_samples != listed.num_samples:
             problems.append(f"holds {scanned.num_samples:,} samples, not the {listed.num_samples:,} of index.json")
     except ShardDamagedError as error:
         problems.append(str(error).removeprefix(f"{path}: "))
-        digest = _sha256(path)
+        digest = storage.sha256(path)
     if listed.sha256 and digest != listed.sha256:
         problems.append(
             f"does not have the SHA-256 digest that index.json gives ({digest[:12]}..., not {listed.sha256[:12]}...): "
@@ -179,11 +177,3 @@ def _differences(known: ShardIndex, scanned: ShardIndex) -> list[str]:
 
 def _same(known: ShardIndex, scanned: ShardIndex, name: str) -> bool:
     return np.array_equal(getattr(known, name), getattr(scanned, name))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        if not path.stat().st_size:
-            return hashlib.sha256().hexdigest()  # an empty file cannot be mapped
-        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return hashlib.sha256(content).hexdigest()

@@ -24,6 +24,7 @@ HOUSE = [
     ("mixing",),  # how well an order mixes
     ("forecast",),  # what an epoch will be like
     ("manifest",),  # the shards of a data set
+    ("tarindex",),  # the index of one tar, read or made
     ("catalog", "cache"),  # find data sets and index tars; keep one copy of each remote shard
     ("shards", "sources"),  # read shards; read what people download
     ("packing", "verification"),  # write shards; check them
@@ -37,7 +38,8 @@ HOUSE = [
 
 READS_ENVIRONMENT = {"node"}
 TOUCHES_FILES = {
-    "storage", "node", "shardindex", "manifest", "catalog", "cache", "shards", "sources", "packing", "verification",
+    "storage", "node", "shardindex", "manifest", "tarindex", "catalog", "cache", "shards", "sources", "packing",
+    "verification",
 }  # fmt: skip
 IMPORTS_TORCH = {"decode", "transport", "handover", "dataset", "loader"}
 """With the module itself; others do inside a function, so that the command line starts without it."""

@@ -8,6 +8,7 @@ from collections import Counter
 from itertools import chain
 from pathlib import Path
 
+import helpers
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -206,6 +207,14 @@ class TestDamagedShards:
         with pytest.raises(ShardDamagedError, match=r"003\.tar was indexed with another digest than index.json gives"):
             self.read_all(copied)
 
+    def test_a_shard_that_was_replaced_by_another_of_the_same_size_is_an_error(self, tmp_path: Path) -> None:
+        for shard in range(2):
+            helpers.write_shard(tmp_path / f"{shard}.tar", 10, prefix=f"s{shard}-")
+        wdsdist.index(tmp_path)
+        shutil.copy(tmp_path / "1.tar", tmp_path / "0.tar")
+        with pytest.raises(ShardDamagedError, match=r"0\.tar does not hold what its index says"):
+            list(StreamingDataset(tmp_path))
+
     def test_a_manifest_that_counts_other_samples_than_the_shard_holds_is_an_error(self, copied: Path) -> None:
         listed = json.loads((copied / "index.json").read_text())
         listed["shardlist"][3]["nsamples"] -= 1
@@ -239,6 +248,24 @@ def test_remote_shards_are_fetched_once_and_verified(shards: Path, tmp_path: Pat
         assert not list((tmp_path / "other").rglob("003.tar"))
     finally:
         memory.rm("/bucket", recursive=True)
+
+
+def test_remote_shards_that_were_uploaded_anew_are_fetched_anew(tmp_path: Path) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    try:
+        for prefix in ("old", "new"):
+            folder = tmp_path / prefix
+            folder.mkdir()
+            helpers.write_shard(folder / "0.tar", 5, prefix=prefix)
+            wdsdist.index(folder)
+            for path in folder.iterdir():
+                memory.pipe_file(f"/again/{path.name}", path.read_bytes())
+            dataset = StreamingDataset("memory://again", cache_dir=tmp_path / "cache")
+            assert {sample["__key__"][:3] for sample in dataset} == {prefix}
+    finally:
+        memory.rm("/again", recursive=True)
 
 
 def test_its_manifest_says_what_it_holds(shards: Path) -> None:

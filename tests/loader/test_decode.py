@@ -87,6 +87,18 @@ def test_a_compressed_member_that_expands_without_end_is_refused(monkeypatch: py
     assert len(Decoder(True)("txt.gz", gzip.compress(b"x" * 1000))) == 1000
 
 
+def test_all_streams_of_a_compressed_member_are_unpacked() -> None:
+    assert Decoder(True)("txt.gz", gzip.compress(b"one ") + gzip.compress(b"two") + bytes(10)) == "one two"
+
+
+def test_an_archive_of_arrays_that_expands_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "_EXPANSION_LIMIT", 1000)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, a=np.zeros(1000))
+    with pytest.raises(DecodeError, match="unpacks to over 1,000 bytes"):
+        Decoder(True)("npz", buffer.getvalue())
+
+
 def test_a_compressed_member_that_is_cut_short_is_refused() -> None:
     with pytest.raises(DecodeError, match="cut short"):
         Decoder(True)("txt.gz", gzip.compress(b"hello")[:-3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import multiprocessing
 import subprocess
 import sys
@@ -349,6 +350,42 @@ class TestForFrameworks:
             monkeypatch.setenv(name, str(value))
         assert StreamingDataLoader(StreamingDataset(shards)).num_workers == 3
 
+    def test_accelerate_is_told_not_to_split_it_again(self, shards: Path) -> None:
+        assert make_loader(shards)._is_accelerate_prepared
+
+    def test_its_data_set_cannot_be_mistaken_for_one_to_iterate(self, shards: Path) -> None:
+        with pytest.raises(LoaderStateError, match="iterate the loader"):
+            next(iter(make_loader(shards).dataset))
+
+    @pytest.mark.parametrize("sent", ["loader", "dataset"])
+    def test_ranks_that_get_it_as_an_argument_keep_their_own_rank_and_epoch(
+        self, shards: Path, tmp_path: Path, sent: str
+    ) -> None:
+        script = tmp_path / "ranks.py"
+        script.write_text(
+            "import json, os, sys, torch, wdsdist\n"
+            "def main(rank, given, folder):\n"
+            "    os.environ.update(RANK=str(rank), WORLD_SIZE='2')\n"
+            "    loader = given if sys.argv[3] == 'loader' else wdsdist.StreamingDataLoader(given, 8, num_workers=2)\n"
+            "    found = []\n"
+            "    for epoch in (rank, 5):\n"
+            "        loader.set_epoch(epoch)\n"
+            "        found.append([number for batch in loader for number in batch['cls'].tolist()])\n"
+            "    json.dump(found, open(f'{folder}/{rank}.json', 'w'))\n"
+            "if __name__ == '__main__':\n"
+            "    dataset = wdsdist.StreamingDataset(sys.argv[1], decode=True, fields=('cls',))\n"
+            "    loader = wdsdist.StreamingDataLoader(dataset, 8, num_workers=2)\n"
+            "    given = loader if sys.argv[3] == 'loader' else dataset\n"
+            "    torch.multiprocessing.spawn(main, (given, sys.argv[2]), nprocs=2)\n"
+        )
+        subprocess.run([sys.executable, str(script), str(shards), str(tmp_path), sent], check=True, timeout=100)
+        for rank in range(2):
+            found = json.loads((tmp_path / f"{rank}.json").read_text())
+            oracle = make_loader(shards, rank=rank)
+            for epoch, samples in zip((rank, 5), found, strict=True):
+                oracle.set_epoch(epoch)
+                assert samples == flat(batches(oracle))
+
 
 class TestBadArguments:
     @pytest.mark.parametrize(
@@ -377,6 +414,12 @@ class TestBadArguments:
         with pytest.raises(DatasetTooSmallError, match=message):
             next(iter(loader))
         assert len(make_loader(shards, 53, drop_last=False)) == 1
+
+    def test_a_data_set_without_samples_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "empty.tar").write_bytes(helpers.plain_tar([]))
+        loader = StreamingDataLoader(StreamingDataset(tmp_path / "empty.tar"), drop_last=False)
+        with pytest.raises(DatasetTooSmallError, match="has no samples"):
+            next(iter(loader))
 
 
 def test_torch_sees_no_reason_to_warn(shards: Path) -> None:

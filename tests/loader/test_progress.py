@@ -45,6 +45,14 @@ def test_a_loaded_position_is_continued_once() -> None:
     assert progress.start(always) == Position(4, 0)
 
 
+def test_a_position_that_is_loaded_in_mid_epoch_is_the_one_to_save() -> None:
+    progress = Progress()
+    progress.start(always)
+    progress.advance(64)
+    progress.resume(Position(0, 16))
+    assert progress.position == Position(0, 16)
+
+
 def test_asking_for_the_epoch_of_the_loaded_position_keeps_it() -> None:
     progress = Progress()
     progress.resume(Position(3, 128))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -41,6 +42,16 @@ def test_values_are_collated_as_torch_does() -> None:
     assert torch.equal(batch["npy"], default_collate(values))
     assert torch.equal(batch["cls"], torch.tensor([0, 1, 2]))
     assert batch["__key__"] == ["0", "1", "2"]
+
+
+def test_tools_that_rebuild_sequences_leave_a_ragged_column_alone() -> None:
+    assert not isinstance(Ragged.pack([b"a"]), Sequence)
+
+
+def test_samples_that_are_no_dicts_are_collated_as_torch_does() -> None:
+    assert [part.tolist() for part in collate([(1, 2.0), (3, 4.0)])] == [[1, 3], [2.0, 4.0]]
+    with pytest.raises(SampleError, match="the samples transform= returned do not form a batch"):
+        collate([None, None])
 
 
 def test_samples_with_different_fields_are_refused_by_name() -> None:

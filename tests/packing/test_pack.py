@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import gc
 import hashlib
 import json
-import multiprocessing
 import shutil
 import subprocess
+import sys
 import tarfile
 import threading
 import warnings
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from wdsdist import catalog, shardindex
+from wdsdist import catalog, shardindex, tarindex
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.packing import PackProgress, pack
 
@@ -47,13 +48,13 @@ def test_a_process_with_threads_is_not_forked_and_gets_the_same_bytes(
     source: Path, tmp_path: Path, data_bytes: DataBytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     methods: list[str] = []
-    context = multiprocessing.get_context
 
-    def recorded(method: str) -> Any:
-        methods.append(method)
-        return context(method)
+    class Recorded(concurrent.futures.ProcessPoolExecutor):
+        def __init__(self, workers: int, *, mp_context: Any, **more: Any) -> None:
+            methods.append(mp_context.get_start_method())
+            super().__init__(workers, mp_context, **more)
 
-    monkeypatch.setattr(multiprocessing, "get_context", recorded)
+    monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", Recorded)
     pack(source, tmp_path / "forked", shard_samples=6, workers=2)
     end = threading.Event()
     thread = threading.Thread(target=end.wait)
@@ -65,6 +66,33 @@ def test_a_process_with_threads_is_not_forked_and_gets_the_same_bytes(
         thread.join()
     assert methods == ["fork", "forkserver"]
     assert data_bytes(tmp_path / "forked") == data_bytes(tmp_path / "served")
+
+
+def test_a_script_without_a_main_guard_may_pack_beside_a_thread(source: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, threading, wdsdist\n"
+        "end = threading.Event()\n"
+        "threading.Thread(target=end.wait).start()\n"
+        "print(wdsdist.pack(sys.argv[1], sys.argv[2], shard_samples=6, workers=2).num_samples)\n"
+        "end.set()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script), str(source), str(tmp_path / "dest")],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("40\n", "")
+
+
+def test_the_worker_of_a_loader_may_pack(source: Path, tmp_path: Path) -> None:
+    script = (
+        "import multiprocessing, sys, wdsdist\n"
+        "run = lambda: wdsdist.pack(sys.argv[1], sys.argv[2], shard_samples=6, workers=2)\n"
+        "process = multiprocessing.get_context('fork').Process(target=run, daemon=True)\n"
+        "process.start(); process.join(); sys.exit(process.exitcode)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(source), str(tmp_path / "dest")], timeout=60, check=True)
+    assert catalog.open(tmp_path / "dest").num_samples == 40
 
 
 def test_the_bytes_are_the_same_wherever_source_and_destination_lie(
@@ -81,7 +109,7 @@ def test_the_bytes_are_the_same_wherever_source_and_destination_lie(
 def test_seed_and_source_order_decide_what_lies_where(source: Path, tmp_path: Path) -> None:
     def keys(name: str, seed: int | None) -> list[str]:
         manifest = pack(source, tmp_path / name, shuffle_seed=seed, shard_samples=15)
-        indexes = [catalog.shard_index(Path(manifest.location(n))) for n in range(len(manifest.counts))]
+        indexes = [tarindex.shard_index(Path(manifest.location(n))) for n in range(len(manifest.counts))]
         return [index.key(sample) for index in indexes for sample in range(index.num_samples)]
 
     in_order = keys("none", None)
@@ -132,7 +160,7 @@ def test_the_index_beside_a_shard_is_that_of_a_scan(source: Path, tmp_path: Path
     pack(source, tmp_path / "dest", shard_samples=11)
     for path in tars(tmp_path / "dest"):
         beside = path.with_name(path.name + shardindex.SUFFIX).read_bytes()
-        assert beside == shardindex.dumps(catalog.scan_shard(path))
+        assert beside == shardindex.dumps(tarindex.scan_shard(path))
 
 
 def test_the_manifest_is_a_wids_index_with_our_notes(source: Path, tmp_path: Path) -> None:

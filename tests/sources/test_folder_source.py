@@ -201,6 +201,14 @@ class TestClassFolders:
     def test_they_can_be_forced_for_anything(self, tmp_path: Path) -> None:
         assert find(fill(tmp_path, "a/1.wav"), class_folders=True).extra() == {"classes": ["a"]}
 
+    def test_images_whose_names_hold_a_number_behind_a_dot_are_refused_not_merged(self, tmp_path: Path) -> None:
+        files = ("cat/cat.0.jpg", "cat/cat.1.jpg", "dog/dog.0.jpg")
+        with pytest.raises(
+            SourceError, match=r"holds cat/cat\.0\.jpg and cat/cat\.1\.jpg: the key ends at the first dot"
+        ):
+            find(fill(tmp_path, *files))
+        assert len(find(tmp_path, class_folders=False)) == 2
+
     def test_forcing_them_beside_a_loose_file_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(SourceError, match=r"holds top\.json beside the class folders"):
             find(fill(tmp_path, "a/1.jpg", "top.json"), class_folders=True)

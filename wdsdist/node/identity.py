@@ -8,7 +8,8 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.checks import check_integer
+from wdsdist.errors import ArgumentError
 from wdsdist.node.store import process_group
 
 Source = Literal["arguments", "torch.distributed", "torchrun", "slurm", "openmpi", "single process"]
@@ -55,8 +56,8 @@ def identity(*, rank: int | None = None, num_replicas: int | None = None) -> Ide
         >>> identity(rank=1, num_replicas=4).world_size
         4
     """
-    _check_int("rank", rank, at_least=0)
-    _check_int("num_replicas", num_replicas, at_least=1)
+    rank = None if rank is None else check_integer("rank", rank, 0)
+    num_replicas = None if num_replicas is None else check_integer("num_replicas", num_replicas, 1)
     try:
         found = _detect()
     except ArgumentError:
@@ -95,15 +96,6 @@ def cpu_count() -> int:
 
 
 _ALONE = Identity(0, 1, 0, 1, 0, "single process")
-
-
-def _check_int(name: str, value: object, *, at_least: int) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ArgumentTypeError(f"{name} must be an int, but is {value!r} ({type(value).__name__})")
-    if value < at_least:
-        raise ArgumentError(f"{name} is {value}: it must be at least {at_least}")
 
 
 def _detect() -> Identity:

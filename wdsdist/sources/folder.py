@@ -20,7 +20,9 @@ from wdsdist.sources.base import FilePayload, Payload, Sample
 from wdsdist.tarformat import split_name, stored_size
 
 # What torchvision's ImageFolder takes for an image, and what has come into use since.
-_IMAGE = re.compile(r"(?:.*\.)?(?:jpe?g|jpe|png|p[bgnp]m|bmp|gif|tiff?|webp|jp2|avif|hei[cf]|jxl)", re.IGNORECASE)
+_IMAGE_KINDS = r"(?:jpe?g|jpe|png|p[bgnp]m|bmp|gif|tiff?|webp|jp2|avif|hei[cf]|jxl)"
+_IMAGE = re.compile(rf"(?:.*\.)?{_IMAGE_KINDS}", re.IGNORECASE)
+_NUMBERED_IMAGE = re.compile(rf"\d+\.{_IMAGE_KINDS}", re.IGNORECASE)
 _TAR = re.compile(r"\.(?:tar(?:\.(?:gz|bz2|xz|zst|lz4|z))?|tgz|tbz2|txz)$", re.IGNORECASE)
 
 
@@ -217,6 +219,13 @@ def _classes(
     ):
         return None
     off = "turn class folders off with class_folders=False (--no-class-folders)"
+    for key, files in zip(keys, members, strict=True):
+        alike = _images_told_apart_by_number(files)
+        if alike:
+            raise SourceError(
+                f"{root} holds {key}.{alike[0]} and {key}.{alike[1]}: the key ends at the first dot, so they would be "
+                f"one sample. Rename them so that only their extension has a dot, or {off} if they do belong together"
+            )
     if loose is not None:
         name = f"{keys[loose]}.{members[loose][0].extension}"
         raise SourceError(f"{root} holds {name} beside the class folders: move it into one of them, or {off}")
@@ -233,6 +242,12 @@ def _classes(
 
 def _has_image(members: list[_Member]) -> bool:
     return any(_IMAGE.fullmatch(member.extension) for member in members)
+
+
+def _images_told_apart_by_number(members: list[_Member]) -> list[str]:
+    """Return the extensions of two images such as ``0.jpg`` and ``1.jpg``: names with dots, cut at the first one."""
+    found = [file.extension for file in members if _NUMBERED_IMAGE.fullmatch(file.extension)]
+    return found[:2] if len(found) > 1 else []
 
 
 def _top(key: str) -> str:

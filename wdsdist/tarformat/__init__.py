@@ -5,7 +5,7 @@ deterministic USTAR with a PAX header only where a name or size needs one.
 """
 
 from wdsdist.tarformat.naming import split_name
-from wdsdist.tarformat.reader import Members, scan
+from wdsdist.tarformat.reader import Members, is_header_of, scan
 from wdsdist.tarformat.writer import BLOCK, END, header, padding, stored_size
 
-__all__ = ["BLOCK", "END", "Members", "header", "padding", "scan", "split_name", "stored_size"]
+__all__ = ["BLOCK", "END", "Members", "header", "is_header_of", "padding", "scan", "split_name", "stored_size"]

@@ -72,6 +72,18 @@ def scan(buffer: Buffer, *, label: str) -> Members:
     )
 
 
+def is_header_of(name: str, block: bytes) -> bool:
+    """Say whether a header block can be that of a member with this name.
+
+    >>> from wdsdist.tarformat.writer import header
+    >>> is_header_of("a.txt", header("a.txt", 5)), is_header_of("b.txt", header("a.txt", 5))
+    (True, False)
+    """
+    if not name.isascii() or len(name) >= 100:
+        return True  # it stands in an extended header before this one, or is split in two
+    return _decode(block[:100]) == name
+
+
 class _Walk:
     """One pass over the headers of a tar; keeps what it found so that a failure can be explained."""
 

@@ -1,0 +1,100 @@
+"""The index of a local tar: from beside it, from the user's cache, or by scanning the tar and keeping the result."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+from pathlib import Path
+
+from wdsdist import shardindex, storage, tarformat
+from wdsdist.errors import DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError
+from wdsdist.node import user_cache_dir
+from wdsdist.shardindex import ShardIndex
+
+
+def shard_index(path: Path) -> ShardIndex:
+    """Return the index of a local tar: from beside it, from the user's cache, or by scanning the tar and keeping it.
+
+    Raises `ShardNotFoundError` where there is no tar and `ShardDamagedError` where the tar is not as its index says.
+    """
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError as error:
+        raise ShardNotFoundError(f"shard {path} does not exist") from error
+    for place in (_beside(path), _cached(path)):
+        try:
+            known = shardindex.load(place)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except IndexFormatError:
+            if place == _cached(path):
+                continue  # ours to make anew
+            raise
+        if known.size != size:
+            if place == _cached(path):
+                continue  # the tar was written anew since; scan it again
+            raise ShardDamagedError(_sizes_differ(path, size, known.size))
+        return known
+    return _scan_and_keep(path)
+
+
+def scan_shard(path: Path) -> ShardIndex:
+    """Read a whole tar and return its index, digest included."""
+    with path.open("rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if not size:
+            raise ShardDamagedError(f"{path}: the file is empty, without the two closing blocks of a tar")
+        # Left to be closed with its last reference: closing it here would raise BufferError in place of the error that
+        # `scan` raises, whose traceback still holds views of it.
+        content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    members = tarformat.scan(content, label=str(path))
+    digest = hashlib.sha256(content).hexdigest()
+    return shardindex.from_members(members, size=size, sha256=digest, label=str(path))
+
+
+def _sizes_differ(path: Path, size: int, expected: int) -> str:
+    how = "short of" if size < expected else "longer than"
+    return (
+        f"shard {path} is {abs(size - expected):,} bytes {how} its index ({expected:,}): fetch or pack it again, "
+        f"or run `wdsdist index` if it was replaced on purpose"
+    )
+
+
+def _scan_and_keep(path: Path) -> ShardIndex:
+    found = scan_shard(path)
+    content = shardindex.dumps(found)
+    for place in (_beside(path), _cached(path)):
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with storage.atomic_write(place) as stream:
+                stream.write(content)
+            break
+        except OSError:
+            continue  # kept nowhere: the next process scans again
+    return found
+
+
+def write_index(path: Path) -> ShardIndex:
+    """Scan a tar and write its index beside it. Raises `DestinationError` where its folder cannot be written."""
+    found = scan_shard(path)
+    try:
+        with storage.atomic_write(_beside(path)) as stream:
+            stream.write(shardindex.dumps(found))
+    except OSError as error:
+        raise DestinationError(f"{path.parent} cannot be written ({error.strerror}): copy the shards first") from error
+    return found
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(path.name + shardindex.SUFFIX)
+
+
+def _cached(path: Path) -> Path:
+    # The time of the last change is part of the name: a tar that is replaced must not keep its old index.
+    try:
+        changed = path.stat().st_mtime_ns
+    except OSError:
+        changed = 0
+    digest = hashlib.sha256(f"{path.absolute()}\0{changed}".encode("utf-8", "surrogateescape")).hexdigest()
+    return user_cache_dir() / "indexes" / f"{digest[:32]}{shardindex.SUFFIX}"
