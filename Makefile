@@ -13,7 +13,7 @@ unexport PYTHONPATH
 unexport PYTHONHOME
 unexport VIRTUAL_ENV
 
-.PHONY: demo test lint types check test-slow format clean
+.PHONY: demo test lint types check format clean
 
 demo: $(INSTALLED)
 	@rm -rf demo-data
@@ -34,9 +34,6 @@ types: $(INSTALLED)
 check: $(INSTALLED)
 	@echo "== layers, doctests and tests"
 	@$(BIN)/python -m pytest --durations 5
-
-test-slow: $(INSTALLED)
-	@$(BIN)/python -m pytest -m slow
 
 format: $(INSTALLED)
 	@$(BIN)/ruff check --fix .

@@ -65,10 +65,11 @@ class StreamingDataset(IterableDataset[Any]):
 
     >>> import tempfile, wdsdist
     >>> from pathlib import Path
-    >>> folder = Path(tempfile.mkdtemp())
+    >>> root = Path(tempfile.mkdtemp())
+    >>> (root / "files").mkdir()
     >>> for i in range(6):
-    ...     _ = (folder / f"{i}.txt").write_text(f"text {i}")
-    >>> manifest = wdsdist.pack(folder, folder / "shards")
+    ...     _ = (root / "files" / f"{i}.txt").write_text(f"text {i}")
+    >>> manifest = wdsdist.pack(root / "files", root / "shards")
     >>> dataset = wdsdist.StreamingDataset(manifest, decode=True, num_replicas=2, rank=0)
     >>> len(list(dataset)), dataset.num_samples
     (3, 6)

@@ -48,10 +48,11 @@ class StreamingDataLoader(DataLoader[Any]):
 
     >>> import tempfile, wdsdist
     >>> from pathlib import Path
-    >>> folder = Path(tempfile.mkdtemp())
+    >>> root = Path(tempfile.mkdtemp())
+    >>> (root / "files").mkdir()
     >>> for i in range(6):
-    ...     _ = (folder / f"{i}.cls").write_text(str(i))
-    >>> dataset = wdsdist.StreamingDataset(wdsdist.pack(folder, folder / "shards"), decode=True)
+    ...     _ = (root / "files" / f"{i}.cls").write_text(str(i))
+    >>> dataset = wdsdist.StreamingDataset(wdsdist.pack(root / "files", root / "shards"), decode=True)
     >>> loader = wdsdist.StreamingDataLoader(dataset, batch_size=2, num_workers=0)
     >>> len(loader), sorted(number for batch in loader for number in batch["cls"].tolist())
     (3, [0, 1, 2, 3, 4, 5])

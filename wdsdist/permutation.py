@@ -45,7 +45,7 @@ def mix_keys(key: int, *parts: npt.ArrayLike) -> Uint64s:
     """
     state: Uint64s = np.full(1, key, np.uint64)
     for part in parts:
-        state = _finalise_all((state + np.uint64(_GOLDEN)) ^ _finalise_all(np.asarray(part).astype(np.uint64)))
+        state = _finalise_all((state + np.uint64(_GOLDEN)) ^ _finalise_all(np.atleast_1d(part).astype(np.uint64)))
     return state
 
 

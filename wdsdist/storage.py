@@ -14,13 +14,14 @@ import random
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from wdsdist.errors import ShardNotFoundError, StorageError
 
 StorageOptions = Mapping[str, Any]
+T = TypeVar("T")
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure",
@@ -119,10 +120,13 @@ def read(location: str, options: StorageOptions | None = None) -> bytes:
             raise
         except OSError as error:
             raise StorageError(f"{location} cannot be read: {error.strerror}") from error
-    with _mapped(location):
+
+    def cat() -> bytes:
         filesystem, path = _filesystem(location, options)
         content: bytes = filesystem.cat_file(path)
         return content
+
+    return _persist(location, cat)
 
 
 def exists(location: str, options: StorageOptions | None = None) -> bool:
@@ -155,20 +159,30 @@ def fetch(location: str, path: Path, options: StorageOptions | None = None) -> N
     Raises `ShardNotFoundError` where there is no such object, `StorageError` with the number of attempts and the
     cause where it cannot be had.
     """
+
+    def copy() -> None:
+        filesystem, remote = _filesystem(location, options)
+        with filesystem.open(remote, "rb") as source, path.open("wb") as target:
+            while chunk := source.read(_CHUNK):
+                target.write(chunk)
+
+    try:
+        _persist(location, copy)
+    except FileNotFoundError as error:
+        raise ShardNotFoundError(f"{shown(location)} does not exist") from error
+
+
+def _persist(location: str, action: Callable[[], T]) -> T:
+    """Do something with a remote location, and again after a pause where it fails for another reason than absence."""
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             with _mapped(location):
-                filesystem, remote = _filesystem(location, options)
-                with filesystem.open(remote, "rb") as source, path.open("wb") as target:
-                    while chunk := source.read(_CHUNK):
-                        target.write(chunk)
-                return
-        except FileNotFoundError as error:
-            raise ShardNotFoundError(f"{shown(location)} does not exist") from error
+                return action()
         except StorageError as error:
-            if attempt == _ATTEMPTS:
-                raise StorageError(f"{error} (after {attempt} attempts)") from error
+            if attempt == _ATTEMPTS or isinstance(error.__cause__, ImportError):
+                raise StorageError(f"{error} (after {attempt} attempts)" if attempt > 1 else str(error)) from error
             time.sleep(_FIRST_PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))
+    raise AssertionError("unreachable: the last attempt returns or raises")
 
 
 @contextlib.contextmanager

@@ -1,8 +1,9 @@
-"""What every test shares: Hypothesis profiles, and a user cache of its own."""
+"""What every test and doctest shares: Hypothesis profiles, and a user cache and temporary files of its own."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -19,3 +20,12 @@ def user_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     folder = tmp_path_factory.mktemp("user-cache")
     monkeypatch.setenv("WDSDIST_CACHE_DIR", str(folder))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def temporary_files_of_doctests(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Examples in docstrings show no cleaning up, and leave nothing behind all the same."""
+    if isinstance(request.node, pytest.DoctestItem):
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("doctest")))
