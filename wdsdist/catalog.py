@@ -11,6 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,17 @@ _COMPRESSED = re.compile(r"\.(?:tar\.(?:gz|bz2|xz|zst|lz4|z)|tgz|tbz2?|txz|tzst)
 
 Location = str | os.PathLike[str]
 Shards = Location | Iterable[Location] | Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class IndexProgress:
+    """How far indexing has come."""
+
+    shards_done: int
+    shards: int
+    bytes_done: int
+    bytes: int
+    samples_done: int
 
 
 def open(shards: Shards, *, storage_options: Mapping[str, Any] | None = None) -> Manifest:  # noqa: A001
@@ -68,14 +80,14 @@ def index(
     shards: Shards,
     *,
     workers: int | None = None,
-    progress: Callable[[int, int, ShardIndex], None] | None = None,
+    progress: Callable[[IndexProgress], None] | None = None,
 ) -> Manifest:
     """Index tars that someone else made: write an index beside each, and ``index.json`` in their folder.
 
     Args:
         shards: a folder, one tar, a brace pattern or a list of tars, all in one local folder.
         workers: processes that scan; by default one for each core, and at most one for each shard.
-        progress: called after each shard with (shards done, shards in all, the shard's index).
+        progress: called with an `IndexProgress` after each shard.
 
     Returns the manifest. Raises `ShardDamagedError` for a tar that cannot be read without losing samples; no
     ``index.json`` is written then.
@@ -83,12 +95,14 @@ def index(
     paths = _local_tars(shards)
     folder = paths[0].parent
     found: dict[Path, ShardIndex] = {}
+    total = sum(path.stat().st_size for path in paths)
     with pool(workers, len(paths)) as executor:
         futures = {executor.submit(tarindex.write_index, path): path for path in paths}
         for future in concurrent.futures.as_completed(futures):
             found[futures[future]] = future.result()
             if progress:
-                progress(len(found), len(paths), found[futures[future]])
+                done, samples = sum(one.size for one in found.values()), sum(one.num_samples for one in found.values())
+                progress(IndexProgress(len(found), len(paths), done, total, samples))
     manifest = Manifest.of(
         str(folder),
         (_shard(path.name, found[path]) for path in paths),

@@ -414,16 +414,11 @@ def test_indexing_a_tar_that_was_replaced_makes_its_index_anew(data_set: Path) -
 
 
 def test_indexing_reports_each_shard(tars: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    samples: list[int] = []
-
-    def progress(done: int, total: int, index: shardindex.ShardIndex) -> None:
-        seen.append((done, total))
-        samples.append(index.num_samples)
-
-    wdsdist.index(tars, workers=2, progress=progress)
-    assert seen == [(1, 3), (2, 3), (3, 3)]
-    assert sorted(samples) == sorted(COUNTS)
+    seen: list[catalog.IndexProgress] = []
+    wdsdist.index(tars, workers=2, progress=seen.append)
+    size = sum(path.stat().st_size for path in tars.glob("*.tar"))
+    assert [(state.shards_done, state.shards, state.bytes) for state in seen] == [(n, 3, size) for n in (1, 2, 3)]
+    assert (seen[-1].bytes_done, seen[-1].samples_done) == (size, sum(COUNTS))
 
 
 def test_what_cannot_be_indexed_is_refused_with_the_reason(tars: Path, tmp_path: Path) -> None:

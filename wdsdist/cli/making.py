@@ -10,8 +10,8 @@ from wdsdist.cli.progress import meter
 from wdsdist.cli.sizes import byte_count, contents
 
 if TYPE_CHECKING:
+    from wdsdist.catalog import IndexProgress
     from wdsdist.packing import PackProgress
-    from wdsdist.shardindex import ShardIndex
 
 
 @click.command()
@@ -95,13 +95,11 @@ def index(shards: tuple[str, ...], workers: int | None, quiet: bool) -> None:
     """Index tars that other tools wrote: an index beside each, and index.json in their folder."""
     from wdsdist.catalog import index as run
 
-    samples = 0
     with meter("indexing", quiet=quiet) as shown:
 
-        def show(done: int, total: int, found: ShardIndex) -> None:
-            nonlocal samples
-            samples += found.num_samples
-            shown.update(done, total, f"{done:,} of {total:,} shards, {samples:,} samples")
+        def show(state: IndexProgress) -> None:
+            note = f"{state.shards_done:,} of {state.shards:,} shards, {state.samples_done:,} samples"
+            shown.update(state.bytes_done, state.bytes, note)
 
         manifest = run(shards[0] if len(shards) == 1 else shards, workers=workers, progress=show)
     if not quiet:
