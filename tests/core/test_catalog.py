@@ -14,7 +14,7 @@ import pytest
 from helpers import plain_tar, write_shard
 
 import wdsdist
-from wdsdist import shardindex, tarindex
+from wdsdist import catalog, shardindex, tarindex
 from wdsdist.errors import (
     ArgumentError,
     ArgumentTypeError,
