@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist import storage
-from wdsdist.errors import IndexFormatError, IndexNotFoundError
+from wdsdist.errors import ArgumentError, IndexFormatError, IndexNotFoundError
 from wdsdist.permutation import Int64s
 
 FILE_NAME = "index.json"
@@ -68,7 +68,7 @@ class Manifest:
         listed = list(shards)
         return cls(
             base=base,
-            names=np.array([shard.name.encode() for shard in listed], np.bytes_),
+            names=np.array([_encoded(shard.name) for shard in listed], np.bytes_),
             counts=np.array([shard.num_samples for shard in listed], np.int64),
             sizes=np.array([shard.size for shard in listed], np.int64),
             digests=np.array([shard.sha256.encode() for shard in listed], np.bytes_),
@@ -212,6 +212,13 @@ def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError(f"{value!r} is not a path or URL")
     return value
+
+
+def _encoded(name: str) -> bytes:
+    try:
+        return name.encode()
+    except UnicodeEncodeError as error:
+        raise ArgumentError(f"the name of shard {name!r} is not UTF-8, which index.json asks for: rename it") from error
 
 
 def _count(value: Any, least: int = 0) -> int:

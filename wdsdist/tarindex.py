@@ -25,7 +25,7 @@ def shard_index(path: Path) -> ShardIndex:
     for place in (_beside(path), _cached(path)):
         try:
             known = shardindex.load(place)
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError:  # there is none, or its name would be longer than the file system allows
             continue
         except IndexFormatError:
             if place == _cached(path):
@@ -45,11 +45,9 @@ def scan_shard(path: Path) -> ShardIndex:
         size = os.fstat(stream.fileno()).st_size
         if not size:
             raise ShardDamagedError(f"{path}: the file is empty, without the two closing blocks of a tar")
-        # Left to be closed with its last reference: closing it here would raise BufferError in place of the error that
-        # `scan` raises, whose traceback still holds views of it.
-        content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-    members = tarformat.scan(content, label=str(path))
-    digest = hashlib.sha256(content).hexdigest()
+        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            members = tarformat.scan(content, label=str(path))
+            digest = hashlib.sha256(content).hexdigest()
     return shardindex.from_members(members, size=size, sha256=digest, label=str(path))
 
 

@@ -248,8 +248,13 @@ def test_many_foreign_tars_are_scanned_once(tars: Path) -> None:
 
 
 def test_where_the_folder_cannot_be_written_the_index_is_kept_in_the_users_cache(
-    tars: Path, user_cache: Path, read_only: Callable[[Path], None], no_scan: Callable[[], None]
+    tars: Path,
+    user_cache: Path,
+    read_only: Callable[[Path], None],
+    no_scan: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("WDSDIST_CACHE_DIR", str(user_cache / "not" / "made yet"))
     read_only(tars)
     first = [wdsdist.open(tars / name).shards for name in NAMES]
     assert sorted(path.name for path in tars.iterdir()) == NAMES
@@ -461,3 +466,15 @@ def test_compressed_shards_are_refused_by_name_and_not_passed_over(tars: Path) -
 def test_a_folder_among_tars_is_refused(tars: Path, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="is a folder, named together with others"):
         wdsdist.open([*tars.glob("*.tar"), tmp_path])
+
+
+def test_a_tar_with_a_name_that_no_index_can_stand_beside_is_indexed_in_the_users_cache(tmp_path: Path) -> None:
+    tar = write_shard(tmp_path / ("x" * 248 + ".tar"), 3)
+    assert wdsdist.open(tar).num_samples == 3
+    assert wdsdist.open(tar).num_samples == 3
+
+
+def test_a_tar_whose_name_is_not_utf8_is_refused_by_name(tmp_path: Path) -> None:
+    tar = write_shard(tmp_path / "x\udcff.tar", 3)
+    with pytest.raises(ArgumentError, match=r"is not UTF-8, which index.json asks for"):
+        wdsdist.open(tar)

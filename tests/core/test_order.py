@@ -204,19 +204,14 @@ def windows_one_by_one(first: int, window: int, length: int) -> list[tuple[int, 
     return found
 
 
-@given(st.integers(1, 80), st.integers(1, 200), st.integers(1, 400))
-@example(1, 1, 5)
-@example(5, 5, 20)
-@example(4, 5, 20)
-@example(5, 4, 20)
-def test_windows_grow_fourfold_from_the_first_piece_up_to_the_limit(first: int, window: int, length: int) -> None:
-    first = min(first, length)
-    expected = [
-        (number, start, size) for number, start, size in windows_one_by_one(first, window, length) for _ in range(size)
-    ]
-    offsets = np.arange(length)
-    number, start, size = _windows(offsets, np.full(length, first), window, np.full(length, length))
-    assert list(zip(number.tolist(), start.tolist(), size.tolist(), strict=True)) == expected
+@pytest.mark.parametrize("first", [1, 2, 3, 7, 16])
+def test_windows_grow_fourfold_from_the_first_piece_up_to_the_limit(first: int) -> None:
+    for window in range(1, 20 * first):
+        for length in (first, 5 * first + 1, 60 * first):
+            expected = [found for found in windows_one_by_one(first, window, length) for _ in range(found[2])]
+            offsets = np.arange(length)
+            found = _windows(offsets, np.full(length, first), window, np.full(length, length))
+            assert list(zip(*(part.tolist() for part in found), strict=True)) == expected
 
 
 @given(worlds(name="shard", shuffle=True))
