@@ -69,8 +69,7 @@ def _fetch(manifest: Manifest, number: int, location: str, path: Path) -> None:
             raise ShardDamagedError(
                 f"{storage.shown(location)} does not have the digest that its index.json gives: upload it again"
             )
-        index = Path(folder) / (path.name + shardindex.SUFFIX)
-        kept = path.with_name(index.name)
+        index, kept = shardindex.beside(temporary), shardindex.beside(path)
         # Without its index an old copy counts for nothing, so no process can pair it with the new index.
         kept.unlink(missing_ok=True)
         if storage.exists(storage.beside(location, shardindex.SUFFIX), options):

@@ -96,13 +96,15 @@ def index(
     folder = paths[0].parent
     found: dict[Path, ShardIndex] = {}
     total = sum(path.stat().st_size for path in paths)
+    bytes_done = samples_done = 0
     with pool(workers, len(paths)) as executor:
         futures = {executor.submit(tarindex.write_index, path): path for path in paths}
         for future in concurrent.futures.as_completed(futures):
-            found[futures[future]] = future.result()
+            one = found[futures[future]] = future.result()
+            bytes_done += one.size
+            samples_done += one.num_samples
             if progress:
-                done, samples = sum(one.size for one in found.values()), sum(one.num_samples for one in found.values())
-                progress(IndexProgress(len(found), len(paths), done, total, samples))
+                progress(IndexProgress(len(found), len(paths), bytes_done, total, samples_done))
     manifest = Manifest.of(
         str(folder),
         (_shard(path.name, found[path]) for path in paths),

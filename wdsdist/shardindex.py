@@ -37,6 +37,15 @@ _ARRAYS = {
 }
 
 
+def beside(tar: Path) -> Path:
+    """Return the path of the index that stands beside a tar.
+
+    >>> beside(Path("/data/00.tar")).name
+    '00.tar.wdsindex'
+    """
+    return tar.with_name(tar.name + SUFFIX)
+
+
 @dataclass(frozen=True, slots=True)
 class ShardIndex:
     """Samples and members of one shard; ``n`` samples with ``m`` members in all."""

@@ -22,7 +22,7 @@ def shard_index(path: Path) -> ShardIndex:
         size = path.stat().st_size
     except FileNotFoundError as error:
         raise ShardNotFoundError(f"shard {path} does not exist") from error
-    for place in (_beside(path), _cached(path)):
+    for place in (shardindex.beside(path), _cached(path)):
         try:
             known = shardindex.load(place)
         except OSError:  # there is none, or its name would be longer than the file system allows
@@ -62,7 +62,7 @@ def _sizes_differ(path: Path, size: int, expected: int) -> str:
 def _scan_and_keep(path: Path) -> ShardIndex:
     found = scan_shard(path)
     content = shardindex.dumps(found)
-    for place in (_beside(path), _cached(path)):
+    for place in (shardindex.beside(path), _cached(path)):
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             with storage.atomic_write(place) as stream:
@@ -77,15 +77,11 @@ def write_index(path: Path) -> ShardIndex:
     """Scan a tar and write its index beside it. Raises `DestinationError` where its folder cannot be written."""
     found = scan_shard(path)
     try:
-        with storage.atomic_write(_beside(path)) as stream:
+        with storage.atomic_write(shardindex.beside(path)) as stream:
             stream.write(shardindex.dumps(found))
     except OSError as error:
         raise DestinationError(f"{path.parent} cannot be written ({error.strerror}): copy the shards first") from error
     return found
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(path.name + shardindex.SUFFIX)
 
 
 def _cached(path: Path) -> Path:

@@ -136,7 +136,7 @@ def _scan(path: Path, listed: Shard, problems: list[str]) -> ShardIndex | None:
 
 
 def _check_sidecar(path: Path, listed: Shard, scanned: ShardIndex | None, problems: list[str]) -> None:
-    sidecar = path.with_name(path.name + shardindex.SUFFIX)
+    sidecar = shardindex.beside(path)
     try:
         known = shardindex.load(sidecar)
     except FileNotFoundError:

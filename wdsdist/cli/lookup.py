@@ -8,6 +8,7 @@ import numpy as np
 
 from wdsdist.errors import SampleError
 from wdsdist.manifest import Manifest
+from wdsdist.order import split_line
 from wdsdist.shardindex import ShardIndex
 from wdsdist.shards import MappedShard, ShardReader
 
@@ -46,8 +47,8 @@ def find_sample(manifest: Manifest, wanted: str) -> tuple[MappedShard, int]:
             f"no sample has the key {wanted!r}, nor is there a sample of that number: there are "
             f"{manifest.num_samples:,}, numbered from 0"
         )
-    shard = int(np.searchsorted(np.cumsum(manifest.counts), number, side="right"))
-    return ShardReader(manifest).shard(shard), number - int(manifest.counts[:shard].sum())
+    shards, samples = split_line(np.cumsum(manifest.counts), np.array([number]))
+    return ShardReader(manifest).shard(int(shards[0])), int(samples[0])
 
 
 def member(shard: MappedShard, sample: int, field: str) -> memoryview:

@@ -43,7 +43,7 @@ def write_shard(folder: Path, name: str, samples: Samples) -> WrittenShard:
         with storage.atomic_write(folder / name) as stream:
             index = _write_tar(stream.write, samples, str(folder / name))
         # The index comes second: a tar that has one is whole.
-        with storage.atomic_write(_sidecar(folder, name)) as stream:
+        with storage.atomic_write(shardindex.beside(folder / name)) as stream:
             stream.write(shardindex.dumps(index))
     except WdsdistError:
         raise
@@ -55,7 +55,7 @@ def write_shard(folder: Path, name: str, samples: Samples) -> WrittenShard:
 def whole_shard(folder: Path, name: str, *, size: int, num_samples: int) -> WrittenShard | None:
     """Return what is known of a shard that an earlier run wrote whole, or ``None`` where it did not."""
     try:
-        index = shardindex.load(_sidecar(folder, name))
+        index = shardindex.load(shardindex.beside(folder / name))
         found = (folder / name).stat().st_size
     except (FileNotFoundError, IndexFormatError):
         return None
@@ -122,10 +122,6 @@ def _read(file: FilePayload) -> Iterator[bytes]:
         raise SourceError(f"{file.path} cannot be read: {error.strerror}") from error
     if found != file.size or left:
         raise SourceError(f"{file.path} has {found - left:,} bytes, but had {file.size:,} when it was listed: {_AGAIN}")
-
-
-def _sidecar(folder: Path, name: str) -> Path:
-    return folder / (name + shardindex.SUFFIX)
 
 
 def _summary(name: str, index: ShardIndex) -> WrittenShard:
