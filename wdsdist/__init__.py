@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wdsdist.catalog import index, open
+    from wdsdist.columns import Ragged
     from wdsdist.dataset import StreamingDataset
     from wdsdist.loader import StreamingDataLoader
     from wdsdist.manifest import Manifest
     from wdsdist.node import barrier, data_download
     from wdsdist.packing import pack
-    from wdsdist.transport import Ragged
     from wdsdist.verification import verify
 
     dataDownload = data_download
@@ -31,7 +31,7 @@ _HOME = {
     "open": "wdsdist.catalog",
     "verify": "wdsdist.verification",
     "Manifest": "wdsdist.manifest",
-    "Ragged": "wdsdist.transport",
+    "Ragged": "wdsdist.columns",
     "StreamingDataset": "wdsdist.dataset",
     "StreamingDataLoader": "wdsdist.loader",
 }

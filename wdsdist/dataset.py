@@ -16,16 +16,18 @@ from torch.utils.data import IterableDataset, get_worker_info
 from wdsdist import catalog
 from wdsdist.catalog import Shards
 from wdsdist.checks import check_integer
+from wdsdist.columns import Sample
 from wdsdist.decode import Decode, Decoder
 from wdsdist.errors import ArgumentTypeError, SampleIndexError
 from wdsdist.handover import EpochRequest, Loading
 from wdsdist.node import Identity, identity
 from wdsdist.order import OrderName, OrderSettings, default_window, epoch_order, split_line
+from wdsdist.permutation import Int64s
 from wdsdist.plan import EpochPlan
 from wdsdist.progress import Progress
 from wdsdist.samples import Fields, SampleReader
 from wdsdist.shards import ShardReader
-from wdsdist.transport import Sample
+from wdsdist.transport import grouped
 
 
 class StreamingDataset(IterableDataset[Any]):
@@ -114,8 +116,8 @@ class StreamingDataset(IterableDataset[Any]):
             Fields(fields),
             Decoder(decode),
             transform,
+            seed,
         )
-        self._ends = np.cumsum(self.manifest.counts)
         self._rank, self._num_replicas = rank, num_replicas
         if rank is not None and num_replicas is not None:
             self.identity()  # what is wrong with them is said here, not in the training loop
@@ -159,6 +161,8 @@ class StreamingDataset(IterableDataset[Any]):
     def __getitem__(self, index: int) -> Any:
         """Return sample ``index`` of the data set, in the order of its shards, decoded and transformed.
 
+        Seeded transforms do as in the epoch that was last asked for with `set_epoch`.
+
         Raises `SampleIndexError`, an ``IndexError``, outside the data set.
         """
         if not isinstance(index, (int, np.integer)):
@@ -167,12 +171,30 @@ class StreamingDataset(IterableDataset[Any]):
         if not 0 <= number < self.num_samples:
             raise SampleIndexError(f"sample {index:,} is outside the data set, which has {self.num_samples:,} samples")
         shards, samples = split_line(self._ends, np.array([number]))
-        return self._samples.sample(int(shards[0]), int(samples[0]))
+        return self._samples.sample(int(shards[0]), int(samples[0]), self._request.epoch)
+
+    @property
+    def mean_sample_bytes(self) -> int:
+        """Bytes that a sample takes in its shard, as far as the manifest tells."""
+        return self.manifest.num_bytes // max(1, self.num_samples)
+
+    @property
+    def is_light(self) -> bool:
+        """Whether making a batch is little work and gives about as many bytes as it reads."""
+        return self._samples.is_light
+
+    @functools.cached_property
+    def _ends(self) -> Int64s:
+        """int64 [shards]: samples up to the end of each shard."""
+        return np.cumsum(self.manifest.counts)
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         share = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        return self._single_samples(*share) if self._loading is None else self._batches(self._loading, *share)
+        if self._loading is None:
+            return self._single_samples(*share)
+        groups = self._groups(self._loading, *share, deferred=worker is not None)
+        return groups if worker is None else map(self._loading.channel.sender(worker.id), groups)
 
     def _single_samples(self, worker: int, num_workers: int) -> Iterator[Any]:
         """Yield single samples: this worker's part of this rank's, for a foreign ``DataLoader`` or none."""
@@ -189,17 +211,23 @@ class StreamingDataset(IterableDataset[Any]):
         order = epoch_order(self.manifest.counts, self.order_settings(here.world_size), epoch)
         batches = plan.batches(order, rank=here.rank, worker=worker, num_workers=num_workers)
         return (
-            self._samples.sample(*pair) for shards, samples in batches for pair in zip(shards, samples, strict=True)
+            self._samples.sample(*pair, epoch)
+            for shards, samples in batches
+            for pair in zip(shards.tolist(), samples.tolist(), strict=True)
         )
 
-    def _batches(self, loading: Loading, worker: int, num_workers: int) -> Iterator[Any]:
-        """Yield this worker's part of this rank's batches, from where the loader wants them."""
+    def _groups(self, loading: Loading, worker: int, num_workers: int, *, deferred: bool) -> Iterator[list[Any]]:
+        """Yield this worker's part of this rank's batches, from where the loader wants them, group by group."""
         start = loading.start.read()
         plan = self.plan(loading, start.num_replicas, start.consumed)
         settings = self.order_settings(start.num_canonical_replicas)
         order = epoch_order(self.manifest.counts, settings, start.epoch)
-        batches = plan.batches(order, rank=start.rank, worker=worker, num_workers=num_workers)
-        return (self._samples.batch(shards, samples, loading.collate_fn) for shards, samples in batches)
+        places = plan.batches(order, rank=start.rank, worker=worker, num_workers=num_workers, group=start.group)
+        batches = (
+            self._samples.batch(shards, samples, start.epoch, loading.collate_fn, deferred=deferred)
+            for shards, samples in places
+        )
+        return grouped(batches, start.group)
 
     def plan(self, loading: Loading, num_replicas: int, consumed: int = 0) -> EpochPlan:
         """Return the batches that a loader makes of an epoch from ``consumed`` samples on."""
@@ -219,7 +247,7 @@ class StreamingDataset(IterableDataset[Any]):
         return view
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
+        state = {name: value for name, value in self.__dict__.items() if name != "_ends"}
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             # A spawned worker has no process group to ask for its rank.
             here = self.identity()

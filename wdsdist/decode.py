@@ -10,15 +10,19 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
+from wdsdist.columns import Stacked
 from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
+from wdsdist.numeric import RawArray, stacked_npy
+from wdsdist.transforms import is_seeded
 
-Decode = bool | str | Mapping[str, Callable[[bytes], Any]] | None
-"""What ``decode=`` takes: ``None``, ``True``, an image specification, or functions by extension."""
+Decode = bool | str | Mapping[str, Any] | None
+"""What ``decode=`` takes: ``None``, ``True``, an image specification, or functions and dtypes by extension."""
 
 _EXPANSION_LIMIT = 1 << 30
 """Bytes that one compressed member may unpack to: a few kilobytes of zeros must not fill the memory."""
@@ -31,32 +35,43 @@ class Decoder:
 
     >>> Decoder(True)("cls", b"7"), Decoder(True)("json", b'{"a": 1}'), Decoder(None)("txt", b"raw")
     (7, {'a': 1}, b'raw')
-    >>> Decoder({"txt": len})("txt", b"four")
+    >>> Decoder({"txt": len, "bin": np.uint16})("txt", b"four")
     4
 
     Raises `ArgumentError` for an image specification that does not exist.
     """
 
     def __init__(self, decode: Decode) -> None:
-        self._functions: dict[str, Callable[[bytes], Any]] = {}
+        self._functions: dict[str, Callable[..., Any]] = {}
         self._image: Callable[[str, bytes], Any] | None = None
         self.is_raw = decode is None or decode is False
         if isinstance(decode, Mapping):
-            for extension, function in decode.items():
-                if not isinstance(extension, str) or not callable(function):
-                    raise ArgumentTypeError(
-                        f"decode maps {extension!r} to {function!r}: it maps extensions to functions of bytes"
-                    )
-            self._functions = {extension.lower(): function for extension, function in decode.items()}
+            self._functions = {str(extension).lower(): _function(extension, what) for extension, what in decode.items()}
         elif isinstance(decode, (bool, str)):
             self._functions = dict(_TABLE) if decode else {}
             if isinstance(decode, str):
                 self._image = _image_handler(decode)
         elif decode is not None:
             raise ArgumentTypeError(f"decode is {decode!r}: it can be None, True, a string or a mapping")
+        self.is_seeded = any(map(is_seeded, self._functions.values()))
+        self.is_light = self._image is None and all(
+            isinstance(function, RawArray) or function in (*_TABLE.values(),) for function in self._functions.values()
+        )
 
-    def __call__(self, extension: str, data: bytes) -> Any:
+    def stacked(self, extensions: Sequence[str], parts: Sequence[memoryview]) -> Stacked | None:
+        """Return the members of a column as one tensor, or ``None`` where each has to be decoded by itself."""
+        name = extensions[0].lower()
+        if any(extension != extensions[0] for extension in extensions):
+            return None
+        function = self._find(name)
+        if function is _npy:
+            return stacked_npy(parts)
+        return function.stacked(parts) if isinstance(function, RawArray) else None
+
+    def __call__(self, extension: str, data: bytes, seed: int = 0) -> Any:
         """Return the value of one member; bytes where nothing is known about its extension.
+
+        ``seed`` is passed to functions that were marked with `wdsdist.transforms.seeded`.
 
         Raises `DecodeError` where the bytes are not what the extension says.
         """
@@ -64,7 +79,7 @@ class Decoder:
             return data
         name = extension.lower()
         try:
-            return self._decode(name, data)
+            return self._decode(name, data, seed)
         except DecodeError:
             raise
         except ImportError as error:
@@ -75,18 +90,32 @@ class Decoder:
                 f"{len(data):,} bytes do not decode as {name!r}: {type(error).__name__}: {error}"
             ) from error
 
-    def _decode(self, name: str, data: bytes) -> Any:
-        function = self._functions.get(name) or self._functions.get(name.rpartition(".")[2])
+    def _find(self, name: str) -> Callable[..., Any] | None:
+        return self._functions.get(name) or self._functions.get(name.rpartition(".")[2])
+
+    def _decode(self, name: str, data: bytes, seed: int) -> Any:
+        function = self._find(name)
         if function is not None:
-            return function(data)
+            return function(data, seed) if self.is_seeded and is_seeded(function) else function(data)
         if name.endswith(".gz") and len(name) > 3:
-            return self._decode(name[:-3], _unzip(data))
+            return self._decode(name[:-3], _unzip(data), seed)
         if self._image is not None:
             value = self._image(name, data)
             if value is not None:
                 # torch warns of arrays that cannot be written; Pillow's views cannot.
                 return value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
         return data
+
+
+def _function(extension: object, what: Any) -> Callable[..., Any]:
+    if isinstance(extension, str):
+        if isinstance(what, (np.dtype, torch.dtype)) or (isinstance(what, type) and issubclass(what, np.generic)):
+            return RawArray.of(extension, what)
+        if callable(what):
+            return what  # type: ignore[no-any-return]
+    raise ArgumentTypeError(
+        f"decode maps {extension!r} to {what!r}: it maps extensions to functions of bytes, or to dtypes of raw arrays"
+    )
 
 
 def _unzip(data: bytes) -> bytes:
@@ -143,8 +172,6 @@ def _cbor(data: bytes) -> Any:
 
 
 def _pth(data: bytes) -> Any:
-    import torch
-
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 

@@ -68,6 +68,10 @@ class DecodeError(WdsdistError, ValueError):
     """The bytes of a member could not be turned into a value."""
 
 
+class SharedMemoryError(WdsdistError, MemoryError):
+    """There is too little shared memory for the batches that workers make ahead."""
+
+
 class DatasetTooSmallError(WdsdistError, ValueError):
     """The data set gives not one batch per rank under ``drop_last=True``."""
 

@@ -7,16 +7,19 @@ later reaches them here.
 from __future__ import annotations
 
 import copy
+import mmap
 import os
+import struct
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, field, fields
 from typing import Any
 
-import torch
 from torch.utils.data import get_worker_info
 
 from wdsdist.errors import LoaderStateError
+from wdsdist.memory import AnonymousMemory, is_spawning
 from wdsdist.progress import Progress
+from wdsdist.transport import Channel
 
 
 class EpochRequest:
@@ -37,6 +40,11 @@ class EpochRequest:
         """Ask for an epoch."""
         made = self._numbers.read()[1]
         self._numbers.write([epoch, made + 1])
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that was asked for last; 0 where none was."""
+        return self._numbers.read()[0]
 
     def watch(self) -> EpochRequest:
         """Return the same request for one more that answers it, also if it was made before."""
@@ -62,13 +70,15 @@ class Start:
     rank: int
     num_replicas: int
     num_canonical_replicas: int
+    group: int
+    """Batches that a worker makes and sends together."""
 
 
 class StartingPoint:
     """The `Start` of the current iteration: the loader writes it, then each worker reads it as it begins.
 
     >>> point = StartingPoint()
-    >>> point.write(Start(epoch=1, consumed=0, rank=0, num_replicas=1, num_canonical_replicas=1))
+    >>> point.write(Start(epoch=1, consumed=0, rank=0, num_replicas=1, num_canonical_replicas=1, group=1))
     >>> point.read().epoch
     1
     """
@@ -101,6 +111,7 @@ class Loading:
     drop_last: bool
     """Whether a rank's last batch is dropped when it is not full."""
     collate_fn: Callable[[list[Any]], Any] | None
+    channel: Channel
     start: StartingPoint = field(default_factory=StartingPoint)
 
 
@@ -112,21 +123,41 @@ class SharedNumbers:
     """
 
     def __init__(self, count: int) -> None:
-        self._tensor = _share(torch.zeros(count, dtype=torch.int64))
+        self._hold([0] * count)
+
+    def _hold(self, numbers: list[int]) -> None:
+        self._layout = struct.Struct(f"={len(numbers)}q")
+        self._memory = AnonymousMemory()
+        self._memory.allocate(0, self._layout.size)
+        self._content = self._memory.map(0, self._layout.size)
         self._owner = os.getpid()
+        self.write(numbers)
 
     def read(self) -> list[int]:
-        numbers: list[int] = self._mine().tolist()
-        return numbers
+        return list(self._layout.unpack_from(self._mine()))
 
     def write(self, numbers: list[int]) -> None:
-        self._mine().copy_(torch.tensor(numbers))
+        self._layout.pack_into(self._mine(), 0, *numbers)
 
-    def _mine(self) -> torch.Tensor:
+    def _mine(self) -> mmap.mmap:
         if self._owner != os.getpid() and get_worker_info() is None:
-            self._tensor, self._owner = _share(self._tensor.clone()), os.getpid()
-        return self._tensor
+            self._hold(list(self._layout.unpack_from(self._content)))
+        return self._content
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if is_spawning():
+            return _same_numbers, (self._layout.size // 8, self._memory, self._owner)
+        return _equal_numbers, (self.read(),)
 
 
-def _share(numbers: torch.Tensor) -> torch.Tensor:
-    return numbers.share_memory_()  # type: ignore[no-untyped-call, no-any-return]  # torch leaves it untyped
+def _same_numbers(count: int, memory: AnonymousMemory, owner: int) -> SharedNumbers:
+    numbers = SharedNumbers.__new__(SharedNumbers)
+    numbers._layout, numbers._memory, numbers._owner = struct.Struct(f"={count}q"), memory, owner
+    numbers._content = memory.map(0, numbers._layout.size)
+    return numbers
+
+
+def _equal_numbers(values: list[int]) -> SharedNumbers:
+    numbers = SharedNumbers(len(values))
+    numbers.write(values)
+    return numbers

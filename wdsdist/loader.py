@@ -19,8 +19,11 @@ from wdsdist.order import OrderSettings
 from wdsdist.plan import EpochPlan
 from wdsdist.progress import Position, Progress
 from wdsdist.state import State, make_state, read_state
+from wdsdist.transport import Channel, opened
 
 _MOST_WORKERS = 8
+_MOST_IN_A_GROUP = 8
+_GROUP_BYTES = 2 << 20
 
 
 class StreamingDataLoader(DataLoader[Any]):
@@ -41,9 +44,13 @@ class StreamingDataLoader(DataLoader[Any]):
         prefetch_factor: batches that each worker makes ahead; torch's default of 2.
         collate_fn: makes the batch from a list of samples.
         timeout, worker_init_fn, multiprocessing_context, generator: as in torch.
+        shared_memory: let batches cross from the workers in shared memory, which is used again as soon as the last
+            view of a batch is gone; ``False`` sends them through pipes, which is several times slower, where memory
+            cannot be shared.
 
     Raises:
         ArgumentError: ``batch_size`` or ``num_workers`` cannot work.
+        SharedMemoryError: on iteration, where the batches that workers make ahead do not fit into memory.
         DatasetTooSmallError: from ``len`` or on iteration, where the data set gives not one batch for each rank.
 
     >>> import tempfile, wdsdist
@@ -75,12 +82,16 @@ class StreamingDataLoader(DataLoader[Any]):
         worker_init_fn: Callable[[int], None] | None = None,
         multiprocessing_context: Any = None,
         generator: torch.Generator | None = None,
+        shared_memory: bool = True,
     ) -> None:
         if not isinstance(dataset, StreamingDataset):
             raise ArgumentTypeError(f"dataset is a {type(dataset).__name__}: it must be a wdsdist.StreamingDataset")
         workers = _default_workers() if num_workers is None else check_integer("num_workers", num_workers, 0)
         self._loading = Loading(
-            batch_size=check_integer("batch_size", batch_size, 1), drop_last=bool(drop_last), collate_fn=collate_fn
+            batch_size=check_integer("batch_size", batch_size, 1),
+            drop_last=bool(drop_last),
+            collate_fn=collate_fn,
+            channel=Channel(shared_memory=bool(shared_memory)),
         )
         self._progress = Progress()
         self._request = dataset.epoch_request()
@@ -178,6 +189,8 @@ class StreamingDataLoader(DataLoader[Any]):
         plan = self._plan(position)
         if self._lanes is None:
             self._lanes = here.world_size  # the first run's, whatever the world becomes
+        batch_bytes = self.dataset.mean_sample_bytes * self._loading.batch_size
+        group = self._batches_in_a_group(batch_bytes)
         self._loading.start.write(
             Start(
                 epoch=position.epoch,
@@ -185,9 +198,18 @@ class StreamingDataLoader(DataLoader[Any]):
                 rank=here.rank,
                 num_replicas=here.world_size,
                 num_canonical_replicas=self._lanes,
+                group=group,
             )
         )
+        if self.num_workers and self._iterator is None:
+            self._loading.channel.prepare(self.num_workers, self.prefetch_factor or 2, group * batch_bytes)
         return super().__iter__(), plan
+
+    def _batches_in_a_group(self, batch_bytes: int) -> int:
+        """Return how many batches a worker sends together: for small ones, each message costs more than the batch."""
+        if not self.num_workers or self._loading.collate_fn is not None or not self.dataset.is_light:
+            return 1
+        return max(1, min(_MOST_IN_A_GROUP, _GROUP_BYTES // max(1, batch_bytes)))
 
     def _stop_workers(self, batches: Iterator[Any]) -> None:
         """End the worker processes behind ``batches`` now; the next iteration starts new ones."""
@@ -204,7 +226,8 @@ class _LoaderIterator(Iterator[Any]):
         # would live until the collector finds it, perhaps in a forked child.
         self._loader = loader
         self._number = number
-        self._batches: Iterator[Any] | None = None
+        self._groups: Iterator[list[Any]] | None = None
+        self._group: list[Any] = []  # what is left of it, the next batch last
         self._delivered = 0
         self._failed = False
 
@@ -214,11 +237,13 @@ class _LoaderIterator(Iterator[Any]):
             raise LoaderStateError("this iterator was given up when the loader was iterated again: use the newer one")
         if self._failed:
             raise LoaderStateError("this iteration ended with an error: iterate the loader anew, or load a state first")
-        if self._batches is None:
-            self._batches, self._plan = loader._begin()
+        if self._groups is None:
+            self._groups, self._plan = loader._begin()
             loader._progress.advance(self._plan.consumed(0))
         try:
-            batch = next(self._batches)
+            if not self._group:
+                self._group = next(self._groups)[::-1]
+            batch = opened(self._group.pop())
         except StopIteration:
             if self._delivered != self._plan.batches_per_rank:
                 raise LoaderStateError(
@@ -228,7 +253,7 @@ class _LoaderIterator(Iterator[Any]):
         except BaseException:
             # A failed worker has lost its place: what the others still hold would be an epoch with holes.
             self._failed = True
-            loader._stop_workers(self._batches)
+            loader._stop_workers(self._groups)
             raise
         self._delivered += 1
         loader._request.pass_to(loader._progress)

@@ -6,10 +6,11 @@ atomically: where there is no ``index.json`` there is no data set.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, IndexFormatError, IndexNotFoundError
+from wdsdist.memory import SharedCopy, is_spawning
 from wdsdist.permutation import Int64s
 
 FILE_NAME = "index.json"
@@ -39,7 +41,7 @@ class Shard:
     """Hexadecimal digest; empty where the manifest does not say."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Manifest:
     """All shards of a data set, in order. Make one with `wdsdist.open`, `wdsdist.index` or `wdsdist.pack`.
 
@@ -130,11 +132,28 @@ class Manifest:
             self.storage_options,
         )
 
+    @functools.cached_property
+    def _shared(self) -> SharedCopy:
+        return SharedCopy({one.name: getattr(self, one.name) for one in fields(self)})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if is_spawning():  # by value, the pipe to each worker would carry megabytes, one worker after another
+            return _arrived, (self._shared,)
+        return _restored, ({one.name: getattr(self, one.name) for one in fields(self)},)
+
     def __repr__(self) -> str:
         return (
             f"Manifest({storage.shown(self.base)!r}: {self.num_samples:,} samples in {len(self.counts):,} shards, "
             f"{self.num_bytes:,} bytes)"
         )
+
+
+def _arrived(shared: SharedCopy) -> Manifest:
+    return _restored(shared.value())
+
+
+def _restored(values: dict[str, Any]) -> Manifest:
+    return Manifest(**values)
 
 
 def dumps(manifest: Manifest) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -71,12 +72,16 @@ class EpochPlan:
         return (self.start + steps * self.num_replicas + rank) % self.num_samples
 
     def batches(
-        self, order: Order, *, rank: int, worker: int = 0, num_workers: int = 1
+        self, order: Order, *, rank: int, worker: int = 0, num_workers: int = 1, group: int = 1
     ) -> Iterator[tuple[Int64s, Int64s]]:
-        """Yield the batches that one worker of one rank makes, each as its shards and samples."""
-        mine = range(worker, self.batches_per_rank, num_workers)
+        """Yield the batches that one worker of one rank makes, each as its shards and samples.
+
+        Batches are dealt to workers in groups: worker ``w`` of ``n`` has groups ``w, w + n, ...``, one after another.
+        """
+        firsts = range(worker * group, self.batches_per_rank, num_workers * group)
+        mine = (batch for first in firsts for batch in range(first, min(first + group, self.batches_per_rank)))
         at_once = max(1, _BLOCK_SAMPLES // self.batch_size)
-        for block in (mine[i : i + at_once] for i in range(0, len(mine), at_once)):
+        while block := list(islice(mine, at_once)):
             positions = [self.positions(rank=rank, batch=batch) for batch in block]
             shards, samples = order.locate(np.concatenate(positions))
             cuts = np.cumsum([len(part) for part in positions])[:-1]

@@ -2,106 +2,180 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from wdsdist.columns import Batch, Ragged, Sample, collate, column
 from wdsdist.decode import Decoder
 from wdsdist.errors import ArgumentTypeError, DecodeError, SampleError
-from wdsdist.shards import ShardReader
-from wdsdist.transport import Batch, Ragged, Sample, collate
+from wdsdist.permutation import Int64s, mix_key, mix_keys
+from wdsdist.shards import MappedShard, ShardReader
+from wdsdist.transforms import is_seeded
+
+_AUGMENTATION = 3
+"""Sets the seeds of samples apart from the keys of the order, which hash other numbers."""
+
+Chosen = tuple[tuple[str, str, int], ...]
+"""Of each field: its entry in the sample, its extension, and the member's place in the layout."""
 
 
 class Fields:
     """Chooses members by the extensions that ``fields=`` names.
 
-    >>> fields = Fields(("jpg;png", "cls"))
-    >>> fields.choose([("cls", b"7"), ("png", b"..."), ("txt", b"no")], "k", "s.tar")
-    [('jpg', 'png', b'...'), ('cls', 'cls', b'7')]
+    >>> Fields(("jpg;png", "cls")).choose(("cls", "png", "txt"))
+    (('jpg', 'png', 1), ('cls', 'cls', 0))
     """
 
     def __init__(self, fields: Sequence[str] | None) -> None:
         if isinstance(fields, str) or not all(isinstance(field, str) and field for field in fields or ()):
             raise ArgumentTypeError(f"fields is {fields!r}: it must be a list of extensions such as ('jpg;png', 'cls')")
         self._alternatives = [tuple(field.lower().split(";")) for field in fields] if fields is not None else None
+        self._known: dict[tuple[str, ...], Chosen] = {}
 
-    def choose(self, members: list[tuple[str, Any]], key: str, shard: str) -> list[tuple[str, str, Any]]:
-        """Return (entry name, extension, data) for each field; the entry has the name of the first alternative.
+    def choose(self, layout: tuple[str, ...]) -> Chosen:
+        """Return (entry name, extension, place) for each field; the entry has the name of the first alternative.
 
-        Raises `SampleError` where the sample has none of a field's alternatives.
+        Raises `SampleError` where the layout has none of a field's alternatives.
         """
+        chosen = self._known.get(layout)
+        if chosen is None:
+            # Samples have few layouts; where each has another, none is worth keeping.
+            if len(self._known) > 1000:
+                self._known.clear()
+            chosen = self._known[layout] = tuple(self._chosen(layout))
+        return chosen
+
+    def _chosen(self, layout: tuple[str, ...]) -> Iterator[tuple[str, str, int]]:
         if self._alternatives is None:
-            return [(extension, extension, data) for extension, data in members]
-        held = dict(members)
-        chosen = []
+            yield from ((extension, extension, place) for place, extension in enumerate(layout))
+            return
         for names in self._alternatives:
-            extension = next((name for name in names if name in held), None)
+            extension = next((name for name in names if name in layout), None)
             if extension is None:
                 raise SampleError(
-                    f"sample {key!r} of {shard} has no member {' or '.join(map(repr, names))}: "
-                    f"it has {', '.join(sorted(held)) or 'none'}"
+                    f"has no member {' or '.join(map(repr, names))}: it has {', '.join(sorted(layout)) or 'none'}"
                 )
-            chosen.append((names[0], extension, held[extension]))
-        return chosen
+            yield names[0], extension, layout.index(extension)
 
 
 class SampleReader:
     """Makes samples and batches; the part of a data set that does its work in the workers."""
 
     def __init__(
-        self, reader: ShardReader, fields: Fields, decoder: Decoder, transform: Callable[[Sample], Any] | None
+        self,
+        reader: ShardReader,
+        fields: Fields,
+        decoder: Decoder,
+        transform: Callable[..., Any] | None,
+        seed: int,
     ) -> None:
         self._reader = reader
         self._fields = fields
         self._decoder = decoder
         self._transform = transform
+        self._seed = seed
+        self._transform_is_seeded = transform is not None and is_seeded(transform)
+        self._needs_seeds = self._transform_is_seeded or decoder.is_seeded
 
-    def sample(self, shard: int, sample: int) -> Any:
+    @property
+    def is_light(self) -> bool:
+        """Whether making a batch is little work and gives about as many bytes as it reads."""
+        return self._transform is None and self._decoder.is_light
+
+    def sample(self, shard: int, sample: int, epoch: int) -> Any:
         """Return one sample, decoded and transformed.
 
         Raises `SampleError` where a field is missing and `DecodeError`, naming shard and member, where one is bad.
         """
-        name, key, members = self._members(shard, sample)
-        entries: Sample = {"__key__": key, "__shard__": name}
-        for entry, extension, data in members:
-            try:
-                entries[entry] = self._decoder(extension, bytes(data))
-            except DecodeError as error:
-                raise DecodeError(f"{name}: member {key}.{extension}: {error}") from error
-        return entries if self._transform is None else self._transform(entries)
+        seed = mix_key(self._seed, epoch, _AUGMENTATION, shard, sample) >> 1 if self._needs_seeds else 0
+        return self._sample(shard, sample, seed)
 
     def batch(
-        self, shards: Iterable[int], samples: Iterable[int], collate_fn: Callable[[list[Any]], Any] | None
+        self,
+        shards: Int64s,
+        samples: Int64s,
+        epoch: int,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        *,
+        deferred: bool,
     ) -> Any:
-        """Return the batch of the given samples, made by ``collate_fn`` or as columns."""
-        pairs = list(zip(shards, samples, strict=True))
-        if collate_fn is not None:
-            return collate_fn([self.sample(*pair) for pair in pairs])
-        if self._decoder.is_raw and self._transform is None:
-            return self._raw_batch(pairs)
-        return collate([self.sample(*pair) for pair in pairs])
+        """Return the batch of the given samples, made by ``collate_fn`` or as columns.
 
-    def _raw_batch(self, pairs: list[tuple[int, int]]) -> Batch:
-        """Gather bytes straight from the mapped shards, with no object for each member."""
+        With ``deferred``, tensors may come as `Stacked` pieces.
+        """
+        seeds = self._seeds(shards, samples, epoch)
+        if collate_fn is None and self._transform is None:
+            return self._columns(shards.tolist(), samples.tolist(), seeds, deferred)
+        made = [self._sample(*one) for one in zip(shards.tolist(), samples.tolist(), seeds, strict=True)]
+        return collate(made, deferred=deferred) if collate_fn is None else collate_fn(made)
+
+    def _seeds(self, shards: Int64s, samples: Int64s, epoch: int) -> list[int]:
+        if not self._needs_seeds:
+            return [0] * len(shards)
+        keys = mix_keys(mix_key(self._seed, epoch, _AUGMENTATION), shards, samples)
+        return [key >> 1 for key in keys.tolist()]
+
+    def _sample(self, number: int, sample: int, seed: int) -> Any:
+        shard = self._reader.shard(number)
+        key = shard.key(sample)
+        entries: Sample = {"__key__": key, "__shard__": shard.name}
+        for entry, extension, place in self._chosen(shard, sample):
+            entries[entry] = self._value(extension, shard.member(sample, place), seed, shard.name, key)
+        if self._transform is None:
+            return entries
+        return self._transform(entries, seed) if self._transform_is_seeded else self._transform(entries)
+
+    def _columns(self, numbers: list[int], samples: list[int], seeds: list[int], deferred: bool) -> Batch:
+        """Collect members by column, with no dict for each sample, then decode each column."""
         names: list[str] = []
         keys: list[str] = []
-        columns: dict[str, list[memoryview]] = {}
-        for shard, sample in pairs:
-            name, key, members = self._members(shard, sample)
-            names.append(name)
-            keys.append(key)
-            for entry, _, data in members:
-                columns.setdefault(entry, []).append(data)
+        members: dict[str, list[memoryview]] = {}
+        extensions: dict[str, list[str]] = {}
+        for number, sample in zip(numbers, samples, strict=True):
+            shard = self._reader.shard(number)
+            names.append(shard.name)
+            keys.append(shard.key(sample))
+            for entry, extension, place in self._chosen(shard, sample):
+                if entry not in members:
+                    members[entry], extensions[entry] = [], []
+                members[entry].append(shard.member(sample, place))
+                extensions[entry].append(extension)
         batch: Batch = {"__key__": keys, "__shard__": names}
-        for entry, column in columns.items():
-            if len(column) != len(pairs):
+        for entry, parts in members.items():
+            if len(parts) != len(keys):
                 raise SampleError(
-                    f"{len(column)} of the {len(pairs)} samples from {keys[0]!r} on have a member {entry!r}: "
+                    f"{len(parts)} of the {len(keys)} samples from {keys[0]!r} on have a member {entry!r}: "
                     f"name the fields that all samples have, as in fields=('jpg;png', 'cls')"
                 )
-            batch[entry] = Ragged.pack(column)
+            batch[entry] = self._column(entry, extensions[entry], parts, seeds, names, keys, deferred)
         return batch
 
-    def _members(self, shard: int, sample: int) -> tuple[str, str, list[tuple[str, str, memoryview]]]:
-        opened = self._reader.shard(shard)
-        key = opened.index.key(sample)
-        return opened.name, key, self._fields.choose(opened.members(sample), key, opened.name)
+    def _column(
+        self,
+        entry: str,
+        extensions: list[str],
+        parts: list[memoryview],
+        seeds: list[int],
+        names: list[str],
+        keys: list[str],
+        deferred: bool,
+    ) -> Any:
+        if self._decoder.is_raw:
+            return Ragged.of(parts)
+        pieces = self._decoder.stacked(extensions, parts)
+        if pieces is not None:
+            return pieces if deferred else pieces.tensor()
+        values = [self._value(*one) for one in zip(extensions, parts, seeds, names, keys, strict=True)]
+        return column(entry, values, repr(keys[0]), deferred=deferred)
+
+    def _value(self, extension: str, data: memoryview, seed: int, name: str, key: str) -> Any:
+        try:
+            return self._decoder(extension, bytes(data), seed)
+        except DecodeError as error:
+            raise DecodeError(f"{name}: member {key}.{extension}: {error}") from error
+
+    def _chosen(self, shard: MappedShard, sample: int) -> Chosen:
+        try:
+            return self._fields.choose(shard.layout(sample))
+        except SampleError as error:
+            raise SampleError(f"sample {shard.key(sample)!r} of {shard.name} {error}") from None

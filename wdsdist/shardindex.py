@@ -75,6 +75,15 @@ class ShardIndex:
     def num_samples(self) -> int:
         return len(self.sample_starts) - 1
 
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all samples have members of the same extensions in the same order; false where there is none."""
+        members, rest = divmod(len(self.offsets), max(self.num_samples, 1))
+        if rest or not members:
+            return False
+        ids = self.extension_ids.reshape(-1, members)
+        return bool((np.diff(self.sample_starts) == members).all() and (ids == ids[0]).all())
+
     def key(self, sample: int) -> str:
         """Return the key of a sample."""
         start, stop = self.key_starts[sample : sample + 2]

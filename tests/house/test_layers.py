@@ -18,7 +18,7 @@ HOUSE = [
     ("errors",),  # what can go wrong, one name for each
     ("checks",),  # of arguments
     ("tarformat", "permutation"),  # pure: bytes and numbers in, values out
-    ("storage", "node"),  # the outside: files and objects; who this process is
+    ("storage", "node", "memory"),  # the outside: files and objects; who this process is; what processes share
     ("processes", "shardindex", "order"),  # pools of workers; where members lie; which sample stands where
     ("plan",),  # who takes which positions
     ("mixing",),  # how well an order mixes
@@ -28,7 +28,9 @@ HOUSE = [
     ("catalog", "cache"),  # find data sets and index tars; keep one copy of each remote shard
     ("shards", "sources"),  # read shards; read what people download
     ("packing", "verification"),  # write shards; check them
-    ("decode", "transport", "progress"),  # bytes to values; batches between processes; which epoch comes next
+    ("columns", "transforms", "progress"),  # what batches are made of; augmentation; which epoch comes next
+    ("numeric", "transport"),  # arrays without decoding; batches between processes
+    ("decode",),  # bytes to values
     ("samples", "handover", "state"),  # samples into batches; word to the workers; what a checkpoint holds
     ("dataset",),  # the samples of this rank, as torch iterates them
     ("loader",),  # the batches of this rank, as torch loads them
@@ -39,9 +41,9 @@ HOUSE = [
 READS_ENVIRONMENT = {"node"}
 TOUCHES_FILES = {
     "storage", "node", "shardindex", "manifest", "tarindex", "catalog", "cache", "shards", "sources", "packing",
-    "verification",
+    "verification", "memory",
 }  # fmt: skip
-IMPORTS_TORCH = {"decode", "transport", "handover", "dataset", "loader"}
+IMPORTS_TORCH = {"columns", "numeric", "transport", "decode", "handover", "dataset", "loader"}
 """With the module itself; others do inside a function, so that the command line starts without it."""
 IMPORTS_WEBDATASET: set[str] = set()
 

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
+from wdsdist.columns import Ragged, collate
 from wdsdist.errors import SampleError
-from wdsdist.transport import Ragged, collate
 
 
 @given(st.lists(st.binary(max_size=50), max_size=20))
 def test_a_ragged_column_gives_back_what_was_packed(strings: list[bytes]) -> None:
-    column = Ragged.pack(strings)
+    column = Ragged.of(strings)
     assert [bytes(view) for view in column] == strings
     assert [bytes(column[i]) for i in range(len(column))] == strings
     assert [bytes(view) for view in column[1:-1]] == strings[1:-1]
@@ -29,7 +29,7 @@ def test_a_ragged_column_gives_back_what_was_packed(strings: list[bytes]) -> Non
 
 
 def test_a_ragged_column_is_indexed_like_a_list() -> None:
-    column = Ragged.pack([b"a", b"bc"])
+    column = Ragged.of([b"a", b"bc"])
     assert bytes(column[-1]) == b"bc"
     assert isinstance(column[0], memoryview)
     with pytest.raises(IndexError):
@@ -45,7 +45,7 @@ def test_values_are_collated_as_torch_does() -> None:
 
 
 def test_tools_that_rebuild_sequences_leave_a_ragged_column_alone() -> None:
-    assert not isinstance(Ragged.pack([b"a"]), Sequence)
+    assert not isinstance(Ragged.of([b"a"]), Sequence)
 
 
 def test_samples_that_are_no_dicts_are_collated_as_torch_does() -> None:
