@@ -28,6 +28,9 @@ HOUSE = [
     ("catalog", "cache"),  # find data sets and index tars; keep one copy of each remote shard
     ("shards", "sources"),  # read shards; read what people download
     ("packing", "verification"),  # write shards; check them
+    ("images",),  # encoded images to pixels
+    ("resizing",),  # pixels of another size
+    ("transforms",),  # crops for training and evaluation
     ("decode", "transport", "progress"),  # bytes to values; batches between processes; which epoch comes next
     ("samples", "handover", "state"),  # samples into batches; word to the workers; what a checkpoint holds
     ("dataset",),  # the samples of this rank, as torch iterates them
