@@ -20,7 +20,7 @@ weight. Photo-like images then differ from antialiased ones by 42 dB or more; be
 _ALIGNED = 0.02
 """Pixels by which a window may be displaced: it changes values by less than rounding does."""
 
-_LOOK_BACK = 16
+_LOOK_BACK = 64
 """Source pixels before a window in which to look for a border that both grids share."""
 
 
@@ -50,7 +50,8 @@ class Window(NamedTuple):
         def misfit(start: int) -> float:
             return abs(start / step - round(start / step))
 
-        start = next((start for start in starts if misfit(start) < _ALIGNED), min(starts, key=misfit))
+        aligned = (start for start in starts if misfit(start) < _ALIGNED)
+        start = next(aligned, None) or min(starts, key=misfit)
         skip = offset - round(start / step)
         stop = min(length, start + math.ceil((skip + size + 2) * step))
         # A trifle more than 1 / step, lest a product such as 500 * (341 / 500) round down to one pixel less.
@@ -114,8 +115,8 @@ def scaled(start: int, length: int, scale: int, limit: int) -> tuple[int, int]:
     return first, min(max(round((start + length) / scale), first + 1), limit)
 
 
-def resize(pixels: Pixels, width: int, height: int) -> torch.Tensor:
-    """Return pixels [height, width, 3] at another size, as a tensor of the same layout.
+def resize(pixels: Pixels, width: int, height: int, *, flip: bool = False) -> torch.Tensor:
+    """Return pixels [height, width, 3] at another size, mirrored if asked for, as a tensor of the same layout.
 
     >>> resize(np.full((9, 7, 3), 5, np.uint8), 2, 4).unique()
     tensor([5], dtype=torch.uint8)
@@ -124,8 +125,10 @@ def resize(pixels: Pixels, width: int, height: int) -> torch.Tensor:
 
     cv2 = opencv()
     if cv2 is None or max(pixels.shape[1] / width, pixels.shape[0] / height) > _LARGEST_LINEAR_STEP:
-        return antialiased(pixels, size=(height, width))
-    return torch.from_numpy(cv2.resize(pixels, (width, height), interpolation=cv2.INTER_LINEAR))
+        result = antialiased(pixels, size=(height, width))
+        return result.flip(1) if flip else result
+    resized = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_LINEAR)
+    return torch.from_numpy(cv2.flip(resized, 1) if flip else resized)
 
 
 def antialiased(pixels: Pixels, **how: Any) -> torch.Tensor:
@@ -139,5 +142,7 @@ def antialiased(pixels: Pixels, **how: Any) -> torch.Tensor:
     # torch has Pillow's filter in vector code: four times as fast as Pillow, and faster than OpenCV's INTER_AREA.
     import torch
 
-    batch = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None]
+    # `reshape`, and no None as an index: the stride it gives the batch of one lets torch see that channels are last.
+    # Otherwise it takes a slower way and puts them first.
+    batch = torch.from_numpy(np.ascontiguousarray(pixels).reshape(1, *pixels.shape)).permute(0, 3, 1, 2)
     return torch.nn.functional.interpolate(batch, mode="bilinear", antialias=True, **how)[0].permute(1, 2, 0)
