@@ -18,7 +18,7 @@ _LARGEST_LINEAR_STEP = 2.0
 weight. Photo-like images then differ from antialiased ones by 42 dB or more; beyond, pixels would be skipped."""
 
 _ALIGNED = 0.02
-"""Pixels by which a window may be displaced: it changes values by less than rounding does."""
+"""Pixels by which a window may be displaced: photo-like images keep 46 dB or more against one that is not."""
 
 _LOOK_BACK = 64
 """Source pixels before a window in which to look for a border that both grids share."""
@@ -50,8 +50,9 @@ class Window(NamedTuple):
         def misfit(start: int) -> float:
             return abs(start / step - round(start / step))
 
-        aligned = (start for start in starts if misfit(start) < _ALIGNED)
-        start = next(aligned, None) or min(starts, key=misfit)
+        start = next((start for start in starts if misfit(start) < _ALIGNED), None)
+        if start is None:
+            start = min(starts, key=misfit)
         skip = offset - round(start / step)
         stop = min(length, start + math.ceil((skip + size + 2) * step))
         # A trifle more than 1 / step, lest a product such as 500 * (341 / 500) round down to one pixel less.
@@ -144,5 +145,6 @@ def antialiased(pixels: Pixels, **how: Any) -> torch.Tensor:
 
     # `reshape`, and no None as an index: the stride it gives the batch of one lets torch see that channels are last.
     # Otherwise it takes a slower way and puts them first.
-    batch = torch.from_numpy(np.ascontiguousarray(pixels).reshape(1, *pixels.shape)).permute(0, 3, 1, 2)
+    own = np.require(pixels, requirements=("C", "W"))  # torch warns of arrays that cannot be written to
+    batch = torch.from_numpy(own.reshape(1, *own.shape)).permute(0, 3, 1, 2)
     return torch.nn.functional.interpolate(batch, mode="bilinear", antialias=True, **how)[0].permute(1, 2, 0)

@@ -15,11 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from photos import encode, photo, psnr
 from PIL import Image
 
 from wdsdist import images, resizing
 from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
+from wdsdist.resizing import Window
 from wdsdist.transforms import Crop, RandomResizedCrop, ResizeCenterCrop, is_seeded, seeded
 
 PHOTO = photo(375, 500)
@@ -287,7 +290,9 @@ def test_every_kind_of_image_gives_the_same_tensor(transform: Callable[[Any], to
     assert (result.dtype, result.shape, result.stride()) == (torch.uint8, (3, 224, 224), (1, 3 * 224, 3))
     assert result[None].contiguous(memory_format=torch.channels_last).data_ptr() == result.data_ptr()
     channels_first = torch.from_numpy(PHOTO).permute(2, 0, 1)
-    for same in (memoryview(data), PHOTO, PHOTO[:, ::-1][:, ::-1], channels_first, channels_first.contiguous()):
+    backwards, read_only = PHOTO[:, ::-1].copy()[:, ::-1], PHOTO.copy()
+    read_only.flags.writeable = False
+    for same in (memoryview(data), PHOTO, backwards, read_only, channels_first, channels_first.contiguous()):
         assert torch.equal(transform(same), result)
 
 
@@ -361,6 +366,28 @@ def test_an_evaluation_crop_of_a_jpeg_has_about_pillows_pixels(shape: tuple[int,
     data = encode(photo(*shape, seed=2), quality=92)
     assert psnr(pixels(ResizeCenterCrop(224)(data)), pillow_centre(decoded(data), 224, 256)) > 38
     assert psnr(pixels(ResizeCenterCrop(64)(data)), pillow_centre(decoded(data), 64, 73)) > 34
+
+
+def test_the_border_of_an_evaluation_crop_is_that_of_the_whole_image_resized() -> None:
+    image = photo(512, 700)  # both grids meet at every pixel: the crop need not begin before its own border
+    found, expected = pixels(ResizeCenterCrop(224)(image)), pillow_centre(image, 224, 256)
+    for side in (np.s_[0], np.s_[-1], np.s_[:, 0], np.s_[:, -1]):
+        assert psnr(found[side], expected[side]) > 46
+
+
+@given(st.integers(1, 3000), st.integers(1, 600), st.integers(1, 600), st.data())
+def test_a_window_holds_its_range_on_the_grid_of_the_whole_axis(
+    length: int, size: int, more: int, data: st.DataObject
+) -> None:
+    resized = size + more - 1
+    offset = data.draw(st.just(round((resized - size) / 2)) | st.integers(0, resized - size))
+    step = length / resized
+    window = Window.of(length, step, offset, size)
+    assert 0 <= window.start < window.stop <= length
+    assert window.skip >= 0
+    assert abs(window.start / step - (offset - window.skip)) <= 0.5
+    if offset == round((resized - size) / 2):
+        assert math.floor((window.stop - window.start) * window.factor) >= window.skip + size
 
 
 @pytest.mark.parametrize("scale", [1, 2, 4, 8])
