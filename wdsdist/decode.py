@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from wdsdist.columns import Stacked
-from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
+from wdsdist.errors import ArgumentTypeError, DecodeError
+from wdsdist.images import image_decoder
 from wdsdist.numeric import RawArray, stacked_npy
 from wdsdist.transforms import is_seeded
 
@@ -50,7 +51,7 @@ class Decoder:
         elif isinstance(decode, (bool, str)):
             self._functions = dict(_TABLE) if decode else {}
             if isinstance(decode, str):
-                self._image = _image_handler(decode)
+                self._image = image_decoder(decode)
         elif decode is not None:
             raise ArgumentTypeError(f"decode is {decode!r}: it can be None, True, a string or a mapping")
         self.is_seeded = any(map(is_seeded, self._functions.values()))
@@ -102,8 +103,7 @@ class Decoder:
         if self._image is not None:
             value = self._image(name, data)
             if value is not None:
-                # torch warns of arrays that cannot be written; Pillow's views cannot.
-                return value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
+                return value
         return data
 
 
@@ -134,15 +134,6 @@ def _unzip(data: bytes) -> bytes:
 def _check_expansion(size: int, unpacked: int) -> None:
     if unpacked > _EXPANSION_LIMIT:
         raise DecodeError(f"a compressed member of {size:,} bytes unpacks to over {_EXPANSION_LIMIT:,} bytes")
-
-
-def _image_handler(specification: str) -> Callable[[str, bytes], Any]:
-    from webdataset.autodecode import ImageHandler, imagespecs
-
-    if specification not in imagespecs:
-        raise ArgumentError(f"decode is {specification!r}: the image specifications are {', '.join(imagespecs)}")
-    handler: Callable[[str, bytes], Any] = ImageHandler(specification)
-    return handler
 
 
 def _text(data: bytes) -> str:

@@ -28,6 +28,8 @@ HOUSE = [
     ("catalog", "cache"),  # find data sets and index tars; keep one copy of each remote shard
     ("shards", "sources"),  # read shards; read what people download
     ("packing", "verification"),  # write shards; check them
+    ("images",),  # encoded images to pixels
+    ("resizing",),  # pixels of another size
     ("columns", "transforms", "progress"),  # what batches are made of; augmentation; which epoch comes next
     ("numeric", "transport"),  # arrays without decoding; batches between processes
     ("decode",),  # bytes to values

@@ -35,5 +35,5 @@ def grouped(batches: Iterable[Any], size: int) -> Iterator[list[Any]]:
 def opened(batch: Any) -> Any:
     """Return a batch of a group; raise the error that took its place."""
     if isinstance(batch, ExceptionWrapper):
-        batch.reraise()
+        batch.reraise()  # type: ignore[no-untyped-call]
     return batch
