@@ -18,7 +18,7 @@ name = "LitData"
 distributions = ("litdata", "torchvision", "pillow")
 settings = {
     "pack": "optimize, a process for each core, no compression; tokens for its TokensLoader",
-    "load": "StreamingDataset(local folder), its StreamingDataLoader(batch_size=64), bytes collated to a list",
+    "load": "StreamingDataset(local folder), its StreamingDataLoader(batch_size=64), collated to a list, of bytes where workers send it",
     "shuffle": "shuffle=True",
     "images": "Pillow and torchvision, in transform",
     "resume": "StreamingDataLoader.load_state_dict",
@@ -54,10 +54,17 @@ def open(job: Job) -> LoaderSession:  # noqa: A001 - the protocol's name
         drop_last=False,
         transform=train_image if job.kind.form == "images" else None,
     )
-    collate: Any = as_list if job.kind.form == "raw" else stack
+    collate: Any = stack
+    if job.kind.form == "raw":
+        collate = _bytes if job.workers else as_list
     return LoaderSession(
         litdata.StreamingDataLoader(data, batch_size=BATCH, collate_fn=collate, **loader_options(job.workers))
     )
+
+
+def _bytes(batch: list[Any]) -> list[bytes]:
+    """Make bytes of LitData's memoryviews of its chunks: no worker could send them, and the loader would hang."""
+    return [bytes(sample) for sample in batch]
 
 
 def _read(path: str) -> bytes:

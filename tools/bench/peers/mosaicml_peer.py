@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def pack(job: Job) -> None:
             sink.write({"x": np.frombuffer(data, np.uint16) if tokens else data})
 
 
-def open(job: Job) -> LoaderSession:  # noqa: A001 - the protocol's name
+def open(job: Job) -> Session:  # noqa: A001 - the protocol's name
     allow_torchvision()
     from streaming import StreamingDataLoader, StreamingDataset
     from streaming.base.util import clean_stale_shared_memory
@@ -44,11 +45,26 @@ def open(job: Job) -> LoaderSession:  # noqa: A001 - the protocol's name
     clean_stale_shared_memory()  # what a killed run left makes the next one fail
     data = StreamingDataset(local=str(job.packed), shuffle=True, batch_size=BATCH)
     collate = {"raw": _bytes, "tokens": _rows, "images": _images}[job.kind.form]
-    return LoaderSession(StreamingDataLoader(data, batch_size=BATCH, collate_fn=collate, **loader_options(job.workers)))
+    return Session(StreamingDataLoader(data, batch_size=BATCH, collate_fn=collate, **loader_options(job.workers)))
 
 
-def _bytes(batch: list[dict[str, Any]]) -> list[bytes]:
-    return [sample["x"] for sample in batch]
+class Session(LoaderSession):
+    """Takes the list of byte strings out of its dict."""
+
+    def epoch(self, number: int) -> Iterator[Any]:
+        return map(_column, super().epoch(number))
+
+    def resume(self, state: Any) -> Iterator[Any]:
+        return map(_column, super().resume(state))
+
+
+def _column(batch: Any) -> Any:
+    return batch["x"] if isinstance(batch, dict) else batch
+
+
+def _bytes(batch: list[dict[str, Any]]) -> dict[str, list[bytes]]:
+    # A dict, because its loader takes the length of a list's first item for the size of the batch, and counts by it.
+    return {"x": [sample["x"] for sample in batch]}
 
 
 def _rows(batch: list[dict[str, Any]]) -> torch.Tensor:
