@@ -18,7 +18,7 @@ name = "LitData"
 distributions = ("litdata", "torchvision", "pillow")
 settings = {
     "pack": "optimize, a process for each core, no compression; tokens for its TokensLoader",
-    "load": "StreamingDataset(local folder), its StreamingDataLoader(batch_size=64), collated to a list, of bytes where workers send it",
+    "load": "StreamingDataset(local folder), its StreamingDataLoader(batch_size=64), bytes collated to a list",
     "shuffle": "shuffle=True",
     "images": "Pillow and torchvision, in transform",
     "resume": "StreamingDataLoader.load_state_dict",

@@ -32,7 +32,8 @@ def pack(job: Job) -> None:
 def open(job: Job) -> Session:  # noqa: A001 - the protocol's name
     import wdsdist
 
-    dataset = wdsdist.StreamingDataset(job.packed, fields=(job.kind.extension,), decode=_decode(job.kind))
+    decode = _decode(job.kind)
+    dataset = wdsdist.StreamingDataset(job.packed, fields=(job.kind.extension,), decode=decode)
     return Session(wdsdist.StreamingDataLoader(dataset, BATCH, num_workers=job.workers, drop_last=False), job.kind)
 
 
@@ -40,8 +41,10 @@ def _decode(kind: Kind) -> Any:
     if kind.form == "tokens":
         return {kind.extension: np.uint16}
     if kind.form == "images":
-        from wdsdist.transforms import RandomResizedCrop
-
+        try:
+            from wdsdist.transforms import RandomResizedCrop
+        except ImportError as error:
+            raise RuntimeError("this wdsdist has no wdsdist.transforms.RandomResizedCrop") from error
         return {kind.extension: RandomResizedCrop(CROP)}
     return None
 

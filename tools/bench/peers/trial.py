@@ -83,7 +83,7 @@ def _rate(chosen: System, order: Order) -> Figures:
     expected, form = Tally(*order.expected), KINDS[order.kind].form
     _play(session.epoch(0), order).check(expected, form)
     epochs, started, spent = 0, time.perf_counter(), 0.0
-    while spent < order.seconds:
+    while not epochs or spent < order.seconds:
         epochs += 1
         _play(session.epoch(epochs), order).check(expected, form)
         spent = time.perf_counter() - started
