@@ -91,6 +91,12 @@ def open(job: Job) -> Session:  # noqa: A001 - the protocol's name
     return Session(job)
 
 
+def load() -> None:
+    """Import it, so that no measurement pays for that."""
+    import cv2  # noqa: F401
+    import simplejpeg  # noqa: F401
+
+
 def pack(job: Job) -> None:
     """Do nothing: files are read into memory."""
 

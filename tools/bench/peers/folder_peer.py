@@ -52,6 +52,12 @@ class Session(LoaderSession):
         return iter(self.loader)
 
 
+def load() -> None:
+    """Import it, so that no measurement pays for that."""
+    if importlib.util.find_spec("torchdata"):
+        import torchdata.stateful_dataloader  # noqa: F401
+
+
 def pack(job: Job) -> None:
     """Do nothing: there is nothing to pack."""
 

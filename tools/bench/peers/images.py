@@ -44,6 +44,13 @@ def _transform() -> Callable[[Any], torch.Tensor]:
     return transforms.Compose(steps)
 
 
+def load() -> None:
+    """Import what decoding needs."""
+    from PIL import Image  # noqa: F401
+
+    _transform()
+
+
 def train_image(data: bytes) -> torch.Tensor:
     """Decode a JPEG and crop it at random: uint8 [3, 224, 224], as ours; floats would be four times the bytes."""
     from PIL import Image

@@ -25,6 +25,12 @@ settings = {
 }
 
 
+def load() -> None:
+    """Import it, so that no measurement pays for that."""
+    allow_torchvision()
+    import litdata  # noqa: F401
+
+
 def pack(job: Job) -> None:
     allow_torchvision()
     import litdata

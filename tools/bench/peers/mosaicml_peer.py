@@ -25,6 +25,15 @@ settings = {
 }
 
 
+def load() -> None:
+    """Import it, and clean up after killed runs, so that no measurement pays for that."""
+    allow_torchvision()
+    import streaming  # noqa: F401
+    from streaming.base.util import clean_stale_shared_memory
+
+    clean_stale_shared_memory()  # what a killed run left makes the next one fail
+
+
 def pack(job: Job) -> None:
     allow_torchvision()
     from streaming import MDSWriter
@@ -40,9 +49,7 @@ def pack(job: Job) -> None:
 def open(job: Job) -> Session:  # noqa: A001 - the protocol's name
     allow_torchvision()
     from streaming import StreamingDataLoader, StreamingDataset
-    from streaming.base.util import clean_stale_shared_memory
 
-    clean_stale_shared_memory()  # what a killed run left makes the next one fail
     data = StreamingDataset(local=str(job.packed), shuffle=True, batch_size=BATCH)
     collate = {"raw": _bytes, "tokens": _rows, "images": _images}[job.kind.form]
     return Session(StreamingDataLoader(data, batch_size=BATCH, collate_fn=collate, **loader_options(job.workers)))

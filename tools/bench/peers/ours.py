@@ -22,6 +22,13 @@ settings = {
 }
 
 
+def load() -> None:
+    """Import it, so that no measurement pays for that."""
+    import wdsdist
+
+    _ = wdsdist.StreamingDataset, wdsdist.StreamingDataLoader, wdsdist.pack  # resolved lazily
+
+
 def pack(job: Job) -> None:
     import wdsdist
 

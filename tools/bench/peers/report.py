@@ -63,7 +63,7 @@ def _table(cell: Cell) -> list[str]:
     names = dict.fromkeys([key for found in cell.rounds for key in found] + list(cell.errors))
     extra = "bytes on disk | " if cell.measure == "pack" else ""
     lines = [
-        f"**{KINDS[cell.kind].about}**, {cell.workers} workers, {len(cell.rounds)} rounds",
+        _heading(cell),
         "",
         f"| system | {unit}: median (min to max) | {extra}wdsdist's ratio to it | |",
         f"| --- | ---: | {'---: | ' if extra else ''}---: | --- |",
@@ -76,8 +76,17 @@ def _table(cell: Cell) -> list[str]:
         figures = values(cell.rounds, name)
         ratio = None if name == OURS else paired_ratio(cell.rounds, OURS, name)
         disk = f"{_short(values(cell.rounds, name, 'bytes')[0] / 2**20)} MiB | " if extra else ""
-        lines.append(f"| {title} | {_figure(spread(figures), unit)} | {disk}{_ratio(ratio)} | {_mark(ratio, more)} |")
+        lines.append(
+            f"| {title} | {_figure(spread(figures), unit)} | {disk}{_ratio(ratio)} | {_mark(ratio, more)}{_left(cell, name)} |"
+        )
     return [*lines, ""]
+
+
+def _heading(cell: Cell) -> str:
+    if cell.measure == "flat":
+        means = [f"{figure / 2**20:.1f}" for figure in values(cell.rounds, OURS)]
+        return f"{cell.workers} workers; the peak of each epoch in turn, MiB: {', '.join(means)}. Its median:"
+    return f"**{KINDS[cell.kind].about}**, {cell.workers} workers, {len(cell.rounds)} rounds"
 
 
 def _order() -> Sequence[str]:
@@ -110,6 +119,13 @@ def _mark(ratio: Spread | None, more: bool) -> str:
     if (ratio.median < 1) == more and ratio.median != 1:
         return "**wdsdist loses**"
     return "" if (ratio.least >= 1 if more else ratio.greatest <= 1) else "not in every round"
+
+
+def _left(cell: Cell, name: str) -> str:
+    """Say where a resumed epoch had more or fewer samples than were left."""
+    pairs = zip(values(cell.rounds, name, "left"), values(cell.rounds, name, "should be left"), strict=True)
+    wrong = [f" gave {left:,.0f} samples where {due:,.0f} were left" for left, due in pairs if left != due]
+    return wrong[0] if wrong else ""
 
 
 def _settings(cells: Sequence[Cell]) -> list[str]:

@@ -47,6 +47,9 @@ class System(Protocol):
     settings: dict[str, str]
     """In words, for the report: "pack", "load", "shuffle", "resume"."""
 
+    def load(self) -> None:
+        """Import it, so that no measurement pays for that."""
+
     def pack(self, job: Job) -> None:
         """Write ``job.packed`` from ``job.files``."""
 

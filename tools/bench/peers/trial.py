@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from peers import images
 from peers.kinds import KINDS, Tally
 from peers.registry import system
 from peers.system import Job, System
@@ -184,14 +185,11 @@ def main() -> None:
     """Run the trial that the first argument orders."""
     order = Order(**json.loads(sys.argv[1]))
     chosen = system(order.system)
-    import_of_data_loader()
+    chosen.load()
+    if KINDS[order.kind].form == "images" and order.system not in ("wdsdist", "bare"):
+        images.load()
     figures = MEASURES[order.measure](chosen, order)
     print(PREFIX + json.dumps(figures), flush=True)
-
-
-def import_of_data_loader() -> None:
-    """Import what every system needs, so that no measurement pays for it."""
-    import torch.utils.data  # noqa: F401
 
 
 if __name__ == "__main__":

@@ -26,6 +26,11 @@ settings = {
 }
 
 
+def load() -> None:
+    """Import it, so that no measurement pays for that."""
+    import webdataset  # noqa: F401
+
+
 def pack(job: Job) -> None:
     import webdataset
 
