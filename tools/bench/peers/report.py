@@ -76,9 +76,8 @@ def _table(cell: Cell) -> list[str]:
         figures = values(cell.rounds, name)
         ratio = None if name == OURS else paired_ratio(cell.rounds, OURS, name)
         disk = f"{_short(values(cell.rounds, name, 'bytes')[0] / 2**20)} MiB | " if extra else ""
-        lines.append(
-            f"| {title} | {_figure(spread(figures), unit)} | {disk}{_ratio(ratio)} | {_mark(ratio, more)}{_left(cell, name)} |"
-        )
+        mark = _mark(ratio, more) + _left(cell, name)
+        lines.append(f"| {title} | {_figure(spread(figures), unit)} | {disk}{_ratio(ratio)} | {mark} |")
     return [*lines, ""]
 
 
@@ -151,13 +150,14 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
     keys = [key for key in _order() if key != OURS and any(key in found for cell in rates for found in cell.rounds)]
     figure, axes = plt.subplots(figsize=(10, 0.9 + 0.22 * len(rates) * (len(keys) + 1)), layout="constrained")
     for row, key in enumerate(keys):
+        label: str | None = system(key).name
         for place, cell in enumerate(rates):
             ratio = paired_ratio(cell.rounds, OURS, key)
             if ratio:
                 error = [[ratio.median - ratio.least], [ratio.greatest - ratio.median]]
                 height = place + (row + 0.5) / (len(keys) + 1) - 0.5
-                label = system(key).name if place == 0 else None
                 axes.barh(height, ratio.median, 0.9 / (len(keys) + 1), xerr=error, color=f"C{row}", label=label)
+                label = None
     axes.axvline(1, color="black", linewidth=1)
     axes.set(xscale="log", xlabel="wdsdist's samples/s over each system's (right of the line: wdsdist is faster)")
     axes.set_yticks(range(len(rates)), [f"{cell.kind}, {cell.workers} workers" for cell in rates])
