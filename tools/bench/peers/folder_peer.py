@@ -22,7 +22,7 @@ settings = {
     "pack": "none: the files as they are",
     "load": "a Dataset that reads files, DataLoader(batch_size=64)",
     "shuffle": "DistributedSampler: a permutation of all samples",
-    "images": "Pillow and torchvision, in the data set",
+    "images": "Pillow and torchvision (uint8: PILToTensor for ToTensor), in the data set",
     "resume": "torchdata's StatefulDataLoader.load_state_dict",
 }
 

@@ -20,7 +20,7 @@ settings = {
     "pack": "optimize, a process for each core, no compression; tokens for its TokensLoader",
     "load": "StreamingDataset(local folder), its StreamingDataLoader(batch_size=64), bytes collated to a list",
     "shuffle": "shuffle=True",
-    "images": "Pillow and torchvision, in transform",
+    "images": "Pillow and torchvision (uint8: PILToTensor for ToTensor), in transform",
     "resume": "StreamingDataLoader.load_state_dict",
 }
 
