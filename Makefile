@@ -7,13 +7,15 @@ PIP_ARGS ?=
 DATA ?= examples/data
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+PEERS := .venv-peers/.installed
+BENCH_ARGS ?=
 
 # A caller's settings must not decide which modules are found.
 unexport PYTHONPATH
 unexport PYTHONHOME
 unexport VIRTUAL_ENV
 
-.PHONY: demo test lint types check format clean
+.PHONY: demo test lint types check format bench clean
 
 demo: $(INSTALLED)
 	@rm -rf demo-data
@@ -39,6 +41,18 @@ format: $(INSTALLED)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+# What wdsdist is compared with lives in an environment of its own. Fewer or other trials: BENCH_ARGS="--kind tokens"
+bench: $(PEERS)
+	@.venv-peers/bin/python tools/bench/compare.py --json docs/benchmarks.json --chart docs/benchmarks.png \
+	    --markdown docs/benchmarks.md $(BENCH_ARGS)
+
+$(PEERS): tools/bench/peers.txt
+	@echo "== making .venv-peers (once)"
+	@$(PYTHON) -m venv .venv-peers
+	@.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
+	    --no-deps --requirement tools/bench/peers.txt
+	@touch $@
+
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	    { echo "wdsdist needs Python 3.10 or newer; this is $$($(PYTHON) --version)" >&2; exit 1; }
@@ -50,4 +64,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf .venv demo-data build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-peers demo-data bench-data build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

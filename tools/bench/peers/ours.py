@@ -1,0 +1,75 @@
+"""wdsdist."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from peers.kinds import BATCH, CROP, SHARD_BYTES, Kind
+from peers.system import Job
+
+name = "wdsdist"
+distributions = ("wdsdist", "simplejpeg", "opencv-python-headless")
+settings = {
+    "pack": "wdsdist.pack, a process for each core",
+    "load": "StreamingDataset(fields=…), StreamingDataLoader(batch_size=64): a batch is a dict of columns",
+    "shuffle": "order='shard', the default",
+    "images": "decode={'jpg': RandomResizedCrop(224)}: libjpeg-turbo and OpenCV",
+    "resume": "load_state_dict",
+}
+
+
+def load() -> None:
+    """Import it, so that no measurement pays for that."""
+    import wdsdist
+
+    _ = wdsdist.StreamingDataset, wdsdist.StreamingDataLoader, wdsdist.pack  # resolved lazily
+
+
+def pack(job: Job) -> None:
+    import wdsdist
+
+    shutil.rmtree(job.packed, ignore_errors=True)
+    wdsdist.pack(job.files, job.packed, shard_bytes=SHARD_BYTES, class_folders=False)
+
+
+def open(job: Job) -> Session:  # noqa: A001 - the protocol's name
+    import wdsdist
+
+    decode = _decode(job.kind)
+    dataset = wdsdist.StreamingDataset(job.packed, fields=(job.kind.extension,), decode=decode)
+    return Session(wdsdist.StreamingDataLoader(dataset, BATCH, num_workers=job.workers, drop_last=False), job.kind)
+
+
+def _decode(kind: Kind) -> Any:
+    if kind.form == "tokens":
+        return {kind.extension: np.uint16}
+    if kind.form == "images":
+        try:
+            from wdsdist.transforms import RandomResizedCrop
+        except ImportError as error:
+            raise RuntimeError("this wdsdist has no wdsdist.transforms.RandomResizedCrop") from error
+        return {kind.extension: RandomResizedCrop(CROP)}
+    return None
+
+
+class Session:
+    """Batches are dicts of columns; the comparison wants one of them."""
+
+    def __init__(self, loader: Any, kind: Kind) -> None:
+        self._loader = loader
+        self._extension = kind.extension
+
+    def epoch(self, number: int) -> Iterator[Any]:
+        self._loader.set_epoch(number)
+        return (batch[self._extension] for batch in self._loader)
+
+    def state(self) -> Any:
+        return self._loader.state_dict()
+
+    def resume(self, state: Any) -> Iterator[Any]:
+        self._loader.load_state_dict(state)
+        return (batch[self._extension] for batch in self._loader)

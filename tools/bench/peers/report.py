@@ -1,0 +1,167 @@
+"""Results as Markdown and as a chart; what people wrote between the markers of a page outlives its next version."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from peers.kinds import KINDS
+from peers.registry import system
+from peers.runs import Cell
+from peers.statistic import Spread, paired_ratio, spread, values
+
+OURS = "wdsdist"
+BEGIN = "<!-- written by hand: begin {} -->"
+END = "<!-- written by hand: end {} -->"
+
+# measure -> (title, unit, whether more is better)
+MEASURES = {
+    "rate": ("Samples a second", "samples/s", True),
+    "first": ("Time to first batch", "s", False),
+    "pack": ("Time to pack", "s", False),
+    "memory": ("Peak private memory of a worker, beyond an idle one", "MiB", False),
+    "resume": ("Resume at 90 % of an epoch: time to the next batch", "s", False),
+    "flat": ("Memory over 20 epochs of 1,000,000 samples", "MiB", False),
+}
+
+
+def kept_by_hand(page: str) -> dict[str, str]:
+    """Return what stands between a page's markers, by their names."""
+    pattern = re.compile(r"<!-- written by hand: begin (\S+) -->\n(.*?)<!-- written by hand: end \1 -->", re.DOTALL)
+    return {match[1]: match[2] for match in pattern.finditer(page)}
+
+
+def markdown(facts: Mapping[str, Any], cells: Sequence[Cell], *, before: str = "", chart: str | None = None) -> str:
+    """Return the page; ``before`` is its last version."""
+    kept = kept_by_hand(before)
+
+    def by_hand(name: str) -> list[str]:
+        return [BEGIN.format(name), kept.pop(name, "").rstrip("\n"), END.format(name), ""]
+
+    lines = ["# Benchmarks", "", "Made by `make bench` (`tools/bench/compare.py`); only what stands between the", ""]
+    lines[2] += " markers is written by hand."
+    lines += by_hand("introduction")
+    lines += ["## Where and when", "", *(f"- {name}: {value}" for name, value in facts.items()), ""]
+    if chart:
+        lines += [f"![wdsdist over each system]({chart})", ""]
+    for measure in dict.fromkeys(cell.measure for cell in cells):
+        lines += [f"## {MEASURES[measure][0]}", ""]
+        lines += by_hand(measure)
+        for cell in cells:
+            if cell.measure == measure:
+                lines += _table(cell)
+    lines += _settings(cells)
+    for name in list(kept):  # of measures that this run left out
+        lines += by_hand(name)
+    return "\n".join(lines)
+
+
+def _table(cell: Cell) -> list[str]:
+    _, unit, more = MEASURES[cell.measure]
+    names = dict.fromkeys([key for found in cell.rounds for key in found] + list(cell.errors))
+    extra = "bytes on disk | " if cell.measure == "pack" else ""
+    lines = [
+        _heading(cell),
+        "",
+        f"| system | {unit}: median (min to max) | {extra}wdsdist's ratio to it | |",
+        f"| --- | ---: | {'---: | ' if extra else ''}---: | --- |",
+    ]
+    for name in sorted(names, key=list(_order()).index):
+        title = system(name).name
+        if name in cell.errors:
+            lines.append(f"| {title} | failed: `{_cell_text(cell.errors[name])}` | {'| ' if extra else ''}| |")
+            continue
+        figures = values(cell.rounds, name)
+        ratio = None if name == OURS else paired_ratio(cell.rounds, OURS, name)
+        disk = f"{_short(values(cell.rounds, name, 'bytes')[0] / 2**20)} MiB | " if extra else ""
+        mark = _mark(ratio, more) + _left(cell, name)
+        lines.append(f"| {title} | {_figure(spread(figures), unit)} | {disk}{_ratio(ratio)} | {mark} |")
+    return [*lines, ""]
+
+
+def _heading(cell: Cell) -> str:
+    if cell.measure == "flat":
+        means = [f"{figure / 2**20:.1f}" for figure in values(cell.rounds, OURS)]
+        return f"{cell.workers} workers; the peak of each epoch in turn, MiB: {', '.join(means)}. Its median:"
+    return f"**{KINDS[cell.kind].about}**, {cell.workers} workers, {len(cell.rounds)} rounds"
+
+
+def _order() -> Sequence[str]:
+    from peers.registry import SYSTEMS
+
+    return list(SYSTEMS)
+
+
+def _cell_text(text: str) -> str:
+    return text.replace("|", "/").replace("`", "'")[:160]
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.3g}"
+
+
+def _figure(figures: Spread, unit: str) -> str:
+    scale = 2**20 if unit == "MiB" else 1
+    median, least, greatest = (_short(value / scale) for value in (figures.median, figures.least, figures.greatest))
+    return f"{median} ({least} to {greatest})"
+
+
+def _ratio(ratio: Spread | None) -> str:
+    return "" if ratio is None else f"{ratio.median:.2f} ({ratio.least:.2f} to {ratio.greatest:.2f})"
+
+
+def _mark(ratio: Spread | None, more: bool) -> str:
+    if ratio is None:
+        return ""
+    if (ratio.median < 1) == more and ratio.median != 1:
+        return "**wdsdist loses**"
+    return "" if (ratio.least >= 1 if more else ratio.greatest <= 1) else "not in every round"
+
+
+def _left(cell: Cell, name: str) -> str:
+    """Say where a resumed epoch had more or fewer samples than were left."""
+    pairs = zip(values(cell.rounds, name, "left"), values(cell.rounds, name, "should be left"), strict=True)
+    wrong = [f" gave {left:,.0f} samples where {due:,.0f} were left" for left, due in pairs if left != due]
+    return wrong[0] if wrong else ""
+
+
+def _settings(cells: Sequence[Cell]) -> list[str]:
+    names = dict.fromkeys(key for cell in cells for found in cell.rounds for key in found)
+    columns = ("pack", "load", "shuffle", "images", "resume")
+    lines = ["## Settings", "", f"| system | {' | '.join(columns)} |", f"| --- |{' --- |' * len(columns)}"]
+    for name in names:
+        chosen = system(name)
+        lines.append(f"| {chosen.name} | {' | '.join(chosen.settings.get(column, '') for column in columns)} |")
+    return [*lines, ""]
+
+
+def draw(cells: Sequence[Cell], path: Path) -> None:
+    """Draw wdsdist's ratio to every system, in every rate measured."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rates = [cell for cell in cells if cell.measure == "rate" and any(OURS in found for found in cell.rounds)]
+    if not rates:
+        return
+    keys = [key for key in _order() if key != OURS and any(key in found for cell in rates for found in cell.rounds)]
+    figure, axes = plt.subplots(figsize=(10, 0.9 + 0.22 * len(rates) * (len(keys) + 1)), layout="constrained")
+    for row, key in enumerate(keys):
+        label: str | None = system(key).name
+        for place, cell in enumerate(rates):
+            ratio = paired_ratio(cell.rounds, OURS, key)
+            if ratio:
+                error = [[ratio.median - ratio.least], [ratio.greatest - ratio.median]]
+                height = place + (row + 0.5) / (len(keys) + 1) - 0.5
+                axes.barh(height, ratio.median, 0.9 / (len(keys) + 1), xerr=error, color=f"C{row}", label=label)
+                label = None
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set(xscale="log", xlabel="wdsdist's samples/s over each system's (right of the line: wdsdist is faster)")
+    axes.set_yticks(range(len(rates)), [f"{cell.kind}, {cell.workers} workers" for cell in rates])
+    axes.invert_yaxis()
+    axes.legend()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -1,0 +1,124 @@
+"""Rounds of trials: every system in turn, each trial in a fresh process with a time limit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from peers.kinds import Kind, Tally
+from peers.trial import PREFIX, Figures, Order
+
+HERE = Path(__file__).parent
+_GRACE = 20.0
+
+
+@dataclass(slots=True)
+class Cell:
+    """All rounds of one measurement: a figure for each system and round, or why there is none."""
+
+    measure: str
+    kind: str
+    workers: int
+    rounds: list[dict[str, Figures]] = field(default_factory=list)
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """A kind's files, and where systems keep what they make of them."""
+
+    kind: Kind
+    files: Path
+    tally: Tally
+
+    def packed(self, system: str) -> Path:
+        return self.files.parent / system
+
+    def order(self, measure: str, system: str, workers: int, seconds: float, epochs: int = 1) -> Order:
+        expected = (self.tally.samples, self.tally.size, self.tally.checksum)
+        where = str(self.packed(system))
+        return Order(measure, system, self.kind.name, str(self.files), where, workers, expected, seconds, epochs)
+
+
+class TrialError(Exception):
+    """A trial gave no figures; the message is the last line that it wrote, or says that its time was up."""
+
+
+def run_trial(python: str, order: Order, limit: float) -> Figures:
+    """Run a trial in a process group of its own; end that group, whatever became of it."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[2]), str(HERE.parent)])}
+    environment |= {"HF_HUB_OFFLINE": "1", "LITDATA_DISABLE_VERSION_CHECK": "1", "PYTHONHASHSEED": "0"}
+    # Each system's workers have a core each; a thread pool in every one would fight over them.
+    environment |= {"OMP_NUM_THREADS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        command = [python, "-m", "peers.trial", order.text()]
+        process = subprocess.Popen(command, stdout=output, stderr=errors, env=environment, start_new_session=True)
+        try:
+            process.wait(limit)
+            ended = f"exit status {process.returncode}"
+        except subprocess.TimeoutExpired:
+            ended = f"no end within {limit:.0f} s"
+        finally:
+            _end_group(process)
+        output.seek(0)
+        errors.seek(0)
+        for line in output.read().splitlines():
+            if line.startswith(PREFIX):
+                figures: Figures = json.loads(line.removeprefix(PREFIX))
+                return figures
+        raise TrialError(last_line(errors.read(), ended))
+
+
+def last_line(errors: str, ended: str) -> str:
+    """Return the last line of what a process wrote that names an error, or how it ended."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    named = [line for line in lines if "Error" in line.split(":")[0]]
+    return (named or lines or [ended])[-1] if not ended.startswith("no end") else ended
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + _GRACE
+        while time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def run_cell(
+    python: str,
+    orders: Sequence[Order],
+    *,
+    trials: int,
+    limit: float,
+    say: Callable[[str], None],
+) -> Cell:
+    """Run every order in turn, ``trials`` times; a system that failed is not tried again, and is shown as failed."""
+    cell = Cell(orders[0].measure, orders[0].kind, orders[0].workers)
+    for number in range(trials):
+        found: dict[str, Figures] = {}
+        # Rotated, so that no system always runs after the same one.
+        for order in [*orders[number % len(orders) :], *orders[: number % len(orders)]]:
+            if order.system in cell.errors:
+                continue
+            try:
+                if order.measure == "resume" and number == 0:
+                    run_trial(python, dataclasses.replace(order, measure="save"), limit)
+                found[order.system] = run_trial(python, order, limit)
+                say(f"{order.measure} {order.kind} {order.workers}w {order.system}: {found[order.system]}")
+            except TrialError as error:
+                cell.errors[order.system] = str(error)
+                say(f"{order.measure} {order.kind} {order.workers}w {order.system} FAILED: {error}")
+        cell.rounds.append(found)
+    return cell
