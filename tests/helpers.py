@@ -7,6 +7,8 @@ import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import numpy as np
+
 BLOCK = 512
 
 # Every entry type that tarfile reads as a file; a sparse one would be refused by us.
@@ -41,6 +43,13 @@ def tar_bytes(
 def plain_tar(members: Iterable[tuple[str, bytes]], *, format: int = tarfile.USTAR_FORMAT) -> bytes:  # noqa: A002
     """Return a tar of regular files, from (name, data) pairs."""
     return tar_bytes(((file_entry(name, len(data)), data) for name, data in members), format=format)
+
+
+def npy_bytes(array: np.ndarray) -> bytes:
+    """Return the ``.npy`` file of an array."""
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
 
 
 def write_shard(path: Path, samples: int, *, prefix: str = "sample", extensions: Iterable[str] = ("txt",)) -> Path:
