@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -191,6 +192,8 @@ class StreamingDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         share = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        if worker is not None:
+            _leave_inherited_objects()
         if self._loading is None:
             return self._single_samples(*share)
         groups = self._groups(self._loading, *share, deferred=worker is not None)
@@ -253,3 +256,9 @@ class StreamingDataset(IterableDataset[Any]):
             here = self.identity()
             state["_rank"], state["_num_replicas"] = here.rank, here.world_size
         return state
+
+
+@functools.cache
+def _leave_inherited_objects() -> None:
+    """Take what a forked worker inherited out of its garbage collection: to look at an object is to copy its page."""
+    gc.freeze()

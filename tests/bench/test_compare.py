@@ -37,7 +37,7 @@ def test_a_column_and_a_list_of_the_same_bytes_leave_the_same_tally() -> None:
     strings = [np.random.default_rng(n).bytes(size) for n, size in enumerate([1, PAGE, PAGE + 1, 0, 3 * PAGE - 1])]
     listed, column = Tally(), Tally()
     listed.add("raw", strings)
-    column.add("raw", wdsdist.Ragged.pack(strings))
+    column.add("raw", wdsdist.Ragged.of(strings))
     assert listed == column
     assert listed.size == sum(map(len, strings))
 

@@ -34,9 +34,9 @@ KINDS = {
     kind.name: kind
     for kind in (
         Kind("jpeg70k", "photo-like JPEG, 500x375, about 70 KB, as bytes", "jpg", 8192, "jpeg70k", "raw"),
-        Kind("png2k", "small PNG, about 2.5 KB, as bytes", "png", 98_304, "png2k", "raw"),
+        Kind("png2k", "small PNG, about 2.5 KB, as bytes", "png", 49_152, "png2k", "raw"),
         Kind(
-            "tokens", "rows of 2,048 uint16 tokens (4 KiB), as one tensor [64, 2048]", "bin", 65_536, "tokens", "tokens"
+            "tokens", "rows of 2,048 uint16 tokens (4 KiB), as one tensor [64, 2048]", "bin", 32_768, "tokens", "tokens"
         ),
         Kind(
             "train", "JPEG to a random 224 crop, flipped at random: [64, 3, 224, 224]", "jpg", 8192, "jpeg70k", "images"

@@ -70,13 +70,13 @@ def _table(cell: Cell) -> list[str]:
     ]
     for name in sorted(names, key=list(_order()).index):
         title = system(name).name
-        if name in cell.errors:
+        figures = values(cell.rounds, name)
+        if not figures:
             lines.append(f"| {title} | failed: `{_cell_text(cell.errors[name])}` | {'| ' if extra else ''}| |")
             continue
-        figures = values(cell.rounds, name)
         ratio = None if name == OURS else paired_ratio(cell.rounds, OURS, name)
         disk = f"{_short(values(cell.rounds, name, 'bytes')[0] / 2**20)} MiB | " if extra else ""
-        mark = _mark(ratio, more) + _left(cell, name)
+        mark = _mark(ratio, more) + _left(cell, name) + _failed(cell, name)
         lines.append(f"| {title} | {_figure(spread(figures), unit)} | {disk}{_ratio(ratio)} | {mark} |")
     return [*lines, ""]
 
@@ -125,6 +125,10 @@ def _left(cell: Cell, name: str) -> str:
     pairs = zip(values(cell.rounds, name, "left"), values(cell.rounds, name, "should be left"), strict=True)
     wrong = [f" gave {left:,.0f} samples where {due:,.0f} were left" for left, due in pairs if left != due]
     return wrong[0] if wrong else ""
+
+
+def _failed(cell: Cell, name: str) -> str:
+    return f" failed in a round: `{_cell_text(cell.errors[name])}`" if name in cell.errors else ""
 
 
 def _settings(cells: Sequence[Cell]) -> list[str]:

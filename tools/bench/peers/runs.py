@@ -9,6 +9,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,20 +105,22 @@ def run_cell(
     limit: float,
     say: Callable[[str], None],
 ) -> Cell:
-    """Run every order in turn, ``trials`` times; a system that failed is not tried again, and is shown as failed."""
+    """Run every order in turn, ``trials`` times; a system that fails twice is not tried again."""
+    failures: Counter[str] = Counter()
     cell = Cell(orders[0].measure, orders[0].kind, orders[0].workers)
     for number in range(trials):
         found: dict[str, Figures] = {}
         # Rotated, so that no system always runs after the same one.
         for order in [*orders[number % len(orders) :], *orders[: number % len(orders)]]:
-            if order.system in cell.errors:
+            if failures[order.system] > 1:
                 continue
             try:
-                if order.measure == "resume" and number == 0:
+                if order.measure == "resume" and not any(order.system in done for done in cell.rounds):
                     run_trial(python, dataclasses.replace(order, measure="save"), limit)
                 found[order.system] = run_trial(python, order, limit)
                 say(f"{order.measure} {order.kind} {order.workers}w {order.system}: {found[order.system]}")
             except TrialError as error:
+                failures[order.system] += 1
                 cell.errors[order.system] = str(error)
                 say(f"{order.measure} {order.kind} {order.workers}w {order.system} FAILED: {error}")
         cell.rounds.append(found)

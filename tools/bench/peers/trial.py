@@ -46,12 +46,15 @@ class Order:
 
 
 def private_bytes(pid: int) -> int:
-    """Return the memory that a process shares with no other."""
+    """Return the memory that a process shares with no other and that cannot be dropped.
+
+    Clean pages of mapped files are page cache, whoever maps them.
+    """
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Clean", "Private_Dirty")))
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Dirty", "Swap:")))
 
 
 def loader_workers() -> list[int]:
