@@ -136,7 +136,8 @@ class _Shards:
         """Keep what is whole, write the rest, and return all shards in order."""
         counts, sizes = self.plan.counts.tolist(), self.plan.sizes.tolist()
         for number in range(len(self.plan)):
-            kept = whole_shard(self.folder, self.plan.name(number), size=sizes[number], num_samples=counts[number])
+            size = sizes[number] if self.source.has_exact_sizes else None
+            kept = whole_shard(self.folder, self.plan.name(number), size=size, num_samples=counts[number])
             if kept is not None:
                 self._add(number, kept)
         missing = [number for number in range(len(self.plan)) if number not in self.done]

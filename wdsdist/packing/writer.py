@@ -11,7 +11,7 @@ from pathlib import Path
 from wdsdist import shardindex, storage
 from wdsdist.errors import DestinationError, IndexFormatError, SourceError, WdsdistError
 from wdsdist.shardindex import ShardIndex, ShardIndexBuilder
-from wdsdist.sources import FilePayload, Samples, payload_size
+from wdsdist.sources import FilePayload, Payload, RangePayload, Samples, payload_size
 from wdsdist.tarformat import END, header, padding
 
 _CHUNK = 4 << 20  # bytes of a large file that are read at once
@@ -52,14 +52,17 @@ def write_shard(folder: Path, name: str, samples: Samples) -> WrittenShard:
     return _summary(name, index)
 
 
-def whole_shard(folder: Path, name: str, *, size: int, num_samples: int) -> WrittenShard | None:
-    """Return what is known of a shard that an earlier run wrote whole, or ``None`` where it did not."""
+def whole_shard(folder: Path, name: str, *, size: int | None, num_samples: int) -> WrittenShard | None:
+    """Return what is known of a shard that an earlier run wrote whole, or ``None`` where it did not.
+
+    ``size`` is what it must have, or ``None`` where that is known only from its index.
+    """
     try:
         index = shardindex.load(shardindex.beside(folder / name))
         found = (folder / name).stat().st_size
     except (FileNotFoundError, IndexFormatError):
         return None
-    if not found == index.size == size or index.num_samples != num_samples:
+    if found != index.size or size not in (None, found) or index.num_samples != num_samples:
         return None
     return _summary(name, index)
 
@@ -72,7 +75,7 @@ def _write_tar(write: Callable[[bytes], object], samples: Samples, label: str) -
             size = payload_size(payload)
             out.put(header(f"{key}.{extension}", size))
             builder.add(key, extension, out.position, size)
-            for piece in _read(payload) if isinstance(payload, FilePayload) else (payload,):
+            for piece in _pieces(payload):
                 out.put(piece)
             out.put(padding(size))
     out.put(END)
@@ -107,11 +110,21 @@ class _Digested:
         self._written = self.position
 
 
-def _read(file: FilePayload) -> Iterator[bytes]:
-    """Yield the bytes of a file, piece by piece, and make sure that it has as many as its header says."""
+def _pieces(payload: Payload) -> Iterator[bytes]:
+    if isinstance(payload, bytes):
+        yield payload
+    else:
+        yield from _read(payload)
+
+
+def _read(file: FilePayload | RangePayload) -> Iterator[bytes]:
+    """Yield the bytes of a file or a part of one, piece by piece, and make sure that it has as many as expected."""
     try:
         with open(file.path, "rb", buffering=0) as stream:  # noqa: PTH123 - half the cost of Path.open
             found = os.fstat(stream.fileno()).st_size
+            if isinstance(file, RangePayload):
+                found = min(file.size, max(0, found - file.offset))
+                stream.seek(file.offset)
             left = file.size if found == file.size else 0
             while left and (piece := stream.read(min(left, _CHUNK))):
                 left -= len(piece)
@@ -120,8 +133,10 @@ def _read(file: FilePayload) -> Iterator[bytes]:
         raise SourceError(f"{file.path} has vanished since it was listed: {_AGAIN}") from error
     except OSError as error:
         raise SourceError(f"{file.path} cannot be read: {error.strerror}") from error
-    if found != file.size or left:
-        raise SourceError(f"{file.path} has {found - left:,} bytes, but had {file.size:,} when it was listed: {_AGAIN}")
+    if found == file.size and not left:
+        return
+    what = f"bytes at {file.offset:,}" if isinstance(file, RangePayload) else "bytes"
+    raise SourceError(f"{file.path} has {found - left:,} {what}, but had {file.size:,} when it was listed: {_AGAIN}")
 
 
 def _summary(name: str, index: ShardIndex) -> WrittenShard:

@@ -8,9 +8,9 @@ from pathlib import Path
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
 from wdsdist.sources import folder, idx
-from wdsdist.sources.base import FilePayload, Payload, Sample, Samples, Source, payload_size
+from wdsdist.sources.base import FilePayload, Payload, RangePayload, Sample, Samples, Source, payload_size
 
-__all__ = ["FilePayload", "Payload", "Sample", "Samples", "Source", "find", "payload_size"]
+__all__ = ["FilePayload", "Payload", "RangePayload", "Sample", "Samples", "Source", "find", "payload_size"]
 
 _ACCEPTED = "a folder of files, or an IDX set such as train-images-idx3-ubyte.gz"
 

@@ -18,14 +18,23 @@ class FilePayload:
     """Bytes it had when the source was listed: another size later is an error."""
 
 
-Payload = bytes | FilePayload
+@dataclass(frozen=True, slots=True)
+class RangePayload:
+    """A member whose data is a part of a file, such as an archive, read only when it is written."""
+
+    path: str
+    offset: int
+    size: int
+
+
+Payload = bytes | FilePayload | RangePayload
 Sample = tuple[str, list[tuple[str, Payload]]]
 """A key, and its members as (extension, payload) in the order in which they are written."""
 
 
 def payload_size(payload: Payload) -> int:
     """Return the bytes of a member's data."""
-    return payload.size if isinstance(payload, FilePayload) else len(payload)
+    return len(payload) if isinstance(payload, bytes) else payload.size
 
 
 class Samples(Protocol):
@@ -41,7 +50,7 @@ class Source(Protocol):
 
     @property
     def kind(self) -> str:
-        """``"folder"`` or ``"idx"``."""
+        """One word, such as ``"folder"`` or ``"idx"``."""
         ...
 
     @property
@@ -57,6 +66,11 @@ class Source(Protocol):
 
     def extra(self) -> dict[str, Any]:
         """Notes for ``index.json``, such as ``classes``; they name no place, so moving the source changes nothing."""
+        ...
+
+    @property
+    def has_exact_sizes(self) -> bool:
+        """Whether `stored_sizes` are known, or else estimated: the same each time, but known only when written."""
         ...
 
     def stored_sizes(self) -> Int64s:

@@ -67,6 +67,7 @@ class FolderSource:
     skipped: dict[str, int]
     """Entries that belong to no sample, counted by what they are."""
     kind: str = "folder"
+    has_exact_sizes: bool = True
 
     def __len__(self) -> int:
         return len(self.keys)

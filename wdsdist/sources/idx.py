@@ -79,6 +79,7 @@ class IdxSource:
     skipped: dict[str, int]
     """Files beside the set that belong to none, counted."""
     kind: str = "idx"
+    has_exact_sizes: bool = True
 
     def __len__(self) -> int:
         return self.shape[0]
