@@ -22,8 +22,10 @@ from wdsdist.state import State, make_state, read_state
 from wdsdist.transport import Channel, opened
 
 _MOST_WORKERS = 8
-_MOST_IN_A_GROUP = 8
-_GROUP_BYTES = 2 << 20
+_MOST_IN_A_GROUP = 16
+_GROUP_BYTES = 16 << 20
+_GROUPS_OF_A_WORKER = 4
+"""In an epoch, at least: with fewer, some workers would have much more to do than others."""
 
 
 class StreamingDataLoader(DataLoader[Any]):
@@ -97,6 +99,7 @@ class StreamingDataLoader(DataLoader[Any]):
         self._request = dataset.epoch_request()
         self._lanes: int | None = None  # what a loaded state brought
         self._passes = 0
+        self._group = 1
         super().__init__(
             dataset.bound(self._loading),
             batch_size=None,  # the data set makes whole batches
@@ -189,8 +192,8 @@ class StreamingDataLoader(DataLoader[Any]):
         plan = self._plan(position)
         if self._lanes is None:
             self._lanes = here.world_size  # the first run's, whatever the world becomes
-        batch_bytes = self.dataset.mean_sample_bytes * self._loading.batch_size
-        group = self._batches_in_a_group(batch_bytes)
+        if self.num_workers and self._iterator is None:
+            self._prepare()
         self._loading.start.write(
             Start(
                 epoch=position.epoch,
@@ -198,18 +201,23 @@ class StreamingDataLoader(DataLoader[Any]):
                 rank=here.rank,
                 num_replicas=here.world_size,
                 num_canonical_replicas=self._lanes,
-                group=group,
+                group=self._group,
             )
         )
-        if self.num_workers and self._iterator is None:
-            self._loading.channel.prepare(self.num_workers, self.prefetch_factor or 2, group * batch_bytes)
         return super().__iter__(), plan
 
-    def _batches_in_a_group(self, batch_bytes: int) -> int:
-        """Return how many batches a worker sends together: for small ones, each message costs more than the batch."""
-        if not self.num_workers or self._loading.collate_fn is not None or not self.dataset.is_light:
-            return 1
-        return max(1, min(_MOST_IN_A_GROUP, _GROUP_BYTES // max(1, batch_bytes)))
+    def _prepare(self) -> None:
+        """Make what new workers need: memory to share, and how many batches they send together.
+
+        A message costs as much as making a batch of small samples.
+        """
+        batch_bytes = self.dataset.mean_sample_bytes * self._loading.batch_size
+        group = 1
+        if self._loading.collate_fn is None and self.dataset.is_light:
+            share = len(self) // (self.num_workers * _GROUPS_OF_A_WORKER)
+            group = max(1, min(_MOST_IN_A_GROUP, _GROUP_BYTES // max(1, batch_bytes), share))
+        ahead = self.prefetch_factor or 2
+        self._group = self._loading.channel.prepare(self.num_workers, ahead, batch_bytes, group=group)
 
     def _stop_workers(self, batches: Iterator[Any]) -> None:
         """End the worker processes behind ``batches`` now; the next iteration starts new ones."""

@@ -27,7 +27,7 @@ from wdsdist.transport.slots import SlotTable
 def a_worker(prefetch_factor: int = 2) -> Iterator[tuple[Callable[[Any], Any], SlotTable]]:
     """Give what carries a batch from a worker and back, all in this process, and its table of slots."""
     channel = Channel(shared_memory=True)
-    channel.prepare(1, prefetch_factor, 0)
+    channel.prepare(1, prefetch_factor, 0, group=1)
     assert channel._table is not None
     # The worker's side keeps its own maps, as in a process of its own.
     writer = Channel(shared_memory=True)
@@ -131,7 +131,7 @@ def test_slots_grow_when_batches_do() -> None:
 
 def test_long_pickles_do_not_go_through_the_pipe() -> None:
     channel = Channel(shared_memory=True)
-    channel.prepare(1, 2, 0)
+    channel.prepare(1, 2, 0, group=1)
     texts = ["x" * 1000] + [f"text {n}" * 20 for n in range(1000)]
     crossing = pickle.dumps(channel.sender(0)({"txt": texts, "n": 3}))
     assert len(crossing) < 1000
@@ -158,14 +158,14 @@ def test_a_forked_child_that_drops_a_batch_frees_no_slot() -> None:
 def test_too_little_memory_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AnonymousMemory, "available", 10_000_000)
     channel = Channel(shared_memory=True)
-    channel.prepare(4, 2, 600_000)
+    channel.prepare(4, 2, 600_000, group=1)
     with pytest.raises(
         SharedMemoryError,
         match=r"4 workers with 4 batches of about 1,000,000 bytes each need 16,000,000 bytes of shared memory, and "
         r"10,000,000 are left: lower batch_size, .* shared_memory=False",
     ):
-        channel.prepare(4, 2, 1_000_000)
-    Channel(shared_memory=False).prepare(4, 2, 1_000_000)
+        channel.prepare(4, 2, 1_000_000, group=1)
+    Channel(shared_memory=False).prepare(4, 2, 1_000_000, group=1)
 
 
 def test_a_batch_that_does_not_fit_names_both_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_a_batch_that_does_not_fit_names_both_sizes(monkeypatch: pytest.MonkeyPa
         raise SharedMemoryError(f"{length:,} bytes of shared memory were asked for and 5,000 are left")
 
     channel = Channel(shared_memory=True)
-    channel.prepare(1, 2, 0)
+    channel.prepare(1, 2, 0, group=1)
     monkeypatch.setattr(AnonymousMemory, "allocate", no_room)
     with pytest.raises(SharedMemoryError, match=r"a batch of 8,000 bytes does not fit: .* 5,000 are left: lower"):
         channel.sender(0)({"x": torch.zeros(1000, dtype=torch.int64)})

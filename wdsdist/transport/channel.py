@@ -14,6 +14,9 @@ from wdsdist.transport.slots import SlotTable, SlotWriter
 _SPARE_SLOTS = 2
 """For each worker, beyond the batches that it makes ahead: what the training loop usually holds."""
 
+_CAUTION = 4
+"""Groups may take this part of the free memory, no more."""
+
 _LONG_PICKLE = 8 << 10
 """Bytes of a batch's pickle from which it takes the way of the bulk."""
 
@@ -29,19 +32,23 @@ class Channel:
         self._shared_memory = shared_memory
         self._table: SlotTable | None = None
 
-    def prepare(self, num_workers: int, prefetch_factor: int, batch_bytes: int) -> None:
+    def prepare(self, num_workers: int, prefetch_factor: int, batch_bytes: int, *, group: int) -> int:
         """Make new slots for workers that are about to start.
 
         Args:
             num_workers: worker processes.
-            prefetch_factor: batches that each makes ahead.
+            prefetch_factor: batches, or groups of them, that each makes ahead.
             batch_bytes: how large a batch is expected to be.
+            group: batches that a worker is to send together.
+
+        Returns:
+            ``group``, or 1 where memory is short.
 
         Raises:
             SharedMemoryError: there is less memory than the batches need that are made ahead.
         """
         if not self._shared_memory:
-            return
+            return group
         per_worker = prefetch_factor + _SPARE_SLOTS
         table = SlotTable(num_workers, per_worker)
         needed, available = table.num_slots * batch_bytes, table.memory.available
@@ -51,6 +58,7 @@ class Channel:
                 f"{needed:,} bytes of shared memory, and {available:,} are left: {_WAYS_OUT}"
             )
         self._table = table
+        return group if group * needed * _CAUTION <= available else 1
 
     def sender(self, worker: int) -> Callable[[Any], Parcel]:
         """Return a worker's function from a batch to the form in which it crosses to the main process.
