@@ -243,6 +243,17 @@ class StreamingDataset(IterableDataset[Any]):
             start=consumed,
         )
 
+    @property
+    def is_raw(self) -> bool:
+        """Whether samples are bytes as they lie in the shards."""
+        return self._samples.is_raw
+
+    def raw(self) -> StreamingDataset:
+        """Return a data set of the same members, neither decoded nor transformed."""
+        view = object.__new__(type(self))
+        view.__dict__.update(self.__dict__, _samples=self._samples.raw())
+        return view
+
     def bound(self, loading: Loading) -> StreamingDataset:
         """Return this data set as a loader uses it: the same shards and epoch, yielding the loader's batches."""
         view = object.__new__(type(self))

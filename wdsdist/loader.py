@@ -19,13 +19,9 @@ from wdsdist.order import OrderSettings
 from wdsdist.plan import EpochPlan
 from wdsdist.progress import Position, Progress
 from wdsdist.state import State, make_state, read_state
-from wdsdist.transport import Channel, opened
+from wdsdist.transport import Channel, group_size, opened
 
 _MOST_WORKERS = 8
-_MOST_IN_A_GROUP = 16
-_GROUP_BYTES = 16 << 20
-_GROUPS_OF_A_WORKER = 4
-"""In an epoch, at least: with fewer, some workers would have much more to do than others."""
 
 
 class StreamingDataLoader(DataLoader[Any]):
@@ -212,10 +208,8 @@ class StreamingDataLoader(DataLoader[Any]):
         A message costs as much as making a batch of small samples.
         """
         batch_bytes = self.dataset.mean_sample_bytes * self._loading.batch_size
-        group = 1
-        if self._loading.collate_fn is None and self.dataset.is_light:
-            share = len(self) // (self.num_workers * _GROUPS_OF_A_WORKER)
-            group = max(1, min(_MOST_IN_A_GROUP, _GROUP_BYTES // max(1, batch_bytes), share))
+        is_light = self._loading.collate_fn is None and self.dataset.is_light
+        group = group_size(len(self), batch_bytes, self.num_workers) if is_light else 1
         ahead = self.prefetch_factor or 2
         self._group = self._loading.channel.prepare(self.num_workers, ahead, batch_bytes, group=group)
 

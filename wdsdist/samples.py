@@ -78,6 +78,15 @@ class SampleReader:
         self._needs_seeds = self._transform_is_seeded or decoder.is_seeded
 
     @property
+    def is_raw(self) -> bool:
+        """Whether members are left as they are."""
+        return self._transform is None and self._decoder.is_raw
+
+    def raw(self) -> SampleReader:
+        """Return a reader of the same members that leaves them as they are."""
+        return SampleReader(self._reader, self._fields, Decoder(None), None, self._seed)
+
+    @property
     def is_light(self) -> bool:
         """Whether making a batch is little work and gives about as many bytes as it reads."""
         return self._transform is None and self._decoder.is_light

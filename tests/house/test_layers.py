@@ -36,6 +36,7 @@ HOUSE = [
     ("samples", "handover", "state"),  # samples into batches; word to the workers; what a checkpoint holds
     ("dataset",),  # the samples of this rank, as torch iterates them
     ("loader",),  # the batches of this rank, as torch loads them
+    ("profiling",),  # what loading costs on this machine
     ("cli",),  # the command line
     ("__main__",),  # its other name
 ]
@@ -45,7 +46,7 @@ TOUCHES_FILES = {
     "storage", "node", "shardindex", "manifest", "tarindex", "catalog", "cache", "shards", "sources", "packing",
     "verification", "memory",
 }  # fmt: skip
-IMPORTS_TORCH = {"columns", "numeric", "transport", "decode", "handover", "dataset", "loader"}
+IMPORTS_TORCH = {"columns", "numeric", "transport", "decode", "handover", "dataset", "loader", "profiling"}
 """With the module itself; others do inside a function, so that the command line starts without it."""
 IMPORTS_WEBDATASET: set[str] = set()
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 import wdsdist
+from wdsdist.cli.benching import bench
 from wdsdist.cli.inspecting import cat, info, ls
 from wdsdist.cli.making import index, pack
 from wdsdist.cli.planning import plan
@@ -66,7 +67,7 @@ def _wdsdist() -> None:
     """
 
 
-for _command in (pack, index, info, ls, cat, verify, plan):
+for _command in (pack, index, info, ls, cat, verify, plan, bench):
     _wdsdist.add_command(_command)
 
 

@@ -7,6 +7,25 @@ from typing import Any
 
 from torch._utils import ExceptionWrapper
 
+_MOST = 16
+_BYTES = 16 << 20
+_GROUPS_OF_A_WORKER = 4
+
+
+def group_size(batches: int, batch_bytes: int, num_workers: int) -> int:
+    """Return how many batches a worker should send together, where making one is little work.
+
+    Args:
+        batches: of an epoch; each worker should have some groups of them, or one would have much more to do.
+        batch_bytes: of one batch; a group has at most 16 MiB.
+        num_workers: worker processes.
+
+    >>> group_size(10_000, 200_000, 4), group_size(10_000, 5_000_000, 4), group_size(32, 200_000, 4)
+    (16, 3, 2)
+    """
+    share = batches // (max(1, num_workers) * _GROUPS_OF_A_WORKER)
+    return max(1, min(_MOST, _BYTES // max(1, batch_bytes), share))
+
 
 def grouped(batches: Iterable[Any], size: int) -> Iterator[list[Any]]:
     """Yield lists of ``size`` batches, the last one possibly shorter.
