@@ -177,3 +177,24 @@ def test_a_batch_that_does_not_fit_names_both_sizes(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(AnonymousMemory, "allocate", no_room)
     with pytest.raises(SharedMemoryError, match=r"a batch of 8,000 bytes does not fit: .* 5,000 are left: lower"):
         channel.sender(0)({"x": torch.zeros(1000, dtype=torch.int64)})
+
+
+def test_a_batch_far_larger_than_the_others_leaves_no_slot_grown() -> None:
+    with a_worker() as (cross, table):
+        for _ in range(8):
+            assert cross({"x": torch.zeros(1000)})["x"].shape == (1000,)
+        large = {"x": torch.arange(10 << 20, dtype=torch.uint8)}
+        received = cross(large)
+        assert torch.equal(received["x"], large["x"])
+        assert taken(table) == 0  # it came through the pipe
+        assert max(map(len, table._maps.values())) < 1 << 20
+        assert cross({"x": torch.ones(1000)})["x"].sum() == 1000
+
+
+def test_a_batch_of_slots_that_are_gone_is_none() -> None:
+    channel = Channel(shared_memory=True)
+    channel.prepare(1, 2, 0, group=1)
+    message = pickle.dumps(channel.sender(0)({"x": torch.zeros(1000)}))
+    channel.prepare(1, 2, 0, group=1)
+    gc.collect()
+    assert pickle.loads(message) is None
