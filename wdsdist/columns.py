@@ -73,8 +73,7 @@ class Ragged:
     def data(self) -> torch.Tensor:
         """uint8 [bytes]: all strings, one after another."""
         if self._bytes is None:
-            self._bytes = np.empty(sum(map(len, self.parts)), np.uint8)
-            gather(self.parts, self._bytes.data)
+            self._bytes = np.frombuffer(bytearray().join(self.parts), np.uint8)
         return torch.from_numpy(self._bytes)
 
     @property

@@ -140,11 +140,15 @@ class SampleReader:
         keys: list[str] = []
         members: dict[str, list[memoryview]] = {}
         extensions: dict[str, list[str]] = {}
+        opened: dict[int, tuple[MappedShard, Chosen | None]] = {}
         for number, sample in zip(numbers, samples, strict=True):
-            shard = self._reader.shard(number)
+            if number not in opened:
+                shard = self._reader.shard(number)
+                opened[number] = shard, self._chosen(shard, sample) if shard.is_uniform else None
+            shard, chosen = opened[number]
             names.append(shard.name)
             keys.append(shard.key(sample))
-            for entry, extension, place in self._chosen(shard, sample):
+            for entry, extension, place in chosen or self._chosen(shard, sample):
                 if entry not in members:
                     members[entry], extensions[entry] = [], []
                 members[entry].append(shard.member(sample, place))

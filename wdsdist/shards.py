@@ -38,6 +38,11 @@ class MappedShard:
         self._extensions = tuple(extension.lower() for extension in index.extensions)
         self._only_layout = self._layout(0) if index.is_uniform else None
 
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all samples have the same layout."""
+        return self._only_layout is not None
+
     def key(self, sample: int) -> str:
         """Return the key of a sample."""
         starts = self._key_starts

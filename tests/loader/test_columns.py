@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import helpers
 import numpy as np
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.utils.data import default_collate
 
 from wdsdist.columns import Ragged, collate
 from wdsdist.errors import SampleError
+from wdsdist.numeric import stacked_npy
 
 
 @given(st.lists(st.binary(max_size=50), max_size=20))
@@ -63,3 +65,13 @@ def test_values_that_do_not_stack_are_refused_by_field_and_sample() -> None:
     samples = [{"__key__": "a", "npy": np.zeros(2)}, {"__key__": "b", "npy": np.zeros(3)}]
     with pytest.raises(SampleError, match=r"the 2 values of field 'npy' from sample 'a' on do not form a batch"):
         collate(samples)
+
+
+@pytest.mark.parametrize("change", [lambda npy: npy[:-1], lambda npy: npy + b"\0"], ids=["cut short", "too long"])
+@pytest.mark.parametrize("place", [0, 2])
+def test_an_array_of_another_length_than_its_header_says_is_not_stacked(
+    change: Callable[[bytes], bytes], place: int
+) -> None:
+    whole = helpers.npy_bytes(np.arange(6))
+    parts = [memoryview(change(whole) if number == place else whole) for number in range(4)]
+    assert stacked_npy(parts) is None

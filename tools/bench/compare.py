@@ -26,7 +26,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
@@ -62,6 +62,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--flat-samples", type=int, default=1_000_000)
     parser.add_argument("--flat-epochs", type=int, default=20)
     parser.add_argument("--json", type=Path, help="where to write all figures")
+    parser.add_argument("--keep", action="store_true", help="keep what --json holds of cells that are not measured now")
     parser.add_argument("--chart", type=Path, help="where to draw the ratios, .png or .svg")
     parser.add_argument("--markdown", type=Path, help="where to write the page; text between its markers is kept")
     return parser.parse_args()
@@ -158,9 +159,23 @@ def _versions(python: str, names: list[str]) -> str:
         return f"{found}, wdsdist of this checkout"
 
 
+def kept(chosen: argparse.Namespace, measured: Sequence[Cell]) -> list[Cell]:
+    """Return the cells of an earlier run on this machine that were not measured now."""
+    if not (chosen.keep and chosen.json and chosen.json.exists()):
+        return []
+    earlier = json.loads(chosen.json.read_text())
+    for fact in ("machine", "versions"):
+        if earlier["facts"][fact] != facts(chosen)[fact]:
+            raise SystemExit(f"--keep: {chosen.json} is of other {fact}: {earlier['facts'][fact]}")
+    again = {(cell.measure, cell.kind, cell.workers) for cell in measured}
+    cells = [Cell(**cell) for cell in earlier["cells"]]
+    return [cell for cell in cells if (cell.measure, cell.kind, cell.workers) not in again]
+
+
 def write(chosen: argparse.Namespace, cells: list[Cell]) -> None:
     """Write what was asked for; called after every cell, so that a run that is cut off keeps what it has."""
     known = facts(chosen)
+    cells = sorted([*kept(chosen, cells), *cells], key=_place)
     if chosen.json:
         chosen.json.write_text(json.dumps({"facts": known, "cells": [dataclasses.asdict(c) for c in cells]}, indent=1))
     chart = None
@@ -174,6 +189,10 @@ def write(chosen: argparse.Namespace, cells: list[Cell]) -> None:
         chosen.markdown.write_text(page)
     else:
         print(page)
+
+
+def _place(cell: Cell) -> tuple[int, int, int]:
+    return list(report.MEASURES).index(cell.measure), list(KINDS).index(cell.kind), cell.workers
 
 
 def main() -> None:
