@@ -26,7 +26,7 @@ def batches_together(loader: StreamingDataLoader) -> int:
 
 @pytest.mark.parametrize(
     ("workers", "batch_size", "expected"),
-    [(1, 4, 16), (2, 4, 16), (4, 4, 8), (4, 32, 1), (0, 4, 1)],
+    [(1, 4, 32), (2, 4, 16), (4, 4, 8), (4, 32, 1), (0, 4, 1)],
     ids=["many", "shared by two", "few for each", "too few", "no workers"],
 )
 def test_small_batches_cross_together_where_each_worker_has_many(

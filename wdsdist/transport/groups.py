@@ -7,7 +7,7 @@ from typing import Any
 
 from torch._utils import ExceptionWrapper
 
-_MOST = 16
+_MOST = 32
 _BYTES = 16 << 20
 _GROUPS_OF_A_WORKER = 4
 
@@ -21,7 +21,7 @@ def group_size(batches: int, batch_bytes: int, num_workers: int) -> int:
         num_workers: worker processes.
 
     >>> group_size(10_000, 200_000, 4), group_size(10_000, 5_000_000, 4), group_size(32, 200_000, 4)
-    (16, 3, 2)
+    (32, 3, 2)
     """
     share = batches // (max(1, num_workers) * _GROUPS_OF_A_WORKER)
     return max(1, min(_MOST, _BYTES // max(1, batch_bytes), share))
