@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from wdsdist.errors import SourceError
-from wdsdist.sources import BrokenPayload, FilePayload, Payload, RangePayload, payload_size
+from wdsdist.sources import BrokenPayload, FilePayload, Payload, RangePayload
 
 _AGAIN = "pack again once the source is at rest"
 # Without O_NONBLOCK, a pipe in the place of a file that was listed would be waited for until somebody writes to it.
@@ -16,35 +16,46 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 Located = FilePayload | RangePayload
 
 
-def read_into(payload: Payload, view: memoryview, start: int) -> None:
-    """Read all of a member's data to ``view[start:]``, which has room for it and one byte more.
+def read_all(
+    payloads: Sequence[Payload], sizes: Sequence[int], view: memoryview, starts: Sequence[int]
+) -> dict[int, SourceError]:
+    """Read the data of members to where each starts in ``view``, which has one byte more than they need.
 
-    Raises `SourceError` where it cannot be read, or has another size than it was listed with.
+    Returns what is wrong with those that cannot be read, or that have another size than they were listed with. Bytes
+    behind such a member may be overwritten.
     """
-    if isinstance(payload, FilePayload):
-        # One call to open, one to read, one to close: asking for a byte too many tells the size as well as fstat does.
+    failed: dict[int, SourceError] = {}
+    for number, (payload, size, start) in enumerate(zip(payloads, sizes, starts, strict=True)):
         try:
-            descriptor = os.open(payload.path, _FLAGS)
-            try:
-                whole = os.readv(descriptor, (view[start : start + payload.size + 1],)) == payload.size
-            finally:
-                os.close(descriptor)
+            if isinstance(payload, FilePayload):
+                # Three calls for a file: asking for a byte too many tells its size as well as fstat does.
+                descriptor = os.open(payload.path, _FLAGS)
+                try:
+                    found = os.readv(descriptor, (view[start : start + size + 1],))
+                finally:
+                    os.close(descriptor)
+                if found == size:
+                    continue
+            elif isinstance(payload, bytes):
+                view[start : start + size] = payload
+                continue
+            # A part of a file, or a file that a network file system gives in pieces, or that has changed.
+            with opened(payload) as read:
+                stop = start + size
+                while start < stop:
+                    start += read(view[start:stop])
         except OSError as error:
-            raise _unreadable(payload.path, error) from error
-        if whole:
-            return
-    # Anything but a file that is as it was: among them one that a network file system gives in pieces.
-    with opened(payload) as read:
-        stop = start + payload_size(payload)
-        while start < stop:
-            start += read(view[start:stop])
+            failed[number] = _unreadable(payload, error)
+        except SourceError as error:
+            failed[number] = error
+    return failed
 
 
 @contextmanager
 def opened(payload: Payload) -> Iterator[Callable[[memoryview], int]]:
     """Open a member's data; what this gives reads on into a buffer, not beyond the end, and returns how many bytes.
 
-    Raises `SourceError` as `read_into` does: for a size that is not the expected one, before anything is read.
+    Raises `SourceError` where it cannot be read; for another size than it was listed with, before anything is read.
     """
     if isinstance(payload, BrokenPayload):
         raise SourceError(payload.reason)
@@ -54,7 +65,7 @@ def opened(payload: Payload) -> Iterator[Callable[[memoryview], int]]:
     try:
         descriptor = os.open(payload.path, _FLAGS)
     except OSError as error:
-        raise _unreadable(payload.path, error) from error
+        raise _unreadable(payload, error) from error
     try:
         yield _reader(payload, descriptor)
     finally:
@@ -87,7 +98,7 @@ def _reader(payload: Located, descriptor: int) -> Callable[[memoryview], int]:
         try:
             count = os.preadv(descriptor, (view[: end - place],), place)
         except OSError as error:
-            raise _unreadable(payload.path, error) from error
+            raise _unreadable(payload, error) from error
         if not count and place < end:  # cut while it was read
             raise _resized(payload, payload.size - (end - place))
         place += count
@@ -96,7 +107,8 @@ def _reader(payload: Located, descriptor: int) -> Callable[[memoryview], int]:
     return read
 
 
-def _unreadable(path: str, error: OSError) -> SourceError:
+def _unreadable(payload: Payload, error: OSError) -> SourceError:
+    path = payload.path if isinstance(payload, Located) else "a member"
     if isinstance(error, FileNotFoundError):
         return SourceError(f"{path} has vanished since it was listed: {_AGAIN}")
     return SourceError(f"{path} cannot be read: {error.strerror}")

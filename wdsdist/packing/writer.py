@@ -9,9 +9,9 @@ import numpy as np
 
 from wdsdist import shardindex, storage
 from wdsdist.errors import DestinationError, IndexFormatError, SourceError, WdsdistError
-from wdsdist.packing.contents import Contents, Entry
+from wdsdist.packing.contents import Batch, Contents
 from wdsdist.packing.output import BUFFER, TarOutput
-from wdsdist.packing.reading import opened, read_into
+from wdsdist.packing.reading import opened, read_all
 from wdsdist.shardindex import ShardIndex
 from wdsdist.sources import LeftOut, OnError, Samples
 from wdsdist.tarformat import BLOCK, END, header, padding, plain_headers
@@ -86,69 +86,49 @@ def whole_shard(
 
 
 def _write_samples(out: TarOutput, contents: Contents, samples: Samples) -> None:
-    """Write samples, as many as fit into a buffer at a time."""
-    batch: list[Entry] = []
-    stored = 0
-    for entry in contents.entries(samples):
-        if stored + entry.stored > BUFFER:
-            _write_batch(out, contents, batch)
-            batch, stored = [], 0
-        if entry.stored > BUFFER:
-            _write_large(out, contents, entry)
+    for batch in contents.batches(samples, BUFFER):
+        if batch.stored > BUFFER:
+            _write_large(out, contents, batch)
         else:
-            batch.append(entry)
-            stored += entry.stored
-    _write_batch(out, contents, batch)
+            _write_batch(out, contents, batch)
 
 
-def _write_batch(out: TarOutput, contents: Contents, batch: list[Entry]) -> None:
+def _write_batch(out: TarOutput, contents: Contents, batch: Batch) -> None:
     """Write samples that fit into one buffer; where some cannot be read, the others as if those had never been."""
     view = out.buffer()
-    while batch:
-        names = [name for entry in batch for name in entry.names]
-        sizes = np.array([size for entry in batch for size in entry.sizes], np.int64)
-        heads = [head for entry in batch for head in entry.headers]
-        head_sizes = np.array([len(head) for head in heads], np.int64)
-        plain = np.flatnonzero(head_sizes == 0)
-        head_sizes[plain] = BLOCK
-        ends = np.cumsum(head_sizes + sizes + -sizes % BLOCK)
-        starts = ends - (sizes + -sizes % BLOCK)
+    while batch.keys:
+        sizes = np.array(batch.sizes, np.int64)
+        heads = np.full(len(sizes), BLOCK)
+        for member, head in batch.headers.items():
+            heads[member] = len(head)
+        room = sizes + -sizes % BLOCK
+        ends = np.cumsum(heads + room)
+        starts = ends - room
         used = int(ends[-1])
         blocks = np.frombuffer(view, np.uint8, used).reshape(-1, BLOCK)
-        blocks[ends // BLOCK - 1] = 0  # the padding; what comes before it in its block is written over
-        blocks[starts[plain] // BLOCK - 1] = plain_headers([names[number] for number in plain.tolist()], sizes[plain])
-        for head, start in zip(heads, starts.tolist(), strict=True):
-            if head:
-                view[start - len(head) : start] = head
-        unreadable = _read_batch(view, contents, batch, starts.tolist())
-        if not unreadable:
+        blocks[ends // BLOCK - 1] = 0  # the padding; what stands before it in its block is written over
+        plain, names = starts // BLOCK - 1, batch.names
+        if batch.headers:
+            others = np.setdiff1d(np.arange(len(sizes)), list(batch.headers))
+            blocks[plain[others]] = plain_headers([names[member] for member in others.tolist()], sizes[others])
+            for member, head in batch.headers.items():
+                view[starts[member] - len(head) : starts[member]] = head
+        else:
+            blocks[plain] = plain_headers(names, sizes)
+        failed = read_all(batch.payloads, batch.sizes, view, starts.tolist())
+        if not failed:
             contents.add(batch, out.position + starts)
             out.send(used)
             return
-        batch = [entry for number, entry in enumerate(batch) if number not in unreadable]
+        batch = contents.without(batch, failed)
 
 
-def _read_batch(view: memoryview, contents: Contents, batch: list[Entry], starts: list[int]) -> set[int]:
-    """Read the members of samples to where each starts; return the samples that cannot be read."""
-    unreadable = set()
-    places = iter(starts)
-    for number, entry in enumerate(batch):
-        at = [next(places) for _ in entry.payloads]
-        try:
-            for payload, start in zip(entry.payloads, at, strict=True):
-                read_into(payload, view, start)
-        except SourceError as error:
-            contents.leave_out(entry.key, error)
-            unreadable.add(number)
-    return unreadable
-
-
-def _write_large(out: TarOutput, contents: Contents, entry: Entry) -> None:
-    """Write a sample piece by piece; go back to where it started if it cannot be read to its end."""
+def _write_large(out: TarOutput, contents: Contents, batch: Batch) -> None:
+    """Write a single sample piece by piece; go back to where it started if it cannot be read to its end."""
     before = out.checkpoint()
-    offsets = []
+    offsets: list[int] = []
     try:
-        for name, payload, size in zip(entry.names, entry.payloads, entry.sizes, strict=True):
+        for name, payload, size in zip(batch.names, batch.payloads, batch.sizes, strict=True):
             with opened(payload) as read:
                 head = header(name, size)
                 view = out.buffer()
@@ -166,9 +146,9 @@ def _write_large(out: TarOutput, contents: Contents, entry: Entry) -> None:
             out.send(-size % BLOCK)
     except SourceError as error:
         out.go_back(before)
-        contents.leave_out(entry.key, error)
+        contents.without(batch, {0: error})
     else:
-        contents.add([entry], np.array(offsets, np.int64))
+        contents.add(batch, np.array(offsets, np.int64))
 
 
 def _summary(name: str, index: ShardIndex) -> WrittenShard:

@@ -12,8 +12,10 @@ BLOCK = 512
 END = bytes(2 * BLOCK)
 """What a whole tar file ends with: two blocks of zeros."""
 
-SIZE_LIMIT = 8**11  # eleven octal digits
-PLAIN_NAME = 100  # bytes
+SIZE_LIMIT = 8**11
+"""Bytes from which on a file's size has more than the eleven octal digits of a USTAR header."""
+PLAIN_NAME = 100
+"""The most bytes of a name that needs no prefix."""
 _NAME, _PREFIX = PLAIN_NAME, 155  # bytes
 
 
