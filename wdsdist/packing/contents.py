@@ -98,7 +98,8 @@ class Contents:
         """Raise what is wrong with a sample, or note it where such samples are left out."""
         if self._on_error == "raise":
             raise error
-        self._left_out.append((key, str(error).replace(self._root, "")))
+        shown = key.encode("utf-8", "backslashreplace").decode()
+        self._left_out.append((shown, str(error).replace(self._root, "")))
 
     def add(self, batch: Batch, offsets: Int64s) -> None:
         """Note samples that were written, and where the data of their members starts."""
@@ -162,7 +163,9 @@ class Contents:
             raise SourceError(f"sample {_short(key)} is there twice: each needs a key of its own")
         stored = 0
         odd: dict[int, bytes] = {}
-        names, sizes, payloads = [], [], []
+        names: list[str] = []
+        sizes: list[int] = []
+        payloads: list[Payload] = []
         for extension, payload in members:
             name = f"{key}.{extension}"
             size = len(payload) if isinstance(payload, bytes) else payload.size

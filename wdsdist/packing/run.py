@@ -40,6 +40,9 @@ class PackProgress:
     """Of all tars, headers and padding included."""
     left_out: int = 0
     """Samples that could not be packed, of those done."""
+    samples_kept: int = 0
+    """Of those done, what an earlier run had written."""
+    bytes_kept: int = 0
 
 
 def pack(
@@ -150,6 +153,7 @@ class _Shards:
         self.progress = progress
         self.done: dict[int, WrittenShard] = {}
         self.samples_done = self.bytes_done = self.left_out = 0
+        self.kept = 0, 0
 
     def write_all(self, workers: int | None) -> list[WrittenShard]:
         """Keep what is whole, write the rest, and return all shards in order."""
@@ -161,6 +165,7 @@ class _Shards:
             if kept is not None:
                 self._add(number, kept)
         missing = [number for number in range(len(self.plan)) if number not in self.done]
+        self.kept = self.samples_done, self.bytes_done
         if self.done:
             self._report()
         if missing:
@@ -207,6 +212,8 @@ class _Shards:
                 bytes_done=self.bytes_done,
                 bytes=int(self.plan.sizes.sum()),
                 left_out=self.left_out + len(self.source.left_out),
+                samples_kept=self.kept[0],
+                bytes_kept=self.kept[1],
             )
         )
 

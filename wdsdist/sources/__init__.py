@@ -38,9 +38,7 @@ __all__ = [
 _ACCEPTED = "a folder of files, or an IDX set such as train-images-idx3-ubyte.gz"
 
 
-def find(
-    source: str | os.PathLike[str], *, class_folders: bool | None = None, on_error: OnError = "raise"
-) -> Source:
+def find(source: str | os.PathLike[str], *, class_folders: bool | None = None, on_error: OnError = "raise") -> Source:
     """Recognise what lies at ``source`` and list its samples.
 
     Args:

@@ -8,7 +8,6 @@ from typing import Any, Literal, Protocol
 
 from wdsdist.permutation import Int64s
 
-
 OnError = Literal["raise", "skip"]
 """What becomes of a sample that cannot be packed: an error, or it is left out and reported."""
 

@@ -128,6 +128,6 @@ def _key(name: bytes) -> bytes:
     return name.partition(b".")[0]
 
 
-def shown(path: str | os.PathLike[str]) -> str:
+def shown(path: str | bytes | os.PathLike[str]) -> str:
     """Return a path fit for a message: bytes that are no text are written as escapes."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")

@@ -131,7 +131,13 @@ class ListingBuilder:
         self._digest = hashlib.sha256()
 
     def add(
-        self, folder: bytes, names: Names, sizes: Int64s, mtimes: Int64s, places: Int64s | None, problems: dict[int, str]
+        self,
+        folder: bytes,
+        names: Names,
+        sizes: Int64s,
+        mtimes: Int64s,
+        places: Int64s | None,
+        problems: dict[int, str],
     ) -> None:
         """Add files of one folder: a sample is wholly in the run, its files in the order of their names.
 
