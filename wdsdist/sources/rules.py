@@ -106,8 +106,7 @@ def _loose(listing: Listing) -> str | None:
 
 def _labelled(listing: Listing) -> str | None:
     labels = _of_extensions(listing, lambda extension: extension == "cls")
-    files = np.flatnonzero(labels[listing.extension_ids]) if labels.any() else ()
-    return listing.path(int(files[0])) if len(files) else None
+    return listing.path(int(labels[listing.extension_ids].argmax())) if labels.any() else None
 
 
 def _all_have_an_image(listing: Listing) -> bool:
