@@ -44,7 +44,10 @@ def pool(workers: int | None, tasks: int) -> Iterator[concurrent.futures.Executo
 
 def _executor(count: int) -> concurrent.futures.Executor:
     if count <= 1 or multiprocessing.current_process().daemon:
-        return concurrent.futures.ThreadPoolExecutor(1)
+        executor = concurrent.futures.ThreadPoolExecutor(1)
+        # An interrupt while its thread starts would leave that running, unknown to the executor: it starts before work.
+        executor.submit(int).result()
+        return executor
     alone = threading.active_count() == 1
     context = multiprocessing.get_context("fork") if alone else _CleanContext()
     return concurrent.futures.ProcessPoolExecutor(count, mp_context=context, initializer=_settle)

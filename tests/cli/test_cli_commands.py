@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,11 +27,24 @@ class TestPack:
     def test_it_says_what_was_packed_and_where(self, wdsdist: Run, photos: Path, tmp_path: Path) -> None:
         (photos / ".DS_Store").write_text("")
         run = wdsdist("pack", photos, tmp_path / "dest", "--shard-samples", 2)
-        assert lines(run) == [
+        said = lines(run)
+        assert re.fullmatch(r"time: [\d.]+ s, [\d,]+ samples/s, [\d.]+ MB/s", said.pop(2))
+        assert said == [
             f"packed: 6 samples in 3 shards, 21.0 KiB, in {tmp_path / 'dest'}",
+            "overhead: 15.1 KiB over 5.9 KiB of payload, 2,578 B a sample",
             "classes: 2, from cat to dog, as cls members",
             "skipped: 1 x hidden file",
         ]
+
+    def test_what_is_left_out_is_counted_and_listed(self, wdsdist: Run, photos: Path, tmp_path: Path) -> None:
+        (photos / "cat" / "000.json").symlink_to("nowhere")
+        refused = wdsdist("pack", photos, tmp_path / "dest")
+        assert refused.returncode == 2
+        assert refused.stderr.endswith("cat/000.json is a link to nothing: mend it or remove it\n")
+        run = wdsdist("pack", photos, tmp_path / "dest", "--on-error", "skip")
+        assert lines(run)[-1] == f"left out: 1 sample, listed in {tmp_path / 'dest'}/pack-report.jsonl"
+        assert "5 of 5 samples, 1 of 1 shards, 1 left out" in run.stderr
+        assert lines(wdsdist("pack", photos, tmp_path / "dest", "--on-error", "skip"))[-1] == lines(run)[-1]
 
     def test_progress_without_a_terminal_is_plain_lines(self, wdsdist: Run, photos: Path, tmp_path: Path) -> None:
         run = wdsdist("pack", photos, tmp_path / "dest", "--shard-samples", 2, "--workers", 2)

@@ -9,6 +9,7 @@ import subprocess
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers import file_entry, listing, plain_tar, tar_bytes, with_checksum
 from hypothesis import example, given
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from wdsdist import tarformat
 from wdsdist.errors import ShardDamagedError
-from wdsdist.tarformat import BLOCK, END, header, padding, split_name, stored_size
+from wdsdist.tarformat import BLOCK, END, header, padding, plain_headers, split_name, stored_size
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 SIZE_LIMIT = 8**11  # what eleven octal digits cannot say
@@ -417,3 +418,17 @@ def test_names_split_as_the_format_says(name: str) -> None:
 )
 def test_a_name_splits_at_the_first_dot_of_its_last_part(name: str, parts: tuple[str, str] | None) -> None:
     assert split_name(name) == parts
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.text(st.characters(min_codepoint=1, max_codepoint=127), min_size=1, max_size=99).map(lambda s: s + "x"),
+            st.integers(0, 8**11 - 1),
+        ),
+        max_size=20,
+    )
+)
+def test_plain_headers_are_the_headers_of_each(members: list[tuple[str, int]]) -> None:
+    blocks = plain_headers([name for name, _ in members], np.array([size for _, size in members], np.int64))
+    assert [block.tobytes() for block in blocks] == [header(name, size) for name, size in members]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from wdsdist.packing import run
 
 
 def _content(number: int) -> bytes:
@@ -33,3 +36,19 @@ def data_bytes() -> Callable[[Path], dict[str, bytes]]:
         return {path.name: path.read_bytes() for path in files}
 
     return read
+
+
+@pytest.fixture
+def before_writing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Does something to the source once it is listed and before any shard is written."""
+
+    def arrange(change: Callable[[], object]) -> None:
+        real = run.make_plan
+
+        def make_plan(*args: Any, **options: Any) -> Any:
+            change()
+            return real(*args, **options)
+
+        monkeypatch.setattr(run, "make_plan", make_plan)
+
+    return arrange

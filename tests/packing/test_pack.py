@@ -213,7 +213,7 @@ def test_a_sample_above_the_limit_gets_a_shard_of_its_own(tmp_path: Path) -> Non
 
 
 def test_files_larger_than_a_piece_are_copied_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wdsdist.packing.writer._CHUNK", 1000)
+    monkeypatch.setattr("wdsdist.packing.writer.BUFFER", 1536)
     (tmp_path / "source").mkdir()
     content = bytes(range(256)) * 20
     (tmp_path / "source" / "a.bin").write_bytes(content)
@@ -273,3 +273,21 @@ def test_a_destination_inside_the_source_is_refused(source: Path, place: str) ->
     with pytest.raises(ArgumentError, match=r"lies inside the source .*: choose a folder outside it"):
         pack(source, source / place)
     assert members_of(source) == before
+
+
+def test_the_bytes_are_the_same_for_any_size_of_the_buffers(
+    source: Path, tmp_path: Path, data_bytes: DataBytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack(source, tmp_path / "one", workers=1)
+    monkeypatch.setattr("wdsdist.packing.writer.BUFFER", 8 * 512)  # each is used often, and some samples are larger
+    pack(source, tmp_path / "many", workers=1)
+    assert data_bytes(tmp_path / "one") == data_bytes(tmp_path / "many")
+
+
+def test_a_member_pair_of_a_kilobyte_costs_1536_bytes_more_at_most(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    for number in range(200):
+        (tmp_path / "source" / f"{number:06}.jpg").write_bytes(bytes(1024))
+        (tmp_path / "source" / f"{number:06}.cls").write_bytes(b"7")
+    manifest = pack(tmp_path / "source", tmp_path / "dest")
+    assert manifest.num_bytes - manifest.extra["payload_bytes"] - 1024 <= 1536 * 200

@@ -7,14 +7,14 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import pytest
 from filelock import FileLock
 
 from wdsdist import storage
 from wdsdist.errors import DestinationError, SourceError
-from wdsdist.packing import pack, run
+from wdsdist.packing import pack
 from wdsdist.verification import verify
 
 
@@ -67,21 +67,6 @@ class TestUnwritable:
 
 @pytest.mark.parametrize("workers", [1, 2])
 class TestASourceThatMoves:
-    @pytest.fixture
-    def before_writing(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
-        """Does something to the source once it is listed and before any shard is written."""
-
-        def arrange(change: Callable[[], object]) -> None:
-            real = run.make_plan
-
-            def make_plan(*args: Any, **options: Any) -> Any:
-                change()
-                return real(*args, **options)
-
-            monkeypatch.setattr(run, "make_plan", make_plan)
-
-        return arrange
-
     def check(self, source: Path, dest: Path, workers: int, message: str) -> None:
         with pytest.raises(SourceError, match=message):
             pack(source, dest, shard_samples=5, workers=workers)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from wdsdist.cli.progress import meter
-from wdsdist.cli.sizes import byte_count, contents
+from wdsdist.cli.sizes import byte_count, contents, counted, human
 
 if TYPE_CHECKING:
     from wdsdist.catalog import IndexProgress
+    from wdsdist.manifest import Manifest
+    from wdsdist.node.once import Scope
     from wdsdist.packing import PackProgress
+    from wdsdist.sources import OnError
 
 
 @click.command()
@@ -35,6 +39,20 @@ if TYPE_CHECKING:
     help="Give each sample a cls member, the number of its folder in SOURCE.  [default: if they look like classes]",
 )
 @click.option("--overwrite", is_flag=True, help="Replace another data set that wdsdist packed into DEST.")
+@click.option(
+    "--on-error",
+    type=click.Choice(["raise", "skip"]),
+    default="raise",
+    show_default=True,
+    help="What becomes of a sample that cannot be packed: an error, or it is left out and listed in a report.",
+)
+@click.option(
+    "--scope",
+    type=click.Choice(["node", "cluster"]),
+    default="node",
+    show_default=True,
+    help="Where several processes are launched, by torchrun or Slurm: one packs on each node, or one in all.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
 def pack(
     source: str,
@@ -46,6 +64,8 @@ def pack(
     no_shuffle: bool,
     class_folders: bool | None,
     overwrite: bool,
+    on_error: OnError,
+    scope: Scope,
     quiet: bool,
 ) -> None:
     """Pack SOURCE into shards in the folder DEST.
@@ -54,37 +74,63 @@ def pack(
     agree up to the first dot of their names become one sample. An interrupted command goes on where it stopped when
     it is run again; a finished one returns at once.
     """
+    from wdsdist.cli import launched
     from wdsdist.packing import pack as run
 
-    wrote = False
+    last: PackProgress | None = None
+    began = time.monotonic()
     with meter("packing", quiet=quiet) as shown:
 
         def show(state: PackProgress) -> None:
-            nonlocal wrote
-            wrote = True
-            note = (
-                f"{state.samples_done:,} of {state.samples:,} samples, {state.shards_done:,} of {state.shards:,} shards"
-            )
-            shown.update(state.bytes_done, state.bytes, note)
+            nonlocal last
+            last = state
+            shown.update(state.bytes_done, state.bytes, _progress(state, time.monotonic() - began))
 
-        manifest = run(
-            source,
-            dest,
-            shard_bytes=shard_bytes,
-            shard_samples=shard_samples,
-            workers=workers,
-            shuffle_seed=None if no_shuffle else seed,
-            class_folders=class_folders,
-            overwrite=overwrite,
-            progress=show,
-        )
-    if quiet:
-        return
-    click.echo(f"{'packed' if wrote else 'packed already'}: {contents(manifest)}, in {manifest.base}")
+        def pack(source: str, dest: str, options: dict[str, Any]) -> Manifest:
+            return run(source, dest, progress=show, **options)
+
+        options = {
+            "shard_bytes": shard_bytes,
+            "shard_samples": shard_samples,
+            "workers": workers,
+            "shuffle_seed": None if no_shuffle else seed,
+            "class_folders": class_folders,
+            "overwrite": overwrite,
+            "on_error": on_error,
+        }
+        manifest = launched.once(pack, (source, dest, options), scope=scope, directory=dest, quiet=quiet)
+    if not quiet:
+        _sum_up(manifest, last, time.monotonic() - began)
+
+
+def _progress(state: PackProgress, seconds: float) -> str:
+    """Say how far packing has come."""
+    note = f"{state.samples_done:,} of {state.samples:,} samples, {state.shards_done:,} of {state.shards:,} shards"
+    if state.left_out:
+        note += f", {state.left_out:,} left out"
+    if state.samples_done > state.samples_kept:
+        note += f", {(state.samples_done - state.samples_kept) / seconds:,.0f} samples/s"
+    return note
+
+
+def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> None:
+    """Say what has been packed."""
+    from wdsdist.packing import report
+
+    click.echo(f"{'packed' if last else 'packed already'}: {contents(manifest)}, in {manifest.base}")
+    payload = manifest.extra["payload_bytes"]
+    overhead = manifest.num_bytes - payload
+    each = overhead / max(manifest.num_samples, 1)
+    click.echo(f"overhead: {human(overhead)} over {human(payload)} of payload, {each:,.0f} B a sample")
+    if last and last.bytes_done > last.bytes_kept:
+        samples, size = last.samples_done - last.samples_kept, last.bytes_done - last.bytes_kept
+        click.echo(f"time: {seconds:,.1f} s, {samples / seconds:,.0f} samples/s, {size / seconds / 1e6:,.1f} MB/s")
     if classes := manifest.extra.get("classes"):
         click.echo(f"classes: {len(classes):,}, from {classes[0]} to {classes[-1]}, as cls members")
     for what, count in manifest.extra.get("skipped", {}).items():
         click.echo(f"skipped: {count:,} x {what}")
+    if left_out := manifest.extra.get("left_out"):
+        click.echo(f"left out: {counted(left_out, 'sample')}, listed in {manifest.base}/{report.FILE_NAME}")
 
 
 @click.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from wdsdist.errors import DataDownloadError, DataDownloadTimeoutError, DestinationError
 from wdsdist.node.outcome import Records
+
+_log = logging.getLogger("wdsdist")
 
 _here = threading.local()
 """The calls that this thread is running: to wait for one of those would be to wait for ever."""
@@ -37,7 +40,11 @@ def elected(name: str, records: Records, timeout: float | None, poll_seconds: fl
         raise DataDownloadError(f"{name}() calls itself with the same arguments: it would wait for itself")
     lock = _new_lock(records.lock)
     try:
-        lock.acquire(-1 if timeout is None else timeout, poll_seconds)
+        try:
+            lock.acquire(0)
+        except Timeout:
+            _log.info("waiting for %s, which runs %s()", records.holder(), name.rpartition(".")[2])
+            lock.acquire(-1 if timeout is None else timeout, poll_seconds)
     except Timeout:
         raise DataDownloadTimeoutError(
             f"{name}() was not finished within {timeout:g} s by {records.holder()}: see what it is doing, end it so "

@@ -8,14 +8,37 @@ from pathlib import Path
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
 from wdsdist.sources import folder, idx
-from wdsdist.sources.base import FilePayload, Payload, RangePayload, Sample, Samples, Source, payload_size
+from wdsdist.sources.base import (
+    BrokenPayload,
+    FilePayload,
+    LeftOut,
+    OnError,
+    Payload,
+    RangePayload,
+    Sample,
+    Samples,
+    Source,
+    payload_size,
+)
 
-__all__ = ["FilePayload", "Payload", "RangePayload", "Sample", "Samples", "Source", "find", "payload_size"]
+__all__ = [
+    "BrokenPayload",
+    "FilePayload",
+    "LeftOut",
+    "OnError",
+    "Payload",
+    "RangePayload",
+    "Sample",
+    "Samples",
+    "Source",
+    "find",
+    "payload_size",
+]
 
 _ACCEPTED = "a folder of files, or an IDX set such as train-images-idx3-ubyte.gz"
 
 
-def find(source: str | os.PathLike[str], *, class_folders: bool | None = None) -> Source:
+def find(source: str | os.PathLike[str], *, class_folders: bool | None = None, on_error: OnError = "raise") -> Source:
     """Recognise what lies at ``source`` and list its samples.
 
     Args:
@@ -23,6 +46,7 @@ def find(source: str | os.PathLike[str], *, class_folders: bool | None = None) -
             folder that holds it alone.
         class_folders: whether the folders in ``source`` are the classes of the samples below them; by default, when
             it looks so: two folders or more, an image in every sample, no file beside the folders, no ``cls`` yet.
+        on_error: whether a sample that cannot be packed is an error, or is left out and told by ``left_out``.
 
     Raises:
         SourceNotFoundError: nothing lies there.
@@ -46,7 +70,7 @@ def find(source: str | os.PathLike[str], *, class_folders: bool | None = None) -
             raise ArgumentError(f"class_folders is True, but {path} is an IDX set: its labels file holds the classes")
         return numbers
     if path.is_dir():
-        return folder.find(path, class_folders=class_folders)
+        return folder.find(path, class_folders=class_folders, on_error=on_error)
     if path.exists():
         raise SourceError(_unknown(path))
     raise SourceNotFoundError(f"{path} does not exist{idx.hint(path)}: what can be packed is {_ACCEPTED}")

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from wdsdist.errors import SourceError
 from wdsdist.permutation import Int64s
-from wdsdist.sources.base import Sample, payload_size
+from wdsdist.sources.base import LeftOut, Sample, payload_size
 from wdsdist.tarformat import stored_size
 
 _NAME = re.compile(r"(?P<prefix>.+)-(?P<role>images|labels)[-.]idx\d-[a-z]+\d*(?P<gz>\.gz)?")
@@ -80,6 +80,7 @@ class IdxSource:
     """Files beside the set that belong to none, counted."""
     kind: str = "idx"
     has_exact_sizes: bool = True
+    left_out: tuple[LeftOut, ...] = ()
 
     def __len__(self) -> int:
         return self.shape[0]

@@ -1,0 +1,157 @@
+"""Packing that every process of a launch asks for, and one of them does."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from wdsdist.packing import pack
+
+# The command line, but packing says that it has begun with a byte in a pipe, and waits for the end of another.
+HELD = """
+import sys
+from wdsdist.cli import main
+from wdsdist.packing import run
+
+real, (at_work, held) = run.make_plan, sys.argv[1:3]
+
+def make_plan(*args, **options):
+    with open(at_work, "ab") as started:
+        started.write(b"x")
+    with open(held, "rb") as gate:
+        gate.read()
+    return real(*args, **options)
+
+run.make_plan = make_plan
+sys.argv = ["wdsdist", *sys.argv[3:]]
+main()
+assert "torch" not in sys.modules
+"""
+
+
+def environment(rank: int, world: int) -> dict[str, str]:
+    """What Slurm's srun sets for one of its processes, on one node."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "RANK", "WORLD_SIZE"))}
+    return own | {
+        "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank),
+        "SLURM_STEP_NUM_TASKS": str(world), "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": str(world),
+    }  # fmt: skip
+
+
+def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    """Return status, output and errors of each process."""
+    outputs = [process.communicate(timeout=60) for process in processes]
+    return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
+
+
+@pytest.mark.parametrize("scope", ["node", "cluster"])
+def test_under_slurm_one_packs_and_the_others_wait_and_say_so(source: Path, tmp_path: Path, scope: str) -> None:
+    started, gate, dest = tmp_path / "started", tmp_path / "gate", tmp_path / "dest"
+    os.mkfifo(gate)
+    command = [sys.executable, "-c", HELD, str(started), str(gate), "pack", str(source), str(dest), "--scope", scope]
+    processes = [
+        subprocess.Popen(
+            command, env=environment(rank, 2), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        with gate.open("wb"):  # opens once one of them packs, which goes on when it closes
+            waiting = _first_to_say(processes, "wdsdist: waiting for ")
+    except BaseException:
+        for process in processes:
+            process.kill()
+        raise
+    finally:
+        said = finish(processes)
+    assert [status for status, _, _ in said] == [0, 0], said
+    packer = said[1 - waiting]
+    assert re.match(r"packed: 40 samples in 1 shard, .*\noverhead: .*\ntime: ", packer[1])
+    assert said[waiting][1].startswith("packed already: 40 samples in 1 shard")
+    assert "waiting" not in packer[2]
+    assert started.read_bytes() == b"x"
+
+
+def _first_to_say(processes: list[subprocess.Popen[str]], what: str) -> int:
+    """Return which process says something on standard error first; it must be this."""
+    streams = [process.stderr for process in processes]
+    ready, _, _ = select.select(streams, [], [], 60)
+    assert ready, "none of them waits"
+    assert ready[0].readline().startswith(what)
+    return streams.index(ready[0])
+
+
+def test_an_error_is_that_of_all_with_the_same_words(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "a.txt").symlink_to("nowhere")
+    command = [sys.executable, "-m", "wdsdist", "pack", str(tmp_path / "source"), str(tmp_path / "dest")]
+    said = finish(
+        [
+            subprocess.Popen(
+                command, env=environment(rank, 3), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+            for rank in range(3)
+        ]
+    )
+    assert [status for status, _, _ in said] == [2, 2, 2]
+    wanted = f"wdsdist: error: {tmp_path}/source/a.txt is a link to nothing: mend it or remove it"
+    assert {error.splitlines()[-1] for _, _, error in said} == {wanted}
+
+
+def test_a_later_launch_sees_that_the_source_has_changed(source: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "wdsdist", "pack", str(source), str(tmp_path / "dest"), "-q"]
+
+    def launch() -> list[tuple[int, str, str]]:
+        return finish(
+            [
+                subprocess.Popen(
+                    command, env=environment(rank, 2), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                )
+                for rank in range(2)
+            ]
+        )
+
+    assert [status for status, _, _ in launch()] == [0, 0]
+    assert [status for status, _, _ in launch()] == [0, 0]
+    (source / "new.txt").write_text("new")
+    said = launch()
+    assert [status for status, _, _ in said] == [2, 2]
+    assert all("has changed since it was packed" in error for _, _, error in said)
+
+
+def test_under_torchrun_one_packs_for_all(source: Path, tmp_path: Path) -> None:
+    run = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python",
+            sys.executable, "-m", "wdsdist", "pack", str(source), str(tmp_path / "dest"), "--shard-samples", "10",
+        ],
+        capture_output=True, text=True, timeout=110, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert len(re.findall("^packed: 40 samples in 4 shards", run.stdout, re.MULTILINE)) == 1
+    assert len(re.findall("^packed already: 40 samples in 4 shards", run.stdout, re.MULTILINE)) == 1
+    pack(source, tmp_path / "alone", shard_samples=10)
+    for path in (tmp_path / "alone").glob("[!.]*"):
+        assert (tmp_path / "dest" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_under_torchrun_an_error_fails_the_launch(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python",
+            sys.executable, "-m", "wdsdist", "pack", str(tmp_path / "nowhere"), str(tmp_path / "dest"),
+        ],
+        capture_output=True, text=True, timeout=110, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert run.returncode != 0
+    # torchrun ends the others once one has failed, so not all may come to say it.
+    assert f"wdsdist: error: {tmp_path}/nowhere does not exist" in run.stderr
+    assert not (tmp_path / "dest").exists()

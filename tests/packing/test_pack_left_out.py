@@ -1,0 +1,273 @@
+"""Samples that cannot be packed: an error, or left out wholly and reported."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wdsdist import catalog
+from wdsdist.errors import ArgumentError, SourceError
+from wdsdist.packing import pack, reading, writer
+from wdsdist.sources import BrokenPayload, FilePayload, Sample
+from wdsdist.verification import verify
+
+DataBytes = Callable[[Path], dict[str, bytes]]
+
+
+def members(dest: Path) -> dict[str, bytes]:
+    found = {}
+    for path in sorted(dest.glob("*.tar")):
+        with tarfile.open(path) as tar:
+            found.update({entry.name: tar.extractfile(entry).read() for entry in tar})  # type: ignore[union-attr]
+    return found
+
+
+def report(dest: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (dest / "pack-report.jsonl").read_text().splitlines()]
+
+
+def content(source: Path, *, but: set[str]) -> dict[str, bytes]:
+    files = {path.relative_to(source).as_posix(): path for path in source.rglob("*") if path.is_file()}
+    return {name: path.read_bytes() for name, path in files.items() if name.partition(".")[0] not in but}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("buffer", [512 * 8, writer.BUFFER])  # with some samples above its size, or with none
+def test_samples_that_cannot_be_read_are_left_out_whole(
+    source: Path,
+    tmp_path: Path,
+    before_writing: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    workers: int,
+    buffer: int,
+) -> None:
+    monkeypatch.setattr(writer, "BUFFER", buffer)
+    (source / "part2/xxxxx/0038.huge").write_bytes(bytes(50_000))
+    vanished, longer, shorter = (source / f"part0/xxxxx/{name}" for name in ("0003.bin", "0006.meta.json", "0009.bin"))
+    large = source / "part2/xxxxx/0038.huge"
+
+    def change() -> None:
+        vanished.unlink()
+        longer.write_bytes(bytes(512))
+        shorter.write_bytes(b"")
+        large.write_bytes(bytes(49_999))
+
+    before_writing(change)
+    manifest = pack(source, tmp_path / "dest", shard_samples=5, workers=workers, on_error="skip")
+    lost = {"part0/xxxxx/0003", "part0/xxxxx/0006", "part0/xxxxx/0009", "part2/xxxxx/0038"}
+    assert members(tmp_path / "dest") == content(source, but=lost)
+    reasons = {one["key"]: one["reason"] for one in report(tmp_path / "dest")}
+    assert reasons.keys() == lost
+    assert reasons["part0/xxxxx/0003"].startswith("part0/xxxxx/0003.bin has vanished since it was listed")
+    assert reasons["part0/xxxxx/0006"].startswith("part0/xxxxx/0006.meta.json has 512 bytes, but had 13 when")
+    assert reasons["part0/xxxxx/0009"].startswith("part0/xxxxx/0009.bin has 0 bytes, but had")
+    assert manifest.extra["left_out"] == 4
+    assert manifest.num_samples == 41 - 4
+    assert verify(tmp_path / "dest") == []
+    for one in report(tmp_path / "dest"):
+        assert (tmp_path / "dest" / one["shard"]).exists()
+
+
+def test_a_file_that_fails_in_the_middle_leaves_nothing_of_its_sample(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source / "part0/xxxxx/0003.huge").write_bytes(os.urandom(3 * writer.BUFFER))
+    real = os.preadv
+
+    def fail(descriptor: int, buffers: Any, offset: int) -> int:
+        if offset >= writer.BUFFER and Path(f"/proc/self/fd/{descriptor}").readlink().suffix == ".huge":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(descriptor, buffers, offset)
+
+    monkeypatch.setattr(reading.os, "preadv", fail)
+    pack(source, tmp_path / "dest", workers=1, on_error="skip")
+    assert members(tmp_path / "dest") == content(source, but={"part0/xxxxx/0003"})
+    assert verify(tmp_path / "dest") == []
+    [one] = report(tmp_path / "dest")
+    assert one["reason"] == "part0/xxxxx/0003.huge cannot be read: Input/output error"
+
+
+def test_a_run_that_stopped_goes_on_with_leaving_out_and_keeps_its_shards(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dest = tmp_path / "dest"
+    real = os.open
+
+    def refuse(path: Any, *args: Any, **options: Any) -> int:
+        if str(path).endswith("0003.bin"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return real(path, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reading.os, "open", refuse)
+        with pytest.raises(SourceError, match=r"0003\.bin cannot be read: Permission denied"):
+            pack(source, dest, shard_samples=5, workers=1)
+        whole = {path.name: path.stat().st_ino for path in dest.glob("*.tar")}
+        assert whole
+        manifest = pack(source, dest, shard_samples=5, workers=1, on_error="skip")
+        assert manifest.extra["left_out"] == 1
+        inodes = {path.name: path.stat().st_ino for path in dest.glob("*.tar")}
+        assert {name: inodes[name] for name in whole} == whole
+
+        # Again: finished. Without its index.json: nothing is written but that.
+        assert pack(source, dest, shard_samples=5, workers=1, on_error="skip").fingerprint == manifest.fingerprint
+        (dest / "index.json").unlink()
+        assert pack(source, dest, shard_samples=5, workers=1, on_error="skip").fingerprint == manifest.fingerprint
+        assert {path.name: path.stat().st_ino for path in dest.glob("*.tar")} == inodes
+        assert len(report(dest)) == 1
+
+        # Who wants no sample left out is not given such a data set.
+        with pytest.raises(SourceError, match=r"0003\.bin cannot be read"):
+            pack(source, dest, shard_samples=5, workers=1)
+    # Once the file can be read again, only its shard is written anew.
+    manifest = pack(source, dest, shard_samples=5, workers=1)
+    assert manifest.num_samples == 40
+    assert "left_out" not in manifest.extra
+    assert not (dest / "pack-report.jsonl").exists()
+    after = {path.name: path.stat().st_ino for path in dest.glob("*.tar")}
+    assert len([name for name in after if after[name] != inodes[name]]) == 1
+    assert verify(dest) == []
+
+
+def test_what_is_wrong_when_listing_is_left_out_too(source: Path, tmp_path: Path, data_bytes: DataBytes) -> None:
+    (source / "part1/xxxxx/0001.BIN").write_text("in capitals")
+    (source / "part1/xxxxx/0004.__key__").write_text("an entry of readers")
+    (source / "part1/xxxxx/0007.txt").symlink_to("nowhere")
+    Path(os.fsdecode(os.fsencode(source) + b"/caf\xe9.txt")).write_text("latin-1")
+    lost = {f"part1/xxxxx/{name}" for name in ("0001", "0004", "0007")}
+    with pytest.raises(SourceError):
+        pack(source, tmp_path / "dest")
+    assert not (tmp_path / "dest").exists()
+    manifest = pack(source, tmp_path / "dest", on_error="skip", shard_samples=7, workers=1)
+    assert manifest.extra["left_out"] == 4
+    assert members(tmp_path / "dest").keys() == content(source, but={*lost, "caf\udce9"}).keys()
+    told = report(tmp_path / "dest")
+    assert {one["key"] for one in told} == lost | {"caf\\xe9"}
+    assert {one["shard"] for one in told} == {None}
+    pack(source, tmp_path / "again", on_error="skip", shard_samples=7, workers=3)
+    assert data_bytes(tmp_path / "dest") == data_bytes(tmp_path / "again")
+    assert catalog.open(tmp_path / "dest").num_samples == 40 - 3
+
+
+def test_a_folder_that_cannot_be_listed_is_reported(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if os.fsencode(path).endswith(b"part1/xxxxx/"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(SourceError, match=r"part1/xxxxx cannot be listed \(Permission denied\)"):
+        pack(source, tmp_path / "dest")
+    manifest = pack(source, tmp_path / "dest", on_error="skip")
+    assert manifest.num_samples == 40 - 13
+    [one] = report(tmp_path / "dest")
+    assert one == {
+        "key": "part1/xxxxx/",
+        "shard": None,
+        "reason": "part1/xxxxx cannot be listed (Permission denied): mend it or move it away",
+    }
+
+
+def test_where_all_is_left_out_there_is_no_data_set(
+    source: Path, tmp_path: Path, before_writing: Callable[..., None]
+) -> None:
+    before_writing(lambda: [path.unlink() for path in source.rglob("*.bin")])
+    with pytest.raises(SourceError, match=r"holds no sample that can be packed: .* has vanished since it was listed"):
+        pack(source, tmp_path / "dest", shard_samples=5, on_error="skip")
+    assert not (tmp_path / "dest" / "index.json").exists()
+
+
+def test_other_words_are_refused(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match='on_error is \'ignore\': it must be "raise" or "skip"'):
+        pack(source, tmp_path / "dest", on_error="ignore")  # type: ignore[arg-type]
+
+
+class Given:
+    """Samples as a source might give them, good and bad."""
+
+    def __init__(self, *samples: Sample | SourceError, as_generator: bool = False) -> None:
+        self.samples = samples
+        self.as_generator = as_generator
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return self.generate() if self.as_generator else GoingOn(iter(self.samples))
+
+    def generate(self) -> Iterator[Sample]:
+        yield from GoingOn(iter(self.samples))
+
+
+class GoingOn:
+    def __init__(self, samples: Iterator[Sample | SourceError]) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[Sample]:
+        return self
+
+    def __next__(self) -> Sample:
+        sample = next(self.samples)
+        if isinstance(sample, SourceError):
+            raise sample
+        return sample
+
+
+GOOD: list[Sample] = [("a/1", [("cls", b"1"), ("txt", b"one")]), ("b", [("txt", b"two")])]
+
+
+@pytest.mark.parametrize(
+    ("sample", "reason"),
+    [
+        (("b", [("txt", b"again")]), "sample 'b' is there twice"),
+        (("c", []), "sample 'c' has no member"),
+        (("c", [("txt", b""), ("TXT", b"")]), "sample 'c' has two members 'txt', in capitals or not"),
+        (("c", [("__key__", b"")]), "sample 'c' has a member '__key__', which readers would not find"),
+        (("c", [("a/b", b"")]), "sample 'c' has a member 'a/b', which readers would not find"),
+        (("c", [("", b"")]), "sample 'c' has a member '', which readers would not find"),
+        (("c.d", [("txt", b"")]), r"sample 'c\.d' could not be read back: a key is a path"),
+        (("c/", [("txt", b"")]), "sample 'c/' could not be read back"),
+        (("", [("txt", b"")]), "sample '' could not be read back"),
+        (("c\nd", [("txt", b"")]), r"sample 'c\\nd' could not be read back"),
+        (("c\0", [("txt", b"")]), r"sample 'c\\x00' could not be read back"),
+        (("__meta__/c", [("txt", b"")]), "sample '__meta__/c' could not be read back"),
+        (("\udce9", [("txt", b"")]), r"'\\udce9\.txt' cannot be the name of a file in a tar"),
+        (("c" * 5000, [("txt", b"")]), r"is a name of 5,004 bytes, and a path has 4,095 at most"),
+        (("c", [("txt", b""), ("json", BrokenPayload("row 7 is no JSON"))]), "row 7 is no JSON"),
+        (("c", [("txt", FilePayload("/", 0))]), "/ (cannot be read: Is a directory|has .* bytes)"),
+    ],
+)
+def test_a_sample_that_cannot_be_stored_is_an_error_or_left_out(tmp_path: Path, sample: Sample, reason: str) -> None:
+    with pytest.raises(SourceError, match=reason):
+        writer.write_shard(tmp_path, "a.tar", Given(GOOD[0], GOOD[1], sample))
+    assert list(tmp_path.iterdir()) == []
+    written = writer.write_shard(tmp_path, "a.tar", Given(GOOD[0], GOOD[1], sample, ("z", [("txt", b"")])), "", "skip")
+    assert list(members(tmp_path)) == ["a/1.cls", "a/1.txt", "b.txt", "z.txt"]
+    assert [one.key for one in written.left_out] == [sample[0].encode("utf-8", "backslashreplace").decode()]
+    assert writer.whole_shard(tmp_path, "a.tar", size=None, num_samples=4, on_error="skip") == written
+    assert writer.whole_shard(tmp_path, "a.tar", size=None, num_samples=4) is None
+    assert writer.whole_shard(tmp_path, "a.tar", size=None, num_samples=3, on_error="skip") is None
+
+
+def test_an_iterator_that_goes_on_after_an_error_loses_one_sample(tmp_path: Path) -> None:
+    samples = Given(GOOD[0], SourceError("row 1 is damaged"), GOOD[1])
+    written = writer.write_shard(tmp_path, "a.tar", samples, "", "skip")
+    assert written.num_samples == 2
+    assert [one.reason for one in written.left_out] == ["row 1 is damaged"]
+
+
+def test_a_generator_that_ends_with_an_error_never_loses_the_rest_in_silence(tmp_path: Path) -> None:
+    samples = Given(GOOD[0], SourceError("row 1 is damaged"), GOOD[1], as_generator=True)
+    with pytest.raises(SourceError, match="row 1 is damaged"):
+        writer.write_shard(tmp_path, "a.tar", samples, "", "skip")

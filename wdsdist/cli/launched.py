@@ -1,0 +1,58 @@
+"""Commands that a launcher starts many times, though once is enough."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from wdsdist import node
+
+if TYPE_CHECKING:
+    from wdsdist.node.once import Scope
+
+T = TypeVar("T")
+
+
+def once(
+    function: Callable[..., T], arguments: tuple[Any, ...], *, scope: Scope, directory: str, quiet: bool = False
+) -> T:
+    """Call a function in one process of each node, or of the cluster, and return its value, or raise its error, in all.
+
+    Args:
+        function: what to call.
+        arguments: the same in every process.
+        scope: ``"node"`` or ``"cluster"``.
+        directory: for ``scope="cluster"``, a folder that all nodes share.
+        quiet: whether processes that wait for the one that was chosen keep that to themselves.
+    """
+    if node.identity().world_size == 1:
+        return function(*arguments)
+    # Once in each launch: whether an earlier one has left all of it is for the function to find out.
+    shared = Path(directory) if scope == "cluster" else None
+    chosen = node.data_download(scope=scope, directory=shared, force=True)(function)
+    with contextlib.nullcontext() if quiet else _told():
+        return chosen(*arguments)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Show what is logged, such as that this process waits."""
+    logger = logging.getLogger("wdsdist")
+    handler, level = _Echo(), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+class _Echo(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(f"wdsdist: {record.getMessage()}", err=True)
