@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 )
 @click.option("--shard-samples", type=int, help="Most samples of a shard.  [default: only bytes count]")
 @click.option("--workers", type=int, help="Processes that write.  [default: one for each core]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Decides the order of the samples.")
+@click.option("--seed", type=int, help="Decides the order of the samples.  [default: 0]")
 @click.option("--no-shuffle", is_flag=True, help="Keep the order of the source.")
 @click.option(
     "--class-folders/--no-class-folders",
@@ -42,7 +42,7 @@ def pack(
     shard_bytes: int,
     shard_samples: int | None,
     workers: int | None,
-    seed: int,
+    seed: int | None,
     no_shuffle: bool,
     class_folders: bool | None,
     overwrite: bool,
@@ -51,8 +51,9 @@ def pack(
     """Pack SOURCE into shards in the folder DEST.
 
     SOURCE is a folder of files, or an IDX set such as mnist/train or train-images-idx3-ubyte.gz. Files whose paths
-    agree up to the first dot of their names become one sample. An interrupted command goes on where it stopped when
-    it is run again; a finished one returns at once.
+    agree up to the first dot of their names become one sample. Or it names a data set, an iterable of samples, or a
+    function that returns one of them, in the current folder or installed: my_module:make_dataset. An interrupted
+    command goes on where it stopped when it is run again; a finished one returns at once.
     """
     from wdsdist.packing import pack as run
 
@@ -62,9 +63,7 @@ def pack(
         def show(state: PackProgress) -> None:
             nonlocal wrote
             wrote = True
-            note = (
-                f"{state.samples_done:,} of {state.samples:,} samples, {state.shards_done:,} of {state.shards:,} shards"
-            )
+            note = f"{_of(state.samples_done, state.samples)} samples, {_of(state.shards_done, state.shards)} shards"
             shown.update(state.bytes_done, state.bytes, note)
 
         manifest = run(
@@ -73,7 +72,7 @@ def pack(
             shard_bytes=shard_bytes,
             shard_samples=shard_samples,
             workers=workers,
-            shuffle_seed=None if no_shuffle else seed,
+            shuffle_seed=None if no_shuffle else "auto" if seed is None else seed,
             class_folders=class_folders,
             overwrite=overwrite,
             progress=show,
@@ -85,6 +84,10 @@ def pack(
         click.echo(f"classes: {len(classes):,}, from {classes[0]} to {classes[-1]}, as cls members")
     for what, count in manifest.extra.get("skipped", {}).items():
         click.echo(f"skipped: {count:,} x {what}")
+
+
+def _of(done: int, total: int | None) -> str:
+    return f"{done:,}" if total is None else f"{done:,} of {total:,}"
 
 
 @click.command()

@@ -8,8 +8,9 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from wdsdist import manifest as manifests
 from wdsdist import sources, storage
@@ -20,9 +21,10 @@ from wdsdist.node import cpu_count
 from wdsdist.packing import destination
 from wdsdist.packing.job import Job, PackOptions, Record
 from wdsdist.packing.plan import PackPlan, make_plan
+from wdsdist.packing.streaming import write_in_order
 from wdsdist.packing.writer import WrittenShard, whole_shard, write_shard
 from wdsdist.processes import pool
-from wdsdist.sources import Source
+from wdsdist.sources import Encode, Made, Source, Stream
 
 _AHEAD = 2  # shards handed out for each process: one that it writes, and one so that it need not wait
 
@@ -32,23 +34,25 @@ class PackProgress:
     """How far packing has come."""
 
     samples_done: int
-    samples: int
+    samples: int | None
+    """Of the whole data set, as are the other two; ``None`` while an iterable has not ended."""
     shards_done: int
-    shards: int
+    shards: int | None
     bytes_done: int
-    bytes: int
+    bytes: int | None
     """Of all tars, headers and padding included."""
 
 
 def pack(
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | Made,
     dest: str | os.PathLike[str],
     *,
     shard_bytes: int = 64 * 2**20,
     shard_samples: int | None = None,
     workers: int | None = None,
-    shuffle_seed: int | None = 0,
+    shuffle_seed: int | Literal["auto"] | None = "auto",
     class_folders: bool | None = None,
+    encode: Encode | None = None,
     overwrite: bool = False,
     progress: Callable[[PackProgress], None] | None = None,
 ) -> Manifest:
@@ -60,14 +64,21 @@ def pack(
 
     Args:
         source: a folder of files, where those that agree up to the first dot of the base name are one sample; or an
-            IDX set, by its images file, a prefix such as ``mnist/train``, or the folder that holds it alone.
+            IDX set, by its images file, a prefix such as ``mnist/train``, or the folder that holds it alone. Or what
+            Python makes: a data set with ``__len__`` and ``__getitem__``, such as those of torch; any other iterable
+            of samples; a function that returns one of these; or the name of one of these, as ``my_module:name``.
         dest: the folder for the shards; it is made where it does not exist.
-        shard_bytes: the most bytes of a shard; a sample that needs more gets a shard of its own.
+        shard_bytes: the most bytes of a shard; a sample that needs more gets a shard of its own. For a data set made
+            in Python, the mean of some samples is taken for the size of all, so shards may come out larger.
         shard_samples: the most samples of a shard; by default, only bytes count.
-        workers: processes that write; by default one for each core.
-        shuffle_seed: decides the order of the samples; ``None`` keeps that of the source.
+        workers: processes that write; by default one for each core. An iterable is written by the calling process.
+        shuffle_seed: decides the order of the samples; ``None`` keeps that of the source. ``"auto"`` is 0, but ``None``
+            for an iterable, which has one order only.
         class_folders: whether each sample gets a ``cls`` member, the number of its folder directly under ``source``;
             by default, when ``source`` looks like a folder of class folders with images.
+        encode: for what Python makes, a function from an item to a sample: a dict of members by extension, and perhaps
+            ``"__key__"``, which is else the item's number. A second parameter without a default, or named ``index``,
+            gets that number. By default the items are samples themselves.
         overwrite: whether to replace another data set that wdsdist packed into ``dest``; nothing else is removed.
         progress: called with a `PackProgress` after each shard.
 
@@ -91,15 +102,36 @@ def pack(
     [('shard-000000.tar', 3), ('shard-000001.tar', 1)]
     >>> manifest.extra["classes"], manifest.extra["fields"]
     (['class0', 'class1'], ['cls', 'jpg'])
+
+    A torch data set, and a generator:
+
+    >>> import torch
+    >>> class Squares(torch.utils.data.Dataset):
+    ...     def __len__(self):
+    ...         return 5
+    ...     def __getitem__(self, index):
+    ...         return torch.full((2, 2), index), index**2
+    >>> pack(Squares(), root / "squares", encode=lambda item: {"npy": item[0], "cls": item[1]}).extra["fields"]
+    ['cls', 'npy']
+    >>> pack(({"txt": f"line {number}"} for number in range(3)), root / "lines").num_samples
+    3
     """
-    options = PackOptions(shard_bytes=shard_bytes, shard_samples=shard_samples, shuffle_seed=shuffle_seed)
+    seed = 0 if shuffle_seed == "auto" else shuffle_seed
+    options = PackOptions(shard_bytes=shard_bytes, shard_samples=shard_samples, shuffle_seed=seed)
     if workers is not None:
         check_integer("workers", workers, 1)
     location = storage.normalise(dest)
     if storage.is_remote(location):
         raise DestinationError(f"{storage.shown(location)} is a URL: pack into a local folder, then upload that")
     folder = Path(location)
-    found = sources.find(source, class_folders=class_folders)
+    found = sources.find(source, class_folders=class_folders, encode=encode)
+    if isinstance(found, Stream):
+        if shuffle_seed not in ("auto", None):
+            raise ArgumentError(
+                f"shuffle_seed is {shuffle_seed}, but {found.location} can be read in one order only: leave it out, or "
+                f"give a data set with __len__ and __getitem__"
+            )
+        options = replace(options, shuffle_seed=None)
     _refuse_inside(folder, found)
     job = Job(kind=found.kind, location=found.location, fingerprint=found.fingerprint(), options=options)
     # Looked for before the lock is taken: a finished data set may lie where nothing can be written any more.
@@ -110,11 +142,15 @@ def pack(
         done = destination.finished(folder, job)  # by the process that held the lock before us
         if done is not None:
             return done
-        plan = make_plan(
-            found.stored_sizes(), shuffle_seed=shuffle_seed, shard_bytes=shard_bytes, shard_samples=shard_samples
-        )
-        destination.claim(folder, Record(job, len(plan)), overwrite=overwrite)
-        shards = _Shards(found, plan, folder, progress).write_all(workers)
+        if isinstance(found, Stream):
+            destination.claim(folder, Record(job, None), overwrite=overwrite)
+            shards = _write_stream(folder, found, options, progress)
+        else:
+            plan = make_plan(
+                found.stored_sizes(), shuffle_seed=seed, shard_bytes=shard_bytes, shard_samples=shard_samples
+            )
+            destination.claim(folder, Record(job, len(plan)), overwrite=overwrite)
+            shards = _Shards(found, plan, folder, progress).write_all(workers)
         manifests.save(_manifest(folder, found, options, shards), folder)
     return manifests.load(str(folder / manifests.FILE_NAME))
 
@@ -188,7 +224,30 @@ class _Shards:
         )
 
 
-def _manifest(folder: Path, source: Source, options: PackOptions, shards: list[WrittenShard]) -> Manifest:
+def _write_stream(
+    folder: Path, stream: Stream, options: PackOptions, progress: Callable[[PackProgress], None] | None
+) -> list[WrittenShard]:
+    shards: list[WrittenShard] = []
+    samples_done = bytes_done = 0
+    for shard in write_in_order(folder, stream, options):
+        shards.append(shard)
+        samples_done += shard.num_samples
+        bytes_done += shard.size
+        if progress is not None:
+            progress(
+                PackProgress(
+                    samples_done=samples_done,
+                    samples=None,
+                    shards_done=len(shards),
+                    shards=None,
+                    bytes_done=bytes_done,
+                    bytes=None,
+                )
+            )
+    return shards
+
+
+def _manifest(folder: Path, source: Source | Stream, options: PackOptions, shards: list[WrittenShard]) -> Manifest:
     return Manifest.of(
         str(folder),
         [Shard(shard.name, shard.num_samples, shard.size, shard.sha256) for shard in shards],
@@ -203,7 +262,7 @@ def _manifest(folder: Path, source: Source, options: PackOptions, shards: list[W
     )
 
 
-def _refuse_inside(folder: Path, source: Source) -> None:
+def _refuse_inside(folder: Path, source: Source | Stream) -> None:
     """The next run would find the shards among the files to pack, and take that for another source."""
     place, root = folder.resolve(), Path(source.location).resolve()
     if source.kind == "folder" and (place == root or root in place.parents):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from wdsdist import shardindex, storage
 from wdsdist.errors import DestinationError, IndexFormatError, SourceError, WdsdistError
 from wdsdist.shardindex import ShardIndex, ShardIndexBuilder
-from wdsdist.sources import FilePayload, Payload, RangePayload, Samples, payload_size
+from wdsdist.sources import FilePayload, Payload, RangePayload, Sample, payload_size
 from wdsdist.tarformat import END, header, padding
 
 _CHUNK = 4 << 20  # bytes of a large file that are read at once
@@ -32,7 +32,7 @@ class WrittenShard:
     """Bytes of all members, without headers and padding."""
 
 
-def write_shard(folder: Path, name: str, samples: Samples) -> WrittenShard:
+def write_shard(folder: Path, name: str, samples: Iterable[Sample]) -> WrittenShard:
     """Write a tar of the samples, then its index.
 
     Raises:
@@ -49,7 +49,7 @@ def write_shard(folder: Path, name: str, samples: Samples) -> WrittenShard:
         raise
     except OSError as error:
         raise DestinationError(f"{folder / name} cannot be written: {error.strerror or error}") from error
-    return _summary(name, index)
+    return summary(name, index)
 
 
 def whole_shard(folder: Path, name: str, *, size: int | None, num_samples: int) -> WrittenShard | None:
@@ -57,17 +57,27 @@ def whole_shard(folder: Path, name: str, *, size: int | None, num_samples: int) 
 
     ``size`` is what it must have, or ``None`` where that is known only from its index.
     """
+    index = whole_index(folder, name)
+    if index is None or size not in (None, index.size) or index.num_samples != num_samples:
+        return None
+    return summary(name, index)
+
+
+def whole_index(folder: Path, name: str) -> ShardIndex | None:
+    """Return the index of a shard that was written whole, or ``None`` where there is none."""
     try:
         index = shardindex.load(shardindex.beside(folder / name))
-        found = (folder / name).stat().st_size
+        return index if (folder / name).stat().st_size == index.size else None
     except (FileNotFoundError, IndexFormatError):
         return None
-    if found != index.size or size not in (None, found) or index.num_samples != num_samples:
-        return None
-    return _summary(name, index)
 
 
-def _write_tar(write: Callable[[bytes], object], samples: Samples, label: str) -> ShardIndex:
+def index_of(samples: Iterable[Sample], label: str) -> ShardIndex:
+    """Return the index of the tar that `write_shard` would write, and write nothing."""
+    return _write_tar(lambda data: None, samples, label)
+
+
+def _write_tar(write: Callable[[bytes], object], samples: Iterable[Sample], label: str) -> ShardIndex:
     builder = ShardIndexBuilder(label)
     out = _Digested(write)
     for key, members in samples:
@@ -139,5 +149,6 @@ def _read(file: FilePayload | RangePayload) -> Iterator[bytes]:
     raise SourceError(f"{file.path} has {found - left:,} {what}, but had {file.size:,} when it was listed: {_AGAIN}")
 
 
-def _summary(name: str, index: ShardIndex) -> WrittenShard:
+def summary(name: str, index: ShardIndex) -> WrittenShard:
+    """Return what the manifest needs to know of a shard with this index."""
     return WrittenShard(name, index.num_samples, index.size, index.sha256, index.extensions, int(index.sizes.sum()))

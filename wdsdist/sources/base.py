@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from wdsdist.permutation import Int64s
+from wdsdist.tarformat import stored_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,16 @@ Sample = tuple[str, list[tuple[str, Payload]]]
 def payload_size(payload: Payload) -> int:
     """Return the bytes of a member's data."""
     return len(payload) if isinstance(payload, bytes) else payload.size
+
+
+def sample_size(sample: Sample) -> int:
+    """Return the bytes that a sample takes in a tar.
+
+    >>> sample_size(("000", [("cls", b"7"), ("txt", b"seven")]))
+    2048
+    """
+    key, members = sample
+    return sum(stored_size(f"{key}.{extension}", payload_size(payload)) for extension, payload in members)
 
 
 class Samples(Protocol):
@@ -79,4 +90,31 @@ class Source(Protocol):
 
     def take(self, indices: Int64s) -> Samples:
         """Return some of the samples, by their numbers."""
+        ...
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """Samples that can be had once and in one order only; how many, shows when they end."""
+
+    @property
+    def kind(self) -> str:
+        """One word, such as ``"iterable"``."""
+        ...
+
+    @property
+    def location(self) -> str:
+        """Its name, for messages."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A digest of what can be known beforehand: another one means that the source has changed."""
+        ...
+
+    def extra(self) -> dict[str, Any]:
+        """Notes for ``index.json``."""
+        ...
+
+    def in_order(self) -> Iterator[Sample]:
+        """Yield the samples: the same ones, in the same order, from each stream of the same source."""
         ...
