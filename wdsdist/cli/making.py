@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     default=None,
     help="Give each sample a cls member, the number of its folder in SOURCE.  [default: if they look like classes]",
 )
+@click.option("--encode", metavar="NAME", help="Function my_module:encode from an item of SOURCE to a sample dict.")
 @click.option("--overwrite", is_flag=True, help="Replace another data set that wdsdist packed into DEST.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
 def pack(
@@ -45,6 +46,7 @@ def pack(
     seed: int | None,
     no_shuffle: bool,
     class_folders: bool | None,
+    encode: str | None,
     overwrite: bool,
     quiet: bool,
 ) -> None:
@@ -74,6 +76,7 @@ def pack(
             workers=workers,
             shuffle_seed=None if no_shuffle else "auto" if seed is None else seed,
             class_folders=class_folders,
+            encode=encode,
             overwrite=overwrite,
             progress=show,
         )

@@ -52,7 +52,7 @@ def pack(
     workers: int | None = None,
     shuffle_seed: int | Literal["auto"] | None = "auto",
     class_folders: bool | None = None,
-    encode: Encode | None = None,
+    encode: Encode | str | None = None,
     overwrite: bool = False,
     progress: Callable[[PackProgress], None] | None = None,
 ) -> Manifest:
@@ -78,7 +78,8 @@ def pack(
             by default, when ``source`` looks like a folder of class folders with images.
         encode: for what Python makes, a function from an item to a sample: a dict of members by extension, and perhaps
             ``"__key__"``, which is else the item's number. A second parameter without a default, or named ``index``,
-            gets that number. By default the items are samples themselves.
+            gets that number. It may be given by name, as ``my_module:encode``. By default the items are samples
+            themselves.
         overwrite: whether to replace another data set that wdsdist packed into ``dest``; nothing else is removed.
         progress: called with a `PackProgress` after each shard.
 

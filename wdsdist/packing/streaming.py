@@ -57,14 +57,16 @@ class _Cut:
 
     def __iter__(self) -> Iterator[Sample]:
         most = self._options.shard_samples
-        seen = set() if self._last_key is None else {self._last_key}
+        before = set() if self._last_key is None else {self._last_key}  # a neighbour of the first sample only
+        seen: set[str] = set()
         size, count = len(END), 0
         while self._next is not None:
             sample = self._next
             size += sample_size(sample)
             if count and (size > self._options.shard_bytes or count == most):
                 return
-            refuse_again(sample[0], seen, self._stream.location)
+            refuse_again(sample[0], seen if count else before, self._stream.location)
+            seen.add(sample[0])
             self._last_key, count = sample[0], count + 1
             yield sample
             self._next = next(self._samples, None)

@@ -45,7 +45,7 @@ def find(
     source: str | os.PathLike[str] | Made,
     *,
     class_folders: bool | None = None,
-    encode: Encode | None = None,
+    encode: Encode | str | None = None,
 ) -> Source | Stream:
     """Recognise what lies at ``source`` and list its samples.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from wdsdist.errors import ArgumentTypeError, SourceError, SourceNotFoundError
+from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError, SourceNotFoundError
 from wdsdist.sources.dataset import DatasetSource
 from wdsdist.sources.items import Encode
 from wdsdist.sources.iterable import IterableSource
@@ -33,14 +33,17 @@ Made = Items | Iterable[Any] | Callable[[], Items | Iterable[Any]]
 """What `find` takes for a source, but for its name in a module."""
 
 
-def find(source: str | os.PathLike[str] | Made, *, encode: Encode | None) -> DatasetSource | IterableSource | None:
+def find(
+    source: str | os.PathLike[str] | Made, *, encode: Encode | str | None
+) -> DatasetSource | IterableSource | None:
     """Return what an object gives, or nothing for a string or path that names no object.
 
     Args:
         source: a data set with ``__len__`` and ``__getitem__``; any other iterable; a function without parameters
             that returns one of them; or the name of one of these, ``module:attribute``. A file of that name is
             preferred.
-        encode: a function from an item, or an item and its number, to a sample dict; by default the items are such.
+        encode: a function from an item, or an item and its number, to a sample dict, or its name, ``module:function``;
+            by default the items are such.
 
     >>> find([{"txt": "hello"}], encode=None), find("photos/train", encode=None)
     (DatasetSource(list: 1 items), None)
@@ -52,6 +55,11 @@ def find(source: str | os.PathLike[str] | Made, *, encode: Encode | None) -> Dat
         if match is None:
             return None
         location, made = match[0], _named(match["module"], match["attribute"])
+    if isinstance(encode, str):
+        match = _NAMED.fullmatch(encode)
+        if match is None:
+            raise ArgumentError(f"encode is {encode!r}: it must be a function, or the name of one, module:function")
+        encode = _named(match["module"], match["attribute"])
     location = location or _name(made)
     if inspect.isroutine(made) or inspect.isclass(made) or isinstance(made, functools.partial):
         try:
@@ -89,6 +97,8 @@ def _named(module: str, attribute: str) -> Any:
 
 def _name(source: object) -> str:
     """Name an object as its author would: by its function, or by its class."""
+    if inspect.isgenerator(source):
+        return f"generator {source.__qualname__}"
     named = source if hasattr(source, "__qualname__") else type(source)
     module = getattr(named, "__module__", None)
     name = str(getattr(named, "__qualname__", type(source).__qualname__))
