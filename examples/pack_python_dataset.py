@@ -43,9 +43,7 @@ def main() -> None:
     loader = wdsdist.StreamingDataLoader(dataset, batch_size=50, num_workers=2)
     for batch in loader:
         images, labels = batch["npy"], batch["cls"]  # uint8 [50, 28, 28], int64 [50]
-    print(
-        f"{len(loader)} batches of {len(labels)}, the last one {tuple(images.shape)}; {dataset.num_samples} samples in all"
-    )
+    print(f"{len(loader)} batches of {len(labels)}, the last one {tuple(images.shape)}; {dataset.num_samples} samples")
 
 
 if __name__ == "__main__":

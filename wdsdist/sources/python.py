@@ -55,11 +55,7 @@ def find(
         if match is None:
             return None
         location, made = match[0], _named(match["module"], match["attribute"])
-    if isinstance(encode, str):
-        match = _NAMED.fullmatch(encode)
-        if match is None:
-            raise ArgumentError(f"encode is {encode!r}: it must be a function, or the name of one, module:function")
-        encode = _named(match["module"], match["attribute"])
+    function = _function(encode)
     location = location or _name(made)
     if inspect.isroutine(made) or inspect.isclass(made) or isinstance(made, functools.partial):
         try:
@@ -69,13 +65,23 @@ def find(
     if isinstance(made, Mapping):
         raise ArgumentTypeError(f"{location} is a mapping, not a list of samples: pass its values()")
     if hasattr(made, "__len__") and hasattr(made, "__getitem__") and not _is_torch_iterable(made):
-        return DatasetSource.of(made, location, encode)
+        return DatasetSource.of(made, location, function)
     if isinstance(made, Iterable):
-        return IterableSource(made, location, encode)
+        return IterableSource(made, location, function)
     raise ArgumentTypeError(
         f"{location} is a {type(made).__name__}, which can be neither iterated over nor asked for items by number: "
         f"a data set has __len__ and __getitem__, an iterable has __iter__"
     )
+
+
+def _function(encode: Encode | str | None) -> Encode | None:
+    if not isinstance(encode, str):
+        return encode
+    match = _NAMED.fullmatch(encode)
+    if match is None:
+        raise ArgumentError(f"encode is {encode!r}: it must be a function, or the name of one, module:function")
+    function: Encode = _named(match["module"], match["attribute"])
+    return function
 
 
 def _named(module: str, attribute: str) -> Any:
