@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import itertools
 import logging
 import multiprocessing
@@ -17,12 +18,15 @@ import threading
 import types
 import weakref
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, Generic, ParamSpec, TypeVar
 
+from wdsdist.errors import WdsdistError
 from wdsdist.node import cpu_count
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _log = logging.getLogger("wdsdist")
 _numbers = itertools.count()
@@ -82,6 +86,21 @@ def pool(workers: int | None, tasks: int) -> Iterator[concurrent.futures.Executo
         _travelling.subtract(carried.keys())
 
 
+def apart(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """Return what a function does in a process of its own, started as those of `pool` are.
+
+    Whatever it opens is not inherited by workers that are forked later: with a shared place in a file, each would read
+    where another one has just been. Raises `WdsdistError` where the process dies.
+    """
+    try:
+        with pool(2, 2) as executor:
+            return executor.submit(function, *args, **options).result()
+    except BrokenProcessPool as error:
+        raise WdsdistError(
+            "a process that was looking at the source died, perhaps killed for want of memory"
+        ) from error
+
+
 def _executor(count: int, carried: dict[int, Carried[Any]]) -> concurrent.futures.Executor:
     if count <= 1 or multiprocessing.current_process().daemon:
         return concurrent.futures.ThreadPoolExecutor(1)
@@ -100,8 +119,13 @@ def _executor(count: int, carried: dict[int, Carried[Any]]) -> concurrent.future
 
 
 def _one_thread(reason: str) -> concurrent.futures.Executor:
-    _log.warning("working in one process: this one has threads, so that it must not fork, and %s", reason)
+    _warn(f"working in one process: this one has threads, so that it must not fork, and {reason}")
     return concurrent.futures.ThreadPoolExecutor(1)
+
+
+@functools.cache  # once is enough for one reason
+def _warn(message: str) -> None:
+    _log.warning("%s", message)
 
 
 class _CleanProcess(multiprocessing.context.ForkServerProcess):

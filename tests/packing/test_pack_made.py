@@ -111,6 +111,24 @@ class TestADataSet:
         manifest = pack(Local(), tmp_path / "dest", shard_samples=6, workers=2, encode=lambda item: {"npy": item[0]})
         assert manifest.num_samples == 50
 
+    def test_files_that_it_opens_late_are_not_shared_by_workers(self, tmp_path: Path) -> None:
+        (tmp_path / "numbers").write_bytes(np.arange(100_000, dtype="<u4").tobytes())
+
+        class Numbers(made.Squares):
+            stream: Any = None
+
+            def __getitem__(self, index: int) -> Any:
+                if self.stream is None:
+                    self.stream = (tmp_path / "numbers").open("rb", buffering=0)
+                self.stream.seek(4000 * index)
+                return np.frombuffer(b"".join(self.stream.read(4) for _ in range(1000)), "<u4")
+
+        pack(Numbers(100), tmp_path / "dest", encode=lambda item: {"npy": item}, shard_samples=5, workers=3)
+        dataset = wdsdist.StreamingDataset(tmp_path / "dest", decode=True)
+        for sample in map(dataset.__getitem__, range(100)):
+            start = 1000 * int(sample["__key__"])
+            assert sample["npy"].tolist() == list(range(start, start + 1000))
+
     def test_beside_a_thread_it_travels(
         self, tmp_path: Path, data_bytes: DataBytes, thread: None, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -191,7 +209,7 @@ def thread() -> Iterator[None]:
 class TestAnIterable:
     @given(
         sizes=st.lists(st.integers(0, 4000), min_size=1, max_size=60),
-        room=st.integers(1, 20_000),
+        room=st.integers(1, 20_000) | st.integers(1, 40).map(lambda blocks: 512 * blocks),
         limit=st.none() | st.integers(1, 12),
     )
     def test_shards_are_cut_as_those_of_a_list_in_its_order(

@@ -15,7 +15,7 @@ import numpy as np
 
 from wdsdist.errors import SourceError
 from wdsdist.permutation import Int64s
-from wdsdist.processes import Carried
+from wdsdist.processes import Carried, apart
 from wdsdist.sources.base import Sample, sample_size
 from wdsdist.sources.items import Encode, ItemEncoder, digest, refuse_again
 
@@ -83,15 +83,10 @@ class DatasetSource:
         length = len(dataset)
         if not length:
             raise SourceError(f"{location} has no items: is it the right data set?")
-        items = _Items(dataset, ItemEncoder.of(location, encode))
-        looks = [items.sample(number) for number in _spread(length)]
-        if items.sample(0) != looks[0]:
-            raise SourceError(
-                f"{location} gives another item 0 each time, so that it could not be packed twice alike: turn random "
-                f"transforms off"
-            )
-        size = math.ceil(sum(map(sample_size, looks)) / len(looks))
-        return cls(location, Carried(items), length, size, digest("dataset", length, looks))
+        items = Carried(_Items(dataset, ItemEncoder.of(location, encode)))
+        # Data sets open files when they are first asked for an item, as workers of a DataLoader want it.
+        size, known = apart(_look, items, length)
+        return cls(location, items, length, size, known)
 
     def __len__(self) -> int:
         return self.length
@@ -118,3 +113,15 @@ def _spread(length: int) -> list[int]:
     Equal distances could fall in step with the data, such as with classes that take turns.
     """
     return sorted({*(int((n + n * _GOLDEN % 1) * length / _LOOKS) for n in range(_LOOKS)), length - 1})
+
+
+def _look(carried: Carried[_Items], length: int) -> tuple[int, str]:
+    """Return the mean size of some samples, and a digest of them."""
+    items = carried.value
+    looks = [items.sample(number) for number in _spread(length)]
+    if items.sample(0) != looks[0]:
+        raise SourceError(
+            f"{items.encode.source} gives another item 0 each time, so that it could not be packed twice alike: turn "
+            f"random transforms off"
+        )
+    return math.ceil(sum(map(sample_size, looks)) / len(looks)), digest("dataset", length, looks)
