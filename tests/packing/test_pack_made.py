@@ -279,6 +279,21 @@ class TestAnIterableThatFails:
         assert data_bytes(dest) == data_bytes(tmp_path / "undisturbed")
         assert {path: path.stat().st_ino for path in tars} == before
 
+    def test_a_sample_that_cannot_be_packed_is_named(self, tmp_path: Path) -> None:
+        samples = ({"txt": "x"} if number != 1070 else {"txt": "x", "": "y"} for number in range(2000))
+        with pytest.raises(SourceError, match=r"^sample 1,070 of generator .* cannot be packed: field ''"):
+            pack(samples, tmp_path / "dest", shard_samples=100)
+        assert len(list((tmp_path / "dest").glob("*.tar"))) == 10
+        assert not list((tmp_path / "dest").glob(".tmp-*"))
+
+    def test_one_that_cannot_even_begin_is_an_error_too(self, tmp_path: Path) -> None:
+        class Broken:
+            def __iter__(self) -> Iterator[Any]:
+                raise ConnectionError("no route")
+
+        with pytest.raises(SourceError, match=r"Broken failed at sample 0: ConnectionError: no route"):
+            pack(Broken(), tmp_path / "dest")
+
     @pytest.mark.parametrize(
         ("again", "difference"),
         [

@@ -49,13 +49,16 @@ class IterableSource:
 
 
 def _samples(items: Iterable[Any], encode: ItemEncoder) -> Iterator[Sample]:
-    """Yield the sample of each item; say which one could not be had where the iterable raises."""
+    for number, item in enumerate(_guarded(items, encode.source)):
+        yield encode(item, number)
+
+
+def _guarded(items: Iterable[Any], source: str) -> Iterator[Any]:
+    """Yield the items; say which one could not be had where the iterable raises."""
     number = 0
     try:
         for item in items:
-            yield encode(item, number)
+            yield item
             number += 1
-    except SourceError:
-        raise
     except Exception as error:
-        raise SourceError(f"{encode.source} failed at sample {number:,}: {type(error).__name__}: {error}") from error
+        raise SourceError(f"{source} failed at sample {number:,}: {type(error).__name__}: {error}") from error
