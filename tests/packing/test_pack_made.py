@@ -81,8 +81,9 @@ def test_the_same_again_is_found_done(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SOURCES)
 def test_another_source_is_refused_and_may_be_replaced(name: str, tmp_path: Path, data_bytes: DataBytes) -> None:
     pack(**SOURCES[name](), dest=tmp_path / "dest", shard_samples=6)
-    (tmp_path / "dest" / "shard-000003.tar").unlink()  # its index is packing's own all the same
-    with pytest.raises(DestinationExistsError, match=r"it was packed from (made\.Squares|generator samples), not list"):
+    for lost in ("index.json", "shard-000003.tar"):  # the index of that shard is packing's own all the same
+        (tmp_path / "dest" / lost).unlink()
+    with pytest.raises(DestinationExistsError, match=r"not finished \(it was packed from (made\.Squares|generator samples), not list"):
         pack([{"txt": "other"}], tmp_path / "dest", shard_samples=6)
     pack([{"txt": "other"}], tmp_path / "dest", shard_samples=6, overwrite=True)
     pack([{"txt": "other"}], tmp_path / "fresh", shard_samples=6)
@@ -339,7 +340,7 @@ held = []
 def measure(state):
     with open("/proc/self/statm") as stream:
         held.append(int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
-samples = ({"txt": "x"} for number in range(int(sys.argv[1])))
+samples = ({"txt": f"{number:0500}"} for number in range(int(sys.argv[1])))
 wdsdist.pack(samples, sys.argv[2], shard_samples=10_000, progress=measure)
 print(held[1], held[-1])
 """
