@@ -4,18 +4,58 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
+import itertools
+import logging
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.context
 import os
+import pickle
 import signal
 import sys
 import threading
 import types
-from collections.abc import Iterator
-from typing import Any
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, Generic, ParamSpec, TypeVar
 
+from wdsdist.errors import WdsdistError
 from wdsdist.node import cpu_count
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+_log = logging.getLogger("wdsdist")
+_numbers = itertools.count()
+_alive: weakref.WeakValueDictionary[int, Carried[Any]] = weakref.WeakValueDictionary()
+_travelling: Counter[int] = Counter()
+"""Of the values that are alive, those that the workers of an open pool have."""
+_arrived: dict[int, Carried[Any]] = {}
+"""In a worker: what it was given when it started."""
+
+
+class Carried(Generic[T]):
+    """A value that the workers of `pool` get when they start, not with each piece of work.
+
+    A data set may be large, and need not pickle where processes are forked. Pickled for anyone else, it is a copy.
+    """
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+        self._number = next(_numbers)
+        _alive[self._number] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if _travelling[self._number]:
+            return _take, (self._number,)
+        return Carried, (self.value,)
+
+
+def _take(number: int) -> Carried[Any]:
+    return _arrived[number]
 
 
 @contextlib.contextmanager
@@ -27,12 +67,15 @@ def pool(workers: int | None, tasks: int) -> Iterator[concurrent.futures.Executo
     Processes are forked where this process has a single thread: that needs no ``if __name__ == "__main__"`` in the
     caller's script and copies nothing. A second thread could hold a lock at the moment of the fork, and the child
     would wait for it for ever; then the processes start from a clean server, which does not run the script either.
-    A process that may have no children, such as the worker of a ``DataLoader``, does the work in a thread.
+    A process that may have no children, such as the worker of a ``DataLoader``, does the work in a thread; so does one
+    that cannot fork, where a `Carried` value does not pickle or comes from the script itself.
 
     Leaving the block waits for the work that is under way. An exception in the block, also that of Ctrl-C, cancels
     all work that has not begun.
     """
-    executor = _executor(min(workers or cpu_count(), tasks))
+    carried = dict(_alive)
+    executor = _executor(min(workers or cpu_count(), tasks), carried)
+    _travelling.update(carried.keys())
     try:
         yield executor
     except BaseException:
@@ -40,17 +83,56 @@ def pool(workers: int | None, tasks: int) -> Iterator[concurrent.futures.Executo
         raise
     finally:
         executor.shutdown()
+        _travelling.subtract(carried.keys())
 
 
-def _executor(count: int) -> concurrent.futures.Executor:
+def apart(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """Return what a function does in a process of its own, started as those of `pool` are.
+
+    Whatever it opens is not inherited by workers that are forked later: with a shared place in a file, each would read
+    where another one has just been. Raises `WdsdistError` where the process dies.
+    """
+    try:
+        with pool(2, 2) as executor:
+            return executor.submit(function, *args, **options).result()
+    except BrokenProcessPool as error:
+        raise WdsdistError(
+            "a process that was looking at the source died, perhaps killed for want of memory"
+        ) from error
+
+
+def _executor(count: int, carried: dict[int, Carried[Any]]) -> concurrent.futures.Executor:
     if count <= 1 or multiprocessing.current_process().daemon:
-        executor = concurrent.futures.ThreadPoolExecutor(1)
-        # An interrupt while its thread starts would leave that running, unknown to the executor: it starts before work.
-        executor.submit(int).result()
-        return executor
-    alone = threading.active_count() == 1
-    context = multiprocessing.get_context("fork") if alone else _CleanContext()
-    return concurrent.futures.ProcessPoolExecutor(count, mp_context=context, initializer=_settle)
+        return _thread()
+    if threading.active_count() == 1:
+        context: Any = multiprocessing.get_context("fork")
+        given: dict[int, Carried[Any]] | bytes = carried
+    else:
+        context = _CleanContext()
+        try:
+            given = pickle.dumps({number: one.value for number, one in carried.items()})
+        except Exception as error:  # each class has its own
+            return _one_thread(f"what is to be packed does not pickle ({type(error).__name__}: {error})")
+        if b"__main__" in given:
+            return _one_thread("what is to be packed is defined in the script itself, not in a module")
+    return concurrent.futures.ProcessPoolExecutor(count, mp_context=context, initializer=_settle, initargs=(given,))
+
+
+def _one_thread(reason: str) -> concurrent.futures.Executor:
+    _warn(f"working in one process: this one has threads, so that it must not fork, and {reason}")
+    return _thread()
+
+
+def _thread() -> concurrent.futures.Executor:
+    executor = concurrent.futures.ThreadPoolExecutor(1)
+    # An interrupt while its thread starts would leave that running, unknown to the executor: it starts before work.
+    executor.submit(int).result()
+    return executor
+
+
+@functools.cache  # once is enough for one reason
+def _warn(message: str) -> None:
+    _log.warning("%s", message)
 
 
 class _CleanProcess(multiprocessing.context.ForkServerProcess):
@@ -72,12 +154,19 @@ class _CleanContext(multiprocessing.context.ForkServerContext):
     Process = _CleanProcess
 
 
-def _settle() -> None:
-    """Tie a worker's end to that of the process that started it."""
+def _settle(given: dict[int, Carried[Any]] | bytes) -> None:
+    """Tie a worker's end to that of the process that started it, and take what comes along."""
     # Ctrl-C reaches the whole group: the parent decides what follows, and the workers print no tracebacks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A worker whose parent was killed would wait for work for ever, and go on writing beside the next run's workers.
     threading.Thread(target=_follow_parent, name="wdsdist-follow-parent", daemon=True).start()
+    if isinstance(given, bytes):
+        given = {number: Carried(value) for number, value in pickle.loads(given).items()}
+    _arrived.update(given)
+    # There is a worker for each core; and of torch's threads a fork copies none, so that it would wait for them.
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
 
 
 def _follow_parent() -> None:

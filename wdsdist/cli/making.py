@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 )
 @click.option("--shard-samples", type=int, help="Most samples of a shard.  [default: only bytes count]")
 @click.option("--workers", type=int, help="Processes that write.  [default: one for each core]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Decides the order of the samples.")
+@click.option("--seed", type=int, help="Decides the order of the samples.  [default: 0]")
 @click.option("--no-shuffle", is_flag=True, help="Keep the order of the source.")
 @click.option(
     "--class-folders/--no-class-folders",
     default=None,
     help="Give each sample a cls member, the number of its folder in SOURCE.  [default: if they look like classes]",
 )
+@click.option("--encode", metavar="NAME", help="Function my_module:encode from an item of SOURCE to a sample dict.")
 @click.option("--overwrite", is_flag=True, help="Replace another data set that wdsdist packed into DEST.")
 @click.option(
     "--on-error",
@@ -60,9 +61,10 @@ def pack(
     shard_bytes: int,
     shard_samples: int | None,
     workers: int | None,
-    seed: int,
+    seed: int | None,
     no_shuffle: bool,
     class_folders: bool | None,
+    encode: str | None,
     overwrite: bool,
     on_error: OnError,
     scope: Scope,
@@ -71,8 +73,9 @@ def pack(
     """Pack SOURCE into shards in the folder DEST.
 
     SOURCE is a folder of files, or an IDX set such as mnist/train or train-images-idx3-ubyte.gz. Files whose paths
-    agree up to the first dot of their names become one sample. An interrupted command goes on where it stopped when
-    it is run again; a finished one returns at once.
+    agree up to the first dot of their names become one sample. Or it names a data set, an iterable of samples, or a
+    function that returns one of them, in the current folder or installed: my_module:make_dataset. An interrupted
+    command goes on where it stopped when it is run again; a finished one returns at once.
     """
     from wdsdist.cli import launched
     from wdsdist.packing import pack as run
@@ -93,8 +96,9 @@ def pack(
             "shard_bytes": shard_bytes,
             "shard_samples": shard_samples,
             "workers": workers,
-            "shuffle_seed": None if no_shuffle else seed,
+            "shuffle_seed": None if no_shuffle else "auto" if seed is None else seed,
             "class_folders": class_folders,
+            "encode": encode,
             "overwrite": overwrite,
             "on_error": on_error,
         }
@@ -105,7 +109,7 @@ def pack(
 
 def _progress(state: PackProgress, seconds: float) -> str:
     """Say how far packing has come."""
-    note = f"{state.samples_done:,} of {state.samples:,} samples, {state.shards_done:,} of {state.shards:,} shards"
+    note = f"{_of(state.samples_done, state.samples)} samples, {_of(state.shards_done, state.shards)} shards"
     if state.left_out:
         note += f", {state.left_out:,} left out"
     if state.samples_done > state.samples_kept:
@@ -131,6 +135,10 @@ def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> No
         click.echo(f"skipped: {count:,} x {what}")
     if left_out := manifest.extra.get("left_out"):
         click.echo(f"left out: {counted(left_out, 'sample')}, listed in {manifest.base}/{report.FILE_NAME}")
+
+
+def _of(done: int, total: int | None) -> str:
+    return f"{done:,}" if total is None else f"{done:,} of {total:,}"
 
 
 @click.command()

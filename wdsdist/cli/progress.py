@@ -26,8 +26,11 @@ class Meter(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def update(self, done: int, total: int, note: str) -> None:
-        """Show that ``done`` of ``total`` bytes are done; ``note`` says it in other words."""
+    def update(self, done: int, total: int | None, note: str) -> None:
+        """Show that ``done`` of ``total`` bytes are done; ``note`` says it in other words.
+
+        ``None`` is a total that shows only at the end.
+        """
         ...
 
 
@@ -50,7 +53,7 @@ class _Silent:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def update(self, done: int, total: int, note: str) -> None: ...
+    def update(self, done: int, total: int | None, note: str) -> None: ...
 
 
 class _Lines:
@@ -66,22 +69,22 @@ class _Lines:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def update(self, done: int, total: int, note: str) -> None:
+    def update(self, done: int, total: int | None, note: str) -> None:
         now = time.monotonic()
         if self._first is None:
             self._first = now, done  # what an earlier run did must not count as speed
-        if done < total and now - self._printed < _INTERVAL:
+        if done != total and now - self._printed < _INTERVAL:
             return
         self._printed = now
-        share = 100 * done // max(total, 1)
-        click.echo(f"{self._what}: {share}%, {note}{self._speed(now, done, total)}", err=True)
+        share = "" if total is None else f"{100 * done // max(total, 1)}%, "
+        click.echo(f"{self._what}: {share}{note}{self._speed(now, done, total)}", err=True)
 
-    def _speed(self, now: float, done: int, total: int) -> str:
+    def _speed(self, now: float, done: int, total: int | None) -> str:
         start, at_start = self._first or (now, done)
         if now <= start or done <= at_start:
             return ""
         rate = (done - at_start) / (now - start)
-        left = f", {_duration((total - done) / rate)} left" if done < total else ""
+        left = f", {_duration((total - done) / rate)} left" if total is not None and done < total else ""
         return f", {human(rate)}/s{left}"
 
 
@@ -107,7 +110,7 @@ class _Bar:
         self._progress.start()
         return self
 
-    def update(self, done: int, total: int, note: str) -> None:
+    def update(self, done: int, total: int | None, note: str) -> None:
         self._progress.update(self._task, completed=done, total=total, note=note, refresh=True)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

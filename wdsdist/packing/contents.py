@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from wdsdist.errors import SourceError
 from wdsdist.permutation import Int64s
 from wdsdist.shardindex import ShardIndex
-from wdsdist.sources import OnError, Payload, Sample, Samples
+from wdsdist.sources import OnError, Payload, Sample
 from wdsdist.tarformat import BLOCK, PLAIN_NAME, SIZE_LIMIT, header, split_name
 
 _LONGEST_NAME = 4095  # bytes: the longest path that Linux takes, so no tool could unpack a longer one
@@ -50,7 +50,7 @@ class Contents:
         self._sizes: list[int] = []
         self._left_out: list[tuple[str, str]] = []
 
-    def batches(self, samples: Samples, most: int) -> Iterator[Batch]:
+    def batches(self, samples: Iterable[Sample], most: int) -> Iterator[Batch]:
         """Yield the samples that can be stored, at most so many bytes together unless a single one has more.
 
         Raises `SourceError` for the first sample that cannot be stored, or leaves it out.
@@ -133,7 +133,7 @@ class Contents:
             left_out=tuple(self._left_out),
         )
 
-    def _given(self, samples: Samples) -> Iterator[Sample]:
+    def _given(self, samples: Iterable[Sample]) -> Iterator[Sample]:
         """Yield the samples that a source gives, though some of them may be errors."""
         given = iter(samples)
         seen, lost = 0, None
@@ -147,7 +147,7 @@ class Contents:
                 self.leave_out("", error)
                 seen, lost = seen + 1, error
         # An iterator may go on after an error; a generator ends, and the samples after it would be lost in silence.
-        if lost is not None and seen != len(samples):
+        if lost is not None and not (isinstance(samples, Sized) and seen == len(samples)):
             raise lost
 
     def _add(self, batch: Batch, sample: Sample, most: int) -> Batch | None:

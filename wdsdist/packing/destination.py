@@ -114,10 +114,12 @@ def _remove_own(folder: Path, known: Record | None, tars: list[str], record: Rec
         listed = manifests.load(str(folder / manifests.FILE_NAME))
     except (IndexNotFoundError, IndexFormatError):
         listed = None
-    own = set(known.shard_names()) if known else set()
+    indexes = storage.names(str(folder), ".tar" + shardindex.SUFFIX)
+    present = {*tars, *(name.removesuffix(shardindex.SUFFIX) for name in indexes)}
+    own = set(filter(known.writes, present)) if known else set()
     if listed is not None and _made_by_packing(listed):
         own |= {shard.name for shard in listed.shards if "/" not in shard.name}
-    in_the_way = sorted((set(tars) - own) & set(record.shard_names()))
+    in_the_way = sorted(filter(record.writes, set(tars) - own))
     if (folder / manifests.FILE_NAME).exists() and not own and not (listed and "source" in listed.extra):
         in_the_way.append(manifests.FILE_NAME)
     if in_the_way:

@@ -13,7 +13,7 @@ from typing import Any
 
 from wdsdist import storage
 from wdsdist.checks import check_integer
-from wdsdist.packing.plan import shard_name
+from wdsdist.packing.plan import shard_name, shard_number
 
 FILE_NAME = ".wdsdist-pack.json"
 
@@ -68,11 +68,15 @@ class Record:
     """A job as a destination keeps it."""
 
     job: Job
-    shards: int
+    shards: int | None
+    """How many it writes, or ``None`` where that shows only at the end."""
 
-    def shard_names(self) -> list[str]:
-        """Return the file names of all shards that the job writes."""
-        return [shard_name(number, self.shards) for number in range(self.shards)]
+    def writes(self, name: str) -> bool:
+        """Say whether a file has the name of a shard that the job writes."""
+        number = shard_number(name)
+        if number is None or (self.shards is not None and number >= self.shards):
+            return False
+        return name == shard_name(number, self.shards or 1)
 
 
 def save(record: Record, folder: Path) -> None:
@@ -90,6 +94,7 @@ def load(folder: Path) -> Record | None:
             return None
         job = content["job"]
         options = PackOptions(**job.pop("options"))
-        return Record(Job(**job, options=options), check_integer("shards", content["shards"], 1))
+        shards = content["shards"]
+        return Record(Job(**job, options=options), None if shards is None else check_integer("shards", shards, 1))
     except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError, AttributeError):
         return None

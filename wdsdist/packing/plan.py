@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ from wdsdist.tarformat import END
 _PACKING = int.from_bytes(b"pack", "big")
 
 _DIGITS = 6
+_NAME = re.compile(r"shard-([0-9]+)\.tar")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +57,16 @@ def shard_name(shard: int, shards: int) -> str:
     ('shard-000007.tar', 'shard-0000007.tar')
     """
     return f"shard-{shard:0{max(_DIGITS, len(str(shards - 1)))}d}.tar"
+
+
+def shard_number(name: str) -> int | None:
+    """Return the number in a shard's file name, or ``None`` where it is no such name.
+
+    >>> shard_number("shard-000007.tar"), shard_number("mine.tar")
+    (7, None)
+    """
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def make_plan(sizes: Int64s, *, shuffle_seed: int | None, shard_bytes: int, shard_samples: int | None) -> PackPlan:

@@ -8,8 +8,9 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from wdsdist import manifest as manifests
 from wdsdist import sources, storage
@@ -20,9 +21,10 @@ from wdsdist.node import cpu_count
 from wdsdist.packing import destination, report
 from wdsdist.packing.job import Job, PackOptions, Record
 from wdsdist.packing.plan import PackPlan, make_plan
+from wdsdist.packing.streaming import write_in_order
 from wdsdist.packing.writer import WrittenShard, whole_shard, write_shard
 from wdsdist.processes import pool
-from wdsdist.sources import LeftOut, OnError, Source
+from wdsdist.sources import Encode, LeftOut, Made, OnError, Source, Stream
 
 _AHEAD = 2  # shards handed out for each process: one that it writes, and one so that it need not wait
 
@@ -32,11 +34,12 @@ class PackProgress:
     """How far packing has come."""
 
     samples_done: int
-    samples: int
+    samples: int | None
+    """Of the whole data set, as are the other two; ``None`` while an iterable has not ended."""
     shards_done: int
-    shards: int
+    shards: int | None
     bytes_done: int
-    bytes: int
+    bytes: int | None
     """Of all tars, headers and padding included."""
     left_out: int = 0
     """Samples that could not be packed, of those done."""
@@ -46,14 +49,15 @@ class PackProgress:
 
 
 def pack(
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | Made,
     dest: str | os.PathLike[str],
     *,
     shard_bytes: int = 64 * 2**20,
     shard_samples: int | None = None,
     workers: int | None = None,
-    shuffle_seed: int | None = 0,
+    shuffle_seed: int | Literal["auto"] | None = "auto",
     class_folders: bool | None = None,
+    encode: Encode | str | None = None,
     overwrite: bool = False,
     on_error: OnError = "raise",
     progress: Callable[[PackProgress], None] | None = None,
@@ -66,14 +70,22 @@ def pack(
 
     Args:
         source: a folder of files, where those that agree up to the first dot of the base name are one sample; or an
-            IDX set, by its images file, a prefix such as ``mnist/train``, or the folder that holds it alone.
+            IDX set, by its images file, a prefix such as ``mnist/train``, or the folder that holds it alone. Or what
+            Python makes: a data set with ``__len__`` and ``__getitem__``, such as those of torch; any other iterable
+            of samples; a function that returns one of these; or the name of one of these, as ``my_module:name``.
         dest: the folder for the shards; it is made where it does not exist.
-        shard_bytes: the most bytes of a shard; a sample that needs more gets a shard of its own.
+        shard_bytes: the most bytes of a shard; a sample that needs more gets a shard of its own. For a data set made
+            in Python, the mean of some samples is taken for the size of all, so shards may come out larger.
         shard_samples: the most samples of a shard; by default, only bytes count.
-        workers: processes that write; by default one for each core.
-        shuffle_seed: decides the order of the samples; ``None`` keeps that of the source.
+        workers: processes that write; by default one for each core. An iterable is written by the calling process.
+        shuffle_seed: decides the order of the samples; ``None`` keeps that of the source. ``"auto"`` is 0, but ``None``
+            for an iterable, which has one order only.
         class_folders: whether each sample gets a ``cls`` member, the number of its folder directly under ``source``;
             by default, when ``source`` looks like a folder of class folders with images.
+        encode: for what Python makes, a function from an item to a sample: a dict of members by extension, and perhaps
+            ``"__key__"``, which is else the item's number. A second parameter without a default, or named ``index``,
+            gets that number. It may be given by name, as ``my_module:encode``. By default the items are samples
+            themselves.
         overwrite: whether to replace another data set that wdsdist packed into ``dest``; nothing else is removed.
         on_error: ``"raise"`` stops at the first sample that cannot be packed, such as one of a file that cannot be
             read; ``"skip"`` leaves such samples out, each wholly, and lists them with the reasons in
@@ -100,8 +112,22 @@ def pack(
     [('shard-000000.tar', 3), ('shard-000001.tar', 1)]
     >>> manifest.extra["classes"], manifest.extra["fields"]
     (['class0', 'class1'], ['cls', 'jpg'])
+
+    A torch data set, and a generator:
+
+    >>> import torch
+    >>> class Squares(torch.utils.data.Dataset):
+    ...     def __len__(self):
+    ...         return 5
+    ...     def __getitem__(self, index):
+    ...         return torch.full((2, 2), index), index**2
+    >>> pack(Squares(), root / "squares", encode=lambda item: {"npy": item[0], "cls": item[1]}).extra["fields"]
+    ['cls', 'npy']
+    >>> pack(({"txt": f"line {number}"} for number in range(3)), root / "lines").num_samples
+    3
     """
-    options = PackOptions(shard_bytes=shard_bytes, shard_samples=shard_samples, shuffle_seed=shuffle_seed)
+    seed = 0 if shuffle_seed == "auto" else shuffle_seed
+    options = PackOptions(shard_bytes=shard_bytes, shard_samples=shard_samples, shuffle_seed=seed)
     if workers is not None:
         check_integer("workers", workers, 1)
     if on_error not in ("raise", "skip"):
@@ -110,7 +136,14 @@ def pack(
     if storage.is_remote(location):
         raise DestinationError(f"{storage.shown(location)} is a URL: pack into a local folder, then upload that")
     folder = Path(location)
-    found = sources.find(source, class_folders=class_folders, on_error=on_error)
+    found = sources.find(source, class_folders=class_folders, encode=encode, on_error=on_error)
+    if isinstance(found, Stream):
+        if shuffle_seed not in ("auto", None):
+            raise ArgumentError(
+                f"shuffle_seed is {shuffle_seed}, but {found.location} can be read in one order only: leave it out, or "
+                f"give a data set with __len__ and __getitem__"
+            )
+        options = replace(options, shuffle_seed=None)
     _refuse_inside(folder, found)
     job = Job(kind=found.kind, location=found.location, fingerprint=found.fingerprint(), options=options)
     # Looked for before the lock is taken: a finished data set may lie where nothing can be written any more.
@@ -121,15 +154,19 @@ def pack(
         done = destination.finished(folder, job, on_error)  # by the process that held the lock before us
         if done is not None:
             return done
-        plan = make_plan(
-            found.stored_sizes(), shuffle_seed=shuffle_seed, shard_bytes=shard_bytes, shard_samples=shard_samples
-        )
-        destination.claim(folder, Record(job, len(plan)), overwrite=overwrite)
-        shards = _Shards(found, plan, folder, on_error, progress).write_all(workers)
         left_out: list[tuple[str | None, LeftOut]] = [(None, one) for one in found.left_out]
+        if isinstance(found, Stream):
+            destination.claim(folder, Record(job, None), overwrite=overwrite)
+            shards = _write_stream(folder, found, options, on_error, progress)
+        else:
+            plan = make_plan(
+                found.stored_sizes(), shuffle_seed=seed, shard_bytes=shard_bytes, shard_samples=shard_samples
+            )
+            destination.claim(folder, Record(job, len(plan)), overwrite=overwrite)
+            shards = _Shards(found, plan, folder, on_error, progress).write_all(workers)
         left_out += [(shard.name, one) for shard in shards for one in shard.left_out]
         report.save(folder, left_out)
-        if len(left_out) >= len(found) + len(found.left_out):
+        if left_out and not any(shard.num_samples for shard in shards):
             raise SourceError(f"{found.location} holds no sample that can be packed: {left_out[0][1].reason}")
         manifests.save(_manifest(folder, found, options, shards, len(left_out)), folder)
     return manifests.load(str(folder / manifests.FILE_NAME))
@@ -218,8 +255,37 @@ class _Shards:
         )
 
 
+def _write_stream(
+    folder: Path,
+    stream: Stream,
+    options: PackOptions,
+    on_error: OnError,
+    progress: Callable[[PackProgress], None] | None,
+) -> list[WrittenShard]:
+    shards: list[WrittenShard] = []
+    samples_done = bytes_done = left_out = 0
+    for shard in write_in_order(folder, stream, options, on_error):
+        shards.append(shard)
+        samples_done += shard.num_samples + len(shard.left_out)
+        left_out += len(shard.left_out)
+        bytes_done += shard.size
+        if progress is not None:
+            progress(
+                PackProgress(
+                    samples_done=samples_done,
+                    samples=None,
+                    shards_done=len(shards),
+                    shards=None,
+                    bytes_done=bytes_done,
+                    bytes=None,
+                    left_out=left_out,
+                )
+            )
+    return shards
+
+
 def _manifest(
-    folder: Path, source: Source, options: PackOptions, shards: list[WrittenShard], left_out: int
+    folder: Path, source: Source | Stream, options: PackOptions, shards: list[WrittenShard], left_out: int
 ) -> Manifest:
     return Manifest.of(
         str(folder),
@@ -236,7 +302,7 @@ def _manifest(
     )
 
 
-def _refuse_inside(folder: Path, source: Source) -> None:
+def _refuse_inside(folder: Path, source: Source | Stream) -> None:
     """The next run would find the shards among the files to pack, and take that for another source."""
     place, root = folder.resolve(), Path(source.location).resolve()
     if source.kind == "folder" and (place == root or root in place.parents):

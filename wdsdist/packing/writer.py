@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from wdsdist.packing.contents import Batch, Contents
 from wdsdist.packing.output import BUFFER, TarOutput
 from wdsdist.packing.reading import opened, read_all
 from wdsdist.shardindex import ShardIndex
-from wdsdist.sources import LeftOut, OnError, Samples
+from wdsdist.sources import LeftOut, OnError, Sample
 from wdsdist.tarformat import BLOCK, END, header, padding, plain_headers
 
 
@@ -32,7 +33,9 @@ class WrittenShard:
     """Samples that it was to hold but could not."""
 
 
-def write_shard(folder: Path, name: str, samples: Samples, root: str = "", on_error: OnError = "raise") -> WrittenShard:
+def write_shard(
+    folder: Path, name: str, samples: Iterable[Sample], root: str = "", on_error: OnError = "raise"
+) -> WrittenShard:
     """Write a tar of the samples, then its index.
 
     Args:
@@ -46,15 +49,9 @@ def write_shard(folder: Path, name: str, samples: Samples, root: str = "", on_er
         SourceError: a file has changed or vanished since it was listed, or a sample cannot be stored.
         DestinationError: the folder cannot be written.
     """
-    contents = Contents(root, on_error)
     try:
-        with storage.atomic_write(folder / name) as stream:
-            with TarOutput(stream.fileno()) as out:
-                _write_samples(out, contents, samples)
-                out.buffer()[: len(END)] = END
-                out.send(len(END))
-                digest = out.finish()
-            index = contents.index(size=out.position, sha256=digest)
+        with storage.atomic_write(folder / name) as stream, TarOutput(stream.fileno()) as out:
+            index = _write_tar(out, Contents(root, on_error), samples)
         # The index comes second: a tar that has one is whole.
         with storage.atomic_write(shardindex.beside(folder / name)) as stream:
             stream.write(shardindex.dumps(index))
@@ -62,7 +59,7 @@ def write_shard(folder: Path, name: str, samples: Samples, root: str = "", on_er
         raise
     except OSError as error:
         raise DestinationError(f"{folder / name} cannot be written: {error.strerror or error}") from error
-    return _summary(name, index)
+    return summary(name, index)
 
 
 def whole_shard(
@@ -73,24 +70,40 @@ def whole_shard(
     ``size`` is what it must have, or ``None`` where that is known only from its index. A shard that samples were left
     out of is whole where they may be.
     """
+    index = whole_index(folder, name, on_error)
+    if index is None or index.num_samples + len(index.left_out) != num_samples:
+        return None
+    if not index.left_out and size not in (None, index.size):
+        return None
+    return summary(name, index)
+
+
+def whole_index(folder: Path, name: str, on_error: OnError) -> ShardIndex | None:
+    """Return the index of a shard that was written whole, or ``None`` where there is none."""
     try:
         index = shardindex.load(shardindex.beside(folder / name))
         found = (folder / name).stat().st_size
     except (FileNotFoundError, IndexFormatError):
         return None
-    if found != index.size or index.num_samples + len(index.left_out) != num_samples:
-        return None
-    if (index.left_out and on_error == "raise") or (not index.left_out and size not in (None, found)):
-        return None
-    return _summary(name, index)
+    return index if found == index.size and not (index.left_out and on_error == "raise") else None
 
 
-def _write_samples(out: TarOutput, contents: Contents, samples: Samples) -> None:
+def index_of(samples: Iterable[Sample], root: str, on_error: OnError) -> ShardIndex:
+    """Return the index of the tar that `write_shard` would write, and write nothing."""
+    with TarOutput(None) as out:
+        return _write_tar(out, Contents(root, on_error), samples)
+
+
+def _write_tar(out: TarOutput, contents: Contents, samples: Iterable[Sample]) -> ShardIndex:
     for batch in contents.batches(samples, BUFFER):
         if batch.stored > BUFFER:
             _write_large(out, contents, batch)
         else:
             _write_batch(out, contents, batch)
+    out.buffer()[: len(END)] = END
+    out.send(len(END))
+    digest = out.finish()
+    return contents.index(size=out.position, sha256=digest)
 
 
 def _write_batch(out: TarOutput, contents: Contents, batch: Batch) -> None:
@@ -151,7 +164,8 @@ def _write_large(out: TarOutput, contents: Contents, batch: Batch) -> None:
         contents.add(batch, np.array(offsets, np.int64))
 
 
-def _summary(name: str, index: ShardIndex) -> WrittenShard:
+def summary(name: str, index: ShardIndex) -> WrittenShard:
+    """Return what the manifest needs to know of a shard with this index."""
     return WrittenShard(
         name,
         index.num_samples,

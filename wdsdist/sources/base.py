@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from wdsdist.permutation import Int64s
+from wdsdist.tarformat import stored_size
 
 OnError = Literal["raise", "skip"]
 """What becomes of a sample that cannot be packed: an error, or it is left out and reported."""
@@ -58,6 +59,16 @@ def payload_size(payload: Payload) -> int:
     return len(payload) if isinstance(payload, bytes) else payload.size
 
 
+def sample_size(sample: Sample) -> int:
+    """Return the bytes that a sample takes in a tar.
+
+    >>> sample_size(("000", [("cls", b"7"), ("txt", b"seven")]))
+    2048
+    """
+    key, members = sample
+    return sum(stored_size(f"{key}.{extension}", payload_size(payload)) for extension, payload in members)
+
+
 class Samples(Protocol):
     """The samples of one shard: small, and picklable, for it travels to the process that writes the shard."""
 
@@ -105,4 +116,36 @@ class Source(Protocol):
 
     def take(self, indices: Int64s) -> Samples:
         """Return some of the samples, by their numbers."""
+        ...
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """Samples that can be had once and in one order only; how many, shows when they end."""
+
+    @property
+    def kind(self) -> str:
+        """One word, such as ``"iterable"``."""
+        ...
+
+    @property
+    def location(self) -> str:
+        """Its name, for messages."""
+        ...
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """As of a `Source`."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A digest of what can be known beforehand: another one means that the source has changed."""
+        ...
+
+    def extra(self) -> dict[str, Any]:
+        """Notes for ``index.json``."""
+        ...
+
+    def in_order(self) -> Iterator[Sample]:
+        """Yield the samples: the same ones, in the same order, from each stream of the same source."""
         ...

@@ -1,0 +1,354 @@
+"""Packing what Python makes: what comes out, for any number of processes."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import made
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import wdsdist
+from wdsdist import shardindex, tarindex
+from wdsdist.errors import ArgumentError, DestinationExistsError, SourceError
+from wdsdist.packing import PackProgress, pack
+from wdsdist.packing.job import PackOptions
+from wdsdist.packing.streaming import write_in_order
+from wdsdist.sources import find
+
+DataBytes = Callable[[Path], dict[str, bytes]]
+SOURCES: dict[str, Callable[[], dict[str, Any]]] = {
+    "data set": lambda: {"source": made.Squares(), "encode": made.encode},
+    "iterable": lambda: {"source": made.samples()},
+}
+
+
+@pytest.fixture(params=SOURCES)
+def source(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The same 50 samples as a data set and as an iterable: arguments of `pack`."""
+    return SOURCES[request.param]()
+
+
+def test_they_are_read_as_they_were_made(source: dict[str, Any], tmp_path: Path) -> None:
+    pack(**source, dest=tmp_path / "dest", shard_samples=7)
+    dataset = wdsdist.StreamingDataset(tmp_path / "dest", decode=True)
+    found = {
+        sample["__key__"]: (sample["npy"].tolist(), sample["cls"]) for sample in map(dataset.__getitem__, range(50))
+    }
+    assert found == {sample["__key__"]: (sample["npy"].tolist(), sample["cls"]) for sample in made.samples()}
+
+
+def test_webdataset_reads_the_same(source: dict[str, Any], tmp_path: Path) -> None:
+    import webdataset
+
+    pack(**source, dest=tmp_path / "dest", shard_samples=7)
+    urls = sorted(map(str, (tmp_path / "dest").glob("*.tar")))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # webdataset leaves the shards open
+        read = {sample["__key__"]: sample for sample in webdataset.WebDataset(urls, shardshuffle=False).decode()}
+        gc.collect()
+    assert sorted(read) == [sample["__key__"] for sample in made.samples()]
+    for sample in made.samples():
+        assert read[sample["__key__"]]["cls"] == sample["cls"]
+        assert np.array_equal(read[sample["__key__"]]["npy"], sample["npy"])
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_bytes_are_the_same_for_any_number_of_workers(name: str, tmp_path: Path, data_bytes: DataBytes) -> None:
+    for workers in (1, 2, 3):
+        pack(**SOURCES[name](), dest=tmp_path / str(workers), shard_samples=6, workers=workers)
+    assert len(data_bytes(tmp_path / "1")) == 2 * 9 + 1
+    assert data_bytes(tmp_path / "1") == data_bytes(tmp_path / "2") == data_bytes(tmp_path / "3")
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_same_again_is_found_done(name: str, tmp_path: Path) -> None:
+    first = pack(**SOURCES[name](), dest=tmp_path / "dest", shard_samples=6)
+    told: list[Any] = []
+    again = pack(**SOURCES[name](), dest=tmp_path / "dest", shard_samples=6, progress=told.append)
+    assert (again.fingerprint, again.extra, told) == (first.fingerprint, first.extra, [])
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_another_source_is_refused_and_may_be_replaced(name: str, tmp_path: Path, data_bytes: DataBytes) -> None:
+    pack(**SOURCES[name](), dest=tmp_path / "dest", shard_samples=6)
+    for lost in ("index.json", "shard-000003.tar"):  # the index of that shard is packing's own all the same
+        (tmp_path / "dest" / lost).unlink()
+    message = r"not finished \(it was packed from (made\.Squares|generator samples), not list"
+    with pytest.raises(DestinationExistsError, match=message):
+        pack([{"txt": "other"}], tmp_path / "dest", shard_samples=6)
+    pack([{"txt": "other"}], tmp_path / "dest", shard_samples=6, overwrite=True)
+    pack([{"txt": "other"}], tmp_path / "fresh", shard_samples=6)
+    assert data_bytes(tmp_path / "dest") == data_bytes(tmp_path / "fresh")
+
+
+class TestADataSet:
+    def test_a_seed_decides_the_order(self, tmp_path: Path) -> None:
+        def keys(seed: Any) -> list[str]:
+            pack(made.squares, tmp_path / str(seed), shuffle_seed=seed)
+            index = tarindex.shard_index(tmp_path / str(seed) / "shard-000000.tar")
+            return [index.key(sample) for sample in range(index.num_samples)]
+
+        assert keys(None) == sorted(keys(None))
+        assert keys("auto") == keys(0) != keys(1)
+
+    def test_shards_have_the_wanted_size_in_the_mean(self, tmp_path: Path) -> None:
+        samples = [{"bin": bytes(512 * (number * 7 % 13))} for number in range(3000)]
+        manifest = pack(samples, tmp_path / "dest", shard_bytes=200_000)
+        assert abs(manifest.sizes[:-1].mean() - 200_000) < 20_000
+
+    def test_it_need_not_pickle(self, tmp_path: Path) -> None:
+        class Local(made.Squares):
+            lock = threading.Lock()
+
+        manifest = pack(Local(), tmp_path / "dest", shard_samples=6, workers=2, encode=lambda item: {"npy": item[0]})
+        assert manifest.num_samples == 50
+
+    def test_files_that_it_opens_late_are_not_shared_by_workers(self, tmp_path: Path) -> None:
+        (tmp_path / "numbers").write_bytes(np.arange(100_000, dtype="<u4").tobytes())
+
+        class Numbers(made.Squares):
+            stream: Any = None
+
+            def __getitem__(self, index: int) -> Any:
+                if self.stream is None:
+                    self.stream = (tmp_path / "numbers").open("rb", buffering=0)
+                self.stream.seek(4000 * index)
+                return np.frombuffer(b"".join(self.stream.read(4) for _ in range(1000)), "<u4")
+
+        pack(Numbers(100), tmp_path / "dest", encode=lambda item: {"npy": item}, shard_samples=5, workers=3)
+        dataset = wdsdist.StreamingDataset(tmp_path / "dest", decode=True)
+        for sample in map(dataset.__getitem__, range(100)):
+            start = 1000 * int(sample["__key__"])
+            assert sample["npy"].tolist() == list(range(start, start + 1000))
+
+    def test_beside_a_thread_it_travels(
+        self, tmp_path: Path, data_bytes: DataBytes, thread: None, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        pack(made.Squares(), tmp_path / "one", shard_samples=6, workers=1, encode=made.encode)
+        pack(made.Squares(), tmp_path / "two", shard_samples=6, workers=2, encode=made.encode)
+        assert data_bytes(tmp_path / "one") == data_bytes(tmp_path / "two")
+        assert caplog.messages == []
+
+    def test_beside_a_thread_what_cannot_travel_is_packed_by_one_process(
+        self, tmp_path: Path, data_bytes: DataBytes, thread: None, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        pack(made.Squares(), tmp_path / "named", shard_samples=6, workers=2, encode=made.encode)
+        pack(made.Squares(), tmp_path / "not", shard_samples=6, workers=2, encode=lambda item, n: made.encode(item, n))
+        assert data_bytes(tmp_path / "named") == data_bytes(tmp_path / "not")
+        [message] = caplog.messages
+        assert message.startswith("working in one process: this one has threads, so that it must not fork, and what is")
+        assert "does not pickle" in message
+
+    @pytest.mark.parametrize("beside", ["", "end = threading.Event(); threading.Thread(target=end.wait).start()"])
+    def test_a_script_without_a_main_guard_may_define_it(self, tmp_path: Path, beside: str) -> None:
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import sys, threading, torch, wdsdist\n"
+            "class Products(torch.utils.data.Dataset):\n"
+            "    def __len__(self): return 40\n"
+            "    def __getitem__(self, index):\n"
+            "        many = torch.full((300, 300), float(index))\n"  # large enough for torch to use its threads
+            "        return {'npy': (many @ many)[:2, :2].numpy()}\n"
+            "Products()[0]\n"
+            f"{beside}\n"
+            "print(wdsdist.pack(Products(), sys.argv[1], shard_samples=6, workers=2).num_samples)\n"
+            + ("end.set()\n" if beside else "")
+        )
+        done = subprocess.run(
+            [sys.executable, str(script), str(tmp_path / "dest")],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.stdout == "40\n", done.stderr
+        assert ("defined in the script itself" in done.stderr) == bool(beside)
+
+    @pytest.mark.parametrize("workers", [1, 2])
+    def test_an_item_that_cannot_be_had_is_named(self, tmp_path: Path, workers: int) -> None:
+        class Broken(made.Squares):
+            def __getitem__(self, index: int) -> Any:
+                if index == 130:
+                    raise RuntimeError("no such photo")
+                return super().__getitem__(0)
+
+        with pytest.raises(SourceError, match=r"^item 130 of .*Broken cannot be had: RuntimeError: no such photo$"):
+            pack(Broken(500), tmp_path / "dest", encode=made.encode, shard_samples=50, workers=workers)
+        assert not (tmp_path / "dest" / "index.json").exists()
+        assert not list((tmp_path / "dest").glob(".tmp-*"))
+
+    @pytest.mark.parametrize("distance", [1, 10])
+    def test_a_key_twice_in_a_shard_is_refused(self, tmp_path: Path, distance: int) -> None:
+        samples = [
+            {"__key__": str(max(number, distance) - distance if number == 15 else number), "txt": "x"}
+            for number in range(30)
+        ]
+        with pytest.raises(SourceError, match=rf"^list gives key '{15 - distance}' twice"):
+            pack(samples, tmp_path / "dest", shuffle_seed=None)
+
+
+@pytest.fixture
+def thread() -> Iterator[None]:
+    """A second thread in this process, which must not be forked then."""
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    yield
+    end.set()
+    thread.join()
+
+
+class TestAnIterable:
+    @given(
+        sizes=st.lists(st.integers(0, 4000), min_size=1, max_size=60),
+        room=st.integers(1, 20_000) | st.integers(1, 40).map(lambda blocks: 512 * blocks),
+        limit=st.none() | st.integers(1, 12),
+    )
+    def test_shards_are_cut_as_those_of_a_list_in_its_order(
+        self, tmp_path_factory: pytest.TempPathFactory, sizes: list[int], room: int, limit: int | None
+    ) -> None:
+        root = tmp_path_factory.mktemp("cut")
+        for number, size in enumerate(sizes):
+            (root / "files").mkdir(exist_ok=True)
+            (root / "files" / f"{number:09}.bin").write_bytes(bytes(size))
+        options: dict[str, Any] = {"shard_bytes": room, "shard_samples": limit, "shuffle_seed": None}
+        planned = pack(root / "files", root / "planned", workers=1, **options)
+        streamed = pack(({"bin": bytes(size)} for size in sizes), root / "streamed", **options)
+        assert list(streamed.shards) == list(planned.shards)
+
+    def test_an_explicit_seed_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(ArgumentError, match=r"^shuffle_seed is 0, but made\.samples can be read in one order only"):
+            pack(made.samples, tmp_path / "dest", shuffle_seed=0)
+        assert pack(made.samples, tmp_path / "dest").extra["shuffle_seed"] is None
+
+    def test_progress_has_no_totals(self, tmp_path: Path) -> None:
+        told: list[PackProgress] = []
+        manifest = pack(made.samples, tmp_path / "dest", shard_samples=20, progress=told.append)
+        assert [(one.samples_done, one.shards_done, one.samples, one.shards, one.bytes) for one in told] == [
+            (20, 1, None, None, None),
+            (40, 2, None, None, None),
+            (50, 3, None, None, None),
+        ]
+        assert told[-1].bytes_done == manifest.num_bytes
+
+    def test_the_index_beside_a_shard_is_that_of_a_scan(self, tmp_path: Path) -> None:
+        pack(made.samples, tmp_path / "dest", shard_samples=11)
+        for path in (tmp_path / "dest").glob("*.tar"):
+            beside = path.with_name(path.name + shardindex.SUFFIX).read_bytes()
+            assert beside == shardindex.dumps(tarindex.scan_shard(path))
+
+    @pytest.mark.parametrize(("keys", "limit"), [("aab", 10), ("aba", 10), ("abb", 2), ("aa", 1)])
+    def test_keys_that_would_merge_samples_are_refused(self, tmp_path: Path, keys: str, limit: int) -> None:
+        with pytest.raises(SourceError, match=r"^generator.* gives key '[ab]' twice"):
+            pack(({"__key__": key, "txt": "x"} for key in keys), tmp_path / "dest", shard_samples=limit)
+
+    def test_a_key_may_come_again_in_another_shard(self, tmp_path: Path) -> None:
+        assert (
+            pack(({"__key__": key, "txt": "x"} for key in "abab"), tmp_path / "dest", shard_samples=2).num_samples == 4
+        )
+
+
+class TestAnIterableThatFails:
+    def samples(self, length: int, *, stop: int | None = None, other: int | None = None) -> Iterator[dict[str, Any]]:
+        for number in range(length):
+            if number == stop:
+                raise ConnectionError("gone away")
+            yield {"txt": f"{number:04}" if number != other else "5555"}
+
+    def test_its_exception_is_the_cause_and_the_same_again_goes_on(self, tmp_path: Path, data_bytes: DataBytes) -> None:
+        dest = tmp_path / "dest"
+        with pytest.raises(SourceError, match=r"failed at sample 87: ConnectionError: gone away$") as error:
+            pack(self.samples(200, stop=87), dest, shard_samples=20)
+        assert isinstance(error.value.__cause__, ConnectionError)
+        tars = sorted(dest.glob("*.tar"))
+        assert len(tars) == 4
+        assert not list(dest.glob(".tmp-*"))
+        assert not (dest / "index.json").exists()
+        before = {path: path.stat().st_ino for path in tars}
+
+        pack(self.samples(200), dest, shard_samples=20)
+        pack(self.samples(200), tmp_path / "undisturbed", shard_samples=20)
+        assert data_bytes(dest) == data_bytes(tmp_path / "undisturbed")
+        assert {path: path.stat().st_ino for path in tars} == before
+
+    def test_a_sample_that_cannot_be_packed_is_named(self, tmp_path: Path) -> None:
+        samples = ({"txt": "x"} if number != 1070 else {"txt": "x", "": "y"} for number in range(2000))
+        with pytest.raises(SourceError, match=r"^sample 1,070 of generator .* cannot be packed: field ''"):
+            pack(samples, tmp_path / "dest", shard_samples=100)
+        assert len(list((tmp_path / "dest").glob("*.tar"))) == 10
+        assert not list((tmp_path / "dest").glob(".tmp-*"))
+
+    def test_one_that_cannot_even_begin_is_an_error_too(self, tmp_path: Path) -> None:
+        class Broken:
+            def __iter__(self) -> Iterator[Any]:
+                raise ConnectionError("no route")
+
+        with pytest.raises(SourceError, match=r"Broken failed at sample 0: ConnectionError: no route"):
+            pack(Broken(), tmp_path / "dest")
+
+    @pytest.mark.parametrize(
+        ("again", "difference"),
+        [
+            ({"length": 200, "other": 70}, "all keys and sizes agree, but not the bytes"),
+            ({"length": 75}, r"it has 20 samples, not 15"),
+        ],
+    )
+    def test_other_samples_than_before_are_refused(
+        self, tmp_path: Path, again: dict[str, int], difference: str
+    ) -> None:
+        with pytest.raises(SourceError):
+            pack(self.samples(200, stop=87), tmp_path / "dest", shard_samples=20)
+        with pytest.raises(SourceError, match=rf"shard-000003\.tar was written from other samples .* \({difference}\)"):
+            pack(self.samples(**again), tmp_path / "dest", shard_samples=20)
+        assert not (tmp_path / "dest" / "index.json").exists()
+
+    def test_other_keys_and_sizes_are_told(self, tmp_path: Path) -> None:
+        def run(key: str, text: str) -> None:
+            head: list[dict[str, Any]] = [{"txt": "x"}] * 70
+            stream = find(iter([*head, {"__key__": key, "txt": text}]))
+            list(
+                write_in_order(tmp_path, stream, PackOptions(shard_bytes=10**6, shard_samples=None, shuffle_seed=None))
+            )  # type: ignore[arg-type]
+
+        run("a", "b")
+        with pytest.raises(SourceError, match=r"its sample 70 has key 'a', not 'c'"):
+            run("c", "b")
+        with pytest.raises(SourceError, match=r"the members of sample 'a' have other names or sizes"):
+            run("a", "bb")
+
+    def test_an_end_before_the_last_shard_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(SourceError):
+            pack(self.samples(200, stop=87), tmp_path / "dest", shard_samples=10)
+        with pytest.raises(SourceError, match=r"ended before .*shard-000007\.tar, which an earlier run wrote"):
+            pack(self.samples(70), tmp_path / "dest", shard_samples=10)
+        assert not (tmp_path / "dest" / "index.json").exists()
+
+
+# Packs, and prints what this process holds in memory after the second shard and at the end, in bytes.
+MEMORY = """
+import os, sys, wdsdist
+held = []
+def measure(state):
+    with open("/proc/self/statm") as stream:
+        held.append(int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+samples = ({"txt": f"{number:0500}"} for number in range(int(sys.argv[1])))
+wdsdist.pack(samples, sys.argv[2], shard_samples=10_000, progress=measure)
+print(held[1], held[-1])
+"""
+
+
+@pytest.mark.parametrize("count", [50_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+def test_memory_does_not_grow_with_the_samples_of_an_iterable(tmp_path: Path, count: int) -> None:
+    command = [sys.executable, "-c", MEMORY, str(count), str(tmp_path / "dest")]
+    early, late = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    assert late - early < 4 << 20, f"{early:,} bytes after 20,000 samples, {late:,} after {count:,}"

@@ -1,0 +1,103 @@
+"""Packing what Python makes, killed in the middle, and the run that goes on where it stopped."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wdsdist.packing import pack
+from wdsdist.packing.plan import make_plan
+from wdsdist.sources import find
+from wdsdist.sources.dataset import DatasetSource, _spread
+
+DataBytes = Callable[[Path], dict[str, bytes]]
+
+# Packs 300 samples, but stops for ever at one of them, and says so with a byte on standard output.
+STALLING = """
+import os, sys, threading, wdsdist
+
+kind, stall, dest, workers = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+
+def sample(number):
+    if number == stall:
+        os.write(1, b"x")
+        threading.Event().wait()
+    return {"txt": "text " * (number % 7), "cls": number}
+
+class Dataset:
+    def __len__(self):
+        return 300
+    def __getitem__(self, number):
+        return sample(number)
+
+source = Dataset() if kind == "data set" else map(sample, range(300))
+wdsdist.pack(source, dest, shard_samples=20, workers=workers)
+"""
+
+
+def sample(number: int) -> dict[str, Any]:
+    return {"txt": "text " * (number % 7), "cls": number}
+
+
+SOURCES: dict[str, Callable[[], Any]] = {
+    "data set": lambda: [sample(number) for number in range(300)],
+    "iterable": lambda: map(sample, range(300)),
+}
+
+
+def in_the_fifth_shard(kind: str) -> int:
+    """Return the number of a sample in the middle of that shard, which is not looked at beforehand."""
+    if kind == "iterable":
+        return 4 * 20 + 7
+    source = find(SOURCES[kind]())
+    assert isinstance(source, DatasetSource)
+    plan = make_plan(source.stored_sizes(), shuffle_seed=0, shard_bytes=64 << 20, shard_samples=20)
+    return next(number for number in plan.samples(4)[3:].tolist() if number not in _spread(300))
+
+
+@pytest.mark.parametrize(("kind", "workers"), [("data set", 1), ("data set", 2), ("iterable", 1)])
+def test_a_killed_run_is_continued_to_the_same_bytes(
+    tmp_path: Path, data_bytes: DataBytes, kind: str, workers: int
+) -> None:
+    dest = tmp_path / "dest"
+    process = subprocess.Popen(
+        [sys.executable, "-c", STALLING, kind, str(in_the_fifth_shard(kind)), str(dest), str(workers)],
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(1) == b"x"
+    process.send_signal(signal.SIGKILL)
+    assert process.stdout.read() == b""  # until no worker is left that holds the pipe
+    process.stdout.close()
+    assert process.wait() == -signal.SIGKILL
+
+    assert list(dest.glob(".tmp-*-shard-000004.tar")), "it was killed in the middle of a shard"
+    assert not (dest / "index.json").exists()
+    whole = [path for path in dest.glob("*.tar") if path.with_name(path.name + ".wdsindex").exists()]
+    assert whole
+    before = {path: path.stat().st_ino for path in whole}
+
+    pack(SOURCES[kind](), dest, shard_samples=20, workers=workers)
+    pack(SOURCES[kind](), tmp_path / "undisturbed", shard_samples=20)
+    assert data_bytes(dest) == data_bytes(tmp_path / "undisturbed")  # hence no temporary files either
+    assert {path: path.stat().st_ino for path in whole} == before
+
+
+@pytest.mark.parametrize("lost", ["shard-000002.tar", "shard-000002.tar.wdsindex", "index.json"])
+@pytest.mark.parametrize("kind", SOURCES)
+def test_what_was_lost_is_written_again(tmp_path: Path, data_bytes: DataBytes, kind: str, lost: str) -> None:
+    dest = tmp_path / "dest"
+    pack(SOURCES[kind](), dest, shard_samples=20)
+    wanted = data_bytes(dest)
+    before = {path: path.stat().st_ino for path in dest.glob("*.tar") if path.name not in lost}
+    (dest / lost).unlink()
+    pack(SOURCES[kind](), dest, shard_samples=20)
+    assert data_bytes(dest) == wanted
+    kept = {path: path.stat().st_ino for path in before}
+    assert {path.name for path in before if before[path] != kept[path]} <= {"shard-000002.tar"}

@@ -1,0 +1,102 @@
+"""Write the shards of a stream: cut as the samples come, one pass, no more than one sample ahead in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from wdsdist import shardindex, storage
+from wdsdist.errors import SourceError
+from wdsdist.packing.job import PackOptions
+from wdsdist.packing.plan import shard_name, shard_number
+from wdsdist.packing.writer import WrittenShard, index_of, summary, whole_index, write_shard
+from wdsdist.shardindex import ShardIndex
+from wdsdist.sources import OnError, Sample, Stream, sample_size
+from wdsdist.sources.items import broken, refuse_again
+from wdsdist.tarformat import END
+
+_ADVICE = "an iterable must give the same samples each time; delete the folder, or choose another one"
+
+
+def write_in_order(folder: Path, stream: Stream, options: PackOptions, on_error: OnError) -> Iterator[WrittenShard]:
+    """Write a stream's shards one after another, and yield each when it is whole.
+
+    A shard that an earlier run left whole is not written again: its samples are made once more, and compared.
+
+    Raises:
+        SourceError: the stream fails, gives a key twice, or gives other samples than those that an earlier run wrote.
+        DestinationError: the folder cannot be written.
+    """
+    cut = _Cut(stream, options, on_error)
+    shards = 0
+    while not cut.is_over:
+        name = shard_name(shards, 1)  # how many there will be must not matter
+        known = whole_index(folder, name, on_error)
+        if known is None:
+            yield write_shard(folder, name, cut, on_error=on_error)
+        else:
+            yield _compared(folder / name, known, cut, on_error)
+        shards += 1
+    # Left over by an earlier run, they would lie in the folder without being a part of the data set.
+    more = [name for name in storage.names(str(folder), ".tar") if (shard_number(name) or 0) >= shards]
+    if more:
+        raise SourceError(f"{stream.location} ended before {folder / more[0]}, which an earlier run wrote: {_ADVICE}")
+
+
+class _Cut:
+    """Deals a stream into shards: each iteration over it yields the samples of the next one."""
+
+    def __init__(self, stream: Stream, options: PackOptions, on_error: OnError) -> None:
+        self._stream = stream
+        self._options = options
+        self._on_error = on_error
+        self._samples = stream.in_order()
+        self._next = next(self._samples, None)
+        self._last_key: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all samples were taken."""
+        return self._next is None
+
+    def __iter__(self) -> Iterator[Sample]:
+        most = self._options.shard_samples
+        before = set() if self._last_key is None else {self._last_key}  # a neighbour of the first sample only
+        seen: set[str] = set()
+        size, count = len(END), 0
+        while self._next is not None:
+            sample = self._next
+            size += sample_size(sample)
+            if count and (size > self._options.shard_bytes or count == most):
+                return
+            try:
+                refuse_again(sample[0], seen if count else before, self._stream.location)
+            except SourceError as error:
+                if self._on_error == "raise":
+                    raise
+                sample = broken(sample[0], error)
+            seen.add(sample[0])
+            self._last_key, count = sample[0], count + 1
+            yield sample
+            self._next = next(self._samples, None)
+
+
+def _compared(path: Path, known: ShardIndex, cut: _Cut, on_error: OnError) -> WrittenShard:
+    """Make the samples of a shard that is there already, and refuse another content."""
+    found = index_of(cut, "", on_error)
+    if shardindex.dumps(found) != shardindex.dumps(known):
+        raise SourceError(
+            f"{path} was written from other samples than come now ({_difference(known, found)}): {_ADVICE}"
+        )
+    return summary(path.name, known)
+
+
+def _difference(known: ShardIndex, found: ShardIndex) -> str:
+    for sample in range(min(known.num_samples, found.num_samples)):
+        if known.key(sample) != found.key(sample):
+            return f"its sample {sample:,} has key {known.key(sample)!r}, not {found.key(sample)!r}"
+        if known.members(sample) != found.members(sample):
+            return f"the members of sample {known.key(sample)!r} have other names or sizes"
+    if known.num_samples != found.num_samples:
+        return f"it has {known.num_samples:,} samples, not {found.num_samples:,}"
+    return "all keys and sizes agree, but not the bytes"
