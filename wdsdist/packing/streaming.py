@@ -18,7 +18,9 @@ from wdsdist.tarformat import END
 _ADVICE = "an iterable must give the same samples each time; delete the folder, or choose another one"
 
 
-def write_in_order(folder: Path, stream: Stream, options: PackOptions, on_error: OnError) -> Iterator[WrittenShard]:
+def write_in_order(
+    folder: Path, stream: Stream, options: PackOptions, on_error: OnError = "raise"
+) -> Iterator[WrittenShard]:
     """Write a stream's shards one after another, and yield each when it is whole.
 
     A shard that an earlier run left whole is not written again: its samples are made once more, and compared.
