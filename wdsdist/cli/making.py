@@ -14,6 +14,17 @@ if TYPE_CHECKING:
     from wdsdist.packing import PackProgress
 
 
+def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str] | None:
+    """Read the values of a repeated option: ``image=jpg``."""
+    found: dict[str, str] = {}
+    for value in values:
+        name, equals, what = value.rpartition("=")
+        if not equals or not name or name in found:
+            raise click.BadParameter(f"{value!r} is not a column and its extension: write it as image=jpg", ctx, param)
+        found[name] = what
+    return found or None
+
+
 @click.command()
 @click.argument("source")
 @click.argument("dest")
@@ -29,6 +40,15 @@ if TYPE_CHECKING:
 @click.option("--workers", type=int, help="Processes that write.  [default: one for each core]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Decides the order of the samples.")
 @click.option("--no-shuffle", is_flag=True, help="Keep the order of the source.")
+@click.option("--from", "kind", metavar="KIND", help="What SOURCE is, such as folder or csv.  [default: as it looks]")
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    metavar="NAME=EXTENSION",
+    callback=_pairs,
+    help="Of a table, the member that a column becomes, as in image=jpg; __key__ for the key, nothing to leave it out.",
+)
 @click.option(
     "--class-folders/--no-class-folders",
     default=None,
@@ -44,14 +64,17 @@ def pack(
     workers: int | None,
     seed: int,
     no_shuffle: bool,
+    kind: str | None,
+    columns: dict[str, str] | None,
     class_folders: bool | None,
     overwrite: bool,
     quiet: bool,
 ) -> None:
     """Pack SOURCE into shards in the folder DEST.
 
-    SOURCE is a folder of files, or an IDX set such as mnist/train or train-images-idx3-ubyte.gz. Files whose paths
-    agree up to the first dot of their names become one sample. An interrupted command goes on where it stopped when
+    SOURCE is a folder of files, where those whose paths agree up to the first dot of their names become one sample; an
+    IDX set such as mnist/train or train-images-idx3-ubyte.gz; or a table whose rows are samples: a .csv, .tsv or
+    .jsonl file, .parquet or .arrow files, or a folder that datasets' save_to_disk wrote. An interrupted command goes on where it stopped when
     it is run again; a finished one returns at once.
     """
     from wdsdist.packing import pack as run
@@ -74,17 +97,28 @@ def pack(
             shard_samples=shard_samples,
             workers=workers,
             shuffle_seed=None if no_shuffle else seed,
+            kind=kind,
             class_folders=class_folders,
+            columns=columns,
             overwrite=overwrite,
             progress=show,
         )
     if quiet:
         return
     click.echo(f"{'packed' if wrote else 'packed already'}: {contents(manifest)}, in {manifest.base}")
+    if columns := manifest.extra.get("columns"):
+        click.echo("columns: " + ", ".join(f"{name} {_becomes(what)}" for name, what in columns.items()))
     if classes := manifest.extra.get("classes"):
         click.echo(f"classes: {len(classes):,}, from {classes[0]} to {classes[-1]}, as cls members")
     for what, count in manifest.extra.get("skipped", {}).items():
         click.echo(f"skipped: {count:,} x {what}")
+
+
+def _becomes(extension: str) -> str:
+    """Say what became of a column."""
+    if not extension:
+        return "left out"
+    return "gives the key" if extension == "__key__" else f"as {extension}"
 
 
 @click.command()

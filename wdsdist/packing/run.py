@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -48,7 +48,9 @@ def pack(
     shard_samples: int | None = None,
     workers: int | None = None,
     shuffle_seed: int | None = 0,
+    kind: str | None = None,
     class_folders: bool | None = None,
+    columns: Mapping[str, str] | None = None,
     overwrite: bool = False,
     progress: Callable[[PackProgress], None] | None = None,
 ) -> Manifest:
@@ -66,8 +68,11 @@ def pack(
         shard_samples: the most samples of a shard; by default, only bytes count.
         workers: processes that write; by default one for each core.
         shuffle_seed: decides the order of the samples; ``None`` keeps that of the source.
+        kind: what ``source`` is taken for, such as ``"folder"`` or ``"csv"``; by default, what it looks like.
         class_folders: whether each sample gets a ``cls`` member, the number of its folder directly under ``source``;
             by default, when ``source`` looks like a folder of class folders with images.
+        columns: of a table, the member that each column becomes, such as ``{"image": "jpg"}``; columns that are not
+            named follow the rules of `wdsdist.sources.mapping`.
         overwrite: whether to replace another data set that wdsdist packed into ``dest``; nothing else is removed.
         progress: called with a `PackProgress` after each shard.
 
@@ -99,7 +104,7 @@ def pack(
     if storage.is_remote(location):
         raise DestinationError(f"{storage.shown(location)} is a URL: pack into a local folder, then upload that")
     folder = Path(location)
-    found = sources.find(source, class_folders=class_folders)
+    found = sources.find(source, kind=kind, class_folders=class_folders, columns=columns)
     _refuse_inside(folder, found)
     job = Job(kind=found.kind, location=found.location, fingerprint=found.fingerprint(), options=options)
     # Looked for before the lock is taken: a finished data set may lie where nothing can be written any more.

@@ -17,6 +17,7 @@ import numpy as np
 from wdsdist.errors import SourceError
 from wdsdist.permutation import Int64s
 from wdsdist.sources.base import FilePayload, Payload, Sample
+from wdsdist.sources.kinds import SourceOptions
 from wdsdist.tarformat import split_name, stored_size
 
 # What torchvision's ImageFolder takes for an image, and what has come into use since.
@@ -115,8 +116,10 @@ def is_tar(name: str) -> bool:
     return _TAR.search(name) is not None
 
 
-def find(root: Path, *, class_folders: bool | None) -> FolderSource:
-    """List the samples of a folder."""
+def find(root: Path, options: SourceOptions) -> FolderSource | None:
+    """List the samples of a folder; return ``None`` for what is none."""
+    if not root.is_dir():
+        return None
     walk = _Walk(root)
     walk.run()
     tars = sorted(path for path in walk.files if "/" not in path and is_tar(path))
@@ -128,7 +131,7 @@ def find(root: Path, *, class_folders: bool | None) -> FolderSource:
     keys, members = _group(root, walk.files)
     if not keys:
         raise SourceError(f"{root} holds no file that can be a sample{_skipped(walk.skipped)}: is it the right folder?")
-    classes = _classes(root, keys, members, walk.folders, class_folders)
+    classes = _classes(root, keys, members, walk.folders, options.class_folders)
     return FolderSource(str(root), keys, members, classes, dict(walk.skipped))
 
 
