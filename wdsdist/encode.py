@@ -1,7 +1,7 @@
 """Values to member bytes: the other direction of `wdsdist.decode`, by the same table of extensions.
 
-The last part of the extension decides, in lower case: the value of ``seg.npy`` is an array. What is encoded here decodes
-to an equal value, but for the pixels of lossy images. Nothing is ever pickled.
+The last part of the extension decides, in lower case: the value of ``seg.npy`` is an array. What is encoded here
+decodes to an equal value, but for the pixels of lossy images. Nothing is ever pickled.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _npz(value: Any) -> bytes:
     if not isinstance(value, dict):
         raise EncodeError(f"an npz member holds a dict of arrays, not a {type(value).__name__}")
     stream = io.BytesIO()
-    np.savez(stream, **{str(name): _array(part) for name, part in value.items()})
+    np.savez(stream, **{str(name): _array(part) for name, part in value.items()})  # type: ignore[arg-type]
     return stream.getvalue()
 
 

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
-from wdsdist.sources import folder, idx
+from wdsdist.sources import columnar, folder, idx, textual
 from wdsdist.sources.base import FilePayload, Payload, RangePayload, Sample, Samples, Source, payload_size
 from wdsdist.sources.kinds import Kind, SourceOptions, at_path, path_of
 
 __all__ = ["KINDS", "FilePayload", "Payload", "RangePayload", "Sample", "Samples", "Source", "find", "payload_size"]
 
+_TABLE = frozenset({"columns"})
+
 KINDS = (
     Kind("idx", "an IDX set such as train-images-idx3-ubyte.gz", at_path(idx.find)),
+    Kind("hf", "a folder that datasets' save_to_disk wrote", at_path(columnar.find_saved), _TABLE),
+    Kind("parquet", "Parquet files", at_path(partial(columnar.find, kind="parquet")), _TABLE),
+    Kind("arrow", "Arrow files", at_path(partial(columnar.find, kind="arrow")), _TABLE),
+    Kind("csv", "a manifest in CSV", at_path(partial(textual.find, kind="csv")), _TABLE),
+    Kind("tsv", "in TSV", at_path(partial(textual.find, kind="tsv")), _TABLE),
+    Kind("jsonl", "in JSON Lines", at_path(partial(textual.find, kind="jsonl")), _TABLE),
     # The last one: any folder is one.
     Kind("folder", "a folder of files", at_path(folder.find), frozenset({"class_folders"})),
 )
