@@ -116,7 +116,11 @@ def pack(
         if done is not None:
             return done
         plan = make_plan(
-            found.stored_sizes(), shuffle_seed=shuffle_seed, shard_bytes=shard_bytes, shard_samples=shard_samples
+            found.stored_sizes(),
+            shuffle_seed=shuffle_seed,
+            shard_bytes=shard_bytes,
+            shard_samples=shard_samples,
+            blocks=sources.blocks_of(found),
         )
         destination.claim(folder, Record(job, len(plan)), overwrite=overwrite)
         shards = _Shards(found, plan, folder, progress).write_all(workers)

@@ -9,10 +9,32 @@ from functools import partial
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
 from wdsdist.sources import columnar, folder, idx, textual
-from wdsdist.sources.base import FilePayload, Payload, RangePayload, Sample, Samples, Source, payload_size
+from wdsdist.sources.base import (
+    Blocks,
+    FilePayload,
+    Payload,
+    RangePayload,
+    Sample,
+    Samples,
+    Source,
+    blocks_of,
+    payload_size,
+)
 from wdsdist.sources.kinds import Kind, SourceOptions, at_path, path_of
 
-__all__ = ["KINDS", "FilePayload", "Payload", "RangePayload", "Sample", "Samples", "Source", "find", "payload_size"]
+__all__ = [
+    "KINDS",
+    "Blocks",
+    "FilePayload",
+    "Payload",
+    "RangePayload",
+    "Sample",
+    "Samples",
+    "Source",
+    "blocks_of",
+    "find",
+    "payload_size",
+]
 
 _TABLE = frozenset({"columns"})
 

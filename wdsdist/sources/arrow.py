@@ -32,6 +32,7 @@ def pyarrow() -> Any:
     """Return the package with its parts; raise `SourceError` where it is not installed."""
     try:
         import pyarrow
+        import pyarrow.compute
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:
@@ -230,7 +231,7 @@ def is_numbers(kind: Any) -> bool:
     """Say whether values of an Arrow type are lists of numbers."""
     types = pyarrow().types
     is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    return is_list and (types.is_integer(kind.value_type) or types.is_floating(kind.value_type))
+    return bool(is_list and (types.is_integer(kind.value_type) or types.is_floating(kind.value_type)))
 
 
 def is_bytes(kind: Any) -> bool:
@@ -250,9 +251,7 @@ def sized(column: Any) -> Iterator[Any]:
         for data, path in zip(sized(parts["bytes"]), parts["path"].to_pylist(), strict=True):
             yield None if data is None and path is None else {"bytes": data, "path": path}
     elif _is_plain_bytes(column.type):
-        import pyarrow.compute
-
-        for length in pyarrow.compute.binary_length(column).to_pylist():
+        for length in pyarrow().compute.binary_length(column).to_pylist():
             yield None if length is None else Length(length)
     elif is_numbers(column.type):
         for place in range(len(column)):

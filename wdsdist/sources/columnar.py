@@ -21,13 +21,13 @@ import numpy as np
 from wdsdist.errors import SourceError
 from wdsdist.permutation import Int64s
 from wdsdist.sources.arrow import KEPT_BYTES, ArrowFile, ArrowRows, damaged, is_bytes, is_numbers, pyarrow
-from wdsdist.sources.base import Source
+from wdsdist.sources.base import Blocks, Source
 from wdsdist.sources.kinds import SourceOptions
 from wdsdist.sources.mapping import Column, Layout, check_columns, choose
 from wdsdist.sources.media import extension_of
 from wdsdist.sources.profile import paths_or_texts
 from wdsdist.sources.rows import Listing, Row, suffix
-from wdsdist.sources.table import Blocks, Stamp, TableSource, listed
+from wdsdist.sources.table import Stamp, TableSource, listed
 
 SUFFIXES = {"parquet": (".parquet", ".pq"), "arrow": (".arrow", ".feather", ".ipc")}
 """The kinds, and what the names of their files end in."""
@@ -83,13 +83,14 @@ def find_saved(path: Path, options: SourceOptions) -> Source | None:
     state = _json(path / _STATE)
     files = state.get("_data_files")
     names = [file.get("filename") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
-    if not names or not all(isinstance(name, str) for name in names):
+    paths = [path / name for name in names if isinstance(name, str)]
+    if not paths or len(paths) < len(names):
         raise SourceError(f"{path / _STATE} names no data files: is the folder whole?")
     if state.get("_indices_data_files"):
         raise SourceError(
             f"{path} holds a selection of its rows: call flatten_indices() before save_to_disk(), with datasets"
         )
-    return _source("hf", path, path, [path / name for name in names], options)
+    return _source("hf", path, path, paths, options)
 
 
 def _of_one_split(kind: str, path: Path, files: list[Path], options: SourceOptions) -> Source | None:

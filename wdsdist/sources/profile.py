@@ -75,7 +75,7 @@ def paths_or_texts(name: str, values: tuple[str, ...], root: str) -> Column:
     there = next((value for value in values if suffix(value) and _is_file(root, value)), None)
     if there is not None:
         return Column(name, "path", suffix(there), values=values)
-    return Column(name, "text" if values else "empty", values=values)
+    return Column(name, "text", values=values)
 
 
 def _is_file(root: str, value: str) -> bool:

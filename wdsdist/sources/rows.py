@@ -276,7 +276,7 @@ def _key(layout: Layout, row: Row, index: int, members: list[tuple[str, Any]]) -
     if any(split_name(f"{key}.{extension}") != (key, extension) for extension, _ in members) or "\0" in key:
         raise _RowError(
             f"column {column!r} holds {key!r:.100}, which can be no key: a key is not empty and has no dot behind "
-            f"its last slash. Leave the column out with columns={{{column!r}: ''}} (--column {column}=), or map another "
-            f"one to __key__"
+            f"its last slash. Leave the column out with columns={{{column!r}: ''}} (--column {column}=), or map "
+            f"another one to __key__"
         )
     return key

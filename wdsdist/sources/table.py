@@ -13,6 +13,7 @@ import numpy as np
 
 from wdsdist.errors import SourceError
 from wdsdist.permutation import Int64s
+from wdsdist.sources.base import Blocks
 from wdsdist.sources.mapping import Layout
 from wdsdist.sources.rows import Listing, Rows, RowSamples
 
@@ -40,17 +41,6 @@ class Stamp(NamedTuple):
         except OSError as error:
             raise SourceError(f"{self.path} cannot be read: {error.strerror}") from error
         raise SourceError(f"{self.path} has changed since it was listed: pack again once it is at rest")
-
-
-class Blocks(NamedTuple):
-    """Runs of samples that are read together or not at all, such as the row groups of Parquet files."""
-
-    cuts: Int64s
-    """int64 [blocks + 1]: where each starts, and the end."""
-    weights: Int64s
-    """int64 [blocks]: bytes of memory that each takes while its samples are read."""
-    limit: int
-    """Bytes of memory that there are for those that are read in turn."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
