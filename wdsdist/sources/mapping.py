@@ -25,7 +25,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError
@@ -129,7 +129,8 @@ def choose(columns: Sequence[Column], wanted: Mapping[str, str], label: str) -> 
     if not choice.members:
         raise SourceError(f"{label} has no column that can become a member: map one, as in columns={{'image': 'jpg'}}")
     choice.check_paths()
-    return Layout(choice.columns, choice.key, tuple(choice.members), choice.classes)
+    columns = tuple(replace(column, values=()) for column in choice.columns)  # they would travel with each shard
+    return Layout(columns, choice.key, tuple(choice.members), choice.classes)
 
 
 @dataclass(slots=True)
