@@ -118,7 +118,7 @@ def _becomes(extension: str) -> str:
     """Say what became of a column."""
     if not extension:
         return "left out"
-    return "gives the key" if extension == "__key__" else f"as {extension}"
+    return "gives the key" if extension == "__key__" else f"as {extension}".replace("*", "its files are")
 
 
 @click.command()

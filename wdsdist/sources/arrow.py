@@ -6,6 +6,7 @@ row of them is at hand; a group of Parquet is decoded as a whole, and each proce
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections import OrderedDict
@@ -25,6 +26,7 @@ KEPT_BYTES = 256 << 20
 """Of decoded groups that each process keeps; one that is larger is kept alone."""
 
 _LISTED_ROWS = 4096  # read at once while a table is listed
+_END = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream that is whole
 _INSTALL = "reading Parquet and Arrow files needs a package: pip install 'wdsdist[parquet]'"
 
 
@@ -60,13 +62,10 @@ class ArrowRows:
             file.check()
         for number, group, place in self.groups.tolist():
             file = self.files[number]
-            try:
-                columns = _groups.get(file, group, self.used)
-                row: Row = [None] * self.width
-                for at, column in zip(self.used, columns, strict=True):
+            row: Row = [None] * self.width
+            with readable(file.path):
+                for at, column in zip(self.used, _groups.get(file, group, self.used), strict=True):
                     row[at] = value_at(column, place)
-            except pyarrow().ArrowException as error:
-                raise damaged(file.path, error) from error
             yield row
 
     def place(self, number: int) -> str:
@@ -82,7 +81,7 @@ class ArrowFile:
         pa = pyarrow()
         self.path = path
         self._batches: list[Any] = []
-        try:
+        with readable(path):
             with Path(path).open("rb") as stream:
                 start = stream.read(6)
             self.is_parquet = start[:4] == b"PAR1"
@@ -94,8 +93,7 @@ class ArrowFile:
                 self.schema = self._file.schema
             else:
                 self._stream(pa, path)
-        except (pa.ArrowException, OSError) as error:
-            raise damaged(path, error) from error
+            self.schema.names  # noqa: B018 - are decoded here, and may be no text
 
     def lengths(self) -> list[int]:
         """Return the rows of each group."""
@@ -129,6 +127,8 @@ class ArrowFile:
         names = [self.schema.names[place] for place in read]
         means = {place: Length(self._mean(number, place)) for place in estimated}
         for batch in self._parts(number, names):
+            # Offsets that point elsewhere would be followed, out of the file. Once is enough: files are at rest.
+            batch.validate(full=True)
             rows: list[Row] = [[None] * width for _ in range(batch.num_rows)]
             for place, column in zip(read, batch.columns, strict=True):
                 for row, value in zip(rows, sized(column), strict=True):
@@ -144,6 +144,7 @@ class ArrowFile:
         for number in range(len(self.lengths())):
             part = next(self._parts(number, [self.schema.names[place]], rows=most), None)
             if part is not None:
+                part.validate(full=True)
                 found += part.column(0).drop_null()[: most - len(found)].to_pylist()
             if len(found) >= most:
                 break
@@ -163,12 +164,15 @@ class ArrowFile:
         name = self.schema.names[place]
         chunks = (group.column(leaf) for leaf in range(group.num_columns))
         own = (chunk for chunk in chunks if chunk.path_in_schema == name or chunk.path_in_schema.startswith(f"{name}."))
-        return int(sum(chunk.total_uncompressed_size for chunk in own) // max(1, group.num_rows))
+        return max(0, int(sum(chunk.total_uncompressed_size for chunk in own))) // max(1, group.num_rows)
 
     def _stream(self, pa: Any, path: str) -> None:
         file = pa.memory_map(path)
         whole = file.read_buffer()
         reader = pa.ipc.open_stream(whole)
+        # Without it, a stream cut between two batches looks like a shorter one.
+        if whole.slice(max(0, whole.size - len(_END))).to_pybytes() != _END:
+            raise SourceError(f"{path} lacks the end of an Arrow stream, so rows are missing: fetch or write it again")
         self.schema = reader.schema
         self._batches = list(reader)
         if not self._batches:
@@ -260,9 +264,16 @@ def sized(column: Any) -> Iterator[Any]:
         yield from column.to_pylist()
 
 
-def damaged(path: str, error: Exception) -> SourceError:
-    """Return the error for a file that pyarrow cannot read."""
-    return SourceError(f"{path} is no Parquet or Arrow file that can be read ({' '.join(str(error).split())[:300]})")
+@contextlib.contextmanager
+def readable(path: str) -> Iterator[None]:
+    """Turn what pyarrow raises for a damaged file into a `SourceError` that names it."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise SourceError(f"{path} has vanished since it was listed: pack again once it is back") from error
+    except (pyarrow().ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise SourceError(f"{path} is no Parquet or Arrow file that can be read ({reason}): fetch it again") from error
 
 
 def _is_plain_bytes(kind: Any) -> bool:

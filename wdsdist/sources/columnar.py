@@ -20,7 +20,7 @@ import numpy as np
 
 from wdsdist.errors import SourceError
 from wdsdist.permutation import Int64s
-from wdsdist.sources.arrow import KEPT_BYTES, ArrowFile, ArrowRows, damaged, is_bytes, is_numbers, pyarrow
+from wdsdist.sources.arrow import KEPT_BYTES, ArrowFile, ArrowRows, is_bytes, is_numbers, pyarrow, readable
 from wdsdist.sources.base import Blocks, Source
 from wdsdist.sources.kinds import SourceOptions
 from wdsdist.sources.mapping import Column, Layout, check_columns, choose
@@ -112,20 +112,15 @@ def _of_one_split(kind: str, path: Path, files: list[Path], options: SourceOptio
 
 def _source(kind: str, location: Path, root: Path, paths: list[Path], options: SourceOptions) -> TableSource:
     wanted = check_columns(options.columns)
-    pa = pyarrow()
-    try:
+    for path in paths:
+        if not path.is_file():
+            raise SourceError(f"{path} does not exist, but {location} names it: fetch it again")
+    with readable(str(location)):
         stamps = tuple(map(Stamp.of, paths))
         files = [ArrowFile(stamp.path) for stamp in stamps]
         _check_schemas(files)
         layout = choose(_columns(files, root), wanted, str(location))
-        groups = _all_groups(files)
-        return _listed(kind, location, root, layout, stamps, files, groups)
-    except FileNotFoundError as error:
-        if isinstance(error, SourceError):
-            raise
-        raise SourceError(f"{error.filename} does not exist, but {location} names it: fetch it again") from error
-    except (pa.ArrowException, OSError) as error:
-        raise damaged(str(location), error) from error
+        return _listed(kind, location, root, layout, stamps, files, _all_groups(files))
 
 
 def _listed(
@@ -151,9 +146,10 @@ def _listed(
     def rows() -> Iterator[Row]:
         for group, (file, number) in enumerate(zip(groups.files.tolist(), groups.numbers.tolist(), strict=True)):
             weights[group] = 0
-            for part, weight in files[file].listing(number, used, estimated if files[file].is_parquet else ()):
-                weights[group] += weight
-                yield from part
+            with readable(files[file].path):
+                for part, weight in files[file].listing(number, used, estimated if files[file].is_parquet else ()):
+                    weights[group] += weight
+                    yield from part
 
     listing.add(rows(), place)
     listed(listing, rows, place)
@@ -232,7 +228,8 @@ def _column(files: list[ArrowFile], place: int, root: Path) -> Column:
 
 def _first(files: list[ArrowFile], place: int, most: int) -> list[Any]:
     for file in files:
-        found = file.first(place, most)
+        with readable(file.path):
+            found = file.first(place, most)
         if found:
             return found
     return []
