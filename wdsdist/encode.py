@@ -96,7 +96,7 @@ def _integer(value: Any) -> bytes:
 
 
 def _json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, default=_plain).encode()
+    return _TO_JSON.encode(value).encode()
 
 
 def _plain(value: Any) -> Any:
@@ -175,6 +175,8 @@ def _pixels(value: Any) -> npt.NDArray[np.uint8]:
         )
     return pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels
 
+
+_TO_JSON = json.JSONEncoder(ensure_ascii=False, default=_plain)
 
 _TABLE: dict[str, Callable[[Any], bytes]] = {
     **dict.fromkeys(("txt", "text", "transcript"), _text),

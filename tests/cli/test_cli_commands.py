@@ -38,7 +38,7 @@ class TestPack:
         options = ["--from", "csv", "--column", "name=__key__", "--column", "n=n.cls", "--column", "w="]
         run = wdsdist("pack", tmp_path / "list.txt", tmp_path / "dest", *options)
         assert lines(run)[1] == "columns: image as its files are, n as n.cls, w left out, name gives the key"
-        assert lines(wdsdist("cat", tmp_path / "dest", "k.n.cls")) == ["7"]
+        assert lines(wdsdist("cat", tmp_path / "dest", "k", "n.cls")) == ["7"]
 
     @pytest.mark.parametrize("column", ["image", "=jpg"])
     def test_a_mapping_that_is_none_is_refused(self, wdsdist: Run, tmp_path: Path, column: str) -> None:

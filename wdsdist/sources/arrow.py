@@ -86,7 +86,7 @@ class ArrowFile:
                 start = stream.read(6)
             self.is_parquet = start[:4] == b"PAR1"
             if self.is_parquet:
-                self.parquet = pa.parquet.ParquetFile(path, memory_map=True, pre_buffer=False)
+                self.parquet = pa.parquet.ParquetFile(path, pre_buffer=False)
                 self.schema = self.parquet.schema_arrow
             elif start == b"ARROW1":
                 self._file = pa.ipc.open_file(pa.memory_map(path))
