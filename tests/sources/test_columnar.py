@@ -115,6 +115,23 @@ def test_a_folder_of_tables_and_other_files_is_a_folder_of_files(tmp_path: Path)
     assert find(tmp_path, kind="parquet").kind == "parquet"
 
 
+def test_a_stream_that_is_cut_between_two_batches_is_refused(tmp_path: Path) -> None:
+    path = write_arrow_stream(tmp_path / "t.arrow", [{"label": number} for number in range(9)])
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(SourceError, match=r"t\.arrow lacks the end of an Arrow stream"):
+        find(path)
+
+
+def test_offsets_that_point_out_of_the_file_are_not_followed(tmp_path: Path) -> None:
+    path = write_arrow_stream(tmp_path / "t.arrow", [{"data": b"x" * number} for number in (1, 2, 3)])
+    offsets = np.array([0, 1, 3, 6], np.int32).tobytes()
+    content = path.read_bytes()
+    assert content.count(offsets) == 1
+    path.write_bytes(content.replace(offsets, np.array([0, 1, 10**6, 6], np.int32).tobytes()))
+    with pytest.raises(SourceError, match=r"t\.arrow is no Parquet or Arrow file that can be read \(.*offset"):
+        find(path)
+
+
 def test_a_compressed_stream_is_refused(tmp_path: Path) -> None:
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with (

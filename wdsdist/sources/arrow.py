@@ -95,8 +95,9 @@ class ArrowFile:
                 self._stream(pa, path)
             self.schema.names  # noqa: B018 - are decoded here, and may be no text
 
+    @functools.cached_property
     def lengths(self) -> list[int]:
-        """Return the rows of each group."""
+        """Rows of each group."""
         if self.is_parquet:
             metadata = self.parquet.metadata
             return [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
@@ -141,7 +142,7 @@ class ArrowFile:
     def first(self, place: int, most: int) -> list[Any]:
         """Return the first values of a column that are not missing; only the start of each group is looked at."""
         found: list[Any] = []
-        for number in range(len(self.lengths())):
+        for number in range(len(self.lengths)):
             part = next(self._parts(number, [self.schema.names[place]], rows=most), None)
             if part is not None:
                 part.validate(full=True)
@@ -154,9 +155,9 @@ class ArrowFile:
         if self.is_parquet and names:
             yield from self.parquet.iter_batches(rows, row_groups=[number], columns=names, use_threads=False)
             return
-        whole = pyarrow().RecordBatch.from_pydict({"": np.zeros(self.lengths()[number], np.bool_)}).select([])
+        whole = pyarrow().RecordBatch.from_pydict({"": np.zeros(self.lengths[number], np.bool_)}).select([])
         whole = whole if self.is_parquet else self.batch(number).select(names)
-        for start in range(0, self.lengths()[number], rows):
+        for start in range(0, self.lengths[number], rows):
             yield whole.slice(start, rows)
 
     def _mean(self, number: int, place: int) -> int:
@@ -164,7 +165,8 @@ class ArrowFile:
         name = self.schema.names[place]
         chunks = (group.column(leaf) for leaf in range(group.num_columns))
         own = (chunk for chunk in chunks if chunk.path_in_schema == name or chunk.path_in_schema.startswith(f"{name}."))
-        return max(0, int(sum(chunk.total_uncompressed_size for chunk in own))) // max(1, group.num_rows)
+        size = sum(int(chunk.total_uncompressed_size) for chunk in own)
+        return max(0, size) // max(1, int(group.num_rows))
 
     def _stream(self, pa: Any, path: str) -> None:
         file = pa.memory_map(path)

@@ -183,7 +183,7 @@ def _located(groups: _Groups, indices: Int64s) -> Int64s:
 
 
 def _all_groups(files: list[ArrowFile]) -> _Groups:
-    lengths = [file.lengths() for file in files]
+    lengths = [file.lengths for file in files]
     return _Groups(
         np.concatenate(([0], np.cumsum([length for of_file in lengths for length in of_file]))).astype(np.int64),
         np.repeat(np.arange(len(files)), [len(of_file) for of_file in lengths]),
