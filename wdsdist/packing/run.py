@@ -61,8 +61,10 @@ def pack(
     second call for the same folder, at the same time, waits for the first and finds its result.
 
     Args:
-        source: a folder of files, where those that agree up to the first dot of the base name are one sample; or an
-            IDX set, by its images file, a prefix such as ``mnist/train``, or the folder that holds it alone.
+        source: a folder of files, where those that agree up to the first dot of the base name are one sample; an IDX
+            set, by its images file, a prefix such as ``mnist/train``, or the folder that holds it alone; or a table
+            whose rows are samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files (one, a folder of them, or a
+            pattern such as ``data/train-*.parquet``), or a folder that ``save_to_disk`` of ``datasets`` wrote.
         dest: the folder for the shards; it is made where it does not exist.
         shard_bytes: the most bytes of a shard; a sample that needs more gets a shard of its own.
         shard_samples: the most samples of a shard; by default, only bytes count.

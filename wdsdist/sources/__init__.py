@@ -62,8 +62,9 @@ def find(
     """Recognise what lies at ``source`` and list its samples.
 
     Args:
-        source: a folder of files; or an IDX set, by its images file, by a prefix such as ``mnist/train``, or by the
-            folder that holds it alone.
+        source: a folder of files; an IDX set, by its images file, by a prefix such as ``mnist/train``, or by the
+            folder that holds it alone; a manifest in text; Parquet or Arrow files, one, a folder of them, or a pattern
+            such as ``data/train-*.parquet``; or a folder that ``datasets`` saved.
         kind: the name of one of `KINDS`, which ``source`` is taken for; by default, the first that recognises it.
         class_folders: whether the folders in ``source`` are the classes of the samples below them; by default, when
             it looks so: two folders or more, an image in every sample, no file beside the folders, no ``cls`` yet.
