@@ -68,6 +68,10 @@ class DecodeError(WdsdistError, ValueError):
     """The bytes of a member could not be turned into a value."""
 
 
+class EncodeError(WdsdistError, ValueError):
+    """A value could not be turned into the bytes of a member."""
+
+
 class SharedMemoryError(WdsdistError, MemoryError):
     """There is too little shared memory for the batches that workers make ahead."""
 

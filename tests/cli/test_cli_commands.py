@@ -46,6 +46,20 @@ class TestPack:
         assert "5 of 5 samples, 1 of 1 shards, 1 left out" in run.stderr
         assert lines(wdsdist("pack", photos, tmp_path / "dest", "--on-error", "skip"))[-1] == lines(run)[-1]
 
+    def test_columns_of_a_table_can_be_mapped(self, wdsdist: Run, tmp_path: Path) -> None:
+        (tmp_path / "a.jpg").write_bytes(b"x")
+        (tmp_path / "list.txt").write_text("image,n,w,name\na.jpg,7,1,k\n")
+        options = ["--from", "csv", "--column", "name=__key__", "--column", "n=n.cls", "--column", "w="]
+        run = wdsdist("pack", tmp_path / "list.txt", tmp_path / "dest", *options)
+        assert lines(run)[1] == "columns: image as its files are, n as n.cls, w left out, name gives the key"
+        assert lines(wdsdist("cat", tmp_path / "dest", "k", "n.cls")) == ["7"]
+
+    @pytest.mark.parametrize("column", ["image", "=jpg"])
+    def test_a_mapping_that_is_none_is_refused(self, wdsdist: Run, tmp_path: Path, column: str) -> None:
+        run = wdsdist("pack", tmp_path, tmp_path / "dest", "--column", column)
+        assert run.returncode == 2
+        assert f"'{column}' is not a column and its extension: write it as image=jpg" in " ".join(run.stderr.split())
+
     def test_progress_without_a_terminal_is_plain_lines(self, wdsdist: Run, photos: Path, tmp_path: Path) -> None:
         run = wdsdist("pack", photos, tmp_path / "dest", "--shard-samples", 2, "--workers", 2)
         assert run.stderr.isascii()

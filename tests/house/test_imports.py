@@ -37,6 +37,7 @@ WITHOUT_TORCH = [
     "wdsdist.catalog",
     "wdsdist.cache",
     "wdsdist.shards",
+    "wdsdist.encode",
     "wdsdist.sources",
     "wdsdist.packing",
     "wdsdist.verification",

@@ -16,7 +16,7 @@ import wdsdist
 
 HOUSE = [
     ("errors",),  # what can go wrong, one name for each
-    ("checks",),  # of arguments
+    ("checks", "encode"),  # of arguments; values to bytes
     ("tarformat", "permutation"),  # pure: bytes and numbers in, values out
     ("storage", "node", "memory"),  # the outside: files and objects; who this process is; what processes share
     ("processes", "shardindex", "order"),  # pools of workers; where members lie; which sample stands where

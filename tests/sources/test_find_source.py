@@ -23,11 +23,11 @@ def test_a_tar_is_for_the_index_command(tmp_path: Path, name: str) -> None:
 
 
 def test_other_files_are_refused_with_what_can_be_packed(tmp_path: Path) -> None:
-    (tmp_path / "table.csv").write_text("a,b\n")
+    (tmp_path / "table.xlsx").write_text("a,b\n")
     with pytest.raises(
-        SourceError, match=r"table\.csv is of no kind that can be packed: that is a folder of files, or"
+        SourceError, match=r"table\.xlsx is of no kind that can be packed: that is a folder of files, or"
     ):
-        find(tmp_path / "table.csv")
+        find(tmp_path / "table.xlsx")
 
 
 def test_urls_are_refused_without_their_secrets() -> None:

@@ -18,6 +18,17 @@ if TYPE_CHECKING:
     from wdsdist.sources import OnError
 
 
+def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str] | None:
+    """Read the values of a repeated option: ``image=jpg``."""
+    found: dict[str, str] = {}
+    for value in values:
+        name, equals, what = value.rpartition("=")
+        if not equals or not name or name in found:
+            raise click.BadParameter(f"{value!r} is not a column and its extension: write it as image=jpg", ctx, param)
+        found[name] = what
+    return found or None
+
+
 @click.command()
 @click.argument("source")
 @click.argument("dest")
@@ -33,6 +44,15 @@ if TYPE_CHECKING:
 @click.option("--workers", type=int, help="Processes that write.  [default: one for each core]")
 @click.option("--seed", type=int, help="Decides the order of the samples.  [default: 0]")
 @click.option("--no-shuffle", is_flag=True, help="Keep the order of the source.")
+@click.option("--from", "kind", metavar="KIND", help="What SOURCE is, such as folder or csv.  [default: as it looks]")
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    metavar="NAME=EXTENSION",
+    callback=_pairs,
+    help="Of a table, the member that a column becomes, as in image=jpg; __key__ for the key, nothing to leave it out.",
+)
 @click.option(
     "--class-folders/--no-class-folders",
     default=None,
@@ -63,6 +83,8 @@ def pack(
     workers: int | None,
     seed: int | None,
     no_shuffle: bool,
+    kind: str | None,
+    columns: dict[str, str] | None,
     class_folders: bool | None,
     encode: str | None,
     overwrite: bool,
@@ -72,10 +94,12 @@ def pack(
 ) -> None:
     """Pack SOURCE into shards in the folder DEST.
 
-    SOURCE is a folder of files, or an IDX set such as mnist/train or train-images-idx3-ubyte.gz. Files whose paths
-    agree up to the first dot of their names become one sample. Or it names a data set, an iterable of samples, or a
-    function that returns one of them, in the current folder or installed: my_module:make_dataset. An interrupted
-    command goes on where it stopped when it is run again; a finished one returns at once.
+    SOURCE is a folder of files, where those whose paths agree up to the first dot of their names become one sample; an
+    IDX set such as mnist/train or train-images-idx3-ubyte.gz; or a table whose rows are samples: a .csv, .tsv or
+    .jsonl file, .parquet or .arrow files, or a folder that datasets' save_to_disk wrote. Or it names a data set, an
+    iterable of samples, or a function that returns one of them, in the current folder or installed:
+    my_module:make_dataset. An interrupted command goes on where it stopped when it is run again; a finished one
+    returns at once.
     """
     from wdsdist.cli import launched
     from wdsdist.packing import pack as run
@@ -97,7 +121,9 @@ def pack(
             "shard_samples": shard_samples,
             "workers": workers,
             "shuffle_seed": None if no_shuffle else "auto" if seed is None else seed,
+            "kind": kind,
             "class_folders": class_folders,
+            "columns": columns,
             "encode": encode,
             "overwrite": overwrite,
             "on_error": on_error,
@@ -129,6 +155,8 @@ def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> No
     if last and last.bytes_done > last.bytes_kept:
         samples, size = last.samples_done - last.samples_kept, last.bytes_done - last.bytes_kept
         click.echo(f"time: {seconds:,.1f} s, {samples / seconds:,.0f} samples/s, {size / seconds / 1e6:,.1f} MB/s")
+    if columns := manifest.extra.get("columns"):
+        click.echo("columns: " + ", ".join(f"{name} {_becomes(what)}" for name, what in columns.items()))
     if classes := manifest.extra.get("classes"):
         click.echo(f"classes: {len(classes):,}, from {classes[0]} to {classes[-1]}, as cls members")
     for what, count in manifest.extra.get("skipped", {}).items():
@@ -139,6 +167,13 @@ def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> No
 
 def _of(done: int, total: int | None) -> str:
     return f"{done:,}" if total is None else f"{done:,} of {total:,}"
+
+
+def _becomes(extension: str) -> str:
+    """Say what became of a column."""
+    if not extension:
+        return "left out"
+    return "gives the key" if extension == "__key__" else f"as {extension}".replace("*", "its files are")
 
 
 @click.command()

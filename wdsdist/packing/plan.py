@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wdsdist.packing.blocks import shuffled_in_blocks
 from wdsdist.permutation import Int64s, mix_key, shuffled
+from wdsdist.sources import Blocks
 from wdsdist.tarformat import END
 
 # A word of its own keeps this order apart from every order that an epoch is played in.
@@ -69,7 +71,14 @@ def shard_number(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def make_plan(sizes: Int64s, *, shuffle_seed: int | None, shard_bytes: int, shard_samples: int | None) -> PackPlan:
+def make_plan(
+    sizes: Int64s,
+    *,
+    shuffle_seed: int | None,
+    shard_bytes: int,
+    shard_samples: int | None,
+    blocks: Blocks | None = None,
+) -> PackPlan:
     """Shuffle samples and cut them into shards; the same arguments always give the same plan.
 
     Args:
@@ -77,8 +86,9 @@ def make_plan(sizes: Int64s, *, shuffle_seed: int | None, shard_bytes: int, shar
         shuffle_seed: decides the order; ``None`` keeps that of the source.
         shard_bytes: the most bytes of a tar; a sample that needs more gets one of its own.
         shard_samples: the most samples of a tar, or ``None``.
+        blocks: runs of samples that are read together; by default, any sample is at hand.
     """
-    order = np.arange(len(sizes)) if shuffle_seed is None else shuffled(len(sizes), mix_key(_PACKING, shuffle_seed))
+    order = _order(len(sizes), shuffle_seed, blocks)
     ends = np.cumsum(sizes[order])
     cuts = [0]
     while cuts[-1] < len(sizes):
@@ -88,3 +98,12 @@ def make_plan(sizes: Int64s, *, shuffle_seed: int | None, shard_bytes: int, shar
         cuts.append(stop if shard_samples is None else min(stop, start + shard_samples))
     bounds = np.concatenate(([0], ends))[cuts]
     return PackPlan(order, np.array(cuts, np.int64), np.diff(bounds) + len(END))
+
+
+def _order(samples: int, seed: int | None, blocks: Blocks | None) -> Int64s:
+    if seed is None:
+        return np.arange(samples)
+    # Blocks that all fit in memory at once need no special order.
+    if blocks is None or blocks.weights.sum() <= blocks.limit:
+        return shuffled(samples, mix_key(_PACKING, seed))
+    return shuffled_in_blocks(blocks, seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -56,7 +56,9 @@ def pack(
     shard_samples: int | None = None,
     workers: int | None = None,
     shuffle_seed: int | Literal["auto"] | None = "auto",
+    kind: str | None = None,
     class_folders: bool | None = None,
+    columns: Mapping[str, str] | None = None,
     encode: Encode | str | None = None,
     overwrite: bool = False,
     on_error: OnError = "raise",
@@ -69,8 +71,10 @@ def pack(
     second call for the same folder, at the same time, waits for the first and finds its result.
 
     Args:
-        source: a folder of files, where those that agree up to the first dot of the base name are one sample; or an
-            IDX set, by its images file, a prefix such as ``mnist/train``, or the folder that holds it alone. Or what
+        source: a folder of files, where those that agree up to the first dot of the base name are one sample; an IDX
+            set, by its images file, a prefix such as ``mnist/train``, or the folder that holds it alone; or a table
+            whose rows are samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files (one, a folder of them, or a
+            pattern such as ``data/train-*.parquet``), or a folder that ``save_to_disk`` of ``datasets`` wrote. Or what
             Python makes: a data set with ``__len__`` and ``__getitem__``, such as those of torch; any other iterable
             of samples; a function that returns one of these; or the name of one of these, as ``my_module:name``.
         dest: the folder for the shards; it is made where it does not exist.
@@ -80,8 +84,11 @@ def pack(
         workers: processes that write; by default one for each core. An iterable is written by the calling process.
         shuffle_seed: decides the order of the samples; ``None`` keeps that of the source. ``"auto"`` is 0, but ``None``
             for an iterable, which has one order only.
+        kind: what ``source`` is taken for, such as ``"folder"`` or ``"csv"``; by default, what it looks like.
         class_folders: whether each sample gets a ``cls`` member, the number of its folder directly under ``source``;
             by default, when ``source`` looks like a folder of class folders with images.
+        columns: of a table, the member that each column becomes, such as ``{"image": "jpg"}``; columns that are not
+            named follow the rules of `wdsdist.sources.mapping`.
         encode: for what Python makes, a function from an item to a sample: a dict of members by extension, and perhaps
             ``"__key__"``, which is else the item's number. A second parameter without a default, or named ``index``,
             gets that number. It may be given by name, as ``my_module:encode``. By default the items are samples
@@ -136,7 +143,9 @@ def pack(
     if storage.is_remote(location):
         raise DestinationError(f"{storage.shown(location)} is a URL: pack into a local folder, then upload that")
     folder = Path(location)
-    found = sources.find(source, class_folders=class_folders, encode=encode, on_error=on_error)
+    found = sources.find(
+        source, kind=kind, class_folders=class_folders, columns=columns, encode=encode, on_error=on_error
+    )
     if isinstance(found, Stream):
         if shuffle_seed not in ("auto", None):
             raise ArgumentError(
@@ -160,7 +169,11 @@ def pack(
             shards = _write_stream(folder, found, options, on_error, progress)
         else:
             plan = make_plan(
-                found.stored_sizes(), shuffle_seed=seed, shard_bytes=shard_bytes, shard_samples=shard_samples
+                found.stored_sizes(),
+                shuffle_seed=seed,
+                shard_bytes=shard_bytes,
+                shard_samples=shard_samples,
+                blocks=sources.blocks_of(found),
             )
             destination.claim(folder, Record(job, len(plan)), overwrite=overwrite)
             shards = _Shards(found, plan, folder, on_error, progress).write_all(workers)

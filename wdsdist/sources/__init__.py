@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from typing import cast
+from collections.abc import Mapping
+from functools import partial
 
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
-from wdsdist.sources import folder, idx, python
+from wdsdist.sources import columnar, folder, idx, python, textual
 from wdsdist.sources.base import (
+    Blocks,
     BrokenPayload,
     FilePayload,
     LeftOut,
@@ -20,13 +21,17 @@ from wdsdist.sources.base import (
     Samples,
     Source,
     Stream,
+    blocks_of,
     payload_size,
     sample_size,
 )
 from wdsdist.sources.items import Encode
+from wdsdist.sources.kinds import Kind, SourceOptions, at_path, path_of
 from wdsdist.sources.python import Made
 
 __all__ = [
+    "KINDS",
+    "Blocks",
     "BrokenPayload",
     "Encode",
     "FilePayload",
@@ -38,36 +43,59 @@ __all__ = [
     "Sample",
     "Samples",
     "Source",
+    "SourceOptions",
     "Stream",
+    "blocks_of",
     "find",
     "payload_size",
     "sample_size",
 ]
 
-_ACCEPTED = "a folder of files, or an IDX set such as train-images-idx3-ubyte.gz"
+_TABLE = frozenset({"columns"})
+
+KINDS = (
+    # The first one: what Python holds is no path.
+    Kind("python", "a data set or an iterable of Python", python.find, frozenset({"encode"})),
+    Kind("idx", "an IDX set such as train-images-idx3-ubyte.gz", at_path(idx.find)),
+    Kind("hf", "a folder that datasets' save_to_disk wrote", at_path(columnar.find_saved), _TABLE),
+    Kind("parquet", "Parquet files", at_path(partial(columnar.find, kind="parquet")), _TABLE),
+    Kind("arrow", "Arrow files", at_path(partial(columnar.find, kind="arrow")), _TABLE),
+    Kind("csv", "a manifest in CSV", at_path(partial(textual.find, kind="csv")), _TABLE),
+    Kind("tsv", "in TSV", at_path(partial(textual.find, kind="tsv")), _TABLE),
+    Kind("jsonl", "in JSON Lines", at_path(partial(textual.find, kind="jsonl")), _TABLE),
+    # The last one: any folder is one.
+    Kind("folder", "a folder of files", at_path(folder.find), frozenset({"class_folders"})),
+)
+"""In the order in which they are tried: the first that recognises a source lists it."""
 
 
 def find(
     source: str | os.PathLike[str] | Made,
     *,
+    kind: str | None = None,
     class_folders: bool | None = None,
+    columns: Mapping[str, str] | None = None,
     encode: Encode | str | None = None,
     on_error: OnError = "raise",
 ) -> Source | Stream:
     """Recognise what lies at ``source`` and list its samples.
 
     Args:
-        source: a folder of files; or an IDX set, by its images file, by a prefix such as ``mnist/train``, or by the
-            folder that holds it alone; or what Python makes, see `wdsdist.sources.python`.
+        source: a folder of files; an IDX set, by its images file, by a prefix such as ``mnist/train``, or by the
+            folder that holds it alone; a manifest in text; Parquet or Arrow files, one, a folder of them, or a pattern
+            such as ``data/train-*.parquet``; a folder that ``datasets`` saved; or what Python makes, see
+            `wdsdist.sources.python`.
+        kind: the name of one of `KINDS`, which ``source`` is taken for; by default, the first that recognises it.
         class_folders: whether the folders in ``source`` are the classes of the samples below them; by default, when
             it looks so: two folders or more, an image in every sample, no file beside the folders, no ``cls`` yet.
-        on_error: whether a sample that cannot be packed is an error, or is left out and told by ``left_out``.
+        columns: of a table, what becomes of its columns; see `wdsdist.sources.mapping`.
         encode: for what Python makes, a function from an item to a sample dict.
+        on_error: whether a sample that cannot be packed is an error, or is left out and told by ``left_out``.
 
     Raises:
         SourceNotFoundError: nothing lies there.
         SourceError: what lies there is empty, ambiguous, damaged or of an unknown kind.
-        ArgumentError: ``class_folders=True`` for a source that has no folders, ``encode`` for files.
+        ArgumentError: there is no such kind, or an option that sources of this kind do not take.
 
     >>> import tempfile, pathlib
     >>> root = pathlib.Path(tempfile.mkdtemp())
@@ -76,33 +104,47 @@ def find(
     >>> found.kind, len(found), found.stored_sizes().tolist()
     ('folder', 1, [2048])
     """
-    made = python.find(source, encode=encode, on_error=on_error)
-    if made is not None:
-        if class_folders:
-            raise ArgumentError(f"class_folders is True, but {made.location} is no folder: make a cls field instead")
-        return made
-    if encode is not None:
-        raise ArgumentError(f"encode is for items that Python makes, but {source} names files: leave it out")
-    location = storage.normalise(cast("str | os.PathLike[str]", source))
-    if storage.is_remote(location):
-        raise SourceError(f"{storage.shown(location)} is a URL: download it, then pack the local copy")
-    path = Path(location)
-    numbers = idx.find(path)
-    if numbers is not None:
-        if class_folders:
-            raise ArgumentError(f"class_folders is True, but {path} is an IDX set: its labels file holds the classes")
-        return numbers
-    if path.is_dir():
-        return folder.find(path, class_folders=class_folders, on_error=on_error)
-    if path.exists():
-        raise SourceError(_unknown(path))
-    raise SourceNotFoundError(f"{path} does not exist{idx.hint(path)}: what can be packed is {_ACCEPTED}")
+    options = SourceOptions(kind=kind, class_folders=class_folders, columns=columns, encode=encode, on_error=on_error)
+    for candidate in _candidates(kind):
+        found = candidate.find(source, options)
+        if found is not None:
+            _check_options(candidate, found, options)
+            return found
+    raise _not_found(source, kind)
 
 
-def _unknown(path: Path) -> str:
+def _candidates(kind: str | None) -> list[Kind]:
+    chosen = [candidate for candidate in KINDS if kind in (None, candidate.name)]
+    if not chosen:
+        raise ArgumentError(f"kind is {kind!r}: it must be one of {', '.join(known.name for known in KINDS)}")
+    return chosen
+
+
+def _check_options(kind: Kind, found: Source | Stream, options: SourceOptions) -> None:
+    for name in options.given():
+        if name not in kind.options:
+            takers = " or ".join(known.name for known in KINDS if name in known.options)
+            raise ArgumentError(
+                f"{name} is {getattr(options, name)!r}, but {found.location} is of the kind {kind.name!r}: only "
+                f"sources of the kind {takers} take it"
+            )
+
+
+def _not_found(source: object, kind: str | None) -> SourceError | SourceNotFoundError:
+    """Return the error for what no kind recognises."""
+    path = path_of(source)
+    accepted = ", or ".join(known.description for known in reversed(_candidates(kind)))
+    if not isinstance(source, (str, os.PathLike)):
+        return SourceError(f"{source!r} is of no kind that can be packed: that is {accepted}")
+    if path is None:
+        return SourceError(f"{storage.shown(os.fspath(source))} is a URL: download it, then pack the local copy")
+    if not path.exists():
+        return SourceNotFoundError(f"{path} does not exist{idx.hint(path)}: what can be packed is {accepted}")
+    if kind is not None:
+        return SourceError(f"{path} is not of the kind {kind!r}: that is {accepted}")
     if folder.is_tar(path.name):
-        return (
+        return SourceError(
             f"{path} is a tar file already: run `wdsdist index {path}` if its members are named as samples, or unpack "
             f"it and pack the folder"
         )
-    return f"{path} is of no kind that can be packed: that is {_ACCEPTED}"
+    return SourceError(f"{path} is of no kind that can be packed: that is {accepted}")

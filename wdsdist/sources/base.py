@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from wdsdist.permutation import Int64s
 from wdsdist.tarformat import stored_size
@@ -149,3 +149,20 @@ class Stream(Protocol):
     def in_order(self) -> Iterator[Sample]:
         """Yield the samples: the same ones, in the same order, from each stream of the same source."""
         ...
+
+
+class Blocks(NamedTuple):
+    """Runs of samples that are read together or not at all, such as the row groups of Parquet files."""
+
+    cuts: Int64s
+    """int64 [blocks + 1]: where each starts, and the end."""
+    weights: Int64s
+    """int64 [blocks]: bytes of memory that each takes while its samples are read."""
+    limit: int
+    """Bytes of memory that there are for those that are read in turn."""
+
+
+def blocks_of(source: Source) -> Blocks | None:
+    """Return the blocks that a source wants to be read in; most have none, for any sample of theirs is at hand."""
+    found = getattr(source, "blocks", None)
+    return found if isinstance(found, Blocks) else None

@@ -17,6 +17,7 @@ from wdsdist.errors import SourceError
 from wdsdist.permutation import Int64s
 from wdsdist.sources.base import FilePayload, LeftOut, OnError, Payload, Sample
 from wdsdist.sources.grouping import Folder, list_samples, shown
+from wdsdist.sources.kinds import SourceOptions
 from wdsdist.sources.listing import Listing
 from wdsdist.sources.rules import class_folders as find_class_folders
 from wdsdist.sources.rules import unpackable
@@ -137,9 +138,11 @@ def is_tar(name: str) -> bool:
     return _TAR.search(name) is not None
 
 
-def find(root: Path, *, class_folders: bool | None, on_error: OnError = "raise") -> FolderSource:
-    """List the samples of a folder."""
-    walk = _Walk(root, on_error)
+def find(root: Path, options: SourceOptions) -> FolderSource | None:
+    """List the samples of a folder; return ``None`` for what is none."""
+    if not root.is_dir():
+        return None
+    walk = _Walk(root, options.on_error)
     listing = walk.run()
     if walk.tars:
         raise SourceError(
@@ -149,9 +152,9 @@ def find(root: Path, *, class_folders: bool | None, on_error: OnError = "raise")
     if not listing.num_samples:
         raise SourceError(f"{root} holds no file that can be a sample{_skipped(walk.skipped)}: is it the right folder?")
     wrong = unpackable(listing)
-    if wrong and on_error == "raise":
+    if wrong and options.on_error == "raise":
         raise SourceError(f"{root}/{wrong[min(wrong)]}")
-    classes = find_class_folders(str(root), listing, walk.folders, class_folders)
+    classes = find_class_folders(str(root), listing, walk.folders, options.class_folders)
     numbers = None
     if wrong:
         numbers = np.setdiff1d(np.arange(listing.num_samples), np.array(sorted(wrong)))

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from wdsdist.errors import SourceError
 from wdsdist.permutation import Int64s
 from wdsdist.sources.base import LeftOut, Sample, payload_size
+from wdsdist.sources.kinds import SourceOptions
 from wdsdist.tarformat import stored_size
 
 _NAME = re.compile(r"(?P<prefix>.+)-(?P<role>images|labels)[-.]idx\d-[a-z]+\d*(?P<gz>\.gz)?")
@@ -115,7 +116,7 @@ class IdxSource:
         return IdxSamples(self.images, self.labels, self.prefix, self.digits, indices.tolist())
 
 
-def find(path: Path) -> IdxSource | None:
+def find(path: Path, options: SourceOptions) -> IdxSource | None:
     """Return the IDX set that a path names, or nothing where it names none."""
     if path.is_file():
         match = _NAME.fullmatch(path.name)

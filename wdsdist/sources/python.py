@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError, SourceNotFoundError
-from wdsdist.sources.base import OnError
 from wdsdist.sources.dataset import DatasetSource
 from wdsdist.sources.items import Encode
 from wdsdist.sources.iterable import IterableSource
+from wdsdist.sources.kinds import SourceOptions
 
 _PATH = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _NAMED = re.compile(rf"(?P<module>{_PATH}):(?P<attribute>{_PATH})")
@@ -34,20 +34,17 @@ Made = Items | Iterable[Any] | Callable[[], Items | Iterable[Any]]
 """What `find` takes for a source, but for its name in a module."""
 
 
-def find(
-    source: str | os.PathLike[str] | Made, *, encode: Encode | str | None, on_error: OnError = "raise"
-) -> DatasetSource | IterableSource | None:
-    """Return what an object gives, or nothing for a string or path that names no object.
+def find(source: object, options: SourceOptions) -> DatasetSource | IterableSource | None:
+    """Return what an object gives, or ``None`` for a string or path that names no object.
 
     Args:
         source: a data set with ``__len__`` and ``__getitem__``; any other iterable; a function without parameters
             that returns one of them; or the name of one of these, ``module:attribute``. A file of that name is
             preferred.
-        encode: a function from an item, or an item and its number, to a sample dict, or its name, ``module:function``;
-            by default the items are such.
-        on_error: whether an item that cannot become a sample is an error, or is left out.
+        options: among them ``encode``, a function from an item, or an item and its number, to a sample dict, or its
+            name, ``module:function``; by default the items are such.
 
-    >>> find([{"txt": "hello"}], encode=None), find("photos/train", encode=None)
+    >>> find([{"txt": "hello"}], SourceOptions()), find("photos/train", SourceOptions())
     (DatasetSource(list: 1 items), None)
     """
     location: str | None = None
@@ -57,7 +54,7 @@ def find(
         if match is None:
             return None
         location, made = match[0], _named(match["module"], match["attribute"])
-    function = _function(encode)
+    function = _function(options.encode)
     location = location or _name(made)
     if inspect.isroutine(made) or inspect.isclass(made) or isinstance(made, functools.partial):
         try:
@@ -67,9 +64,9 @@ def find(
     if isinstance(made, Mapping):
         raise ArgumentTypeError(f"{location} is a mapping, not a list of samples: pass its values()")
     if hasattr(made, "__len__") and hasattr(made, "__getitem__") and not _is_torch_iterable(made):
-        return DatasetSource.of(made, location, function, on_error)
+        return DatasetSource.of(made, location, function, options.on_error)
     if isinstance(made, Iterable):
-        return IterableSource(made, location, function, on_error)
+        return IterableSource(made, location, function, options.on_error)
     raise ArgumentTypeError(
         f"{location} is a {type(made).__name__}, which can be neither iterated over nor asked for items by number: "
         f"a data set has __len__ and __getitem__, an iterable has __iter__"

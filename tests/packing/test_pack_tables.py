@@ -1,0 +1,105 @@
+"""Tables packed into shards: by several processes, to the same bytes, and with what was chosen in the manifest."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from wdsdist.errors import DestinationExistsError, SourceError
+from wdsdist.packing import pack
+from wdsdist.sources import arrow
+from wdsdist.verification import verify
+
+DataBytes = Callable[[Path], dict[str, bytes]]
+ROWS = 200
+
+
+def rows(root: Path) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = []
+    for number in range(ROWS):
+        (root / f"{number}.bin").write_bytes(bytes([number % 256]) * number)
+        found.append({"key": f"k{number}", "file": f"{number}.bin", "label": number % 7, "text": f"söt {number}"})
+    return found
+
+
+@pytest.fixture(params=["t.jsonl", "t.parquet", "t.arrow"])
+def manifest(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "source" / str(request.param)
+    path.parent.mkdir()
+    found = rows(path.parent)
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in found))
+        return path
+    table = pa.Table.from_pylist(found).append_column("raw", pa.array([bytes(n) for n in range(ROWS)]))
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=16)
+    else:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=16)
+    return path
+
+
+def samples(folder: Path) -> dict[str, bytes]:
+    found = {}
+    for shard in sorted(folder.glob("*.tar")):
+        with tarfile.open(shard) as tar:
+            for entry in tar:
+                stream = tar.extractfile(entry)
+                assert stream is not None
+                found[entry.name] = stream.read()
+    return found
+
+
+def test_any_number_of_workers_writes_the_same_whole_data_set(
+    manifest: Path, tmp_path: Path, data_bytes: DataBytes
+) -> None:
+    one = pack(manifest, tmp_path / "one", shard_bytes=100_000, workers=1)
+    pack(manifest, tmp_path / "three", shard_bytes=100_000, workers=3)
+    assert data_bytes(tmp_path / "one") == data_bytes(tmp_path / "three")
+    found = samples(tmp_path / "one")
+    for number in range(ROWS):
+        assert found[f"k{number}.bin"] == bytes([number % 256]) * number
+        assert found[f"k{number}.cls"] == str(number % 7).encode()
+        assert found[f"k{number}.txt"] == f"söt {number}".encode()
+    assert (one.num_samples, len(one.shards) > 3) == (ROWS, True)
+    assert verify(tmp_path / "one") == []
+    assert one.extra["columns"]["file"] == "*"
+
+
+def test_a_finished_data_set_is_found_again_and_another_mapping_is_refused(manifest: Path, tmp_path: Path) -> None:
+    first = pack(manifest, tmp_path / "out", workers=1)
+    assert pack(manifest, tmp_path / "out", workers=1).shards == first.shards
+    with pytest.raises(DestinationExistsError):
+        pack(manifest, tmp_path / "out", workers=1, columns={"text": "json"})
+
+
+def test_a_file_that_grows_while_packing_is_an_error(manifest: Path, tmp_path: Path) -> None:
+    from wdsdist import sources
+
+    source = sources.find(manifest)
+    (manifest.parent / "9.bin").write_bytes(b"another size")
+    from wdsdist.packing.writer import write_shard
+
+    with pytest.raises(SourceError, match=r"9\.bin has 12 bytes, but had 9 when it was listed"):
+        write_shard(tmp_path, "x.tar", source.take(np.arange(20)))
+
+
+def test_parquet_beyond_the_memory_is_shuffled_in_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pa.table({"key": [f"{n:04}" for n in range(400)], "raw": [bytes([n % 256]) * 5000 for n in range(400)]})
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=10)
+    monkeypatch.setattr("wdsdist.sources.columnar.KEPT_BYTES", 300_000)
+    monkeypatch.setattr(arrow, "KEPT_BYTES", 300_000)
+    pack(tmp_path / "t.parquet", tmp_path / "out", shard_samples=20, workers=2)
+    found = samples(tmp_path / "out")
+    assert sorted(found) == [f"{number:04}.raw" for number in range(400)]
+    groups = [int(name[:4]) // 10 for name in found]
+    assert groups != sorted(groups)
+    shards = [set(groups[start : start + 20]) for start in range(0, 400, 20)]
+    assert max(map(len, shards)) <= 2 * 300_000 // 50_000

@@ -1,0 +1,69 @@
+"""The kinds of source that there are: how each is recognised, and which options it takes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from wdsdist import storage
+from wdsdist.sources.base import OnError, Source, Stream
+from wdsdist.sources.items import Encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """What the caller says about a source; ``None`` leaves it to what the source looks like."""
+
+    kind: str | None = None
+    """The kind that it must be, whatever it looks like."""
+    class_folders: bool | None = None
+    columns: Mapping[str, str] | None = None
+    encode: Encode | str | None = None
+    on_error: OnError = "raise"
+
+    def given(self) -> list[str]:
+        """Return the names of the options that ask for something, but for those that every kind takes."""
+        general = ("kind", "on_error")
+        return [field.name for field in fields(self) if field.name not in general and getattr(self, field.name)]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of source."""
+
+    name: str
+    """As in ``kind=`` and ``--from``."""
+    description: str
+    """Which sources are of this kind, for messages: ``"a folder of files"``."""
+    find: Callable[[object, SourceOptions], Source | Stream | None]
+    """Lists a source of this kind; returns ``None`` for what is none, or does not exist.
+
+    Where ``options.kind`` is set, it is this kind: then a name or a content that proves nothing is no reason for
+    ``None``.
+    """
+    options: frozenset[str] = frozenset()
+    """The fields of `SourceOptions` that it heeds; the others are refused."""
+
+
+def at_path(find: Callable[[Path, SourceOptions], Source | None]) -> Callable[[object, SourceOptions], Source | None]:
+    """Make a ``find`` for local paths into one for anything that is given as a source."""
+
+    def found(source: object, options: SourceOptions) -> Source | None:
+        path = path_of(source)
+        return None if path is None else find(path, options)
+
+    return found
+
+
+def path_of(source: object) -> Path | None:
+    """Return the absolute path that a source is, or ``None`` for a URL and for what is no path at all.
+
+    >>> path_of("/data/train/"), path_of("s3://bucket/train"), path_of([1, 2])
+    (PosixPath('/data/train'), None, None)
+    """
+    if not isinstance(source, (str, os.PathLike)):
+        return None
+    location = storage.normalise(source)
+    return None if storage.is_remote(location) else Path(location)

@@ -1,0 +1,249 @@
+"""What becomes of the columns of a table: which gives the key, which become members, and with which extensions.
+
+Each row is a sample. ``columns=`` (``--column``) says for a column by name: an extension, such as ``"jpg"`` or
+``"mask.png"``; ``"__key__"``, for the key; or ``""``, to leave it out. The other columns follow these rules:
+
+1. ``__key__``, ``key`` or ``id``, the first of them that holds integers or texts, gives the key. Without any, the key
+   is the number of the row, from 0, with nine digits.
+2. Paths become the files that they name, each with its own extension in lower case. A column of texts is one of paths
+   if one of its first 100 values names a file, relative to the folder of the table; then all its values must.
+3. Bytes become a member whose extension is told by the first value (jpg, png, webp, gif, flac, wav, mp3, npy, ...), or
+   else is the column's name. Structs of ``bytes`` and ``path``, as in ``datasets``, are bytes, or else a path.
+4. Class labels with names, as in ``datasets``, and integers named ``label``, ``class`` or ``cls`` become ``cls``.
+5. Lists of numbers of a Parquet or Arrow file become ``<column>.npy``.
+6. The texts named ``caption``, ``text`` or ``txt``, or the only column of texts, become ``txt``.
+7. All other columns become one ``json`` member: an object with an entry for each.
+
+An extension that an earlier column has taken becomes ``<column>.<extension>``. A column without a name, or without any
+value, is left out. A missing value (an empty field of a CSV, a null) is an absent member; in the ``json`` member of
+rule 7 it is a null. Where ``columns=`` maps a column of texts to an extension that texts cannot be encoded as, such as
+``jpg``, they are paths.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError
+
+KEY = "__key__"
+_KEY_NAMES = (KEY, "key", "id")
+_LABEL_NAMES = frozenset(("label", "class", "cls"))
+_TEXT_NAMES = frozenset(("caption", "text", "txt"))
+_OF_TEXT = frozenset(("txt", "text", "transcript", "cls", "cls2", "index", "inx", "id", "json", "jsn"))
+"""What a text can be encoded as, by the last part of an extension."""
+_OTHER = re.compile(r"[^A-Za-z0-9_-]+")
+_MEDIA_PATH = re.compile(
+    r"(?!\w+://)\S+\.(?:jpe?g|png|webp|gif|tiff?|bmp|flac|wav|mp3|ogg|opus|m4a|mp4|webm|npy|npz)", re.IGNORECASE
+)
+
+Content = Literal["empty", "integer", "number", "text", "path", "bytes", "list", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What a column holds, as far as the rules ask."""
+
+    name: str
+    content: Content
+    extension: str = ""
+    """Of paths and bytes: what the first value is, where that is known."""
+    classes: tuple[str, ...] | None = None
+    """Names of its integers."""
+    values: tuple[str, ...] = ()
+    """Of texts: the first ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """How a member is made of a row."""
+
+    columns: tuple[int, ...]
+    """Places of its columns; several where it is an object."""
+    extension: str
+    """Ends in ``*`` where each file has its own."""
+    form: Literal["file", "value", "object"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What becomes of the rows of a table."""
+
+    columns: tuple[Column, ...]
+    key: int | None
+    """Place of the column with the key."""
+    members: tuple[Member, ...]
+    classes: tuple[str, ...] | None = None
+    """Names of the numbers in ``cls``."""
+
+    def notes(self) -> dict[str, str]:
+        """Return what became of each column: an extension, ``"__key__"``, or ``""`` where it was left out."""
+        found = {column.name: "" for column in self.columns if column.name}
+        for member in self.members:
+            found.update({self.columns[place].name: member.extension for place in member.columns})
+        if self.key is not None:
+            found[self.columns[self.key].name] = KEY
+        return found
+
+    def used(self) -> list[int]:
+        """Return the places of the columns that are needed."""
+        places = {place for member in self.members for place in member.columns}
+        return sorted(places if self.key is None else places | {self.key})
+
+
+def check_columns(columns: object) -> dict[str, str]:
+    """Return ``columns=`` as a dict.
+
+    Raises `ArgumentTypeError` for what is no mapping of names to extensions, and `ArgumentError` for an extension that
+    no member can have.
+    """
+    if columns is None:
+        return {}
+    if not isinstance(columns, Mapping) or not all(isinstance(text, str) for pair in columns.items() for text in pair):
+        raise ArgumentTypeError(f"columns is {columns!r}: it maps names of columns to extensions, such as 'jpg'")
+    for name, extension in columns.items():
+        if extension != KEY and re.search(r"[/\n\0*]|^\.|\.$|^__.*__$", extension):
+            raise ArgumentError(f"columns maps {name!r} to {extension!r}, which is no extension such as 'jpg'")
+    return dict(columns)
+
+
+def choose(columns: Sequence[Column], wanted: Mapping[str, str], label: str) -> Layout:
+    """Decide by the rules above what becomes of each column; ``label`` names the table in errors.
+
+    Raises `ArgumentError` where ``wanted`` names no column, and `SourceError` where the columns give no member, or
+    hold paths of files that are not there.
+
+    >>> table = Column("image", "path", "jpg"), Column("id", "integer"), Column("label", "integer")
+    >>> choose(table, {"id": ""}, "train.csv").notes()
+    {'image': '*', 'id': '', 'label': 'cls'}
+    """
+    choice = _Choice(tuple(columns), wanted, label)
+    choice.check_names()
+    choice.choose_key()
+    choice.add_wanted()
+    choice.add_default()
+    if not choice.members:
+        raise SourceError(f"{label} has no column that can become a member: map one, as in columns={{'image': 'jpg'}}")
+    choice.check_paths()
+    columns = tuple(replace(column, values=()) for column in choice.columns)  # they would travel with each shard
+    return Layout(columns, choice.key, tuple(choice.members), choice.classes)
+
+
+@dataclass(slots=True)
+class _Choice:
+    columns: tuple[Column, ...]
+    wanted: Mapping[str, str]
+    label: str
+    key: int | None = None
+    members: list[Member] = field(default_factory=list)
+    taken: set[str] = field(default_factory=set)
+    classes: tuple[str, ...] | None = None
+
+    def check_names(self) -> None:
+        names = [column.name for column in self.columns if column.name]
+        for name in self.wanted:
+            if name not in names:
+                raise ArgumentError(f"columns names {name!r}, but {self.label} has the columns {', '.join(names)}")
+        twice = next((name for name, count in Counter(names).items() if count > 1), None)
+        if twice is not None:
+            raise SourceError(f"{self.label} has two columns with the name {twice!r}: rename one")
+
+    def choose_key(self) -> None:
+        asked = [place for place, column in enumerate(self.columns) if self.wanted.get(column.name) == KEY]
+        if len(asked) > 1:
+            raise ArgumentError(f"columns maps {len(asked)} columns to {KEY!r}: there is one key")
+        if asked and self.columns[asked[0]].content not in ("integer", "text", "path"):
+            raise ArgumentError(
+                f"columns maps {self.columns[asked[0]].name!r} to {KEY!r}: a key is a text or an integer"
+            )
+        usual = {
+            column.name.lower(): place
+            for place, column in reversed(list(enumerate(self.columns)))
+            if column.name not in self.wanted and column.content in ("integer", "text")
+        }
+        self.key = asked[0] if asked else next((usual[name] for name in _KEY_NAMES if name in usual), None)
+
+    def add_wanted(self) -> None:
+        for place, column in enumerate(self.columns):
+            extension = self.wanted.get(column.name, "")
+            if place == self.key or not extension:
+                continue
+            if extension.lower() in self.taken:
+                raise ArgumentError(f"columns maps two columns to {extension!r}: give one another extension")
+            of_text = extension.lower().removesuffix(".gz").rpartition(".")[2] in _OF_TEXT
+            is_file = column.content == "path" or (column.content == "text" and not of_text)
+            self._add(place, extension, "file" if is_file else "value")
+
+    def add_default(self) -> None:
+        left = [
+            (place, column)
+            for place, column in enumerate(self.columns)
+            if place != self.key and column.name not in self.wanted and column.content != "empty"
+        ]
+        texts = [column for _, column in left if column.content == "text"]
+        named = [column for column in texts if column.name.lower() in _TEXT_NAMES]
+        rest: list[int] = []
+        for place, column in left:
+            if column.content == "path":
+                self._add_file(place, column)
+            elif column.content == "bytes":
+                self._add_free(place, column.extension or _as_extension(column.name))
+            elif column.classes is not None or (
+                column.content == "integer" and column.name.lower() in _LABEL_NAMES and "cls" not in self.taken
+            ):
+                self._add_free(place, "cls")
+            elif column.content == "list":
+                self._add(place, f"{_as_extension(column.name)}.npy", "value")
+            elif column in (named[:1] or (texts if len(texts) == 1 else [])) and "txt" not in self.taken:
+                self._add(place, "txt", "value")
+            else:
+                rest.append(place)
+        if rest:
+            if "json" in self.taken:
+                names = ", ".join(self.columns[place].name for place in rest)
+                raise ArgumentError(
+                    f"{names} of {self.label} would become the member json, which another column is mapped to: give "
+                    f"them extensions too, or leave them out, as in columns={{{self.columns[rest[0]].name!r}: ''}}"
+                )
+            self.members.append(Member(tuple(rest), "json", "object"))
+
+    def check_paths(self) -> None:
+        """Refuse a table that looks like one of paths, but of files that lie elsewhere: their names are no data."""
+        if any(member.form == "file" or self.columns[member.columns[0]].content == "bytes" for member in self.members):
+            return
+        for place, column in enumerate(self.columns):
+            paths = bool(column.values) and all(map(_MEDIA_PATH.fullmatch, column.values))
+            if paths and place != self.key and column.name not in self.wanted:
+                raise SourceError(
+                    f"column {column.name!r} of {self.label} looks like paths, but {column.values[0]} is no file "
+                    f"beside it: move the table to where its paths start, or map the column, as in "
+                    f"columns={{{column.name!r}: 'txt'}} (--column {column.name}=txt) if it is to be a text"
+                )
+
+    def _add_file(self, place: int, column: Column) -> None:
+        own = "*" if column.extension not in self.taken else f"{_as_extension(column.name)}.*"
+        self.taken.add(column.extension)
+        self._add(place, own, "file")
+
+    def _add_free(self, place: int, extension: str) -> None:
+        free = extension.lower() not in self.taken
+        self._add(place, extension if free else f"{_as_extension(self.columns[place].name)}.{extension}", "value")
+
+    def _add(self, place: int, extension: str, form: Literal["file", "value"]) -> None:
+        if extension == "cls":
+            self.classes = self.columns[place].classes
+        self.taken.add(extension.lower())
+        self.members.append(Member((place,), extension, form))
+
+
+def _as_extension(name: str) -> str:
+    """Return the name of a column as an extension.
+
+    >>> _as_extension("Face Mask (1)")
+    'Face_Mask_1'
+    """
+    return _OTHER.sub("_", name).strip("_") or "column"

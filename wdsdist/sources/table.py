@@ -1,0 +1,97 @@
+"""A table whose rows are samples, and what all tables have in common; how their files are read is their own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from wdsdist.errors import SourceError
+from wdsdist.permutation import Int64s
+from wdsdist.sources.base import Blocks, LeftOut
+from wdsdist.sources.mapping import Layout
+from wdsdist.sources.rows import Listing, Rows, RowSamples
+
+
+class Stamp(NamedTuple):
+    """A file as it was when the source was listed."""
+
+    path: str
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str]) -> Stamp:
+        """Look a file up."""
+        status = Path(path).stat()
+        return cls(os.fspath(path), status.st_size, status.st_mtime_ns)
+
+    def check(self) -> None:
+        """Raise `SourceError` where the file is not what it was."""
+        try:
+            if Stamp.of(self.path) == self:
+                return
+        except FileNotFoundError as error:
+            raise SourceError(f"{self.path} has vanished since it was listed: pack again once it is back") from error
+        except OSError as error:
+            raise SourceError(f"{self.path} cannot be read: {error.strerror}") from error
+        raise SourceError(f"{self.path} has changed since it was listed: pack again once it is at rest")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableSource:
+    """All rows of a table, in its order."""
+
+    kind: str
+    location: str
+    root: str
+    """The folder that paths in the table are relative to."""
+    layout: Layout
+    files: tuple[Stamp, ...]
+    """Those that the table lies in."""
+    digest: str
+    """Of the files that its rows name."""
+    sizes: Int64s
+    file_sizes: Int64s
+    """int64 [members that are files, rows]: as in `RowSamples`."""
+    take_rows: Callable[[Int64s], Rows]
+    has_exact_sizes: bool = True
+    left_out: tuple[LeftOut, ...] = ()
+    blocks: Blocks | None = None
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def fingerprint(self) -> str:
+        notes, classes = self.layout.notes(), self.layout.classes
+        state = hashlib.sha256(f"{self.kind}\0{notes}\0{classes}\0{self.digest}\n".encode("utf-8", "surrogatepass"))
+        for file in self.files:
+            name = os.path.relpath(file.path, self.root)
+            state.update(f"{name}\0{file.size}\0{file.mtime_ns}\n".encode("utf-8", "surrogatepass"))
+        return state.hexdigest()
+
+    def extra(self) -> dict[str, Any]:
+        classes = {"classes": list(self.layout.classes)} if self.layout.classes is not None else {}
+        return {**classes, "columns": self.layout.notes()}
+
+    def stored_sizes(self) -> Int64s:
+        return self.sizes
+
+    def take(self, indices: Int64s) -> RowSamples:
+        sizes = self.file_sizes[:, indices] if self.file_sizes.size else np.zeros((0, len(indices)), np.int64)
+        return RowSamples(
+            self.take_rows(indices), self.layout, self.root, np.asarray(indices, np.int64), np.ascontiguousarray(sizes)
+        )
+
+
+def listed(listing: Listing, again: Callable[[], Iterable[Any]], place: Callable[[int], str]) -> Listing:
+    """Return a listing once it is whole: its keys differ, and it is not empty."""
+    if not listing.sizes:
+        raise SourceError(f"{place(0)}: the table holds no row that could be a sample: is it the right file?")
+    listing.check_keys(again, place)
+    return listing
