@@ -13,6 +13,7 @@ import os
 import random
 import re
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "a
 _ATTEMPTS = 5
 _FIRST_PAUSE = 0.2  # seconds; doubled after each attempt, with jitter
 _CHUNK = 8 << 20
+_UMASK = threading.Lock()
 
 
 def is_remote(location: str) -> bool:
@@ -206,8 +208,9 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
+    with _UMASK:  # two threads that look at the same time would leave each other's value behind
+        mask = os.umask(0o022)
+        os.umask(mask)
     return mask
 
 

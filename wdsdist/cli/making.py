@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import click
@@ -10,6 +12,8 @@ from wdsdist.cli.progress import meter
 from wdsdist.cli.sizes import byte_count, contents
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from wdsdist.catalog import IndexProgress
     from wdsdist.packing import PackProgress
 
@@ -27,6 +31,14 @@ if TYPE_CHECKING:
 )
 @click.option("--shard-samples", type=int, help="Most samples of a shard.  [default: only bytes count]")
 @click.option("--workers", type=int, help="Processes that write.  [default: one for each core]")
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "dask", "ray"]),
+    default="local",
+    show_default=True,
+    help="Who writes: processes here, or a cluster of yours whose workers see SOURCE and DEST.",
+)
+@click.option("--address", help="Where the cluster is.  [default: where the engine's own settings say]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Decides the order of the samples.")
 @click.option("--no-shuffle", is_flag=True, help="Keep the order of the source.")
 @click.option(
@@ -42,6 +54,8 @@ def pack(
     shard_bytes: int,
     shard_samples: int | None,
     workers: int | None,
+    engine: str,
+    address: str | None,
     seed: int,
     no_shuffle: bool,
     class_folders: bool | None,
@@ -57,7 +71,9 @@ def pack(
     from wdsdist.packing import pack as run
 
     wrote = False
-    with meter("packing", quiet=quiet) as shown:
+    with contextlib.ExitStack() as stack:
+        executor = stack.enter_context(_cluster(engine, address))
+        shown = stack.enter_context(meter("packing", quiet=quiet))
 
         def show(state: PackProgress) -> None:
             nonlocal wrote
@@ -73,6 +89,7 @@ def pack(
             shard_bytes=shard_bytes,
             shard_samples=shard_samples,
             workers=workers,
+            executor=executor,
             shuffle_seed=None if no_shuffle else seed,
             class_folders=class_folders,
             overwrite=overwrite,
@@ -85,6 +102,16 @@ def pack(
         click.echo(f"classes: {len(classes):,}, from {classes[0]} to {classes[-1]}, as cls members")
     for what, count in manifest.extra.get("skipped", {}).items():
         click.echo(f"skipped: {count:,} x {what}")
+
+
+def _cluster(engine: str, address: str | None) -> AbstractContextManager[Executor | None]:
+    if engine == "local":
+        if address is not None:
+            raise click.UsageError("--address goes with --engine dask or ray")
+        return contextlib.nullcontext()
+    from wdsdist.engines import connect
+
+    return connect(engine, address)
 
 
 @click.command()

@@ -85,9 +85,7 @@ def claim(folder: Path, record: Record, *, overwrite: bool) -> None:
     the folder holds another data set and ``overwrite`` is false, or where shards would replace files that wdsdist did
     not write.
     """
-    for path in list(folder.iterdir()):
-        if _TEMPORARY.fullmatch(path.name):
-            path.unlink(missing_ok=True)
+    tidy(folder)
     known = jobs.load(folder)
     if known is not None and not known.job.differences(record.job):
         _remove(folder, manifests.FILE_NAME)  # the data set is not whole, so it must not look it
@@ -98,6 +96,13 @@ def claim(folder: Path, record: Record, *, overwrite: bool) -> None:
             raise DestinationExistsError(_other(folder, known, record.job, len(tars)))
         _remove_own(folder, known, tars, record)
     jobs.save(record, folder)
+
+
+def tidy(folder: Path) -> None:
+    """Remove the temporary files of packing, such as those of a worker that was killed; under the folder's lock."""
+    for path in list(folder.iterdir()):
+        if _TEMPORARY.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def _remove_own(folder: Path, known: Record | None, tars: list[str], record: Record) -> None:

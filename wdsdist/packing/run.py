@@ -6,8 +6,7 @@ import concurrent.futures
 import itertools
 import os
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from wdsdist.errors import ArgumentError, DestinationError, WdsdistError
 from wdsdist.manifest import Manifest, Shard
 from wdsdist.node import cpu_count
 from wdsdist.packing import destination
+from wdsdist.packing.elsewhere import borrowed, parallelism
 from wdsdist.packing.job import Job, PackOptions, Record
 from wdsdist.packing.plan import PackPlan, make_plan
 from wdsdist.packing.writer import WrittenShard, whole_shard, write_shard
@@ -47,6 +47,7 @@ def pack(
     shard_bytes: int = 64 * 2**20,
     shard_samples: int | None = None,
     workers: int | None = None,
+    executor: Executor | None = None,
     shuffle_seed: int | None = 0,
     class_folders: bool | None = None,
     overwrite: bool = False,
@@ -64,7 +65,10 @@ def pack(
         dest: the folder for the shards; it is made where it does not exist.
         shard_bytes: the most bytes of a shard; a sample that needs more gets a shard of its own.
         shard_samples: the most samples of a shard; by default, only bytes count.
-        workers: processes that write; by default one for each core.
+        workers: processes that write; by default one for each core. With an ``executor``: how many shards it writes
+            at once, for one that does not say.
+        executor: writes the shards instead, perhaps on other machines: any `concurrent.futures.Executor`, which stays
+            open. Its workers must have wdsdist, and must see ``source`` and ``dest`` under the same names.
         shuffle_seed: decides the order of the samples; ``None`` keeps that of the source.
         class_folders: whether each sample gets a ``cls`` member, the number of its folder directly under ``source``;
             by default, when ``source`` looks like a folder of class folders with images.
@@ -114,7 +118,8 @@ def pack(
             found.stored_sizes(), shuffle_seed=shuffle_seed, shard_bytes=shard_bytes, shard_samples=shard_samples
         )
         destination.claim(folder, Record(job, len(plan)), overwrite=overwrite)
-        shards = _Shards(found, plan, folder, progress).write_all(workers)
+        shards = _Shards(found, plan, folder, progress).write_all(workers, executor, job)
+        destination.tidy(folder)  # a cluster goes on without a worker that was killed in the middle of a shard
         manifests.save(_manifest(folder, found, options, shards), folder)
     return manifests.load(str(folder / manifests.FILE_NAME))
 
@@ -132,7 +137,7 @@ class _Shards:
         self.done: dict[int, WrittenShard] = {}
         self.samples_done = self.bytes_done = 0
 
-    def write_all(self, workers: int | None) -> list[WrittenShard]:
+    def write_all(self, workers: int | None, lent: Executor | None, job: Job) -> list[WrittenShard]:
         """Keep what is whole, write the rest, and return all shards in order."""
         counts, sizes = self.plan.counts.tolist(), self.plan.sizes.tolist()
         for number in range(len(self.plan)):
@@ -144,10 +149,11 @@ class _Shards:
         if self.done:
             self._report()
         if missing:
+            workers = workers or (parallelism(lent) if lent else None)
             try:
-                with pool(workers, len(missing)) as executor:
+                with borrowed(lent, self.folder, job) if lent else pool(workers, len(missing)) as executor:
                     self._write(executor, missing, _AHEAD * min(workers or cpu_count(), len(missing)))
-            except BrokenProcessPool as error:
+            except BrokenExecutor as error:
                 raise WdsdistError(
                     "a process that was writing shards died, perhaps killed for want of memory: run the same command "
                     "again, with fewer workers; the shards that are whole are kept"
