@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     default=None,
     help="Give each sample a cls member, the number of its folder in SOURCE.  [default: if they look like classes]",
 )
+@click.option("--max-side", metavar="N", type=int, help="Scale images down to N pixels on the longer side.")
+@click.option("--quality", type=int, help="Of JPEG and WebP images that were scaled down, 1 to 95.  [default: 90]")
 @click.option("--overwrite", is_flag=True, help="Replace another data set that wdsdist packed into DEST.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
 def pack(
@@ -59,6 +61,8 @@ def pack(
     seed: int,
     no_shuffle: bool,
     class_folders: bool | None,
+    max_side: int | None,
+    quality: int | None,
     overwrite: bool,
     quiet: bool,
 ) -> None:
@@ -92,6 +96,8 @@ def pack(
             executor=executor,
             shuffle_seed=None if no_shuffle else seed,
             class_folders=class_folders,
+            max_side=max_side,
+            quality=quality,
             overwrite=overwrite,
             progress=show,
         )

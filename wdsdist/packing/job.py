@@ -27,6 +27,8 @@ class PackOptions:
     shard_bytes: int
     shard_samples: int | None
     shuffle_seed: int | None
+    max_side: int | None = None
+    quality: int | None = None
 
     def __post_init__(self) -> None:
         check_integer("shard_bytes", self.shard_bytes, 1)
@@ -34,6 +36,10 @@ class PackOptions:
             check_integer("shard_samples", self.shard_samples, 1)
         if self.shuffle_seed is not None:
             check_integer("shuffle_seed", self.shuffle_seed, 0, 2**64 - 1)
+        if self.max_side is not None:
+            check_integer("max_side", self.max_side, 1)
+        if self.quality is not None:
+            check_integer("quality", self.quality, 1, 95)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,8 @@ from wdsdist.packing import destination
 from wdsdist.packing.elsewhere import borrowed, parallelism
 from wdsdist.packing.job import Job, PackOptions, Record
 from wdsdist.packing.plan import PackPlan, make_plan
-from wdsdist.packing.writer import WrittenShard, whole_shard, write_shard
+from wdsdist.packing.reencoding import DEFAULT_QUALITY, ReencodedSource, Reencoding, check_options
+from wdsdist.packing.writer import WrittenShard, payload_bytes, whole_shard, write_shard
 from wdsdist.processes import pool
 from wdsdist.sources import Source
 
@@ -50,6 +51,8 @@ def pack(
     executor: Executor | None = None,
     shuffle_seed: int | None = 0,
     class_folders: bool | None = None,
+    max_side: int | None = None,
+    quality: int | None = None,
     overwrite: bool = False,
     progress: Callable[[PackProgress], None] | None = None,
 ) -> Manifest:
@@ -72,6 +75,10 @@ def pack(
         shuffle_seed: decides the order of the samples; ``None`` keeps that of the source.
         class_folders: whether each sample gets a ``cls`` member, the number of its folder directly under ``source``;
             by default, when ``source`` looks like a folder of class folders with images.
+        max_side: the most pixels that the longer side of an image may have; larger ones are scaled down and encoded
+            again (JPEG, PNG, WebP, BMP, TIFF), all others stay byte for byte. Shards are planned with the sizes
+            before, so they come out smaller than ``shard_bytes``. See `Reencoding.apply`. Off by default.
+        quality: of the images that are encoded again as JPEG or lossy WebP, 1 to 95; by default 90.
         overwrite: whether to replace another data set that wdsdist packed into ``dest``; nothing else is removed.
         progress: called with a `PackProgress` after each shard.
 
@@ -96,7 +103,16 @@ def pack(
     >>> manifest.extra["classes"], manifest.extra["fields"]
     (['class0', 'class1'], ['cls', 'jpg'])
     """
-    options = PackOptions(shard_bytes=shard_bytes, shard_samples=shard_samples, shuffle_seed=shuffle_seed)
+    check_options(max_side, quality)
+    if max_side is not None and quality is None:
+        quality = DEFAULT_QUALITY
+    options = PackOptions(
+        shard_bytes=shard_bytes,
+        shard_samples=shard_samples,
+        shuffle_seed=shuffle_seed,
+        max_side=max_side,
+        quality=quality,
+    )
     if workers is not None:
         check_integer("workers", workers, 1)
     location = storage.normalise(dest)
@@ -104,6 +120,8 @@ def pack(
         raise DestinationError(f"{storage.shown(location)} is a URL: pack into a local folder, then upload that")
     folder = Path(location)
     found = sources.find(source, class_folders=class_folders)
+    if max_side is not None and quality is not None:
+        found = ReencodedSource(found, Reencoding(max_side=max_side, quality=quality), payload_bytes)
     _refuse_inside(folder, found)
     job = Job(kind=found.kind, location=found.location, fingerprint=found.fingerprint(), options=options)
     # Looked for before the lock is taken: a finished data set may lie where nothing can be written any more.
@@ -177,7 +195,7 @@ class _Shards:
     def _add(self, number: int, shard: WrittenShard) -> None:
         self.done[number] = shard
         self.samples_done += shard.num_samples
-        self.bytes_done += shard.size
+        self.bytes_done += int(self.plan.sizes[number])  # what it was to have, so that all add up to the whole
 
     def _report(self) -> None:
         if self.progress is None:

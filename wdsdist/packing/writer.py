@@ -110,6 +110,11 @@ class _Digested:
         self._written = self.position
 
 
+def payload_bytes(payload: Payload) -> bytes:
+    """Return all of a member's data. Raises `SourceError` where it cannot be read, or has changed."""
+    return payload if isinstance(payload, bytes) else b"".join(_read(payload))
+
+
 def _pieces(payload: Payload) -> Iterator[bytes]:
     if isinstance(payload, bytes):
         yield payload
