@@ -12,6 +12,7 @@ import pytest
 from wdsdist.engines import connect
 from wdsdist.errors import ArgumentError, DestinationError, SourceError, WdsdistError
 from wdsdist.packing import pack, run
+from wdsdist.packing.place import Place
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -48,7 +49,7 @@ class Recording(ThreadPoolExecutor):
 class TestWhatAWorkerCannotSee:
     def test_a_destination_elsewhere_is_named_with_the_machine(self, source: Path, tmp_path: Path) -> None:
         def from_afar(work: Any) -> None:
-            work.folder = tmp_path / "elsewhere"
+            work.place = Place(str(tmp_path / "elsewhere"))
 
         with (
             Recording(1, from_afar) as executor,
@@ -62,7 +63,7 @@ class TestWhatAWorkerCannotSee:
         pack(source, tmp_path / "elsewhere", shard_samples=3)
 
         def from_afar(work: Any) -> None:
-            work.folder = tmp_path / "elsewhere"
+            work.place = Place(str(tmp_path / "elsewhere"))
 
         with Recording(1, from_afar) as executor, pytest.raises(DestinationError, match="does not see"):
             pack(source, tmp_path / "dest", executor=executor)

@@ -73,6 +73,7 @@ def pack(
     it is run again; a finished one returns at once.
     """
     from wdsdist.packing import pack as run
+    from wdsdist.storage import shown as shown_location
 
     wrote = False
     with contextlib.ExitStack() as stack:
@@ -103,7 +104,7 @@ def pack(
         )
     if quiet:
         return
-    click.echo(f"{'packed' if wrote else 'packed already'}: {contents(manifest)}, in {manifest.base}")
+    click.echo(f"{'packed' if wrote else 'packed already'}: {contents(manifest)}, in {shown_location(manifest.base)}")
     if classes := manifest.extra.get("classes"):
         click.echo(f"classes: {len(classes):,}, from {classes[0]} to {classes[-1]}, as cls members")
     for what, count in manifest.extra.get("skipped", {}).items():

@@ -13,15 +13,16 @@ from weakref import WeakSet
 from wdsdist.errors import DestinationError, SourceError
 from wdsdist.packing import job as jobs
 from wdsdist.packing.job import Job
+from wdsdist.packing.place import Place
 
 
 @contextlib.contextmanager
-def borrowed(executor: Executor, folder: Path, job: Job) -> Iterator[Executor]:
+def borrowed(executor: Executor, place: Place, job: Job) -> Iterator[Executor]:
     """Give an executor that runs things where the job's record and source are seen, or else raises.
 
     Leaving the block on an error cancels what has not begun. The executor itself is the caller's, and stays open.
     """
-    checked = _CheckedExecutor(executor, folder, job)
+    checked = _CheckedExecutor(executor, place, job)
     try:
         yield checked
     except BaseException:
@@ -36,15 +37,15 @@ def parallelism(executor: Executor) -> int | None:
 
 
 class _CheckedExecutor(Executor):
-    def __init__(self, executor: Executor, folder: Path, job: Job) -> None:
+    def __init__(self, executor: Executor, place: Place, job: Job) -> None:
         self._executor = executor
-        self._folder = folder
+        self._place = place
         self._job = job
         self._local_source = Path(job.location).exists()
         self._futures: WeakSet[Future[Any]] = WeakSet()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        work = _Work(self._folder, self._job, self._local_source, fn, args, kwargs)
+        work = _Work(self._place, self._job, self._local_source, fn, args, kwargs)
         future = self._executor.submit(_do, work)
         self._futures.add(future)
         return future
@@ -59,25 +60,25 @@ class _Work:
 
     def __init__(
         self,
-        folder: Path,
+        place: Place,
         job: Job,
         local_source: bool,
         fn: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        self.folder = folder
+        self.place = place
         self.job = job
         self.local_source = local_source
         self.call = fn, args, kwargs
 
 
 def _do(work: _Work) -> Any:
-    record = jobs.load(work.folder)
+    record = jobs.load(work.place)
     if record is None or record.job.differences(work.job):
         raise DestinationError(
-            f"the worker on {platform.node()} does not see {work.folder} as the packing process does: every worker "
-            f"must reach it, so choose a folder on a shared file system"
+            f"the worker on {platform.node()} does not see {work.place} as the packing process does: every worker "
+            f"must reach it, so choose a folder on a shared file system, or a URL"
         )
     if work.local_source and not Path(work.job.location).exists():
         raise SourceError(

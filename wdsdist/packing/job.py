@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from wdsdist import storage
 from wdsdist.checks import check_integer
+from wdsdist.packing.place import Place
 from wdsdist.packing.plan import shard_name
 
 FILE_NAME = ".wdsdist-pack.json"
@@ -81,17 +80,17 @@ class Record:
         return [shard_name(number, self.shards) for number in range(self.shards)]
 
 
-def save(record: Record, folder: Path) -> None:
-    """Write the record into a folder, whole or not at all."""
+def save(record: Record, place: Place) -> None:
+    """Write the record into a destination, whole or not at all."""
     content = {"version": _VERSION, "shards": record.shards, "job": asdict(record.job)}
-    with storage.atomic_write(folder / FILE_NAME) as stream:
+    with place.create(FILE_NAME) as stream:
         stream.write(json.dumps(content, indent=1).encode() + b"\n")
 
 
-def load(folder: Path) -> Record | None:
-    """Return the record in a folder, or ``None`` where there is none that can be read."""
+def load(place: Place) -> Record | None:
+    """Return the record in a destination, or ``None`` where there is none that can be read."""
     try:
-        content: Any = json.loads((folder / FILE_NAME).read_bytes())
+        content: Any = json.loads(place.read(FILE_NAME))
         if content["version"] != _VERSION:
             return None
         job = content["job"]

@@ -5,20 +5,22 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from wdsdist import manifest as manifests
 from wdsdist import sources, storage
 from wdsdist.checks import check_integer
-from wdsdist.errors import ArgumentError, DestinationError, WdsdistError
+from wdsdist.errors import ArgumentError, WdsdistError
 from wdsdist.manifest import Manifest, Shard
 from wdsdist.node import cpu_count
 from wdsdist.packing import destination
 from wdsdist.packing.elsewhere import borrowed, parallelism
 from wdsdist.packing.job import Job, PackOptions, Record
+from wdsdist.packing.place import Place
 from wdsdist.packing.plan import PackPlan, make_plan
 from wdsdist.packing.reencoding import DEFAULT_QUALITY, ReencodedSource, Reencoding, check_options
 from wdsdist.packing.writer import WrittenShard, payload_bytes, whole_shard, write_shard
@@ -54,6 +56,7 @@ def pack(
     max_side: int | None = None,
     quality: int | None = None,
     overwrite: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[PackProgress], None] | None = None,
 ) -> Manifest:
     """Turn a downloaded data set into WebDataset shards, once.
@@ -65,7 +68,8 @@ def pack(
     Args:
         source: a folder of files, where those that agree up to the first dot of the base name are one sample; or an
             IDX set, by its images file, a prefix such as ``mnist/train``, or the folder that holds it alone.
-        dest: the folder for the shards; it is made where it does not exist.
+        dest: the folder for the shards, which is made where it does not exist; or a URL that fsspec can write, where
+            nothing keeps two packers apart.
         shard_bytes: the most bytes of a shard; a sample that needs more gets a shard of its own.
         shard_samples: the most samples of a shard; by default, only bytes count.
         workers: processes that write; by default one for each core. With an ``executor``: how many shards it writes
@@ -80,6 +84,7 @@ def pack(
             before, so they come out smaller than ``shard_bytes``. See `Reencoding.apply`. Off by default.
         quality: of the images that are encoded again as JPEG or lossy WebP, 1 to 95; by default 90.
         overwrite: whether to replace another data set that wdsdist packed into ``dest``; nothing else is removed.
+        storage_options: passed to fsspec where ``dest`` is a URL.
         progress: called with a `PackProgress` after each shard.
 
     Returns the manifest, as `wdsdist.open` would.
@@ -116,41 +121,39 @@ def pack(
     if workers is not None:
         check_integer("workers", workers, 1)
     location = storage.normalise(dest)
-    if storage.is_remote(location):
-        raise DestinationError(f"{storage.shown(location)} is a URL: pack into a local folder, then upload that")
-    folder = Path(location)
+    place = Place(location, dict(storage_options or {}))
     found = sources.find(source, class_folders=class_folders)
     if max_side is not None and quality is not None:
         found = ReencodedSource(found, Reencoding(max_side=max_side, quality=quality), payload_bytes)
-    _refuse_inside(folder, found)
+    _refuse_inside(place, found)
     job = Job(kind=found.kind, location=found.location, fingerprint=found.fingerprint(), options=options)
     # Looked for before the lock is taken: a finished data set may lie where nothing can be written any more.
-    done = destination.finished(folder, job)
+    done = destination.finished(place, job)
     if done is not None:
         return done
-    with destination.locked(folder):
-        done = destination.finished(folder, job)  # by the process that held the lock before us
+    with destination.locked(place):
+        done = destination.finished(place, job)  # by the process that held the lock before us
         if done is not None:
             return done
         plan = make_plan(
             found.stored_sizes(), shuffle_seed=shuffle_seed, shard_bytes=shard_bytes, shard_samples=shard_samples
         )
-        destination.claim(folder, Record(job, len(plan)), overwrite=overwrite)
-        shards = _Shards(found, plan, folder, progress).write_all(workers, executor, job)
-        destination.tidy(folder)  # a cluster goes on without a worker that was killed in the middle of a shard
-        manifests.save(_manifest(folder, found, options, shards), folder)
-    return manifests.load(str(folder / manifests.FILE_NAME))
+        destination.claim(place, Record(job, len(plan)), overwrite=overwrite)
+        shards = _Shards(found, plan, place, progress).write_all(workers, executor, job)
+        destination.tidy(place)  # a cluster goes on without a worker that was killed in the middle of a shard
+        destination.finish(place, _manifest(place, found, options, shards))
+    return manifests.load(place.at(manifests.FILE_NAME), place.options)
 
 
 class _Shards:
     """The shards of one plan, and those of them that are there."""
 
     def __init__(
-        self, source: Source, plan: PackPlan, folder: Path, progress: Callable[[PackProgress], None] | None
+        self, source: Source, plan: PackPlan, place: Place, progress: Callable[[PackProgress], None] | None
     ) -> None:
         self.source = source
         self.plan = plan
-        self.folder = folder
+        self.place = place
         self.progress = progress
         self.done: dict[int, WrittenShard] = {}
         self.samples_done = self.bytes_done = 0
@@ -158,9 +161,10 @@ class _Shards:
     def write_all(self, workers: int | None, lent: Executor | None, job: Job) -> list[WrittenShard]:
         """Keep what is whole, write the rest, and return all shards in order."""
         counts, sizes = self.plan.counts.tolist(), self.plan.sizes.tolist()
+        present = self.place.sizes()
         for number in range(len(self.plan)):
-            size = sizes[number] if self.source.has_exact_sizes else None
-            kept = whole_shard(self.folder, self.plan.name(number), size=size, num_samples=counts[number])
+            name, size = self.plan.name(number), sizes[number] if self.source.has_exact_sizes else None
+            kept = whole_shard(self.place, name, found=present.get(name), size=size, num_samples=counts[number])
             if kept is not None:
                 self._add(number, kept)
         missing = [number for number in range(len(self.plan)) if number not in self.done]
@@ -169,7 +173,7 @@ class _Shards:
         if missing:
             workers = workers or (parallelism(lent) if lent else None)
             try:
-                with borrowed(lent, self.folder, job) if lent else pool(workers, len(missing)) as executor:
+                with borrowed(lent, self.place, job) if lent else pool(workers, len(missing)) as executor:
                     self._write(executor, missing, _AHEAD * min(workers or cpu_count(), len(missing)))
             except BrokenExecutor as error:
                 raise WdsdistError(
@@ -185,7 +189,7 @@ class _Shards:
         while True:
             for number in itertools.islice(todo, ahead - len(running)):
                 samples = self.source.take(self.plan.samples(number))
-                running[executor.submit(write_shard, self.folder, self.plan.name(number), samples)] = number
+                running[executor.submit(write_shard, self.place, self.plan.name(number), samples)] = number
             if not running:
                 return
             for future in concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED).done:
@@ -212,9 +216,9 @@ class _Shards:
         )
 
 
-def _manifest(folder: Path, source: Source, options: PackOptions, shards: list[WrittenShard]) -> Manifest:
+def _manifest(place: Place, source: Source, options: PackOptions, shards: list[WrittenShard]) -> Manifest:
     return Manifest.of(
-        str(folder),
+        place.location,
         [Shard(shard.name, shard.num_samples, shard.size, shard.sha256) for shard in shards],
         extra={
             "source": {"kind": source.kind},
@@ -227,8 +231,10 @@ def _manifest(folder: Path, source: Source, options: PackOptions, shards: list[W
     )
 
 
-def _refuse_inside(folder: Path, source: Source) -> None:
+def _refuse_inside(place: Place, source: Source) -> None:
     """The next run would find the shards among the files to pack, and take that for another source."""
-    place, root = folder.resolve(), Path(source.location).resolve()
-    if source.kind == "folder" and (place == root or root in place.parents):
-        raise ArgumentError(f"dest {folder} lies inside the source {source.location}: choose a folder outside it")
+    if place.folder is None:
+        return
+    folder, root = place.folder.resolve(), Path(source.location).resolve()
+    if source.kind == "folder" and (folder == root or root in folder.parents):
+        raise ArgumentError(f"dest {place} lies inside the source {source.location}: choose a folder outside it")

@@ -6,10 +6,10 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from wdsdist import shardindex, storage
 from wdsdist.errors import DestinationError, IndexFormatError, SourceError, WdsdistError
+from wdsdist.packing.place import Place
 from wdsdist.shardindex import ShardIndex, ShardIndexBuilder
 from wdsdist.sources import FilePayload, Payload, RangePayload, Samples, payload_size
 from wdsdist.tarformat import END, header, padding
@@ -32,34 +32,40 @@ class WrittenShard:
     """Bytes of all members, without headers and padding."""
 
 
-def write_shard(folder: Path, name: str, samples: Samples) -> WrittenShard:
+def write_shard(place: Place, name: str, samples: Samples) -> WrittenShard:
     """Write a tar of the samples, then its index.
 
     Raises:
         SourceError: a file has changed or vanished since it was listed.
-        DestinationError: the folder cannot be written.
+        DestinationError: the place cannot be written.
     """
     try:
-        with storage.atomic_write(folder / name) as stream:
-            index = _write_tar(stream.write, samples, str(folder / name))
+        with place.create(name) as stream:
+            index = _write_tar(stream.write, samples, storage.shown(place.at(name)))
         # The index comes second: a tar that has one is whole.
-        with storage.atomic_write(shardindex.beside(folder / name)) as stream:
+        with place.create(name + shardindex.SUFFIX) as stream:
             stream.write(shardindex.dumps(index))
     except WdsdistError:
         raise
     except OSError as error:
-        raise DestinationError(f"{folder / name} cannot be written: {error.strerror or error}") from error
+        raise DestinationError(
+            f"{storage.shown(place.at(name))} cannot be written: {error.strerror or error}"
+        ) from error
     return _summary(name, index)
 
 
-def whole_shard(folder: Path, name: str, *, size: int | None, num_samples: int) -> WrittenShard | None:
+def whole_shard(
+    place: Place, name: str, *, found: int | None, size: int | None, num_samples: int
+) -> WrittenShard | None:
     """Return what is known of a shard that an earlier run wrote whole, or ``None`` where it did not.
 
-    ``size`` is what it must have, or ``None`` where that is known only from its index.
+    ``found`` is the size that it has, or ``None`` where it is not there; ``size`` is what it must have, or ``None``
+    where that is known only from its index.
     """
+    if found is None:
+        return None
     try:
-        index = shardindex.load(shardindex.beside(folder / name))
-        found = (folder / name).stat().st_size
+        index = shardindex.loads(place.read(name + shardindex.SUFFIX), storage.shown(place.at(name)))
     except (FileNotFoundError, IndexFormatError):
         return None
     if found != index.size or size not in (None, found) or index.num_samples != num_samples:
