@@ -193,6 +193,14 @@ class TestADataSet:
         assert data_bytes(tmp_path / "1") == data_bytes(tmp_path / "2")
         assert (tmp_path / "2" / "shard-000000.tar").stat().st_ino == kept.st_ino
 
+    def test_a_shard_that_was_cut_is_written_again(self, images: Path, tmp_path: Path) -> None:
+        pack(images, tmp_path / "dest", shard_samples=3, max_side=100)
+        shard = tmp_path / "dest" / "shard-000001.tar"
+        whole = shard.read_bytes()
+        shard.write_bytes(whole[:2048])
+        pack(images, tmp_path / "dest", shard_samples=3, max_side=100)
+        assert shard.read_bytes() == whole
+
     def test_other_options_are_another_data_set(self, images: Path, tmp_path: Path) -> None:
         pack(images, tmp_path / "dest", max_side=100)
         for options in ({}, {"max_side": 99}, {"max_side": 100, "quality": 80}):
