@@ -36,6 +36,10 @@ class DestinationError(WdsdistError, OSError):
     """The destination cannot be written."""
 
 
+class EngineError(WdsdistError, ConnectionError):
+    """A cluster that was to do the work cannot be reached, or has lost too many workers."""
+
+
 class IndexNotFoundError(WdsdistError, FileNotFoundError):
     """There is no index where a data set was expected."""
 

@@ -205,6 +205,12 @@ def load(path: Path) -> ShardIndex:
             content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
         except ValueError:  # an empty file cannot be mapped
             content = memoryview(b"")
+    return loads(content, str(path))
+
+
+def loads(content: bytes | memoryview, label: str) -> ShardIndex:
+    """Return the index in the bytes of a file, which its arrays are views of; ``label`` names it in errors."""
+    content = memoryview(content)
     try:
         magic, version, length, crc, _ = _PREAMBLE.unpack_from(content)
         rest = content[_PREAMBLE.size :]
@@ -219,7 +225,7 @@ def load(path: Path) -> ShardIndex:
         }
     except (struct.error, ValueError, KeyError, TypeError) as error:
         raise IndexFormatError(
-            f"{path} is not a shard index of version {_VERSION} ({error}): delete it and run `wdsdist index` again"
+            f"{label} is not a shard index of version {_VERSION} ({error}): delete it and run `wdsdist index` again"
         ) from error
     return ShardIndex(
         size=header["size"],

@@ -8,11 +8,13 @@ are made on first use in each process. Errors of the many back ends leave here a
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import random
 import re
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -29,6 +31,7 @@ _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "a
 _ATTEMPTS = 5
 _FIRST_PAUSE = 0.2  # seconds; doubled after each attempt, with jitter
 _CHUNK = 8 << 20
+_UMASK = threading.Lock()
 
 
 def is_remote(location: str) -> bool:
@@ -153,6 +156,64 @@ def names(location: str, suffix: str, options: StorageOptions | None = None) -> 
     return sorted(name for name in found if name.endswith(suffix))
 
 
+def sizes(location: str, options: StorageOptions | None = None) -> dict[str, int]:
+    """Return the size of each file directly in a folder, by name; none where there is no such folder."""
+    if not is_remote(location):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(location) as entries:
+            return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+        return {}
+
+    def listed() -> dict[str, int]:
+        filesystem, path = _filesystem(location, options)
+        filesystem.invalidate_cache()  # what other processes have written since must be in the list
+        try:
+            entries = filesystem.ls(path, detail=True)
+        except FileNotFoundError:
+            return {}
+        return {entry["name"].rpartition("/")[2]: int(entry["size"]) for entry in entries if entry["type"] == "file"}
+
+    return _persist(location, listed)
+
+
+def remove(location: str, options: StorageOptions | None = None) -> None:
+    """Remove a file or object; one that is not there is no error."""
+    if not is_remote(location):
+        Path(location).unlink(missing_ok=True)
+        return
+
+    def delete() -> None:
+        filesystem, path = _filesystem(location, options)
+        filesystem.rm_file(path)
+
+    with contextlib.suppress(FileNotFoundError):
+        _persist(location, delete)
+
+
+@contextlib.contextmanager
+def upload(location: str, options: StorageOptions | None = None) -> Iterator[IO[bytes]]:
+    """Open a temporary file that becomes an object, in one piece, when the block ends; on an error it does not.
+
+    Object stores show an upload only when it is complete. Raises `StorageError` where it cannot be completed.
+    """
+    # Without a name, so that a process that is killed leaves nothing; back ends that want a path get the system's
+    # name of the open file.
+    with tempfile.TemporaryFile() as stream:
+        try:
+            yield stream
+            stream.flush()
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                where = f"{tempfile.gettempdir()} is full, where it is made before it is uploaded"
+                raise StorageError(f"{shown(location)} cannot be written: {where}; set TMPDIR") from error
+            raise
+
+        def put() -> None:
+            filesystem, path = _filesystem(location, options)
+            filesystem.put_file(f"/proc/self/fd/{stream.fileno()}", path)
+
+        _persist(location, put, "written")
+
+
 def fetch(location: str, path: Path, options: StorageOptions | None = None) -> None:
     """Copy a remote object to a local path, trying again after passing faults.
 
@@ -172,11 +233,11 @@ def fetch(location: str, path: Path, options: StorageOptions | None = None) -> N
         raise ShardNotFoundError(f"{shown(location)} does not exist") from error
 
 
-def _persist(location: str, action: Callable[[], T]) -> T:
+def _persist(location: str, action: Callable[[], T], verb: str = "read") -> T:
     """Do something with a remote location, and again after a pause where it fails for another reason than absence."""
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            with _mapped(location):
+            with _mapped(location, verb):
                 return action()
         except StorageError as error:
             if attempt == _ATTEMPTS or isinstance(error.__cause__, ImportError):
@@ -206,8 +267,9 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
+    with _UMASK:  # two threads that look at the same time would leave each other's value behind
+        mask = os.umask(0o022)
+        os.umask(mask)
     return mask
 
 
@@ -227,11 +289,11 @@ def _filesystem(location: str, options: StorageOptions | None) -> tuple[Any, str
 
 
 @contextlib.contextmanager
-def _mapped(location: str) -> Iterator[None]:
+def _mapped(location: str, verb: str = "read") -> Iterator[None]:
     """Turn whatever a back end raises into the two errors that this module promises."""
     try:
         yield
     except (FileNotFoundError, StorageError):
         raise
     except Exception as error:  # back ends share no base class: botocore, aiohttp, google and azure have their own
-        raise StorageError(f"{shown(location)} cannot be read: {type(error).__name__}: {error}") from error
+        raise StorageError(f"{shown(location)} cannot be {verb}: {type(error).__name__}: {error}") from error

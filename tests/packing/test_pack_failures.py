@@ -38,10 +38,6 @@ class TestUnwritable:
         monkeypatch.setattr(FileLock, "acquire", refuse)
         self.check(source, tmp_path / "dest", "dest cannot be written: Read-only file system")
 
-    def test_a_url(self, source: Path) -> None:
-        with pytest.raises(DestinationError, match="s3://bucket/dest is a URL: pack into a local folder"):
-            pack(source, "s3://bucket/dest")
-
     def test_a_full_disk_leaves_no_data_set(
         self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +13,8 @@ from wdsdist.cli.progress import meter
 from wdsdist.cli.sizes import byte_count, contents, counted, human
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from wdsdist.catalog import IndexProgress
     from wdsdist.manifest import Manifest
     from wdsdist.node.once import Scope
@@ -42,6 +46,14 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
 )
 @click.option("--shard-samples", type=int, help="Most samples of a shard.  [default: only bytes count]")
 @click.option("--workers", type=int, help="Processes that write.  [default: one for each core]")
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "dask", "ray"]),
+    default="local",
+    show_default=True,
+    help="Who writes: processes here, or a cluster of yours whose workers see SOURCE and DEST.",
+)
+@click.option("--address", help="Where the cluster is.  [default: where the engine's own settings say]")
 @click.option("--seed", type=int, help="Decides the order of the samples.  [default: 0]")
 @click.option("--no-shuffle", is_flag=True, help="Keep the order of the source.")
 @click.option("--from", "kind", metavar="KIND", help="What SOURCE is, such as folder or csv.  [default: as it looks]")
@@ -59,6 +71,8 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
     help="Give each sample a cls member, the number of its folder in SOURCE.  [default: if they look like classes]",
 )
 @click.option("--encode", metavar="NAME", help="Function my_module:encode from an item of SOURCE to a sample dict.")
+@click.option("--max-side", metavar="N", type=int, help="Scale images down to N pixels on the longer side.")
+@click.option("--quality", type=int, help="Of JPEG and WebP images that were scaled down, 1 to 95.  [default: 90]")
 @click.option("--overwrite", is_flag=True, help="Replace another data set that wdsdist packed into DEST.")
 @click.option(
     "--on-error",
@@ -81,12 +95,16 @@ def pack(
     shard_bytes: int,
     shard_samples: int | None,
     workers: int | None,
+    engine: str,
+    address: str | None,
     seed: int | None,
     no_shuffle: bool,
     kind: str | None,
     columns: dict[str, str] | None,
     class_folders: bool | None,
     encode: str | None,
+    max_side: int | None,
+    quality: int | None,
     overwrite: bool,
     on_error: OnError,
     scope: Scope,
@@ -106,7 +124,9 @@ def pack(
 
     last: PackProgress | None = None
     began = time.monotonic()
-    with meter("packing", quiet=quiet) as shown:
+    with contextlib.ExitStack() as stack:
+        executor = stack.enter_context(_cluster(engine, address))
+        shown = stack.enter_context(meter("packing", quiet=quiet))
 
         def show(state: PackProgress) -> None:
             nonlocal last
@@ -114,7 +134,7 @@ def pack(
             shown.update(state.bytes_done, state.bytes, _progress(state, time.monotonic() - began))
 
         def pack(source: str, dest: str, options: dict[str, Any]) -> Manifest:
-            return run(source, dest, progress=show, **options)
+            return run(source, dest, progress=show, executor=executor, **options)
 
         options = {
             "shard_bytes": shard_bytes,
@@ -125,6 +145,8 @@ def pack(
             "class_folders": class_folders,
             "columns": columns,
             "encode": encode,
+            "max_side": max_side,
+            "quality": quality,
             "overwrite": overwrite,
             "on_error": on_error,
         }
@@ -146,8 +168,9 @@ def _progress(state: PackProgress, seconds: float) -> str:
 def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> None:
     """Say what has been packed."""
     from wdsdist.packing import report
+    from wdsdist.storage import shown as shown_location
 
-    click.echo(f"{'packed' if last else 'packed already'}: {contents(manifest)}, in {manifest.base}")
+    click.echo(f"{'packed' if last else 'packed already'}: {contents(manifest)}, in {shown_location(manifest.base)}")
     payload = manifest.extra["payload_bytes"]
     overhead = manifest.num_bytes - payload
     each = overhead / max(manifest.num_samples, 1)
@@ -162,7 +185,9 @@ def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> No
     for what, count in manifest.extra.get("skipped", {}).items():
         click.echo(f"skipped: {count:,} x {what}")
     if left_out := manifest.extra.get("left_out"):
-        click.echo(f"left out: {counted(left_out, 'sample')}, listed in {manifest.base}/{report.FILE_NAME}")
+        click.echo(
+            f"left out: {counted(left_out, 'sample')}, listed in {shown_location(manifest.base)}/{report.FILE_NAME}"
+        )
 
 
 def _of(done: int, total: int | None) -> str:
@@ -174,6 +199,16 @@ def _becomes(extension: str) -> str:
     if not extension:
         return "left out"
     return "gives the key" if extension == "__key__" else f"as {extension}".replace("*", "its files are")
+
+
+def _cluster(engine: str, address: str | None) -> AbstractContextManager[Executor | None]:
+    if engine == "local":
+        if address is not None:
+            raise click.UsageError("--address goes with --engine dask or ray")
+        return contextlib.nullcontext()
+    from wdsdist.engines import connect
+
+    return connect(engine, address)
 
 
 @click.command()

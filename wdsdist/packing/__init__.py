@@ -1,5 +1,6 @@
 """Turn what people download into WebDataset shards: in parallel, atomically, and resumably."""
 
-from wdsdist.packing.run import PackProgress, pack
+from wdsdist.packing.progress import PackProgress
+from wdsdist.packing.run import pack
 
 __all__ = ["PackProgress", "pack"]

@@ -1,10 +1,9 @@
-"""The folder that shards are written to: what it holds already, what of that is ours, and one packer at a time."""
+"""The place that shards are written to: what it holds already, what of that is ours, and one packer at a time."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from wdsdist import manifest as manifests
-from wdsdist import shardindex, storage
+from wdsdist import shardindex
 from wdsdist.errors import (
     DestinationError,
     DestinationExistsError,
@@ -24,6 +23,7 @@ from wdsdist.manifest import Manifest
 from wdsdist.packing import job as jobs
 from wdsdist.packing import report
 from wdsdist.packing.job import Job, Record
+from wdsdist.packing.place import Place
 from wdsdist.sources import OnError
 
 _LOCK = ".wdsdist-pack.lock"
@@ -38,12 +38,16 @@ _log = logging.getLogger("wdsdist")
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(place: Place) -> Iterator[None]:
     """Make the folder and hold it for one packer; a second one waits until the first has finished.
 
     The system frees the lock of a process that dies, however it dies. Raises `DestinationError` for a folder that
     cannot be made or written, and for any failure to write there under the lock.
     """
+    folder = place.folder
+    if folder is None:
+        yield  # stores have no locks: whoever starts two packers for one URL is asked not to
+        return
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / _LOCK)
@@ -62,94 +66,116 @@ def locked(folder: Path) -> Iterator[None]:
         raise DestinationError(f"{folder} cannot be written: {_reason(error, folder)}") from error
 
 
-def finished(folder: Path, job: Job, on_error: OnError) -> Manifest | None:
+def finished(place: Place, job: Job, on_error: OnError) -> Manifest | None:
     """Return the manifest where the folder holds all shards of this very job, by name and size.
 
     A data set that samples were left out of is finished where they may be.
     """
-    record = jobs.load(folder)
+    record = jobs.load(place)
     if record is None or record.job.differences(job):
         return None
     try:
-        manifest = manifests.load(str(folder / manifests.FILE_NAME))
+        manifest = manifests.load(place.at(manifests.FILE_NAME), place.options)
     except (IndexNotFoundError, IndexFormatError):
         return None
     if not _made_by_packing(manifest):
         return None  # `wdsdist index` has replaced our index.json, and does not know our notes
     if manifest.extra.get("left_out") and on_error == "raise":
         return None
-    with os.scandir(folder) as entries:
-        sizes = {entry.name: entry.stat().st_size for entry in entries}
+    sizes = place.sizes()
     whole = all(
         sizes.get(shard.name) == shard.size and shard.name + shardindex.SUFFIX in sizes for shard in manifest.shards
     )
     return manifest if whole else None
 
 
-def claim(folder: Path, record: Record, *, overwrite: bool) -> None:
+def claim(place: Place, record: Record, *, overwrite: bool) -> None:
     """Make the folder ready for a job, under its lock: refuse or remove what else it holds, and write the record.
 
     What an earlier run of the same job left stays; only its temporary files go. Raises `DestinationExistsError` where
     the folder holds another data set and ``overwrite`` is false, or where shards would replace files that wdsdist did
     not write.
     """
-    for path in list(folder.iterdir()):
-        if _TEMPORARY.fullmatch(path.name):
-            path.unlink(missing_ok=True)
-    known = jobs.load(folder)
+    tidy(place)
+    known = jobs.load(place)
     if known is not None and not known.job.differences(record.job):
-        _remove(folder, manifests.FILE_NAME)  # the data set is not whole, so it must not look it
+        place.remove(manifests.FILE_NAME)  # the data set is not whole, so it must not look it
         return
-    tars = storage.names(str(folder), ".tar")
-    if tars or (folder / manifests.FILE_NAME).exists():
+    present = place.sizes()
+    tars = sorted(name for name in present if name.endswith(".tar"))
+    if tars or manifests.FILE_NAME in present:
         if not overwrite:
-            raise DestinationExistsError(_other(folder, known, record.job, len(tars)))
-        _remove_own(folder, known, tars, record)
-    jobs.save(record, folder)
+            raise DestinationExistsError(
+                _other(place, known, record.job, len(tars), finished=manifests.FILE_NAME in present)
+            )
+        _remove_own(place, known, tars, record)
+    jobs.save(record, place)
 
 
-def _remove_own(folder: Path, known: Record | None, tars: list[str], record: Record) -> None:
+def finish(place: Place, manifest: Manifest) -> None:
+    """Write ``index.json``, which makes the shards a data set.
+
+    Raises `DestinationError` where a shard that was written by another process is not there: some URLs, such as
+    ``memory://``, name another thing in each process.
+    """
+    if place.folder is None:
+        present = place.sizes()
+        lost = [shard.name for shard in manifest.shards if present.get(shard.name) != shard.size]
+        if lost:
+            raise DestinationError(
+                f"{place} does not hold {lost[0]}, which a worker has written: workers and this process must see the "
+                f"same there; where they cannot, pack with workers=1"
+            )
+    with place.create(manifests.FILE_NAME) as stream:
+        stream.write(manifests.dumps(manifest))
+
+
+def tidy(place: Place) -> None:
+    """Remove the temporary files of packing, such as those of a worker that was killed; under the folder's lock."""
+    for name in place.sizes() if place.folder else ():
+        if _TEMPORARY.fullmatch(name):
+            place.remove(name)
+
+
+def _remove_own(place: Place, known: Record | None, tars: list[str], record: Record) -> None:
     """Remove the data set that wdsdist packed here before, index.json first: without it there is no data set."""
     try:
-        listed = manifests.load(str(folder / manifests.FILE_NAME))
+        listed = manifests.load(place.at(manifests.FILE_NAME), place.options)
     except (IndexNotFoundError, IndexFormatError):
         listed = None
-    indexes = storage.names(str(folder), ".tar" + shardindex.SUFFIX)
-    present = {*tars, *(name.removesuffix(shardindex.SUFFIX) for name in indexes)}
+    suffix = ".tar" + shardindex.SUFFIX
+    indexed = (name.removesuffix(shardindex.SUFFIX) for name in place.sizes() if name.endswith(suffix))
+    present = {*tars, *indexed}
     own = set(filter(known.writes, present)) if known else set()
     if listed is not None and _made_by_packing(listed):
         own |= {shard.name for shard in listed.shards if "/" not in shard.name}
     in_the_way = sorted(filter(record.writes, set(tars) - own))
-    if (folder / manifests.FILE_NAME).exists() and not own and not (listed and "source" in listed.extra):
+    if manifests.FILE_NAME in place.sizes() and not own and not (listed and "source" in listed.extra):
         in_the_way.append(manifests.FILE_NAME)
     if in_the_way:
         raise DestinationExistsError(
-            f"{folder} holds {in_the_way[0]}, which packing would replace but did not write: choose another folder"
+            f"{place} holds {in_the_way[0]}, which packing would replace but did not write: choose another folder"
         )
-    _remove(folder, manifests.FILE_NAME)
+    place.remove(manifests.FILE_NAME)
     if own:
-        _remove(folder, report.FILE_NAME)
+        place.remove(report.FILE_NAME)
     for name in sorted(own):
-        _remove(folder, name + shardindex.SUFFIX)
-        _remove(folder, name)
-
-
-def _remove(folder: Path, name: str) -> None:
-    (folder / name).unlink(missing_ok=True)
+        place.remove(name + shardindex.SUFFIX)
+        place.remove(name)
 
 
 def _made_by_packing(manifest: Manifest) -> bool:
     return "shuffle_seed" in manifest.extra
 
 
-def _other(folder: Path, known: Record | None, job: Job, tars: int) -> str:
+def _other(place: Place, known: Record | None, job: Job, tars: int, *, finished: bool) -> str:
     """Say what a folder holds that is not this job's."""
     advice = "choose another folder, or replace what wdsdist packed there with overwrite=True (--overwrite)"
     if known is None:
         what = f"{tars:,} tar files" if tars else manifests.FILE_NAME
-        return f"{folder} holds {what} and no record of what they were packed from: {advice}"
-    state = "another data set" if (folder / manifests.FILE_NAME).exists() else "another data set, not finished"
-    return f"{folder} holds {state} ({'; '.join(known.job.differences(job))}): {advice}"
+        return f"{place} holds {what} and no record of what they were packed from: {advice}"
+    state = "another data set" if finished else "another data set, not finished"
+    return f"{place} holds {state} ({'; '.join(known.job.differences(job))}): {advice}"
 
 
 def _reason(error: OSError, folder: Path) -> str:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from wdsdist import storage
 from wdsdist.checks import check_integer
+from wdsdist.packing.place import Place
 from wdsdist.packing.plan import shard_name, shard_number
 
 FILE_NAME = ".wdsdist-pack.json"
@@ -27,6 +26,8 @@ class PackOptions:
     shard_bytes: int
     shard_samples: int | None
     shuffle_seed: int | None
+    max_side: int | None = None
+    quality: int | None = None
 
     def __post_init__(self) -> None:
         check_integer("shard_bytes", self.shard_bytes, 1)
@@ -34,6 +35,10 @@ class PackOptions:
             check_integer("shard_samples", self.shard_samples, 1)
         if self.shuffle_seed is not None:
             check_integer("shuffle_seed", self.shuffle_seed, 0, 2**64 - 1)
+        if self.max_side is not None:
+            check_integer("max_side", self.max_side, 1)
+        if self.quality is not None:
+            check_integer("quality", self.quality, 1, 95)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,17 +84,17 @@ class Record:
         return name == shard_name(number, self.shards or 1)
 
 
-def save(record: Record, folder: Path) -> None:
-    """Write the record into a folder, whole or not at all."""
+def save(record: Record, place: Place) -> None:
+    """Write the record into a destination, whole or not at all."""
     content = {"version": _VERSION, "shards": record.shards, "job": asdict(record.job)}
-    with storage.atomic_write(folder / FILE_NAME) as stream:
+    with place.create(FILE_NAME) as stream:
         stream.write(json.dumps(content, indent=1).encode() + b"\n")
 
 
-def load(folder: Path) -> Record | None:
-    """Return the record in a folder, or ``None`` where there is none that can be read."""
+def load(place: Place) -> Record | None:
+    """Return the record in a destination, or ``None`` where there is none that can be read."""
     try:
-        content: Any = json.loads((folder / FILE_NAME).read_bytes())
+        content: Any = json.loads(place.read(FILE_NAME))
         if content["version"] != _VERSION:
             return None
         job = content["job"]

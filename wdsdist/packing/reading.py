@@ -72,6 +72,16 @@ def opened(payload: Payload) -> Iterator[Callable[[memoryview], int]]:
         os.close(descriptor)
 
 
+def whole(payload: Payload) -> bytes:
+    """Return all of a member's data. Raises `SourceError` where it cannot be read, or has changed."""
+    content = bytearray(len(payload) if isinstance(payload, bytes) else payload.size)
+    with opened(payload) as read, memoryview(content) as view:
+        start = 0
+        while start < len(content):
+            start += read(view[start:])
+    return bytes(content)
+
+
 def _copier(data: bytes) -> Callable[[memoryview], int]:
     done = 0
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from pathlib import Path
 
-from wdsdist import storage
+from wdsdist.packing.place import Place
 from wdsdist.sources import LeftOut
 
 FILE_NAME = "pack-report.jsonl"
 
 
-def save(folder: Path, left_out: Iterable[tuple[str | None, LeftOut]]) -> int:
-    """Write the report into a folder, or remove that of an earlier run where nothing was left out.
+def save(place: Place, left_out: Iterable[tuple[str | None, LeftOut]]) -> int:
+    """Write the report beside the shards, or remove that of an earlier run where nothing was left out.
 
     Args:
-        folder: that of the shards.
+        place: that of the shards.
         left_out: samples, each with the shard that it was meant for; ``None`` where it was left out before there were
             any.
 
@@ -26,8 +25,8 @@ def save(folder: Path, left_out: Iterable[tuple[str | None, LeftOut]]) -> int:
         json.dumps({"key": one.key, "shard": shard, "reason": one.reason}).encode() + b"\n" for shard, one in left_out
     ]
     if lines:
-        with storage.atomic_write(folder / FILE_NAME) as stream:
+        with place.create(FILE_NAME) as stream:
             stream.writelines(lines)
     else:
-        (folder / FILE_NAME).unlink(missing_ok=True)
+        place.remove(FILE_NAME)
     return len(lines)

@@ -1,51 +1,29 @@
-"""Packing itself: list the source, plan the shards, write those that are missing in parallel, then index.json."""
+"""The whole of packing: list the source, plan, write what is missing, and finish with index.json."""
 
 from __future__ import annotations
 
-import concurrent.futures
-import itertools
 import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from wdsdist import manifest as manifests
 from wdsdist import sources, storage
 from wdsdist.checks import check_integer
-from wdsdist.errors import ArgumentError, DestinationError, SourceError, WdsdistError
+from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.manifest import Manifest, Shard
-from wdsdist.node import cpu_count
 from wdsdist.packing import destination, report
 from wdsdist.packing.job import Job, PackOptions, Record
-from wdsdist.packing.plan import PackPlan, make_plan
+from wdsdist.packing.parallel import write_planned
+from wdsdist.packing.place import Place
+from wdsdist.packing.plan import make_plan
+from wdsdist.packing.progress import PackProgress
+from wdsdist.packing.reencoding import DEFAULT_QUALITY, ReencodedSource, ReencodedStream, Reencoding, check_options
 from wdsdist.packing.streaming import write_in_order
-from wdsdist.packing.writer import WrittenShard, whole_shard, write_shard
-from wdsdist.processes import pool
+from wdsdist.packing.writer import WrittenShard
 from wdsdist.sources import Encode, LeftOut, Made, OnError, Source, Stream
-
-_AHEAD = 2  # shards handed out for each process: one that it writes, and one so that it need not wait
-
-
-@dataclass(frozen=True, slots=True)
-class PackProgress:
-    """How far packing has come."""
-
-    samples_done: int
-    samples: int | None
-    """Of the whole data set, as are the other two; ``None`` while an iterable has not ended."""
-    shards_done: int
-    shards: int | None
-    bytes_done: int
-    bytes: int | None
-    """Of all tars, headers and padding included."""
-    left_out: int = 0
-    """Samples that could not be packed, of those done."""
-    samples_kept: int = 0
-    """Of those done, what an earlier run had written."""
-    bytes_kept: int = 0
 
 
 def pack(
@@ -55,13 +33,17 @@ def pack(
     shard_bytes: int = 64 * 2**20,
     shard_samples: int | None = None,
     workers: int | None = None,
+    executor: Executor | None = None,
     shuffle_seed: int | Literal["auto"] | None = "auto",
     kind: str | None = None,
     class_folders: bool | None = None,
     columns: Mapping[str, str] | None = None,
     encode: Encode | str | None = None,
+    max_side: int | None = None,
+    quality: int | None = None,
     overwrite: bool = False,
     on_error: OnError = "raise",
+    storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[PackProgress], None] | None = None,
 ) -> Manifest:
     """Turn a downloaded data set into WebDataset shards, once.
@@ -77,11 +59,17 @@ def pack(
             pattern such as ``data/train-*.parquet``), or a folder that ``save_to_disk`` of ``datasets`` wrote. Or what
             Python makes: a data set with ``__len__`` and ``__getitem__``, such as those of torch; any other iterable
             of samples; a function that returns one of these; or the name of one of these, as ``my_module:name``.
-        dest: the folder for the shards; it is made where it does not exist.
+        dest: the folder for the shards, which is made where it does not exist; or a URL that fsspec can write, where
+            nothing keeps two packers apart.
         shard_bytes: the most bytes of a shard; a sample that needs more gets a shard of its own. For a data set made
             in Python, the mean of some samples is taken for the size of all, so shards may come out larger.
         shard_samples: the most samples of a shard; by default, only bytes count.
-        workers: processes that write; by default one for each core. An iterable is written by the calling process.
+        workers: processes that write; by default one for each core; an iterable is written by the calling
+            process. With an ``executor``: how many shards it writes
+            at once, for one that does not say.
+        executor: writes the shards instead, perhaps on other machines: any `concurrent.futures.Executor`, which stays
+            open. Its workers must have wdsdist, and must see ``source`` and ``dest`` under the same names. It does
+            not write what Python makes.
         shuffle_seed: decides the order of the samples; ``None`` keeps that of the source. ``"auto"`` is 0, but ``None``
             for an iterable, which has one order only.
         kind: what ``source`` is taken for, such as ``"folder"`` or ``"csv"``; by default, what it looks like.
@@ -93,10 +81,15 @@ def pack(
             ``"__key__"``, which is else the item's number. A second parameter without a default, or named ``index``,
             gets that number. It may be given by name, as ``my_module:encode``. By default the items are samples
             themselves.
+        max_side: the most pixels that the longer side of an image may have; larger ones are scaled down and encoded
+            again (JPEG, PNG, WebP, BMP, TIFF), all others stay byte for byte. Shards are planned with the sizes
+            before, so they come out smaller than ``shard_bytes``. See `Reencoding.apply`. Off by default.
+        quality: of the images that are encoded again as JPEG or lossy WebP, 1 to 95; by default 90.
         overwrite: whether to replace another data set that wdsdist packed into ``dest``; nothing else is removed.
         on_error: ``"raise"`` stops at the first sample that cannot be packed, such as one of a file that cannot be
             read; ``"skip"`` leaves such samples out, each wholly, and lists them with the reasons in
             ``pack-report.jsonl`` beside the shards; ``manifest.extra["left_out"]`` is their number.
+        storage_options: passed to fsspec where ``dest`` is a URL.
         progress: called with a `PackProgress` after each shard.
 
     Returns the manifest, as `wdsdist.open` would.
@@ -133,16 +126,19 @@ def pack(
     >>> pack(({"txt": f"line {number}"} for number in range(3)), root / "lines").num_samples
     3
     """
-    seed = 0 if shuffle_seed == "auto" else shuffle_seed
-    options = PackOptions(shard_bytes=shard_bytes, shard_samples=shard_samples, shuffle_seed=seed)
+    check_options(max_side, quality)
+    options = PackOptions(
+        shard_bytes=shard_bytes,
+        shard_samples=shard_samples,
+        shuffle_seed=0 if shuffle_seed == "auto" else shuffle_seed,
+        max_side=max_side,
+        quality=DEFAULT_QUALITY if max_side is not None and quality is None else quality,
+    )
     if workers is not None:
         check_integer("workers", workers, 1)
     if on_error not in ("raise", "skip"):
         raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"')
-    location = storage.normalise(dest)
-    if storage.is_remote(location):
-        raise DestinationError(f"{storage.shown(location)} is a URL: pack into a local folder, then upload that")
-    folder = Path(location)
+    place = Place(storage.normalise(dest), dict(storage_options or {}))
     found = sources.find(
         source, kind=kind, class_folders=class_folders, columns=columns, encode=encode, on_error=on_error
     )
@@ -153,155 +149,63 @@ def pack(
                 f"give a data set with __len__ and __getitem__"
             )
         options = replace(options, shuffle_seed=None)
-    _refuse_inside(folder, found)
+    if executor is not None and found.kind in ("dataset", "iterable"):
+        raise ArgumentError(f"executor is given, but {found.location} is an object of this process: leave it out")
+    found = _reencoded(found, options)
+    _refuse_inside(place, found)
     job = Job(kind=found.kind, location=found.location, fingerprint=found.fingerprint(), options=options)
     # Looked for before the lock is taken: a finished data set may lie where nothing can be written any more.
-    done = destination.finished(folder, job, on_error)
+    done = destination.finished(place, job, on_error)
     if done is not None:
         return done
-    with destination.locked(folder):
-        done = destination.finished(folder, job, on_error)  # by the process that held the lock before us
+    with destination.locked(place):
+        done = destination.finished(place, job, on_error)  # by the process that held the lock before us
         if done is not None:
             return done
-        left_out: list[tuple[str | None, LeftOut]] = [(None, one) for one in found.left_out]
         if isinstance(found, Stream):
-            destination.claim(folder, Record(job, None), overwrite=overwrite)
-            shards = _write_stream(folder, found, options, on_error, progress)
+            destination.claim(place, Record(job, None), overwrite=overwrite)
+            shards = write_in_order(place, found, options, on_error, progress)
         else:
             plan = make_plan(
                 found.stored_sizes(),
-                shuffle_seed=seed,
+                shuffle_seed=options.shuffle_seed,
                 shard_bytes=shard_bytes,
                 shard_samples=shard_samples,
                 blocks=sources.blocks_of(found),
             )
-            destination.claim(folder, Record(job, len(plan)), overwrite=overwrite)
-            shards = _Shards(found, plan, folder, on_error, progress).write_all(workers)
-        left_out += [(shard.name, one) for shard in shards for one in shard.left_out]
-        report.save(folder, left_out)
-        if left_out and not any(shard.num_samples for shard in shards):
-            raise SourceError(f"{found.location} holds no sample that can be packed: {left_out[0][1].reason}")
-        manifests.save(_manifest(folder, found, options, shards, len(left_out)), folder)
-    return manifests.load(str(folder / manifests.FILE_NAME))
-
-
-class _Shards:
-    """The shards of one plan, and those of them that are there."""
-
-    def __init__(
-        self,
-        source: Source,
-        plan: PackPlan,
-        folder: Path,
-        on_error: OnError,
-        progress: Callable[[PackProgress], None] | None,
-    ) -> None:
-        self.source = source
-        self.plan = plan
-        self.folder = folder
-        self.on_error = on_error
-        self.progress = progress
-        self.done: dict[int, WrittenShard] = {}
-        self.samples_done = self.bytes_done = self.left_out = 0
-        self.kept = 0, 0
-
-    def write_all(self, workers: int | None) -> list[WrittenShard]:
-        """Keep what is whole, write the rest, and return all shards in order."""
-        counts, sizes = self.plan.counts.tolist(), self.plan.sizes.tolist()
-        for number in range(len(self.plan)):
-            size = sizes[number] if self.source.has_exact_sizes else None
-            name = self.plan.name(number)
-            kept = whole_shard(self.folder, name, size=size, num_samples=counts[number], on_error=self.on_error)
-            if kept is not None:
-                self._add(number, kept)
-        missing = [number for number in range(len(self.plan)) if number not in self.done]
-        self.kept = self.samples_done, self.bytes_done
-        if self.done:
-            self._report()
-        if missing:
-            try:
-                with pool(workers, len(missing)) as executor:
-                    self._write(executor, missing, _AHEAD * min(workers or cpu_count(), len(missing)))
-            except BrokenProcessPool as error:
-                raise WdsdistError(
-                    "a process that was writing shards died, perhaps killed for want of memory: run the same command "
-                    "again, with fewer workers; the shards that are whole are kept"
-                ) from error
-        return [self.done[number] for number in range(len(self.plan))]
-
-    def _write(self, executor: Executor, missing: list[int], ahead: int) -> None:
-        """Hand out shards a few at a time: the list of a shard's samples is large where samples are small."""
-        todo = iter(missing)
-        running: dict[Future[WrittenShard], int] = {}
-        while True:
-            for number in itertools.islice(todo, ahead - len(running)):
-                samples = self.source.take(self.plan.samples(number))
-                name, root = self.plan.name(number), self.source.location
-                running[executor.submit(write_shard, self.folder, name, samples, root, self.on_error)] = number
-            if not running:
-                return
-            for future in concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED).done:
-                self._add(running.pop(future), future.result())
-                self._report()
-
-    def _add(self, number: int, shard: WrittenShard) -> None:
-        self.done[number] = shard
-        self.samples_done += shard.num_samples + len(shard.left_out)
-        self.left_out += len(shard.left_out)
-        self.bytes_done += shard.size
-
-    def _report(self) -> None:
-        if self.progress is None:
-            return
-        self.progress(
-            PackProgress(
-                samples_done=self.samples_done,
-                samples=len(self.source),
-                shards_done=len(self.done),
-                shards=len(self.plan),
-                bytes_done=self.bytes_done,
-                bytes=int(self.plan.sizes.sum()),
-                left_out=self.left_out + len(self.source.left_out),
-                samples_kept=self.kept[0],
-                bytes_kept=self.kept[1],
+            destination.claim(place, Record(job, len(plan)), overwrite=overwrite)
+            shards = write_planned(
+                found, plan, place, job, workers=workers, executor=executor, on_error=on_error, progress=progress
             )
-        )
+        destination.tidy(place)  # a cluster goes on without a worker that was killed in the middle of a shard
+        destination.finish(place, _manifest(place, found, options, shards, _report(place, found, shards)))
+    return manifests.load(place.at(manifests.FILE_NAME), place.options)
 
 
-def _write_stream(
-    folder: Path,
-    stream: Stream,
-    options: PackOptions,
-    on_error: OnError,
-    progress: Callable[[PackProgress], None] | None,
-) -> list[WrittenShard]:
-    shards: list[WrittenShard] = []
-    samples_done = bytes_done = left_out = 0
-    for shard in write_in_order(folder, stream, options, on_error):
-        shards.append(shard)
-        samples_done += shard.num_samples + len(shard.left_out)
-        left_out += len(shard.left_out)
-        bytes_done += shard.size
-        if progress is not None:
-            progress(
-                PackProgress(
-                    samples_done=samples_done,
-                    samples=None,
-                    shards_done=len(shards),
-                    shards=None,
-                    bytes_done=bytes_done,
-                    bytes=None,
-                    left_out=left_out,
-                )
-            )
-    return shards
+def _reencoded(found: Source | Stream, options: PackOptions) -> Source | Stream:
+    if options.max_side is None or options.quality is None:
+        return found
+    reencoding = Reencoding(max_side=options.max_side, quality=options.quality)
+    if isinstance(found, Stream):
+        return ReencodedStream(found, reencoding)
+    return ReencodedSource(found, reencoding)
+
+
+def _report(place: Place, source: Source | Stream, shards: list[WrittenShard]) -> int:
+    """List the samples that were left out; return how many there are."""
+    left_out: list[tuple[str | None, LeftOut]] = [(None, one) for one in source.left_out]
+    left_out += [(shard.name, one) for shard in shards for one in shard.left_out]
+    report.save(place, left_out)
+    if left_out and not any(shard.num_samples for shard in shards):
+        raise SourceError(f"{source.location} holds no sample that can be packed: {left_out[0][1].reason}")
+    return len(left_out)
 
 
 def _manifest(
-    folder: Path, source: Source | Stream, options: PackOptions, shards: list[WrittenShard], left_out: int
+    place: Place, source: Source | Stream, options: PackOptions, shards: list[WrittenShard], left_out: int
 ) -> Manifest:
     return Manifest.of(
-        str(folder),
+        place.location,
         [Shard(shard.name, shard.num_samples, shard.size, shard.sha256) for shard in shards],
         extra={
             "source": {"kind": source.kind},
@@ -315,8 +219,10 @@ def _manifest(
     )
 
 
-def _refuse_inside(folder: Path, source: Source | Stream) -> None:
+def _refuse_inside(place: Place, source: Source | Stream) -> None:
     """The next run would find the shards among the files to pack, and take that for another source."""
-    place, root = folder.resolve(), Path(source.location).resolve()
-    if source.kind == "folder" and (place == root or root in place.parents):
-        raise ArgumentError(f"dest {folder} lies inside the source {source.location}: choose a folder outside it")
+    if place.folder is None:
+        return
+    folder, root = place.folder.resolve(), Path(source.location).resolve()
+    if source.kind == "folder" and (folder == root or root in folder.parents):
+        raise ArgumentError(f"dest {place} lies inside the source {source.location}: choose a folder outside it")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from wdsdist import shardindex, storage
 from wdsdist.errors import SourceError
 from wdsdist.packing.job import PackOptions
+from wdsdist.packing.place import Place
 from wdsdist.packing.plan import shard_name, shard_number
+from wdsdist.packing.progress import PackProgress, ShowProgress
 from wdsdist.packing.writer import WrittenShard, index_of, summary, whole_index, write_shard
 from wdsdist.shardindex import ShardIndex
 from wdsdist.sources import OnError, Sample, Stream, sample_size
@@ -19,30 +20,50 @@ _ADVICE = "an iterable must give the same samples each time; delete the folder, 
 
 
 def write_in_order(
-    folder: Path, stream: Stream, options: PackOptions, on_error: OnError = "raise"
-) -> Iterator[WrittenShard]:
-    """Write a stream's shards one after another, and yield each when it is whole.
+    place: Place,
+    stream: Stream,
+    options: PackOptions,
+    on_error: OnError = "raise",
+    progress: ShowProgress | None = None,
+) -> list[WrittenShard]:
+    """Write a stream's shards one after another, and return them.
 
     A shard that an earlier run left whole is not written again: its samples are made once more, and compared.
 
     Raises:
         SourceError: the stream fails, gives a key twice, or gives other samples than those that an earlier run wrote.
-        DestinationError: the folder cannot be written.
+        DestinationError: the place cannot be written.
     """
     cut = _Cut(stream, options, on_error)
-    shards = 0
+    present = place.sizes()
+    shards: list[WrittenShard] = []
     while not cut.is_over:
-        name = shard_name(shards, 1)  # how many there will be must not matter
-        known = whole_index(folder, name, on_error)
+        name = shard_name(len(shards), 1)  # how many there will be must not matter
+        known = whole_index(place, name, present.get(name), on_error)
         if known is None:
-            yield write_shard(folder, name, cut, on_error=on_error)
+            shards.append(write_shard(place, name, cut, on_error=on_error))
         else:
-            yield _compared(folder / name, known, cut, on_error)
-        shards += 1
+            shards.append(_compared(place.at(name), name, known, cut, on_error))
+        if progress is not None:
+            progress(_progress(shards))
     # Left over by an earlier run, they would lie in the folder without being a part of the data set.
-    more = [name for name in storage.names(str(folder), ".tar") if (shard_number(name) or 0) >= shards]
+    more = sorted(name for name in present if (shard_number(name) or 0) >= len(shards))
     if more:
-        raise SourceError(f"{stream.location} ended before {folder / more[0]}, which an earlier run wrote: {_ADVICE}")
+        raise SourceError(f"{stream.location} ended before {place.at(more[0])}, which an earlier run wrote: {_ADVICE}")
+    return shards
+
+
+def _progress(shards: list[WrittenShard]) -> PackProgress:
+    left_out = sum(len(shard.left_out) for shard in shards)
+    return PackProgress(
+        samples_done=sum(shard.num_samples for shard in shards) + left_out,
+        samples=None,
+        shards_done=len(shards),
+        shards=None,
+        bytes_done=sum(shard.size for shard in shards),
+        bytes=None,
+        left_out=left_out,
+    )
 
 
 class _Cut:
@@ -83,14 +104,15 @@ class _Cut:
             self._next = next(self._samples, None)
 
 
-def _compared(path: Path, known: ShardIndex, cut: _Cut, on_error: OnError) -> WrittenShard:
+def _compared(location: str, name: str, known: ShardIndex, cut: _Cut, on_error: OnError) -> WrittenShard:
     """Make the samples of a shard that is there already, and refuse another content."""
     found = index_of(cut, "", on_error)
     if shardindex.dumps(found) != shardindex.dumps(known):
+        difference = _difference(known, found)
         raise SourceError(
-            f"{path} was written from other samples than come now ({_difference(known, found)}): {_ADVICE}"
+            f"{storage.shown(location)} was written from other samples than come now ({difference}): {_ADVICE}"
         )
-    return summary(path.name, known)
+    return summary(name, known)
 
 
 def _difference(known: ShardIndex, found: ShardIndex) -> str:

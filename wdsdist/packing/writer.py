@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from wdsdist import shardindex, storage
 from wdsdist.errors import DestinationError, IndexFormatError, SourceError, WdsdistError
 from wdsdist.packing.contents import Batch, Contents
 from wdsdist.packing.output import BUFFER, TarOutput
+from wdsdist.packing.place import Place
 from wdsdist.packing.reading import opened, read_all
 from wdsdist.shardindex import ShardIndex
 from wdsdist.sources import LeftOut, OnError, Sample
@@ -34,7 +34,7 @@ class WrittenShard:
 
 
 def write_shard(
-    folder: Path, name: str, samples: Iterable[Sample], root: str = "", on_error: OnError = "raise"
+    place: Place, name: str, samples: Iterable[Sample], root: str = "", on_error: OnError = "raise"
 ) -> WrittenShard:
     """Write a tar of the samples, then its index.
 
@@ -47,30 +47,38 @@ def write_shard(
 
     Raises:
         SourceError: a file has changed or vanished since it was listed, or a sample cannot be stored.
-        DestinationError: the folder cannot be written.
+        DestinationError: the place cannot be written.
     """
     try:
-        with storage.atomic_write(folder / name) as stream, TarOutput(stream.fileno()) as out:
+        with place.create(name) as stream, TarOutput(stream.fileno()) as out:
             index = _write_tar(out, Contents(root, on_error), samples)
         # The index comes second: a tar that has one is whole.
-        with storage.atomic_write(shardindex.beside(folder / name)) as stream:
+        with place.create(name + shardindex.SUFFIX) as stream:
             stream.write(shardindex.dumps(index))
     except WdsdistError:
         raise
     except OSError as error:
-        raise DestinationError(f"{folder / name} cannot be written: {error.strerror or error}") from error
+        raise DestinationError(
+            f"{storage.shown(place.at(name))} cannot be written: {error.strerror or error}"
+        ) from error
     return summary(name, index)
 
 
 def whole_shard(
-    folder: Path, name: str, *, size: int | None, num_samples: int, on_error: OnError = "raise"
+    place: Place,
+    name: str,
+    *,
+    found: int | None,
+    size: int | None,
+    num_samples: int,
+    on_error: OnError = "raise",
 ) -> WrittenShard | None:
     """Return what is known of a shard that an earlier run wrote whole, or ``None`` where it did not.
 
-    ``size`` is what it must have, or ``None`` where that is known only from its index. A shard that samples were left
-    out of is whole where they may be.
+    ``found`` is the size that it has, or ``None`` where it is not there; ``size`` is what it must have, or ``None``
+    where that is known only from its index. A shard that samples were left out of is whole where they may be.
     """
-    index = whole_index(folder, name, on_error)
+    index = whole_index(place, name, found, on_error)
     if index is None or index.num_samples + len(index.left_out) != num_samples:
         return None
     if not index.left_out and size not in (None, index.size):
@@ -78,11 +86,12 @@ def whole_shard(
     return summary(name, index)
 
 
-def whole_index(folder: Path, name: str, on_error: OnError) -> ShardIndex | None:
+def whole_index(place: Place, name: str, found: int | None, on_error: OnError) -> ShardIndex | None:
     """Return the index of a shard that was written whole, or ``None`` where there is none."""
+    if found is None:
+        return None
     try:
-        index = shardindex.load(shardindex.beside(folder / name))
-        found = (folder / name).stat().st_size
+        index = shardindex.loads(place.read(name + shardindex.SUFFIX), storage.shown(place.at(name)))
     except (FileNotFoundError, IndexFormatError):
         return None
     return index if found == index.size and not (index.left_out and on_error == "raise") else None

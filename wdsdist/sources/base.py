@@ -72,8 +72,6 @@ def sample_size(sample: Sample) -> int:
 class Samples(Protocol):
     """The samples of one shard: small, and picklable, for it travels to the process that writes the shard."""
 
-    def __len__(self) -> int: ...
-
     def __iter__(self) -> Iterator[Sample]: ...
 
 

@@ -1,0 +1,117 @@
+"""Packing with an executor of the caller's, and connecting to clusters that are not there."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wdsdist.engines import connect
+from wdsdist.errors import ArgumentError, DestinationError, SourceError, WdsdistError
+from wdsdist.packing import pack, run
+from wdsdist.packing.place import Place
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".wdsdist-pack")}
+
+
+@pytest.mark.parametrize("kind", [ThreadPoolExecutor, ProcessPoolExecutor])
+def test_any_executor_gives_the_same_bytes_and_stays_open(
+    kind: type[Executor], source: Path, alone: dict[str, bytes], tmp_path: Path
+) -> None:
+    with kind(2) as executor:  # type: ignore[call-arg]
+        pack(source, tmp_path / "dest", shard_samples=5, executor=executor)
+        assert executor.submit(int, "7").result() == 7
+    assert contents(tmp_path / "dest") == alone
+
+
+class Recording(ThreadPoolExecutor):
+    """Notes how many shards were under way at most; changes each piece of work before it runs."""
+
+    def __init__(self, workers: int, change: Any = None) -> None:
+        super().__init__(workers)
+        self.change = change
+        self.futures: list[Future[Any]] = []
+        self.most = 0
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if self.change:
+            self.change(*args)
+        self.futures.append(super().submit(fn, *args, **kwargs))
+        self.most = max(self.most, sum(not future.done() for future in self.futures))
+        return self.futures[-1]
+
+
+class TestWhatAWorkerCannotSee:
+    def test_a_destination_elsewhere_is_named_with_the_machine(self, source: Path, tmp_path: Path) -> None:
+        def from_afar(work: Any) -> None:
+            work.place = Place(str(tmp_path / "elsewhere"))
+
+        with (
+            Recording(1, from_afar) as executor,
+            pytest.raises(DestinationError, match=r"the worker on .* does not see .*shared file system"),
+        ):
+            pack(source, tmp_path / "dest", executor=executor)
+        assert not (tmp_path / "elsewhere").exists()
+        assert not (tmp_path / "dest" / "index.json").exists()
+
+    def test_so_is_a_folder_of_that_name_with_another_data_set(self, source: Path, tmp_path: Path) -> None:
+        pack(source, tmp_path / "elsewhere", shard_samples=3)
+
+        def from_afar(work: Any) -> None:
+            work.place = Place(str(tmp_path / "elsewhere"))
+
+        with Recording(1, from_afar) as executor, pytest.raises(DestinationError, match="does not see"):
+            pack(source, tmp_path / "dest", executor=executor)
+
+    def test_a_source_elsewhere(self, source: Path, tmp_path: Path) -> None:
+        def from_afar(work: Any) -> None:
+            object.__setattr__(work.job, "location", str(tmp_path / "nowhere"))
+
+        with Recording(1, from_afar) as executor, pytest.raises(SourceError, match="does not see the source"):
+            pack(source, tmp_path / "dest", executor=executor)
+
+
+def test_an_error_cancels_what_has_not_begun(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise SourceError("stop")
+
+    monkeypatch.setattr(run, "write_shard", fail)
+    with Recording(1) as executor, pytest.raises(SourceError, match="stop"):
+        pack(source, tmp_path / "dest", shard_samples=1, workers=8, executor=executor)
+    assert any(future.cancelled() for future in executor.futures)
+    assert len(executor.futures) <= 17
+
+
+@pytest.mark.parametrize(("workers", "most"), [(None, 6), (1, 2)])
+def test_no_more_shards_are_handed_out_than_keep_it_busy(
+    source: Path, tmp_path: Path, workers: int | None, most: int
+) -> None:
+    with Recording(3) as executor:
+        pack(source, tmp_path / "dest", shard_samples=1, workers=workers, executor=executor)
+    assert 1 <= executor.most <= most
+
+
+def die() -> None:
+    import os
+    import signal
+
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_broken_executor_is_an_error_that_says_what_to_do(source: Path, tmp_path: Path) -> None:
+    with ProcessPoolExecutor(1) as executor:
+        executor.submit(die)
+        with pytest.raises(WdsdistError, match="run the same command again"):
+            pack(source, tmp_path / "dest", executor=executor)
+
+
+@pytest.mark.parametrize(("engine", "package"), [("dask", "distributed"), ("ray", "ray")])
+def test_a_missing_package_is_named_with_its_extra(engine: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ArgumentError, match=rf'pip install "wdsdist\[{engine}\]"'), connect(engine):
+        pass

@@ -1,0 +1,89 @@
+"""Shards that a caller's executor writes, perhaps on other machines: those must see what this one sees."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+from wdsdist.errors import DestinationError, SourceError
+from wdsdist.packing import job as jobs
+from wdsdist.packing.job import Job
+from wdsdist.packing.place import Place
+
+
+@contextlib.contextmanager
+def borrowed(executor: Executor, place: Place, job: Job) -> Iterator[Executor]:
+    """Give an executor that runs things where the job's record and source are seen, or else raises.
+
+    Leaving the block on an error cancels what has not begun. The executor itself is the caller's, and stays open.
+    """
+    checked = _CheckedExecutor(executor, place, job)
+    try:
+        yield checked
+    except BaseException:
+        checked.shutdown(wait=False, cancel_futures=True)
+        raise
+
+
+def parallelism(executor: Executor) -> int | None:
+    """Return how many things an executor does at once, where it says so as those of the standard library do."""
+    count = getattr(executor, "_max_workers", None)
+    return count if isinstance(count, int) and count > 0 else None
+
+
+class _CheckedExecutor(Executor):
+    def __init__(self, executor: Executor, place: Place, job: Job) -> None:
+        self._executor = executor
+        self._place = place
+        self._job = job
+        self._local_source = Path(job.location).exists()
+        self._futures: WeakSet[Future[Any]] = WeakSet()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        work = _Work(self._place, self._job, self._local_source, fn, args, kwargs)
+        future = self._executor.submit(_do, work)
+        self._futures.add(future)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        for future in list(self._futures):
+            future.cancel()
+
+
+class _Work:
+    """One call, opaque to executors that search the arguments of a call for values to be replaced."""
+
+    def __init__(
+        self,
+        place: Place,
+        job: Job,
+        local_source: bool,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self.place = place
+        self.job = job
+        self.local_source = local_source
+        self.call = fn, args, kwargs
+
+
+def _do(work: _Work) -> Any:
+    record = jobs.load(work.place)
+    if record is None or record.job.differences(work.job):
+        raise DestinationError(
+            f"the worker on {platform.node()} does not see {work.place} as the packing process does: every worker "
+            f"must reach it, so choose a folder on a shared file system, or a URL"
+        )
+    if work.local_source and not Path(work.job.location).exists():
+        raise SourceError(
+            f"the worker on {platform.node()} does not see the source {work.job.location}: every worker must reach it, "
+            f"so put it on a shared file system"
+        )
+    fn, args, kwargs = work.call
+    return fn(*args, **kwargs)

@@ -1,0 +1,133 @@
+"""Write the shards of a plan: keep what is whole, and hand the rest to processes, here or elsewhere."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+from concurrent.futures import BrokenExecutor, Executor, Future
+
+from wdsdist.errors import WdsdistError
+from wdsdist.node import cpu_count
+from wdsdist.packing.elsewhere import borrowed, parallelism
+from wdsdist.packing.job import Job
+from wdsdist.packing.place import Place
+from wdsdist.packing.plan import PackPlan
+from wdsdist.packing.progress import PackProgress, ShowProgress
+from wdsdist.packing.writer import WrittenShard, whole_shard, write_shard
+from wdsdist.processes import pool
+from wdsdist.sources import OnError, Source
+
+_AHEAD = 2  # shards handed out for each process: one that it writes, and one so that it need not wait
+
+
+def write_planned(
+    source: Source,
+    plan: PackPlan,
+    place: Place,
+    job: Job,
+    *,
+    workers: int | None,
+    executor: Executor | None,
+    on_error: OnError,
+    progress: ShowProgress | None,
+) -> list[WrittenShard]:
+    """Write the shards of a plan that are not there yet, and return all of them in order.
+
+    Args:
+        source: what is packed.
+        plan: its samples, by shard.
+        place: where to.
+        job: as it is on record there.
+        workers: processes that write; by default one for each core.
+        executor: writes instead; it stays open.
+        on_error: whether a sample that cannot be packed is an error, or is left out.
+        progress: called after each shard.
+    """
+    shards = _Shards(source, plan, place, on_error, progress)
+    missing = shards.keep()
+    if missing:
+        workers = workers or (parallelism(executor) if executor else None)
+        try:
+            with borrowed(executor, place, job) if executor else pool(workers, len(missing)) as writers:
+                shards.write(writers, missing, _AHEAD * min(workers or cpu_count(), len(missing)))
+        except BrokenExecutor as error:
+            raise WdsdistError(
+                "a process that was writing shards died, perhaps killed for want of memory: run the same command "
+                "again, with fewer workers; the shards that are whole are kept"
+            ) from error
+    return [shards.done[number] for number in range(len(plan))]
+
+
+class _Shards:
+    """The shards of one plan, and those of them that are there."""
+
+    def __init__(
+        self, source: Source, plan: PackPlan, place: Place, on_error: OnError, progress: ShowProgress | None
+    ) -> None:
+        self.source = source
+        self.plan = plan
+        self.place = place
+        self.on_error = on_error
+        self.progress = progress
+        self.done: dict[int, WrittenShard] = {}
+        self.samples_done = self.bytes_done = self.left_out = 0
+        self.kept = 0, 0
+
+    def keep(self) -> list[int]:
+        """Note the shards that are whole; return the numbers of the others."""
+        counts, sizes = self.plan.counts.tolist(), self.plan.sizes.tolist()
+        present = self.place.sizes()
+        for number in range(len(self.plan)):
+            name = self.plan.name(number)
+            kept = whole_shard(
+                self.place,
+                name,
+                found=present.get(name),
+                size=sizes[number] if self.source.has_exact_sizes else None,
+                num_samples=counts[number],
+                on_error=self.on_error,
+            )
+            if kept is not None:
+                self._add(number, kept)
+        self.kept = self.samples_done, self.bytes_done
+        if self.done:
+            self._report()
+        return [number for number in range(len(self.plan)) if number not in self.done]
+
+    def write(self, executor: Executor, missing: list[int], ahead: int) -> None:
+        """Hand out shards a few at a time: the list of a shard's samples is large where samples are small."""
+        todo = iter(missing)
+        running: dict[Future[WrittenShard], int] = {}
+        while True:
+            for number in itertools.islice(todo, ahead - len(running)):
+                samples = self.source.take(self.plan.samples(number))
+                name, root = self.plan.name(number), self.source.location
+                running[executor.submit(write_shard, self.place, name, samples, root, self.on_error)] = number
+            if not running:
+                return
+            for future in concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED).done:
+                self._add(running.pop(future), future.result())
+                self._report()
+
+    def _add(self, number: int, shard: WrittenShard) -> None:
+        self.done[number] = shard
+        self.samples_done += shard.num_samples + len(shard.left_out)
+        self.left_out += len(shard.left_out)
+        self.bytes_done += int(self.plan.sizes[number])  # what it was to have, so that all add up to the whole
+
+    def _report(self) -> None:
+        if self.progress is None:
+            return
+        self.progress(
+            PackProgress(
+                samples_done=self.samples_done,
+                samples=len(self.source),
+                shards_done=len(self.done),
+                shards=len(self.plan),
+                bytes_done=self.bytes_done,
+                bytes=int(self.plan.sizes.sum()),
+                left_out=self.left_out,
+                samples_kept=self.kept[0],
+                bytes_kept=self.kept[1],
+            )
+        )

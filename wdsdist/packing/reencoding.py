@@ -1,0 +1,234 @@
+"""Make images smaller on the way into shards: decoding takes as long as an image has pixels.
+
+An image whose longer side exceeds the limit is scaled down and encoded again in its own format; every other member
+passes byte for byte. The result depends on the version of Pillow, and on nothing else.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from wdsdist.errors import ArgumentError, SourceError
+from wdsdist.packing.reading import whole
+from wdsdist.permutation import Int64s
+from wdsdist.sources import Blocks, BrokenPayload, LeftOut, Payload, Sample, Source, Stream, blocks_of
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+DEFAULT_QUALITY = 90
+
+# Which members are looked at; what format such a member has, its content says.
+_EXTENSIONS = {"jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "tif", "tiff"}
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")
+_LOSSLESS = {"PNG", "BMP", "TIFF"}
+
+_NO_COLOURS = {"1", "P", "PA", "I", "I;16", "I;16L", "I;16B", "F"}
+"""Modes whose values are numbers of something, or do not mix."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reencoding:
+    """What is done to large images."""
+
+    max_side: int
+    """Pixels that the longer side may have."""
+    quality: int
+    """Of JPEG and lossy WebP, as Pillow counts it, from 1 to 95."""
+
+    def notes(self) -> dict[str, int]:
+        """Return what ``index.json`` says of it."""
+        return {"max_side": self.max_side, "quality": self.quality}
+
+    def apply(self, data: bytes, *, beside_others: bool = False) -> bytes:
+        """Return an image with its longer side within the limit; one that is small enough as it is.
+
+        The orientation that a camera noted is applied to the pixels and other EXIF data is dropped; a colour profile
+        is kept. What holds numbers rather than colours is scaled without making up values: palettes, single bits,
+        deep grey, and a lossless grey image ``beside_others`` in its sample, which is a label map most likely.
+        Animations and documents of several pages are returned as they are.
+
+        Raises ``ValueError``, with the reason, for what is no image, or is damaged.
+        """
+        from PIL import Image, UnidentifiedImageError
+
+        try:
+            with warnings.catch_warnings(), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # large is what they are here
+                if max(image.size) <= self.max_side or _is_sequence(image):
+                    return data
+                return self._shrunk(image, data, beside_others)
+        except UnidentifiedImageError as error:
+            raise ValueError("it is no JPEG, PNG, WebP, BMP or TIFF image") from error
+        except Exception as error:  # each of Pillow's formats has its own errors
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+
+    def _shrunk(self, image: Image.Image, data: bytes, beside_others: bool) -> bytes:
+        from PIL import Image, ImageOps
+
+        kind = "JPEG" if image.format == "MPO" else str(image.format)
+        profile = image.info.get("icc_profile")
+        options: dict[str, Any] = {"icc_profile": profile} if profile else {}
+        options |= _encoder_options(kind, image, data, self.quality)
+        size = (self.max_side, self.max_side)
+        if image.mode in _NO_COLOURS or (image.mode == "L" and kind in _LOSSLESS and beside_others):
+            image.thumbnail(size, Image.Resampling.NEAREST, reducing_gap=None)
+        else:
+            # A JPEG is decoded at a half, a quarter or an eighth of its size where that is still twice what is needed.
+            image.thumbnail(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
+        upright = ImageOps.exif_transpose(image)
+        upright.info.pop("exif", None)
+        upright.info.pop("xmp", None)
+        buffer = io.BytesIO()
+        upright.save(buffer, kind, **options)
+        return buffer.getvalue()
+
+
+def check_options(max_side: int | None, quality: int | None) -> None:
+    """Raise `ArgumentError` for options that cannot work, or where Pillow is not installed."""
+    if max_side is None:
+        if quality is not None:
+            raise ArgumentError(f"quality is {quality}, but no image is encoded again: give max_side too")
+        return
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise ArgumentError('max_side needs a package that is not installed: pip install "wdsdist[images]"') from error
+
+
+@dataclass(frozen=True, slots=True)
+class ReencodedSource:
+    """A source whose large images are made smaller. Its sizes are those before, so they are estimates."""
+
+    source: Source
+    reencoding: Reencoding
+    has_exact_sizes: bool = False
+
+    @property
+    def kind(self) -> str:
+        return self.source.kind
+
+    @property
+    def location(self) -> str:
+        return self.source.location
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        return self.source.left_out
+
+    @property
+    def blocks(self) -> Blocks | None:
+        return blocks_of(self.source)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def fingerprint(self) -> str:
+        return self.source.fingerprint()
+
+    def extra(self) -> dict[str, Any]:
+        return {**self.source.extra(), "images": self.reencoding.notes()}
+
+    def stored_sizes(self) -> Int64s:
+        return self.source.stored_sizes()
+
+    def take(self, indices: Int64s) -> ReencodedSamples:
+        return ReencodedSamples(self.source.take(indices), self.reencoding)
+
+
+@dataclass(frozen=True, slots=True)
+class ReencodedSamples:
+    """Some samples, with large images made smaller as they are read."""
+
+    samples: Iterable[Sample]
+    reencoding: Reencoding
+
+    def __iter__(self) -> Iterator[Sample]:
+        for key, members in self.samples:
+            beside_others = sum(map(_is_image, (extension for extension, _ in members))) > 1
+            yield (
+                key,
+                [
+                    (
+                        extension,
+                        self._smaller(key, extension, payload, beside_others) if _is_image(extension) else payload,
+                    )
+                    for extension, payload in members
+                ],
+            )
+
+    def _smaller(self, key: str, extension: str, payload: Payload, beside_others: bool) -> Payload:
+        try:
+            return self.reencoding.apply(whole(payload), beside_others=beside_others)
+        except SourceError as error:
+            return BrokenPayload(str(error))
+        except ValueError as error:
+            return BrokenPayload(
+                f"{key}.{extension} cannot be encoded again ({error}): mend it, remove it, or pack without max_side"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ReencodedStream:
+    """A stream whose large images are made smaller."""
+
+    stream: Stream
+    reencoding: Reencoding
+
+    @property
+    def kind(self) -> str:
+        return self.stream.kind
+
+    @property
+    def location(self) -> str:
+        return self.stream.location
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        return self.stream.left_out
+
+    def fingerprint(self) -> str:
+        return self.stream.fingerprint()
+
+    def extra(self) -> dict[str, Any]:
+        return {**self.stream.extra(), "images": self.reencoding.notes()}
+
+    def in_order(self) -> Iterator[Sample]:
+        return iter(ReencodedSamples(self.stream.in_order(), self.reencoding))
+
+
+def _is_image(extension: str) -> bool:
+    return extension.lower().rpartition(".")[2] in _EXTENSIONS
+
+
+def _is_sequence(image: Image.Image) -> bool:
+    # The further pictures of an MPO are previews, or the second eye's.
+    return image.format != "MPO" and getattr(image, "n_frames", 1) > 1
+
+
+def _encoder_options(kind: str, image: Image.Image, data: bytes, quality: int) -> dict[str, Any]:
+    if kind == "JPEG":
+        return {"quality": quality}
+    if kind == "WEBP":
+        return {"lossless": True} if _is_lossless_webp(data) else {"quality": quality}
+    if kind == "TIFF" and "compression" in image.info:
+        return {"compression": image.info["compression"]}
+    return {}
+
+
+def _is_lossless_webp(data: bytes) -> bool:
+    """Say whether the picture in a WebP file is in a VP8L chunk.
+
+    Source: Google, WebP Container Specification: chunks of a name, a size, and data padded to an even length.
+    """
+    place = 12
+    while place + 8 <= len(data):
+        name, size = data[place : place + 4], int.from_bytes(data[place + 4 : place + 8], "little")
+        if name in (b"VP8L", b"VP8 "):
+            return name == b"VP8L"
+        place += 8 + size + size % 2
+    return False
