@@ -11,7 +11,7 @@ import pytest
 
 from wdsdist.engines import connect
 from wdsdist.errors import ArgumentError, DestinationError, SourceError, WdsdistError
-from wdsdist.packing import pack, run
+from wdsdist.packing import pack, parallel
 from wdsdist.packing.place import Place
 
 
@@ -80,7 +80,7 @@ def test_an_error_cancels_what_has_not_begun(source: Path, tmp_path: Path, monke
     def fail(*_: object) -> None:
         raise SourceError("stop")
 
-    monkeypatch.setattr(run, "write_shard", fail)
+    monkeypatch.setattr(parallel, "write_shard", fail)
     with Recording(1) as executor, pytest.raises(SourceError, match="stop"):
         pack(source, tmp_path / "dest", shard_samples=1, workers=8, executor=executor)
     assert any(future.cancelled() for future in executor.futures)

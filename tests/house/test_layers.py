@@ -30,7 +30,6 @@ HOUSE = [
     ("forecast",),  # what an epoch will be like
     ("manifest",),  # the shards of a data set
     ("tarindex",),  # the index of one tar, read or made
-    ("encode",),  # values to bytes
     ("catalog", "cache"),  # find data sets and index tars; keep one copy of each remote shard
     ("shards", "sources"),  # read shards; read what people download
     ("packing", "verification"),  # write shards; check them

@@ -15,7 +15,7 @@ from filelock import FileLock
 
 from wdsdist import catalog
 from wdsdist.errors import DestinationExistsError, SourceError
-from wdsdist.packing import pack, run
+from wdsdist.packing import pack, parallel
 from wdsdist.verification import verify
 
 DataBytes = Callable[[Path], dict[str, bytes]]
@@ -78,7 +78,7 @@ class TestTheSameAgain:
         def fail(*_: object) -> None:
             raise SourceError("stop")
 
-        monkeypatch.setattr(run, "write_shard", fail)
+        monkeypatch.setattr(parallel, "write_shard", fail)
         with pytest.raises(SourceError, match=r"^stop$"):
             pack(source, tmp_path / "dest", shard_samples=10)
         assert not (tmp_path / "dest" / "index.json").exists()

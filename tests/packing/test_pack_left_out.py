@@ -15,6 +15,7 @@ import pytest
 from wdsdist import catalog
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import pack, reading, writer
+from wdsdist.packing.place import Place
 from wdsdist.sources import BrokenPayload, FilePayload, Sample
 from wdsdist.verification import verify
 
@@ -249,20 +250,48 @@ GOOD: list[Sample] = [("a/1", [("cls", b"1"), ("txt", b"one")]), ("b", [("txt", 
     ],
 )
 def test_a_sample_that_cannot_be_stored_is_an_error_or_left_out(tmp_path: Path, sample: Sample, reason: str) -> None:
+    place = Place(str(tmp_path))
     with pytest.raises(SourceError, match=reason):
-        writer.write_shard(tmp_path, "a.tar", Given(GOOD[0], GOOD[1], sample))
+        writer.write_shard(place, "a.tar", Given(GOOD[0], GOOD[1], sample))
     assert list(tmp_path.iterdir()) == []
-    written = writer.write_shard(tmp_path, "a.tar", Given(GOOD[0], GOOD[1], sample, ("z", [("txt", b"")])), "", "skip")
+    written = writer.write_shard(
+        Place(str(tmp_path)), "a.tar", Given(GOOD[0], GOOD[1], sample, ("z", [("txt", b"")])), "", "skip"
+    )
     assert list(members(tmp_path)) == ["a/1.cls", "a/1.txt", "b.txt", "z.txt"]
     assert [one.key for one in written.left_out] == [sample[0].encode("utf-8", "backslashreplace").decode()]
-    assert writer.whole_shard(tmp_path, "a.tar", size=None, num_samples=4, on_error="skip") == written
-    assert writer.whole_shard(tmp_path, "a.tar", size=None, num_samples=4) is None
-    assert writer.whole_shard(tmp_path, "a.tar", size=None, num_samples=3, on_error="skip") is None
+    assert (
+        writer.whole_shard(
+            Place(str(tmp_path)),
+            "a.tar",
+            found=(tmp_path / "a.tar").stat().st_size,
+            size=None,
+            num_samples=4,
+            on_error="skip",
+        )
+        == written
+    )
+    assert (
+        writer.whole_shard(
+            Place(str(tmp_path)), "a.tar", found=(tmp_path / "a.tar").stat().st_size, size=None, num_samples=4
+        )
+        is None
+    )
+    assert (
+        writer.whole_shard(
+            Place(str(tmp_path)),
+            "a.tar",
+            found=(tmp_path / "a.tar").stat().st_size,
+            size=None,
+            num_samples=3,
+            on_error="skip",
+        )
+        is None
+    )
 
 
 def test_an_iterator_that_goes_on_after_an_error_loses_one_sample(tmp_path: Path) -> None:
     samples = Given(GOOD[0], SourceError("row 1 is damaged"), GOOD[1])
-    written = writer.write_shard(tmp_path, "a.tar", samples, "", "skip")
+    written = writer.write_shard(Place(str(tmp_path)), "a.tar", samples, "", "skip")
     assert written.num_samples == 2
     assert [one.reason for one in written.left_out] == ["row 1 is damaged"]
 
@@ -270,4 +299,4 @@ def test_an_iterator_that_goes_on_after_an_error_loses_one_sample(tmp_path: Path
 def test_a_generator_that_ends_with_an_error_never_loses_the_rest_in_silence(tmp_path: Path) -> None:
     samples = Given(GOOD[0], SourceError("row 1 is damaged"), GOOD[1], as_generator=True)
     with pytest.raises(SourceError, match="row 1 is damaged"):
-        writer.write_shard(tmp_path, "a.tar", samples, "", "skip")
+        writer.write_shard(Place(str(tmp_path)), "a.tar", samples, "", "skip")

@@ -22,6 +22,7 @@ from wdsdist import shardindex, tarindex
 from wdsdist.errors import ArgumentError, DestinationExistsError, SourceError
 from wdsdist.packing import PackProgress, pack
 from wdsdist.packing.job import PackOptions
+from wdsdist.packing.place import Place
 from wdsdist.packing.streaming import write_in_order
 from wdsdist.sources import find
 
@@ -317,7 +318,9 @@ class TestAnIterableThatFails:
             head: list[dict[str, Any]] = [{"txt": "x"}] * 70
             stream = find(iter([*head, {"__key__": key, "txt": text}]))
             list(
-                write_in_order(tmp_path, stream, PackOptions(shard_bytes=10**6, shard_samples=None, shuffle_seed=None))
+                write_in_order(
+                    Place(str(tmp_path)), stream, PackOptions(shard_bytes=10**6, shard_samples=None, shuffle_seed=None)
+                )
             )  # type: ignore[arg-type]
 
         run("a", "b")

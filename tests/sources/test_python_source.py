@@ -89,7 +89,7 @@ def test_a_data_set_that_is_another_each_time_is_refused() -> None:
 
 
 def test_options_for_other_sources_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"class_folders is True, but list is no folder"):
+    with pytest.raises(ArgumentError, match=r"class_folders is True, but list is of the kind"):
         find(SAMPLES, class_folders=True)
     with pytest.raises(ArgumentError, match=r"encode is for items that Python makes"):
         find(tmp_path, encode=lambda item: item)

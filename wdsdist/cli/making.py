@@ -170,7 +170,10 @@ def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> No
     from wdsdist.packing import report
     from wdsdist.storage import shown as shown_location
 
-    click.echo(f"{'packed' if last else 'packed already'}: {contents(manifest)}, in {shown_location(manifest.base)}")
+    place = shown_location(manifest.base)
+    click.echo(f"{'packed' if last else 'packed already'}: {contents(manifest)}, in {place}")
+    if columns := manifest.extra.get("columns"):
+        click.echo("columns: " + ", ".join(f"{name} {_becomes(what)}" for name, what in columns.items()))
     payload = manifest.extra["payload_bytes"]
     overhead = manifest.num_bytes - payload
     each = overhead / max(manifest.num_samples, 1)
@@ -178,8 +181,6 @@ def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> No
     if last and last.bytes_done > last.bytes_kept:
         samples, size = last.samples_done - last.samples_kept, last.bytes_done - last.bytes_kept
         click.echo(f"time: {seconds:,.1f} s, {samples / seconds:,.0f} samples/s, {size / seconds / 1e6:,.1f} MB/s")
-    if columns := manifest.extra.get("columns"):
-        click.echo("columns: " + ", ".join(f"{name} {_becomes(what)}" for name, what in columns.items()))
     if classes := manifest.extra.get("classes"):
         click.echo(f"classes: {len(classes):,}, from {classes[0]} to {classes[-1]}, as cls members")
     for what, count in manifest.extra.get("skipped", {}).items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 from concurrent.futures import BrokenExecutor, Executor, Future
+from dataclasses import dataclass
 
 from wdsdist.errors import WdsdistError
 from wdsdist.node import cpu_count
@@ -20,36 +21,34 @@ from wdsdist.sources import OnError, Source
 _AHEAD = 2  # shards handed out for each process: one that it writes, and one so that it need not wait
 
 
-def write_planned(
-    source: Source,
-    plan: PackPlan,
-    place: Place,
-    job: Job,
-    *,
-    workers: int | None,
-    executor: Executor | None,
-    on_error: OnError,
-    progress: ShowProgress | None,
-) -> list[WrittenShard]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writing:
+    """How shards are written."""
+
+    workers: int | None
+    """Processes; by default one for each core."""
+    executor: Executor | None
+    """Writes instead of processes of ours; it stays open."""
+    on_error: OnError
+    progress: ShowProgress | None
+    """Called after each shard."""
+
+
+def write_planned(source: Source, plan: PackPlan, place: Place, job: Job, how: Writing) -> list[WrittenShard]:
     """Write the shards of a plan that are not there yet, and return all of them in order.
 
-    Args:
-        source: what is packed.
-        plan: its samples, by shard.
-        place: where to.
-        job: as it is on record there.
-        workers: processes that write; by default one for each core.
-        executor: writes instead; it stays open.
-        on_error: whether a sample that cannot be packed is an error, or is left out.
-        progress: called after each shard.
+    ``job`` is the one on record at the place, for workers elsewhere to know it by.
+
+    Raises what `write_shard` does, and `WdsdistError` where a process that writes dies.
     """
-    shards = _Shards(source, plan, place, on_error, progress)
+    shards = _Shards(source, plan, place, how)
     missing = shards.keep()
     if missing:
-        workers = workers or (parallelism(executor) if executor else None)
+        lent = how.executor
+        workers = how.workers or (parallelism(lent) if lent else None)
         try:
-            with borrowed(executor, place, job) if executor else pool(workers, len(missing)) as writers:
-                shards.write(writers, missing, _AHEAD * min(workers or cpu_count(), len(missing)))
+            with borrowed(lent, place, job) if lent else pool(workers, len(missing)) as executor:
+                shards.write(executor, missing, _AHEAD * min(workers or cpu_count(), len(missing)))
         except BrokenExecutor as error:
             raise WdsdistError(
                 "a process that was writing shards died, perhaps killed for want of memory: run the same command "
@@ -61,14 +60,12 @@ def write_planned(
 class _Shards:
     """The shards of one plan, and those of them that are there."""
 
-    def __init__(
-        self, source: Source, plan: PackPlan, place: Place, on_error: OnError, progress: ShowProgress | None
-    ) -> None:
+    def __init__(self, source: Source, plan: PackPlan, place: Place, how: Writing) -> None:
         self.source = source
         self.plan = plan
         self.place = place
-        self.on_error = on_error
-        self.progress = progress
+        self.on_error = how.on_error
+        self.progress = how.progress
         self.done: dict[int, WrittenShard] = {}
         self.samples_done = self.bytes_done = self.left_out = 0
         self.kept = 0, 0
@@ -126,7 +123,7 @@ class _Shards:
                 shards=len(self.plan),
                 bytes_done=self.bytes_done,
                 bytes=int(self.plan.sizes.sum()),
-                left_out=self.left_out,
+                left_out=self.left_out + len(self.source.left_out),
                 samples_kept=self.kept[0],
                 bytes_kept=self.kept[1],
             )

@@ -16,9 +16,9 @@ from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.manifest import Manifest, Shard
 from wdsdist.packing import destination, report
 from wdsdist.packing.job import Job, PackOptions, Record
-from wdsdist.packing.parallel import write_planned
+from wdsdist.packing.parallel import Writing, write_planned
 from wdsdist.packing.place import Place
-from wdsdist.packing.plan import make_plan
+from wdsdist.packing.plan import PackPlan, make_plan
 from wdsdist.packing.progress import PackProgress
 from wdsdist.packing.reencoding import DEFAULT_QUALITY, ReencodedSource, ReencodedStream, Reencoding, check_options
 from wdsdist.packing.streaming import write_in_order
@@ -126,6 +126,10 @@ def pack(
     >>> pack(({"txt": f"line {number}"} for number in range(3)), root / "lines").num_samples
     3
     """
+    if on_error not in ("raise", "skip"):
+        raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"')
+    if workers is not None:
+        check_integer("workers", workers, 1)
     check_options(max_side, quality)
     options = PackOptions(
         shard_bytes=shard_bytes,
@@ -134,25 +138,17 @@ def pack(
         max_side=max_side,
         quality=DEFAULT_QUALITY if max_side is not None and quality is None else quality,
     )
-    if workers is not None:
-        check_integer("workers", workers, 1)
-    if on_error not in ("raise", "skip"):
-        raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"')
     place = Place(storage.normalise(dest), dict(storage_options or {}))
     found = sources.find(
         source, kind=kind, class_folders=class_folders, columns=columns, encode=encode, on_error=on_error
     )
     if isinstance(found, Stream):
-        if shuffle_seed not in ("auto", None):
-            raise ArgumentError(
-                f"shuffle_seed is {shuffle_seed}, but {found.location} can be read in one order only: leave it out, or "
-                f"give a data set with __len__ and __getitem__"
-            )
+        _check_order(found, shuffle_seed)
         options = replace(options, shuffle_seed=None)
     if executor is not None and found.kind in ("dataset", "iterable"):
         raise ArgumentError(f"executor is given, but {found.location} is an object of this process: leave it out")
-    found = _reencoded(found, options)
     _refuse_inside(place, found)
+    found = _reencoded(found, options)
     job = Job(kind=found.kind, location=found.location, fingerprint=found.fingerprint(), options=options)
     # Looked for before the lock is taken: a finished data set may lie where nothing can be written any more.
     done = destination.finished(place, job, on_error)
@@ -166,20 +162,31 @@ def pack(
             destination.claim(place, Record(job, None), overwrite=overwrite)
             shards = write_in_order(place, found, options, on_error, progress)
         else:
-            plan = make_plan(
-                found.stored_sizes(),
-                shuffle_seed=options.shuffle_seed,
-                shard_bytes=shard_bytes,
-                shard_samples=shard_samples,
-                blocks=sources.blocks_of(found),
-            )
+            plan = _plan(found, options)
             destination.claim(place, Record(job, len(plan)), overwrite=overwrite)
-            shards = write_planned(
-                found, plan, place, job, workers=workers, executor=executor, on_error=on_error, progress=progress
-            )
+            how = Writing(workers=workers, executor=executor, on_error=on_error, progress=progress)
+            shards = write_planned(found, plan, place, job, how)
         destination.tidy(place)  # a cluster goes on without a worker that was killed in the middle of a shard
         destination.finish(place, _manifest(place, found, options, shards, _report(place, found, shards)))
     return manifests.load(place.at(manifests.FILE_NAME), place.options)
+
+
+def _check_order(stream: Stream, shuffle_seed: int | str | None) -> None:
+    if shuffle_seed not in ("auto", None):
+        raise ArgumentError(
+            f"shuffle_seed is {shuffle_seed}, but {stream.location} can be read in one order only: leave it out, or "
+            f"give a data set with __len__ and __getitem__"
+        )
+
+
+def _plan(source: Source, options: PackOptions) -> PackPlan:
+    return make_plan(
+        source.stored_sizes(),
+        shuffle_seed=options.shuffle_seed,
+        shard_bytes=options.shard_bytes,
+        shard_samples=options.shard_samples,
+        blocks=sources.blocks_of(source),
+    )
 
 
 def _reencoded(found: Source | Stream, options: PackOptions) -> Source | Stream:
