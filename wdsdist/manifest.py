@@ -25,7 +25,7 @@ from wdsdist.permutation import Int64s
 FILE_NAME = "index.json"
 
 _KIND = "wids-shard-index-v1"
-_NOTES_ON_ALL = ("payload_bytes", "skipped")  # totals, wrong for a part of the shards
+_NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out")  # totals, wrong for a part of the shards
 
 
 @dataclass(frozen=True, slots=True)

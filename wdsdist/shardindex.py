@@ -70,6 +70,8 @@ class ShardIndex:
     """uint8: all keys, UTF-8, one after another."""
     skipped: dict[str, int] = field(default_factory=dict)
     """Entries of the tar that belong to no sample, counted by what they are."""
+    left_out: tuple[tuple[str, str], ...] = ()
+    """Samples that packing was to write but could not, as (key, reason)."""
 
     @property
     def num_samples(self) -> int:
@@ -183,6 +185,7 @@ def dumps(index: ShardIndex) -> bytes:
             "sha256": index.sha256,
             "extensions": index.extensions,
             "skipped": index.skipped,
+            **({"left_out": index.left_out} if index.left_out else {}),
             "arrays": arrays,
         },
         ensure_ascii=True,
@@ -223,6 +226,7 @@ def load(path: Path) -> ShardIndex:
         sha256=header["sha256"],
         extensions=tuple(header["extensions"]),
         skipped=header["skipped"],
+        left_out=tuple((str(key), str(reason)) for key, reason in header.get("left_out", ())),
         **arrays,
     )
 

@@ -213,7 +213,7 @@ def test_a_sample_above_the_limit_gets_a_shard_of_its_own(tmp_path: Path) -> Non
 
 
 def test_files_larger_than_a_piece_are_copied_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wdsdist.packing.writer._CHUNK", 1000)
+    monkeypatch.setattr("wdsdist.packing.writer.BUFFER", 1536)
     (tmp_path / "source").mkdir()
     content = bytes(range(256)) * 20
     (tmp_path / "source" / "a.bin").write_bytes(content)

@@ -22,13 +22,16 @@ from wdsdist.errors import (
 )
 from wdsdist.manifest import Manifest
 from wdsdist.packing import job as jobs
+from wdsdist.packing import report
 from wdsdist.packing.job import Job, Record
+from wdsdist.sources import OnError
 
 _LOCK = ".wdsdist-pack.lock"
 
 # The names that storage.atomic_write gives to what packing writes.
 _TEMPORARY = re.compile(
-    rf"\.tmp-\w+-(?:shard-\d+\.tar(?:{re.escape(shardindex.SUFFIX)})?|index\.json|{re.escape(jobs.FILE_NAME)})"
+    rf"\.tmp-\w+-(?:shard-\d+\.tar(?:{re.escape(shardindex.SUFFIX)})?|index\.json|{re.escape(jobs.FILE_NAME)}"
+    rf"|{re.escape(report.FILE_NAME)})"
 )
 
 _log = logging.getLogger("wdsdist")
@@ -59,8 +62,11 @@ def locked(folder: Path) -> Iterator[None]:
         raise DestinationError(f"{folder} cannot be written: {_reason(error, folder)}") from error
 
 
-def finished(folder: Path, job: Job) -> Manifest | None:
-    """Return the manifest where the folder holds all shards of this very job, by name and size."""
+def finished(folder: Path, job: Job, on_error: OnError) -> Manifest | None:
+    """Return the manifest where the folder holds all shards of this very job, by name and size.
+
+    A data set that samples were left out of is finished where they may be.
+    """
     record = jobs.load(folder)
     if record is None or record.job.differences(job):
         return None
@@ -70,6 +76,8 @@ def finished(folder: Path, job: Job) -> Manifest | None:
         return None
     if not _made_by_packing(manifest):
         return None  # `wdsdist index` has replaced our index.json, and does not know our notes
+    if manifest.extra.get("left_out") and on_error == "raise":
+        return None
     with os.scandir(folder) as entries:
         sizes = {entry.name: entry.stat().st_size for entry in entries}
     whole = all(
@@ -117,6 +125,8 @@ def _remove_own(folder: Path, known: Record | None, tars: list[str], record: Rec
             f"{folder} holds {in_the_way[0]}, which packing would replace but did not write: choose another folder"
         )
     _remove(folder, manifests.FILE_NAME)
+    if own:
+        _remove(folder, report.FILE_NAME)
     for name in sorted(own):
         _remove(folder, name + shardindex.SUFFIX)
         _remove(folder, name)

@@ -17,7 +17,7 @@ from wdsdist.packing.plan import shard_name
 
 FILE_NAME = ".wdsdist-pack.json"
 
-_VERSION = 1  # of the record, and of the bytes that packing writes: another one starts anew
+_VERSION = 2  # of the record, and of the bytes that packing writes: another one starts anew
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

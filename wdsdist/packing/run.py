@@ -14,15 +14,15 @@ from pathlib import Path
 from wdsdist import manifest as manifests
 from wdsdist import sources, storage
 from wdsdist.checks import check_integer
-from wdsdist.errors import ArgumentError, DestinationError, WdsdistError
+from wdsdist.errors import ArgumentError, DestinationError, SourceError, WdsdistError
 from wdsdist.manifest import Manifest, Shard
 from wdsdist.node import cpu_count
-from wdsdist.packing import destination
+from wdsdist.packing import destination, report
 from wdsdist.packing.job import Job, PackOptions, Record
 from wdsdist.packing.plan import PackPlan, make_plan
 from wdsdist.packing.writer import WrittenShard, whole_shard, write_shard
 from wdsdist.processes import pool
-from wdsdist.sources import Source
+from wdsdist.sources import LeftOut, OnError, Source
 
 _AHEAD = 2  # shards handed out for each process: one that it writes, and one so that it need not wait
 
@@ -38,6 +38,8 @@ class PackProgress:
     bytes_done: int
     bytes: int
     """Of all tars, headers and padding included."""
+    left_out: int = 0
+    """Samples that could not be packed, of those done."""
 
 
 def pack(
@@ -52,6 +54,7 @@ def pack(
     class_folders: bool | None = None,
     columns: Mapping[str, str] | None = None,
     overwrite: bool = False,
+    on_error: OnError = "raise",
     progress: Callable[[PackProgress], None] | None = None,
 ) -> Manifest:
     """Turn a downloaded data set into WebDataset shards, once.
@@ -74,13 +77,16 @@ def pack(
         columns: of a table, the member that each column becomes, such as ``{"image": "jpg"}``; columns that are not
             named follow the rules of `wdsdist.sources.mapping`.
         overwrite: whether to replace another data set that wdsdist packed into ``dest``; nothing else is removed.
+        on_error: ``"raise"`` stops at the first sample that cannot be packed, such as one of a file that cannot be
+            read; ``"skip"`` leaves such samples out, each wholly, and lists them with the reasons in
+            ``pack-report.jsonl`` beside the shards; ``manifest.extra["left_out"]`` is their number.
         progress: called with a `PackProgress` after each shard.
 
     Returns the manifest, as `wdsdist.open` would.
 
     Raises:
         SourceNotFoundError: there is no source.
-        SourceError: the source is empty, ambiguous or damaged, or changes while it is packed.
+        SourceError: the source is empty, ambiguous or damaged, or changes while it is packed; or all was left out.
         DestinationExistsError: ``dest`` holds another data set, or the same packed with other options.
         DestinationError: ``dest`` cannot be written.
         ArgumentError: an option has a value that cannot work.
@@ -100,27 +106,34 @@ def pack(
     options = PackOptions(shard_bytes=shard_bytes, shard_samples=shard_samples, shuffle_seed=shuffle_seed)
     if workers is not None:
         check_integer("workers", workers, 1)
+    if on_error not in ("raise", "skip"):
+        raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"')
     location = storage.normalise(dest)
     if storage.is_remote(location):
         raise DestinationError(f"{storage.shown(location)} is a URL: pack into a local folder, then upload that")
     folder = Path(location)
-    found = sources.find(source, kind=kind, class_folders=class_folders, columns=columns)
+    found = sources.find(source, kind=kind, class_folders=class_folders, columns=columns, on_error=on_error)
     _refuse_inside(folder, found)
     job = Job(kind=found.kind, location=found.location, fingerprint=found.fingerprint(), options=options)
     # Looked for before the lock is taken: a finished data set may lie where nothing can be written any more.
-    done = destination.finished(folder, job)
+    done = destination.finished(folder, job, on_error)
     if done is not None:
         return done
     with destination.locked(folder):
-        done = destination.finished(folder, job)  # by the process that held the lock before us
+        done = destination.finished(folder, job, on_error)  # by the process that held the lock before us
         if done is not None:
             return done
         plan = make_plan(
             found.stored_sizes(), shuffle_seed=shuffle_seed, shard_bytes=shard_bytes, shard_samples=shard_samples
         )
         destination.claim(folder, Record(job, len(plan)), overwrite=overwrite)
-        shards = _Shards(found, plan, folder, progress).write_all(workers)
-        manifests.save(_manifest(folder, found, options, shards), folder)
+        shards = _Shards(found, plan, folder, on_error, progress).write_all(workers)
+        left_out: list[tuple[str | None, LeftOut]] = [(None, one) for one in found.left_out]
+        left_out += [(shard.name, one) for shard in shards for one in shard.left_out]
+        report.save(folder, left_out)
+        if len(left_out) >= len(found) + len(found.left_out):
+            raise SourceError(f"{found.location} holds no sample that can be packed: {left_out[0][1].reason}")
+        manifests.save(_manifest(folder, found, options, shards, len(left_out)), folder)
     return manifests.load(str(folder / manifests.FILE_NAME))
 
 
@@ -128,21 +141,28 @@ class _Shards:
     """The shards of one plan, and those of them that are there."""
 
     def __init__(
-        self, source: Source, plan: PackPlan, folder: Path, progress: Callable[[PackProgress], None] | None
+        self,
+        source: Source,
+        plan: PackPlan,
+        folder: Path,
+        on_error: OnError,
+        progress: Callable[[PackProgress], None] | None,
     ) -> None:
         self.source = source
         self.plan = plan
         self.folder = folder
+        self.on_error = on_error
         self.progress = progress
         self.done: dict[int, WrittenShard] = {}
-        self.samples_done = self.bytes_done = 0
+        self.samples_done = self.bytes_done = self.left_out = 0
 
     def write_all(self, workers: int | None) -> list[WrittenShard]:
         """Keep what is whole, write the rest, and return all shards in order."""
         counts, sizes = self.plan.counts.tolist(), self.plan.sizes.tolist()
         for number in range(len(self.plan)):
             size = sizes[number] if self.source.has_exact_sizes else None
-            kept = whole_shard(self.folder, self.plan.name(number), size=size, num_samples=counts[number])
+            name = self.plan.name(number)
+            kept = whole_shard(self.folder, name, size=size, num_samples=counts[number], on_error=self.on_error)
             if kept is not None:
                 self._add(number, kept)
         missing = [number for number in range(len(self.plan)) if number not in self.done]
@@ -166,7 +186,8 @@ class _Shards:
         while True:
             for number in itertools.islice(todo, ahead - len(running)):
                 samples = self.source.take(self.plan.samples(number))
-                running[executor.submit(write_shard, self.folder, self.plan.name(number), samples)] = number
+                name, root = self.plan.name(number), self.source.location
+                running[executor.submit(write_shard, self.folder, name, samples, root, self.on_error)] = number
             if not running:
                 return
             for future in concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED).done:
@@ -175,7 +196,8 @@ class _Shards:
 
     def _add(self, number: int, shard: WrittenShard) -> None:
         self.done[number] = shard
-        self.samples_done += shard.num_samples
+        self.samples_done += shard.num_samples + len(shard.left_out)
+        self.left_out += len(shard.left_out)
         self.bytes_done += shard.size
 
     def _report(self) -> None:
@@ -189,11 +211,14 @@ class _Shards:
                 shards=len(self.plan),
                 bytes_done=self.bytes_done,
                 bytes=int(self.plan.sizes.sum()),
+                left_out=self.left_out + len(self.source.left_out),
             )
         )
 
 
-def _manifest(folder: Path, source: Source, options: PackOptions, shards: list[WrittenShard]) -> Manifest:
+def _manifest(
+    folder: Path, source: Source, options: PackOptions, shards: list[WrittenShard], left_out: int
+) -> Manifest:
     return Manifest.of(
         str(folder),
         [Shard(shard.name, shard.num_samples, shard.size, shard.sha256) for shard in shards],
@@ -203,6 +228,7 @@ def _manifest(folder: Path, source: Source, options: PackOptions, shards: list[W
             # As readers match them: in lower case.
             "fields": sorted({extension.lower() for shard in shards for extension in shard.extensions}),
             "payload_bytes": sum(shard.payload_bytes for shard in shards),
+            **({"left_out": left_out} if left_out else {}),
             **source.extra(),
         },
     )

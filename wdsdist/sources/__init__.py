@@ -8,10 +8,34 @@ from collections.abc import Mapping
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
 from wdsdist.sources import folder, idx
-from wdsdist.sources.base import FilePayload, Payload, RangePayload, Sample, Samples, Source, payload_size
+from wdsdist.sources.base import (
+    BrokenPayload,
+    FilePayload,
+    LeftOut,
+    OnError,
+    Payload,
+    RangePayload,
+    Sample,
+    Samples,
+    Source,
+    payload_size,
+)
 from wdsdist.sources.kinds import Kind, SourceOptions, at_path, path_of
 
-__all__ = ["KINDS", "FilePayload", "Payload", "RangePayload", "Sample", "Samples", "Source", "find", "payload_size"]
+__all__ = [
+    "BrokenPayload",
+    "FilePayload",
+    "KINDS",
+    "LeftOut",
+    "OnError",
+    "Payload",
+    "RangePayload",
+    "Sample",
+    "Samples",
+    "Source",
+    "find",
+    "payload_size",
+]
 
 KINDS = (
     Kind("idx", "an IDX set such as train-images-idx3-ubyte.gz", at_path(idx.find)),
@@ -27,6 +51,7 @@ def find(
     kind: str | None = None,
     class_folders: bool | None = None,
     columns: Mapping[str, str] | None = None,
+    on_error: OnError = "raise",
 ) -> Source:
     """Recognise what lies at ``source`` and list its samples.
 
@@ -37,6 +62,7 @@ def find(
         class_folders: whether the folders in ``source`` are the classes of the samples below them; by default, when
             it looks so: two folders or more, an image in every sample, no file beside the folders, no ``cls`` yet.
         columns: of a table, what becomes of its columns; see `wdsdist.sources.mapping`.
+        on_error: whether a sample that cannot be packed is an error, or is left out and told by ``left_out``.
 
     Raises:
         SourceNotFoundError: nothing lies there.
@@ -50,7 +76,7 @@ def find(
     >>> found.kind, len(found), found.stored_sizes().tolist()
     ('folder', 1, [2048])
     """
-    options = SourceOptions(kind=kind, class_folders=class_folders, columns=columns)
+    options = SourceOptions(kind=kind, class_folders=class_folders, columns=columns, on_error=on_error)
     for candidate in _candidates(kind):
         found = candidate.find(source, options)
         if found is not None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from wdsdist.permutation import Int64s
+
+
+OnError = Literal["raise", "skip"]
+"""What becomes of a sample that cannot be packed: an error, or it is left out and reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,25 @@ class RangePayload:
     size: int
 
 
-Payload = bytes | FilePayload | RangePayload
+@dataclass(frozen=True, slots=True)
+class BrokenPayload:
+    """A member whose data is known not to be there to read: its sample is an error, or is left out."""
+
+    reason: str
+    """What is wrong, with the file or field that it is wrong with, and what to do."""
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A sample that is not packed, for ``on_error="skip"`` was asked for."""
+
+    key: str
+    reason: str
+    """It names no place outside the source, so that moving the source changes nothing."""
+
+
+Payload = bytes | FilePayload | RangePayload | BrokenPayload
 Sample = tuple[str, list[tuple[str, Payload]]]
 """A key, and its members as (extension, payload) in the order in which they are written."""
 
@@ -56,6 +78,11 @@ class Source(Protocol):
     @property
     def location(self) -> str:
         """Where it lies, for messages."""
+        ...
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Samples that were listed but cannot be packed; they are not among the numbered ones."""
         ...
 
     def __len__(self) -> int: ...

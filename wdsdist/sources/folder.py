@@ -5,32 +5,26 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from wdsdist.errors import SourceError
 from wdsdist.permutation import Int64s
-from wdsdist.sources.base import FilePayload, Payload, Sample
+from wdsdist.sources.base import FilePayload, LeftOut, OnError, Payload, Sample
+from wdsdist.sources.grouping import Folder, list_samples, shown
 from wdsdist.sources.kinds import SourceOptions
+from wdsdist.sources.listing import Listing
+from wdsdist.sources.rules import class_folders as find_class_folders
+from wdsdist.sources.rules import unpackable
 from wdsdist.tarformat import split_name, stored_size
 
-# What torchvision's ImageFolder takes for an image, and what has come into use since.
-_IMAGE_KINDS = r"(?:jpe?g|jpe|png|p[bgnp]m|bmp|gif|tiff?|webp|jp2|avif|hei[cf]|jxl)"
-_IMAGE = re.compile(rf"(?:.*\.)?{_IMAGE_KINDS}", re.IGNORECASE)
-_NUMBERED_IMAGE = re.compile(rf"\d+\.{_IMAGE_KINDS}", re.IGNORECASE)
 _TAR = re.compile(r"\.(?:tar(?:\.(?:gz|bz2|xz|zst|lz4|z))?|tgz|tbz2|txz)$", re.IGNORECASE)
-
-
-class _Member(NamedTuple):
-    extension: str
-    size: int
-    mtime_ns: int
+_HIDDEN = ord(".")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +32,36 @@ class FolderSamples:
     """Some samples of a folder."""
 
     root: str
-    samples: list[tuple[str, list[tuple[str, int]], bytes | None]]
-    """Key, (extension, size) of each file, and what the sample's ``cls`` is to hold."""
+    folders: list[str]
+    """Paths under the root, with a slash at their end."""
+    in_folders: list[int]
+    """For each sample, the place of its folder in ``folders``."""
+    counts: list[int]
+    """Files of each sample."""
+    names: str
+    """The names of all files in their folders, a line for each."""
+    sizes: list[int]
+    """Bytes of each file."""
+    labels: list[int] | None
+    """What each sample's ``cls`` is to hold."""
 
     def __len__(self) -> int:
-        return len(self.samples)
+        return len(self.counts)
 
     def __iter__(self) -> Iterator[Sample]:
-        for key, files, label in self.samples:
-            members: list[tuple[str, Payload]] = [
-                (extension, FilePayload(f"{self.root}/{key}.{extension}", size)) for extension, size in files
-            ]
-            if label is not None:
-                members.append(("cls", label))
+        files = zip(self.names.split("\n"), self.sizes, strict=True)
+        for number, (place, count) in enumerate(zip(self.in_folders, self.counts, strict=True)):
+            folder = self.folders[place]
+            above = f"{self.root}/{folder}"
+            members: list[tuple[str, Payload]] = []
+            for _ in range(count):
+                name, size = next(files)
+                base, _, extension = name.partition(".")
+                members.append((extension, FilePayload(above + name, size)))
+            if self.labels is not None:
+                members.append(("cls", b"%d" % self.labels[number]))
                 members.sort(key=lambda member: member[0])
-            yield key, members
+            yield folder + base, members
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,24 +69,24 @@ class FolderSource:
     """All samples of a folder, in the order of their first files' paths, byte by byte."""
 
     location: str
-    keys: list[str]
-    members: list[list[_Member]]
-    """The files of each sample, by extension; a file's path is its key, a dot and its extension."""
+    listing: Listing
+    numbers: Int64s | None
+    """int64: the samples of the listing that can be packed; all where there is none."""
     classes: tuple[str, ...] | None
     """The class folders in the order of their numbers, or none."""
     skipped: dict[str, int]
     """Entries that belong to no sample, counted by what they are."""
+    left_out: tuple[LeftOut, ...] = ()
     kind: str = "folder"
     has_exact_sizes: bool = True
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return self.listing.num_samples if self.numbers is None else len(self.numbers)
 
     def fingerprint(self) -> str:
-        state = hashlib.sha256(f"{self.kind}\0{self.classes}\n".encode())
-        for key, members in zip(self.keys, self.members, strict=True):
-            for extension, size, mtime_ns in members:
-                state.update(f"{key}.{extension}\0{size}\0{mtime_ns}\n".encode())
+        state = hashlib.sha256(f"{self.kind}\0{self.classes}\0{self.listing.digest}\n".encode())
+        for one in self.left_out:
+            state.update(f"{one.key}\0{one.reason}\n".encode())
         return state.hexdigest()
 
     def extra(self) -> dict[str, Any]:
@@ -86,29 +95,42 @@ class FolderSource:
         return {**classes, **skipped}
 
     def stored_sizes(self) -> Int64s:
-        sizes = (
-            sum(stored_size(f"{key}.{member.extension}", member.size) for member in members)
-            for key, members in zip(self.keys, self.members, strict=True)
-        )
-        stored = np.fromiter(sizes, np.int64, len(self.keys))
+        stored = self.listing.stored_sizes()
         if self.classes is not None:
-            numbers = self._numbers()
-            stored += np.fromiter(
-                (stored_size(f"{key}.cls", len(str(numbers[_top(key)]))) for key in self.keys), np.int64, len(self.keys)
-            )
-        return stored
+            plain = 2 * 512  # of a header and a number of a few digits
+            stored += plain
+            odd = np.unique(self.listing.samples_of(self.listing.odd_files(spare=len(".cls"))))
+            if self.numbers is not None:
+                odd = np.intersect1d(odd, self.numbers)  # the names of others may be no text
+            for sample in odd.tolist():
+                stored[sample] += stored_size(f"{self.listing.key(sample)}.cls", 1) - plain
+        return stored if self.numbers is None else stored[self.numbers]
 
     def take(self, indices: Int64s) -> FolderSamples:
-        numbers = self._numbers()
-        samples = []
-        for index in indices.tolist():
-            key = self.keys[index]
-            label = str(numbers[_top(key)]).encode() if self.classes is not None else None
-            samples.append((key, [(member.extension, member.size) for member in self.members[index]], label))
-        return FolderSamples(self.location, samples)
-
-    def _numbers(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.classes or ())}
+        listing = self.listing
+        samples = indices if self.numbers is None else self.numbers[indices]
+        starts, stops = listing.sample_files[samples], listing.sample_files[samples + 1]
+        counts = stops - starts
+        before = np.cumsum(counts) - counts
+        files = np.repeat(starts - before, counts) + np.arange(int(counts.sum()))
+        runs, in_folders = np.unique(listing.runs(starts), return_inverse=True)
+        bounds = zip(listing.name_ends[files].tolist(), listing.name_ends[files + 1].tolist(), strict=True)
+        names = b"\n".join([listing.name_bytes[start:stop] for start, stop in bounds])
+        in_folders = in_folders.reshape(-1)  # some versions of numpy give it another shape
+        folders = [listing.folder(run) for run in runs.tolist()]
+        labels = None
+        if self.classes is not None:
+            classes = {name: number for number, name in enumerate(self.classes)}
+            labels = [classes[folder.partition("/")[0]] for folder in folders]
+        return FolderSamples(
+            self.location,
+            folders,
+            in_folders.tolist(),
+            counts.tolist(),
+            names.decode(),
+            listing.sizes[files].tolist(),
+            None if labels is None else [labels[place] for place in in_folders.tolist()],
+        )
 
 
 def is_tar(name: str) -> bool:
@@ -120,158 +142,122 @@ def find(root: Path, options: SourceOptions) -> FolderSource | None:
     """List the samples of a folder; return ``None`` for what is none."""
     if not root.is_dir():
         return None
-    walk = _Walk(root)
-    walk.run()
-    tars = sorted(path for path in walk.files if "/" not in path and is_tar(path))
-    if tars:
+    walk = _Walk(root, options.on_error)
+    listing = walk.run()
+    if walk.tars:
         raise SourceError(
-            f"{root} holds {len(tars):,} tar files, such as {tars[0]}: if they are WebDataset shards, run `wdsdist "
-            f"index {root}`; if not, unpack them and pack the folder that results"
+            f"{root} holds {len(walk.tars):,} tar files, such as {min(walk.tars)}: if they are WebDataset shards, run "
+            f"`wdsdist index {root}`; if not, unpack them and pack the folder that results"
         )
-    keys, members = _group(root, walk.files)
-    if not keys:
+    if not listing.num_samples:
         raise SourceError(f"{root} holds no file that can be a sample{_skipped(walk.skipped)}: is it the right folder?")
-    classes = _classes(root, keys, members, walk.folders, options.class_folders)
-    return FolderSource(str(root), keys, members, classes, dict(walk.skipped))
+    wrong = unpackable(listing)
+    if wrong and options.on_error == "raise":
+        raise SourceError(f"{root}/{wrong[min(wrong)]}")
+    classes = find_class_folders(str(root), listing, walk.folders, options.class_folders)
+    numbers = None
+    if wrong:
+        numbers = np.setdiff1d(np.arange(listing.num_samples), np.array(sorted(wrong)))
+        if not len(numbers):
+            raise SourceError(f"{root} holds no sample that can be packed, for instance: {wrong[min(wrong)]}")
+    left_out = [*walk.left_out, *(LeftOut(shown(listing.key(sample)), wrong[sample]) for sample in sorted(wrong))]
+    return FolderSource(str(root), listing, numbers, classes, dict(walk.skipped), tuple(left_out))
 
 
 class _Walk:
     """One pass over all that lies under a folder. Hidden files and folders are counted and passed over."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, on_error: OnError) -> None:
         self.root = root
-        self.files: dict[str, tuple[int, int]] = {}  # relative path: size, time of the last change
+        self.on_error = on_error
         self.folders: list[str] = []  # those directly under the root
+        self.tars: list[str] = []  # and tars there
         self.skipped: Counter[str] = Counter()
+        self.left_out: list[LeftOut] = []  # folders of which nothing is known
+        self._above = {b"": frozenset((_identity(root.stat()),))}
 
-    def run(self) -> None:
-        todo = [("", frozenset((_identity(self.root.stat()),)))]
-        while todo:
-            prefix, above = todo.pop()
+    def run(self) -> Listing:
+        listing = list_samples(self._open)
+        self.left_out.sort(key=lambda one: one.key)
+        return listing
+
+    def _open(self, path: bytes) -> Folder:
+        """List one folder; what lies in it is told apart by the type that the folder itself notes, where it does."""
+        found = Folder()
+        above = self._above.pop(path)
+        no_samples_here = split_name(os.fsdecode(path) + "a.a") is None  # such as `__meta__/`
+        try:
+            with os.scandir(os.fsencode(self.root) + b"/" + path) as entries:
+                for entry in entries:
+                    name = entry.name
+                    if name[0] == _HIDDEN:
+                        self.skipped["hidden folder" if entry.is_dir() else "hidden file"] += 1
+                    elif entry.is_dir():
+                        self._enter(path, entry, above, found)
+                    elif no_samples_here or not 0 < name.find(b".") < len(name) - 1 or not _can_be_member(name):
+                        self.skipped["name without a key and an extension"] += 1
+                    else:
+                        self._add(path, entry, found)
+        except OSError as error:
+            what = f"cannot be listed ({error.strerror}): mend it or move it away"
+            if not path or self.on_error == "raise":
+                raise SourceError(f"{self.root / shown(path.rstrip(b'/'))} {what}") from error
+            self.left_out.append(LeftOut(shown(path), f"{shown(path.rstrip(b'/'))} {what}"))
+            found = Folder()
+        if not path:
+            self.folders = [os.fsdecode(name) for name in found.folders]
+        return found
+
+    def _enter(self, path: bytes, entry: os.DirEntry[bytes], above: frozenset[tuple[int, int]], found: Folder) -> None:
+        identity = _identity(entry.stat())
+        # A link to a folder that it lies in would be followed for ever.
+        if entry.is_symlink() and identity in above:
+            self.skipped["link to a folder around it"] += 1
+            return
+        found.folders.append(entry.name)
+        self._above[path + entry.name + b"/"] = above | {identity}
+
+    def _add(self, path: bytes, entry: os.DirEntry[bytes], found: Folder) -> None:
+        name, problem = entry.name, ""
+        if entry.is_file():
             try:
-                with os.scandir(self.root / prefix) as entries:
-                    for entry in entries:
-                        if self._add(prefix + entry.name, entry, above):
-                            todo.append((f"{prefix}{entry.name}/", above | {_identity(entry.stat())}))
+                status = entry.stat()
+                found.add(name, status.st_size, status.st_mtime_ns)
             except OSError as error:
-                if isinstance(error, SourceError):
-                    raise
-                place = _shown(error.filename or self.root / prefix)
-                raise SourceError(f"{place} cannot be listed ({error.strerror}): mend it or move it away") from error
-
-    def _add(self, path: str, entry: os.DirEntry[str], above: frozenset[tuple[int, int]]) -> bool:
-        """Note one entry; say whether it is a folder to go into."""
-        if entry.name.startswith("."):
-            self.skipped["hidden folder" if entry.is_dir() else "hidden file"] += 1
-        elif entry.is_dir():
-            # A link to a folder that it lies in would be followed for ever.
-            if entry.is_symlink() and _identity(entry.stat()) in above:
-                self.skipped["link to a folder around it"] += 1
-                return False
-            if "/" not in path:
-                self.folders.append(path)
-            return True
-        elif split_name(path) is None:
-            self.skipped["name without a key and an extension"] += 1
-        elif entry.is_file():
-            _check_text(self.root, path)
-            status = entry.stat()
-            self.files[path] = (status.st_size, status.st_mtime_ns)
+                found.add(name, 0, 0)
+                problem = f"cannot be read ({error.strerror}): mend it or remove it"
         elif entry.is_symlink():
-            raise SourceError(f"{_shown(entry.path)} is a link to nothing: mend it or remove it")
+            found.add(name, 0, 0)
+            problem = "is a link to nothing: mend it or remove it"
         else:
             self.skipped["device, pipe or socket"] += 1
+            return
+        if not path and is_tar(os.fsdecode(name)):
+            self.tars.append(os.fsdecode(name))
+        if not (name.isascii() and path.isascii()) and not _is_utf8(path + name):
+            problem = "is not UTF-8, which a tar asks names to be: rename it"
+        if problem:
+            problem = f"{shown(path + name)} {problem}"
+            if self.on_error == "raise":
+                raise SourceError(f"{shown(self.root)}/{problem}")
+            found.problems[name] = problem
+
+
+def _can_be_member(name: bytes) -> bool:
+    """Say what `split_name` says of a name with a key and an extension, faster for names as most are."""
+    return b"\n" not in name and (b"__" not in name or split_name(os.fsdecode(name)) is not None)
+
+
+def _is_utf8(path: bytes) -> bool:
+    try:
+        path.decode()
+    except UnicodeDecodeError:
         return False
-
-
-def _group(root: Path, files: dict[str, tuple[int, int]]) -> tuple[list[str], list[list[_Member]]]:
-    """Gather the files of each sample; refuse what readers could not tell apart."""
-    samples: dict[str, list[_Member]] = {}
-    for path in sorted(files, key=os.fsencode):  # and thereby each sample's files by extension
-        parts = split_name(path)
-        assert parts is not None  # _Walk passed over the others
-        samples.setdefault(parts[0], []).append(_Member(sys.intern(parts[1]), *files[path]))
-    for key, members in samples.items():
-        seen: dict[str, str] = {}
-        for member in members:
-            lower = member.extension.lower()
-            if lower in seen:
-                raise SourceError(
-                    f"{root} holds {key}.{seen[lower]} and {key}.{member.extension}, which differ in case only: "
-                    f"readers take both for the same member, so rename one"
-                )
-            if lower.startswith("__") and lower.endswith("__"):
-                raise SourceError(
-                    f"{root}/{key}.{member.extension} has the name of an entry that readers add to samples: rename it"
-                )
-            seen[lower] = member.extension
-    return list(samples), list(samples.values())
-
-
-def _classes(
-    root: Path, keys: list[str], members: list[list[_Member]], folders: list[str], wanted: bool | None
-) -> tuple[str, ...] | None:
-    """Return the class folders where there are such, sorted as torchvision's ``ImageFolder`` sorts them."""
-    if wanted is False:
-        return None
-    loose = next((number for number, key in enumerate(keys) if "/" not in key), None)
-    labelled = next(
-        (n for n, files in enumerate(members) if any(file.extension.lower() == "cls" for file in files)), None
-    )
-    if wanted is None and (
-        loose is not None or labelled is not None or len(folders) < 2 or not all(map(_has_image, members))
-    ):
-        return None
-    off = "turn class folders off with class_folders=False (--no-class-folders)"
-    for key, files in zip(keys, members, strict=True):
-        alike = _images_told_apart_by_number(files)
-        if alike:
-            raise SourceError(
-                f"{root} holds {key}.{alike[0]} and {key}.{alike[1]}: the key ends at the first dot, so they would be "
-                f"one sample. Rename them so that only their extension has a dot, or {off} if they do belong together"
-            )
-    if loose is not None:
-        name = f"{keys[loose]}.{members[loose][0].extension}"
-        raise SourceError(f"{root} holds {name} beside the class folders: move it into one of them, or {off}")
-    if labelled is not None:
-        raise SourceError(f"{root}/{keys[labelled]}.cls gives a class already: remove it, or {off}")
-    empty = sorted(set(folders) - set(map(_top, keys)))
-    if empty:
-        raise SourceError(
-            f"class folder {root}/{empty[0]} holds no sample, and a number for it would shift those of the classes "
-            f"after it: remove it, or {off}"
-        )
-    return tuple(sorted(folders))
-
-
-def _has_image(members: list[_Member]) -> bool:
-    return any(_IMAGE.fullmatch(member.extension) for member in members)
-
-
-def _images_told_apart_by_number(members: list[_Member]) -> list[str]:
-    """Return the extensions of two images such as ``0.jpg`` and ``1.jpg``: names with dots, cut at the first one."""
-    found = [file.extension for file in members if _NUMBERED_IMAGE.fullmatch(file.extension)]
-    return found[:2] if len(found) > 1 else []
-
-
-def _top(key: str) -> str:
-    return key.partition("/")[0]
+    return True
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
-
-
-def _check_text(root: Path, path: str) -> None:
-    try:
-        path.encode()
-    except UnicodeEncodeError as error:
-        raise SourceError(f"the name of {_shown(root / path)} is not UTF-8, which a tar asks for: rename it") from error
-
-
-def _shown(path: str | os.PathLike[str]) -> str:
-    """Return a path fit for a message: bytes that are no text are written as escapes."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _skipped(skipped: Counter[str]) -> str:

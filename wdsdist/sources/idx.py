@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from wdsdist.errors import SourceError
 from wdsdist.permutation import Int64s
-from wdsdist.sources.base import Sample, payload_size
+from wdsdist.sources.base import LeftOut, Sample, payload_size
 from wdsdist.sources.kinds import SourceOptions
 from wdsdist.tarformat import stored_size
 
@@ -81,6 +81,7 @@ class IdxSource:
     """Files beside the set that belong to none, counted."""
     kind: str = "idx"
     has_exact_sizes: bool = True
+    left_out: tuple[LeftOut, ...] = ()
 
     def __len__(self) -> int:
         return self.shape[0]

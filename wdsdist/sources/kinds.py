@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from wdsdist import storage
-from wdsdist.sources.base import Source
+from wdsdist.sources.base import OnError, Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,10 +19,13 @@ class SourceOptions:
     """The kind that it must be, whatever it looks like."""
     class_folders: bool | None = None
     columns: Mapping[str, str] | None = None
+    on_error: OnError = "raise"
+    scratch: Path | None = None
+    """Where a source may keep a large temporary file while it is packed; by default, the system's temporary folder."""
 
     def given(self) -> list[str]:
-        """Return the names of the options that ask for something, but for ``kind``."""
-        return [field.name for field in fields(self) if field.name != "kind" and getattr(self, field.name)]
+        """Return the names of the options that are for sources of some kinds only and ask for something."""
+        return [name for name in ("class_folders", "columns") if getattr(self, name)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,22 @@ Reads what GNU tar, bsdtar, Python and webdataset write (USTAR, PAX, GNU long na
 deterministic USTAR with a PAX header only where a name or size needs one.
 """
 
+from wdsdist.tarformat.headers import plain_headers
 from wdsdist.tarformat.naming import split_name
 from wdsdist.tarformat.reader import Members, is_header_of, scan
-from wdsdist.tarformat.writer import BLOCK, END, header, padding, stored_size
+from wdsdist.tarformat.writer import BLOCK, END, PLAIN_NAME, SIZE_LIMIT, header, padding, stored_size
 
-__all__ = ["BLOCK", "END", "Members", "header", "is_header_of", "padding", "scan", "split_name", "stored_size"]
+__all__ = [
+    "BLOCK",
+    "END",
+    "Members",
+    "PLAIN_NAME",
+    "SIZE_LIMIT",
+    "header",
+    "is_header_of",
+    "padding",
+    "plain_headers",
+    "scan",
+    "split_name",
+    "stored_size",
+]

@@ -12,8 +12,11 @@ BLOCK = 512
 END = bytes(2 * BLOCK)
 """What a whole tar file ends with: two blocks of zeros."""
 
-_SIZE_LIMIT = 8**11  # eleven octal digits
-_NAME, _PREFIX = 100, 155  # bytes
+SIZE_LIMIT = 8**11
+"""Bytes from which on a file's size has more than the eleven octal digits of a USTAR header."""
+PLAIN_NAME = 100
+"""The most bytes of a name that needs no prefix."""
+_NAME, _PREFIX = PLAIN_NAME, 155  # bytes
 
 
 def _template(typeflag: bytes) -> tuple[bytes, int]:
@@ -29,6 +32,11 @@ def _template(typeflag: bytes) -> tuple[bytes, int]:
 
 _REGULAR = _template(b"0")
 _EXTENDED = _template(b"x")
+
+
+def regular_template() -> tuple[bytes, int]:
+    """Return the header of a regular file without name and size, its checksum all spaces, and the sum of its bytes."""
+    return _REGULAR
 
 
 def _block(template: tuple[bytes, int], name: bytes, prefix: bytes, size: int) -> bytes:
@@ -83,14 +91,14 @@ def header(name: str, size: int) -> bytes:
         raise ValueError(f"not a tar member: name {name!r}, size {size}")
     path = name.encode()
     split = _split_prefix(path) if path.isascii() else None
-    if split is not None and size < _SIZE_LIMIT:
+    if split is not None and size < SIZE_LIMIT:
         return _block(_REGULAR, split[1], split[0], size)
 
     records = b""
     if split is None:
         records += _pax_record("path", path)
         split = b"", name.encode("ascii", "replace")[:_NAME]
-    if size >= _SIZE_LIMIT:
+    if size >= SIZE_LIMIT:
         records += _pax_record("size", str(size).encode())
         size = 0
     extended = _block(_EXTENDED, b"././@PaxHeader", b"", len(records))

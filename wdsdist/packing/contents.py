@@ -1,0 +1,233 @@
+"""What a shard holds: which of its samples can be stored, and where they then lie."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from wdsdist.errors import SourceError
+from wdsdist.permutation import Int64s
+from wdsdist.shardindex import ShardIndex
+from wdsdist.sources import OnError, Payload, Sample, Samples
+from wdsdist.tarformat import BLOCK, PLAIN_NAME, SIZE_LIMIT, header, split_name
+
+_LONGEST_NAME = 4095  # bytes: the longest path that Linux takes, so no tool could unpack a longer one
+_SUSPECT = re.compile(r"[.\n\0]|__|/$|^$")  # what a key holds that a reader might cut elsewhere
+
+
+@dataclass(slots=True)
+class Batch:
+    """Samples that are written together; one list for each of their properties costs least."""
+
+    keys: list[str] = field(default_factory=list)
+    kinds: list[int] = field(default_factory=list)
+    """Of each sample: the number of its extensions, taken together."""
+    names: list[str] = field(default_factory=list)
+    """Of each member, as the following."""
+    payloads: list[Payload] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    headers: dict[int, bytes] = field(default_factory=dict)
+    """Of those members that need more than a plain one, by their number."""
+    stored: int = 0
+    """Bytes of all samples in the tar."""
+
+
+class Contents:
+    """Checks the samples of a shard before they are written, and notes where those lie that were."""
+
+    def __init__(self, root: str, on_error: OnError) -> None:
+        self._root = root + "/"
+        self._on_error = on_error
+        self._taken: set[str] = set()
+        self._kinds: dict[tuple[str, ...], int] = {}
+        self._counts: list[int] = []
+        self._keys: list[str] = []
+        self._stored_kinds: list[int] = []
+        self._offsets: list[Int64s] = []
+        self._sizes: list[int] = []
+        self._left_out: list[tuple[str, str]] = []
+
+    def batches(self, samples: Samples, most: int) -> Iterator[Batch]:
+        """Yield the samples that can be stored, at most so many bytes together unless a single one has more.
+
+        Raises `SourceError` for the first sample that cannot be stored, or leaves it out.
+        """
+        batch = Batch()
+        for sample in self._given(samples):
+            try:
+                one = self._add(batch, sample, most)
+            except SourceError as error:
+                self.leave_out(sample[0], error)
+                continue
+            if one is not None:  # there was no room for it
+                if batch.keys:
+                    yield batch
+                batch = one
+        if batch.keys:
+            yield batch
+
+    def without(self, batch: Batch, failed: Mapping[int, SourceError]) -> Batch:
+        """Return a batch less the samples of some members, or raise what is wrong with the first of these."""
+        rest = Batch()
+        member = 0
+        for key, kind in zip(batch.keys, batch.kinds, strict=True):
+            members = range(member, member + self._counts[kind])
+            member = members.stop
+            wrong = next((failed[number] for number in members if number in failed), None)
+            if wrong is not None:
+                self.leave_out(key, wrong)
+                self._taken.discard(key)
+                continue
+            rest.headers |= {
+                len(rest.names) + place: batch.headers[number]
+                for place, number in enumerate(members)
+                if number in batch.headers
+            }
+            rest.keys.append(key)
+            rest.kinds.append(kind)
+            for mine, of_batch in (
+                (rest.names, batch.names), (rest.sizes, batch.sizes), (rest.payloads, batch.payloads)
+            ):  # fmt: skip
+                mine += of_batch[members.start : members.stop]  # type: ignore[operator]
+        return rest
+
+    def leave_out(self, key: str, error: SourceError) -> None:
+        """Raise what is wrong with a sample, or note it where such samples are left out."""
+        if self._on_error == "raise":
+            raise error
+        self._left_out.append((key, str(error).replace(self._root, "")))
+
+    def add(self, batch: Batch, offsets: Int64s) -> None:
+        """Note samples that were written, and where the data of their members starts."""
+        self._keys += batch.keys
+        self._stored_kinds += batch.kinds
+        self._sizes += batch.sizes
+        self._offsets.append(offsets)
+
+    def index(self, *, size: int, sha256: str) -> ShardIndex:
+        """Return the index of the shard, given the size and digest of its tar."""
+        numbers: dict[str, int] = {}
+        ids: dict[int, list[int]] = {}
+        kinds = list(self._kinds)
+        members: list[int] = []
+        for kind in self._stored_kinds:
+            if kind not in ids:
+                ids[kind] = [numbers.setdefault(extension, len(numbers)) for extension in kinds[kind]]
+            members += ids[kind]
+        counts = np.array(self._counts, np.int64)[np.array(self._stored_kinds, np.int64)]
+        keys = [key.encode() for key in self._keys]
+        return ShardIndex(
+            size=size,
+            sha256=sha256,
+            extensions=tuple(numbers),
+            sample_starts=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            offsets=np.concatenate([np.empty(0, np.int64), *self._offsets]),
+            sizes=np.array(self._sizes, np.int64),
+            extension_ids=np.array(members, np.uint32),
+            key_starts=np.cumsum([0, *map(len, keys)], dtype=np.int64),
+            key_bytes=np.frombuffer(b"".join(keys), np.uint8),
+            left_out=tuple(self._left_out),
+        )
+
+    def _given(self, samples: Samples) -> Iterator[Sample]:
+        """Yield the samples that a source gives, though some of them may be errors."""
+        given = iter(samples)
+        seen, lost = 0, None
+        while True:
+            try:
+                for sample in given:
+                    seen += 1
+                    yield sample
+                break
+            except SourceError as error:
+                self.leave_out("", error)
+                seen, lost = seen + 1, error
+        # An iterator may go on after an error; a generator ends, and the samples after it would be lost in silence.
+        if lost is not None and seen != len(samples):
+            raise lost
+
+    def _add(self, batch: Batch, sample: Sample, most: int) -> Batch | None:
+        """Put a sample into a batch; where there is no room, return another one with it."""
+        key, members = sample
+        extensions = tuple([extension for extension, _ in members])
+        kind = self._kinds.get(extensions)
+        if kind is None:
+            kind = self._new_kind(key, extensions)
+        if _SUSPECT.search(key):
+            _check_key(key)
+        if key in self._taken:
+            raise SourceError(f"sample {_short(key)} is there twice: each needs a key of its own")
+        stored = 0
+        odd: dict[int, bytes] = {}
+        names, sizes, payloads = [], [], []
+        for extension, payload in members:
+            name = f"{key}.{extension}"
+            size = len(payload) if isinstance(payload, bytes) else payload.size
+            if len(name) > PLAIN_NAME or size >= SIZE_LIMIT or not name.isascii():
+                head = odd[len(names)] = _header(name, size)
+                stored += len(head) - BLOCK
+            stored += BLOCK + size + -size % BLOCK
+            names.append(name)
+            sizes.append(size)
+            payloads.append(payload)
+        self._taken.add(key)
+        full = batch.stored + stored > most
+        if full:
+            batch = Batch()
+        if odd:
+            batch.headers |= {len(batch.names) + number: head for number, head in odd.items()}
+        batch.keys.append(key)
+        batch.kinds.append(kind)
+        batch.names += names
+        batch.sizes += sizes
+        batch.payloads += payloads
+        batch.stored += stored
+        return batch if full else None
+
+    def _new_kind(self, key: str, extensions: tuple[str, ...]) -> int:
+        """Number the extensions of a sample, once they are known to be told apart by readers."""
+        seen: set[str] = set()
+        for extension in extensions:
+            lower = extension.lower()
+            if lower in seen:
+                raise SourceError(
+                    f"sample {_short(key)} has two members {lower!r}, in capitals or not, which readers take for the "
+                    f"same: rename one"
+                )
+            if split_name(f"x.{extension}") != ("x", extension) or (lower.startswith("__") and lower.endswith("__")):
+                raise SourceError(
+                    f"sample {_short(key)} has a member {extension!r}, which readers would not find: rename it"
+                )
+            seen.add(lower)
+        if not extensions:
+            raise SourceError(f"sample {_short(key)} has no member: a tar cannot hold it")
+        self._counts.append(len(extensions))
+        return self._kinds.setdefault(extensions, len(self._kinds))
+
+
+def _check_key(key: str) -> None:
+    if "\0" in key or split_name(f"{key}.x") != (key, "x"):
+        raise SourceError(
+            f"sample {_short(key)} could not be read back: a key is a path without line breaks whose last part is not "
+            f"empty and has no dot; choose other keys"
+        )
+
+
+def _header(name: str, size: int) -> bytes:
+    try:
+        found = header(name, size)
+    except ValueError as error:
+        raise SourceError(f"{_short(name)} cannot be the name of a file in a tar: rename it") from error
+    if len(name.encode()) > _LONGEST_NAME:
+        raise SourceError(
+            f"{_short(name)} is a name of {len(name.encode()):,} bytes, and a path has {_LONGEST_NAME:,} at most: "
+            f"choose shorter keys"
+        )
+    return found
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 100 else f"{text[:97]}...")

@@ -1,0 +1,119 @@
+"""The data of members, read straight to where a tar is put together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from wdsdist.errors import SourceError
+from wdsdist.sources import BrokenPayload, FilePayload, Payload, RangePayload
+
+_AGAIN = "pack again once the source is at rest"
+# Without O_NONBLOCK, a pipe in the place of a file that was listed would be waited for until somebody writes to it.
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+
+Located = FilePayload | RangePayload
+
+
+def read_all(
+    payloads: Sequence[Payload], sizes: Sequence[int], view: memoryview, starts: Sequence[int]
+) -> dict[int, SourceError]:
+    """Read the data of members to where each starts in ``view``, which has one byte more than they need.
+
+    Returns what is wrong with those that cannot be read, or that have another size than they were listed with. Bytes
+    behind such a member may be overwritten.
+    """
+    failed: dict[int, SourceError] = {}
+    for number, (payload, size, start) in enumerate(zip(payloads, sizes, starts, strict=True)):
+        try:
+            if isinstance(payload, FilePayload):
+                # Three calls for a file: asking for a byte too many tells its size as well as fstat does.
+                descriptor = os.open(payload.path, _FLAGS)
+                try:
+                    found = os.readv(descriptor, (view[start : start + size + 1],))
+                finally:
+                    os.close(descriptor)
+                if found == size:
+                    continue
+            elif isinstance(payload, bytes):
+                view[start : start + size] = payload
+                continue
+            # A part of a file, or a file that a network file system gives in pieces, or that has changed.
+            with opened(payload) as read:
+                stop = start + size
+                while start < stop:
+                    start += read(view[start:stop])
+        except OSError as error:
+            failed[number] = _unreadable(payload, error)
+        except SourceError as error:
+            failed[number] = error
+    return failed
+
+
+@contextmanager
+def opened(payload: Payload) -> Iterator[Callable[[memoryview], int]]:
+    """Open a member's data; what this gives reads on into a buffer, not beyond the end, and returns how many bytes.
+
+    Raises `SourceError` where it cannot be read; for another size than it was listed with, before anything is read.
+    """
+    if isinstance(payload, BrokenPayload):
+        raise SourceError(payload.reason)
+    if isinstance(payload, bytes):
+        yield _copier(payload)
+        return
+    try:
+        descriptor = os.open(payload.path, _FLAGS)
+    except OSError as error:
+        raise _unreadable(payload, error) from error
+    try:
+        yield _reader(payload, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _copier(data: bytes) -> Callable[[memoryview], int]:
+    done = 0
+
+    def copy(view: memoryview) -> int:
+        nonlocal done
+        piece = data[done : done + len(view)]
+        view[: len(piece)] = piece
+        done += len(piece)
+        return len(piece)
+
+    return copy
+
+
+def _reader(payload: Located, descriptor: int) -> Callable[[memoryview], int]:
+    place = payload.offset if isinstance(payload, RangePayload) else 0
+    size = os.fstat(descriptor).st_size
+    found = min(payload.size, max(0, size - place)) if isinstance(payload, RangePayload) else size
+    if found != payload.size:
+        raise _resized(payload, found)
+    end = place + payload.size
+
+    def read(view: memoryview) -> int:
+        nonlocal place
+        try:
+            count = os.preadv(descriptor, (view[: end - place],), place)
+        except OSError as error:
+            raise _unreadable(payload, error) from error
+        if not count and place < end:  # cut while it was read
+            raise _resized(payload, payload.size - (end - place))
+        place += count
+        return count
+
+    return read
+
+
+def _unreadable(payload: Payload, error: OSError) -> SourceError:
+    path = payload.path if isinstance(payload, Located) else "a member"
+    if isinstance(error, FileNotFoundError):
+        return SourceError(f"{path} has vanished since it was listed: {_AGAIN}")
+    return SourceError(f"{path} cannot be read: {error.strerror}")
+
+
+def _resized(payload: Located, found: int) -> SourceError:
+    what = f"bytes at {payload.offset:,}" if isinstance(payload, RangePayload) else "bytes"
+    return SourceError(f"{payload.path} has {found:,} {what}, but had {payload.size:,} when it was listed: {_AGAIN}")

@@ -1,0 +1,33 @@
+"""The report of samples that were left out: a line of JSON for each, beside the shards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from wdsdist import storage
+from wdsdist.sources import LeftOut
+
+FILE_NAME = "pack-report.jsonl"
+
+
+def save(folder: Path, left_out: Iterable[tuple[str | None, LeftOut]]) -> int:
+    """Write the report into a folder, or remove that of an earlier run where nothing was left out.
+
+    Args:
+        folder: that of the shards.
+        left_out: samples, each with the shard that it was meant for; ``None`` where it was left out before there were
+            any.
+
+    Returns how many there are.
+    """
+    lines = [
+        json.dumps({"key": one.key, "shard": shard, "reason": one.reason}).encode() + b"\n" for shard, one in left_out
+    ]
+    if lines:
+        with storage.atomic_write(folder / FILE_NAME) as stream:
+            stream.writelines(lines)
+    else:
+        (folder / FILE_NAME).unlink(missing_ok=True)
+    return len(lines)
