@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from wdsdist.manifest import Manifest
 from wdsdist.packing import job as jobs
 from wdsdist.packing import report
 from wdsdist.packing.job import Job, Record
+from wdsdist.sources import deferred
 from wdsdist.sources import OnError
 
 _LOCK = ".wdsdist-pack.lock"
@@ -33,6 +35,8 @@ _TEMPORARY = re.compile(
     rf"\.tmp-\w+-(?:shard-\d+\.tar(?:{re.escape(shardindex.SUFFIX)})?|index\.json|{re.escape(jobs.FILE_NAME)}"
     rf"|{re.escape(report.FILE_NAME)})"
 )
+# Of sources that are unpacked or fetched before they are packed.
+_TEMPORARY_FOLDER = re.compile(rf"\.tmp-\w+{re.escape(deferred.SUFFIX)}")
 
 _log = logging.getLogger("wdsdist")
 
@@ -53,6 +57,9 @@ def locked(folder: Path) -> Iterator[None]:
             _log.warning("another process is packing into %s: waiting for it", folder)
             lock.acquire()
         try:
+            for path in list(folder.iterdir()):
+                if _TEMPORARY_FOLDER.fullmatch(path.name):
+                    shutil.rmtree(path)
             yield
         finally:
             lock.release()

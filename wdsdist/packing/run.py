@@ -112,7 +112,9 @@ def pack(
     if storage.is_remote(location):
         raise DestinationError(f"{storage.shown(location)} is a URL: pack into a local folder, then upload that")
     folder = Path(location)
-    found = sources.find(source, kind=kind, class_folders=class_folders, columns=columns, on_error=on_error)
+    found = sources.find(
+        source, kind=kind, class_folders=class_folders, columns=columns, on_error=on_error, scratch=folder
+    )
     _refuse_inside(folder, found)
     job = Job(kind=found.kind, location=found.location, fingerprint=found.fingerprint(), options=options)
     # Looked for before the lock is taken: a finished data set may lie where nothing can be written any more.

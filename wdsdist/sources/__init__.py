@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
-from wdsdist.sources import folder, idx
+from wdsdist.sources import folder, idx, tars, zips
 from wdsdist.sources.base import (
     BrokenPayload,
     FilePayload,
@@ -39,6 +40,8 @@ __all__ = [
 
 KINDS = (
     Kind("idx", "an IDX set such as train-images-idx3-ubyte.gz", at_path(idx.find)),
+    Kind("zip", "a .zip archive", at_path(zips.find), frozenset({"class_folders"})),
+    Kind("tar", "a .tar archive, plain or compressed", at_path(tars.find), frozenset({"class_folders"})),
     # The last one: any folder is one.
     Kind("folder", "a folder of files", at_path(folder.find), frozenset({"class_folders"})),
 )
@@ -52,6 +55,7 @@ def find(
     class_folders: bool | None = None,
     columns: Mapping[str, str] | None = None,
     on_error: OnError = "raise",
+    scratch: Path | None = None,
 ) -> Source:
     """Recognise what lies at ``source`` and list its samples.
 
@@ -63,6 +67,8 @@ def find(
             it looks so: two folders or more, an image in every sample, no file beside the folders, no ``cls`` yet.
         columns: of a table, what becomes of its columns; see `wdsdist.sources.mapping`.
         on_error: whether a sample that cannot be packed is an error, or is left out and told by ``left_out``.
+        scratch: where a source that must be unpacked or fetched keeps a temporary file; by default, where the system
+            keeps such.
 
     Raises:
         SourceNotFoundError: nothing lies there.
@@ -76,7 +82,7 @@ def find(
     >>> found.kind, len(found), found.stored_sizes().tolist()
     ('folder', 1, [2048])
     """
-    options = SourceOptions(kind=kind, class_folders=class_folders, columns=columns, on_error=on_error)
+    options = SourceOptions(kind=kind, class_folders=class_folders, columns=columns, on_error=on_error, scratch=scratch)
     for candidate in _candidates(kind):
         found = candidate.find(source, options)
         if found is not None:
@@ -112,9 +118,4 @@ def _not_found(source: str | os.PathLike[str], kind: str | None) -> SourceError 
         return SourceNotFoundError(f"{path} does not exist{idx.hint(path)}: what can be packed is {accepted}")
     if kind is not None:
         return SourceError(f"{path} is not of the kind {kind!r}: that is {accepted}")
-    if folder.is_tar(path.name):
-        return SourceError(
-            f"{path} is a tar file already: run `wdsdist index {path}` if its members are named as samples, or unpack "
-            f"it and pack the folder"
-        )
     return SourceError(f"{path} is of no kind that can be packed: that is {accepted}")
