@@ -7,6 +7,7 @@ are made on first use in each process. Errors of the many back ends leave here a
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import hashlib
 import os
@@ -15,6 +16,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -29,6 +31,10 @@ _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "a
 _ATTEMPTS = 5
 _FIRST_PAUSE = 0.2  # seconds; doubled after each attempt, with jitter
 _CHUNK = 8 << 20
+_TOGETHER = 16  # requests at once
+# As the back ends of fsspec call what tells one content of an object from another.
+_STAMPS = ("ETag", "etag", "md5Hash", "content_md5", "sha256", "mtime", "LastModified", "last_modified", "updated",
+           "modified", "created")  # fmt: skip
 
 
 def is_remote(location: str) -> bool:
@@ -151,6 +157,55 @@ def names(location: str, suffix: str, options: StorageOptions | None = None) -> 
             except FileNotFoundError:
                 found = []
     return sorted(name for name in found if name.endswith(suffix))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A remote file or object."""
+
+    name: str
+    """Its path below what was listed, as the store spells it."""
+    size: int
+    """Bytes; -1 where the store does not say."""
+    stamp: str
+    """What the store gives to tell one content from another: an ETag, a digest, a time; empty where nothing."""
+    is_folder: bool = False
+
+
+def listing(location: str, options: StorageOptions | None = None) -> list[Entry]:
+    """Return all files below a remote folder, however deep; none where there is no such folder."""
+
+    def find() -> list[Entry]:
+        filesystem, path = _filesystem(location, options)
+        root = path.rstrip("/") + "/"
+        found = filesystem.find(path, detail=True).items()
+        entries = [_entry(name[len(root) :], info) for name, info in found if name.startswith(root)]
+        unsized = [entry for entry in entries if entry.size < 0]
+        with concurrent.futures.ThreadPoolExecutor(_TOGETHER) as pool:  # listings of web servers tell no sizes
+            infos = pool.map(lambda entry: filesystem.info(root + entry.name), unsized)
+            known = {entry.name: _entry(entry.name, info) for entry, info in zip(unsized, infos, strict=True)}
+        return sorted((known.get(entry.name, entry) for entry in entries), key=lambda entry: entry.name)
+
+    try:
+        return _persist(location, find)
+    except FileNotFoundError:
+        return []
+
+
+def entry(location: str, options: StorageOptions | None = None) -> Entry:
+    """Return what is known of one remote file. Raises ``FileNotFoundError`` where there is none."""
+
+    def info() -> Entry:
+        filesystem, path = _filesystem(location, options)
+        return _entry(split(location)[1], filesystem.info(path))
+
+    return _persist(location, info)
+
+
+def _entry(name: str, info: Mapping[str, Any]) -> Entry:
+    stamps = (info.get(key) for key in _STAMPS)
+    size = -1 if info.get("size") is None else int(info["size"])
+    return Entry(name, size, str(next(filter(None, stamps), "")), info.get("type") == "directory")
 
 
 def fetch(location: str, path: Path, options: StorageOptions | None = None) -> None:

@@ -25,8 +25,7 @@ from wdsdist.manifest import Manifest
 from wdsdist.packing import job as jobs
 from wdsdist.packing import report
 from wdsdist.packing.job import Job, Record
-from wdsdist.sources import deferred
-from wdsdist.sources import OnError
+from wdsdist.sources import OnError, deferred
 
 _LOCK = ".wdsdist-pack.lock"
 

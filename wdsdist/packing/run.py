@@ -23,6 +23,7 @@ from wdsdist.packing.plan import PackPlan, make_plan
 from wdsdist.packing.writer import WrittenShard, whole_shard, write_shard
 from wdsdist.processes import pool
 from wdsdist.sources import LeftOut, OnError, Source
+from wdsdist.sources.webdataset import ShardsSource
 
 _AHEAD = 2  # shards handed out for each process: one that it writes, and one so that it need not wait
 
@@ -239,5 +240,7 @@ def _manifest(
 def _refuse_inside(folder: Path, source: Source) -> None:
     """The next run would find the shards among the files to pack, and take that for another source."""
     place, root = folder.resolve(), Path(source.location).resolve()
+    if isinstance(source, ShardsSource) and place in {Path(path).resolve().parent for path in source.paths}:
+        raise ArgumentError(f"dest {folder} holds the shards to pack: choose another folder")
     if source.kind == "folder" and (place == root or root in place.parents):
         raise ArgumentError(f"dest {folder} lies inside the source {source.location}: choose a folder outside it")

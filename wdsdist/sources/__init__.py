@@ -8,7 +8,7 @@ from pathlib import Path
 
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
-from wdsdist.sources import folder, idx, tars, zips
+from wdsdist.sources import folder, idx, remote, tars, webdataset, zips
 from wdsdist.sources.base import (
     BrokenPayload,
     FilePayload,
@@ -42,6 +42,7 @@ KINDS = (
     Kind("idx", "an IDX set such as train-images-idx3-ubyte.gz", at_path(idx.find)),
     Kind("zip", "a .zip archive", at_path(zips.find), frozenset({"class_folders"})),
     Kind("tar", "a .tar archive, plain or compressed", at_path(tars.find), frozenset({"class_folders"})),
+    Kind("webdataset", "WebDataset shards, by their folder, a pattern or a list", webdataset.find),
     # The last one: any folder is one.
     Kind("folder", "a folder of files", at_path(folder.find), frozenset({"class_folders"})),
 )
@@ -83,12 +84,18 @@ def find(
     ('folder', 1, [2048])
     """
     options = SourceOptions(kind=kind, class_folders=class_folders, columns=columns, on_error=on_error, scratch=scratch)
-    for candidate in _candidates(kind):
+    return _find(source, options)
+
+
+def _find(source: str | os.PathLike[str], options: SourceOptions) -> Source:
+    for candidate in _candidates(options.kind):
         found = candidate.find(source, options)
         if found is not None:
             _check_options(candidate, found, options)
             return found
-    raise _not_found(source, kind)
+    if isinstance(source, str) and storage.is_remote(source):
+        return remote.find(source, options, _find)
+    raise _not_found(source, options.kind)
 
 
 def _candidates(kind: str | None) -> list[Kind]:
@@ -113,7 +120,7 @@ def _not_found(source: str | os.PathLike[str], kind: str | None) -> SourceError 
     path = path_of(source)
     accepted = ", or ".join(known.description for known in reversed(_candidates(kind)))
     if path is None:
-        return SourceError(f"{storage.shown(os.fspath(source))} is a URL: download it, then pack the local copy")
+        return SourceError(f"{source!r} is nothing that can be packed: that is {accepted}")
     if not path.exists():
         return SourceNotFoundError(f"{path} does not exist{idx.hint(path)}: what can be packed is {accepted}")
     if kind is not None:

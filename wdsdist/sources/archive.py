@@ -77,7 +77,8 @@ class Tree:
     and ``unzip`` do.
     """
 
-    def __init__(self, label: str, on_error: OnError) -> None:
+    def __init__(self, label: str, on_error: OnError, *, keep_root: bool = False) -> None:
+        self.keep_root = keep_root  # a folder that the user named, rather than one that an archiver put around
         self.label = label
         self.on_error = on_error
         self.skipped: Counter[str] = Counter()
@@ -135,7 +136,7 @@ class Tree:
     def _root(self, *, single_class: bool) -> bytes:
         """Return the folder around everything, however deep, with a slash at its end; empty where there is none."""
         root = b""
-        while not self._folders[root].sizes:
+        while not self.keep_root and not self._folders[root].sizes:
             filled = self._filled_folders(root)
             if len(filled) != 1 or (single_class and not self._filled_folders(filled[0])):
                 break

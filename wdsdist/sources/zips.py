@@ -27,15 +27,8 @@ _ENCRYPTED = 0x41  # flags: by a password, or strongly
 _METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA}
 _SMALL = 1 << 20  # bytes of a stored file that are kept once they have been read for their checksum
 _DAMAGE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    OSError,
-    ValueError,
-    NotImplementedError,
-    struct.error,
-    RuntimeError,
-)
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, NotImplementedError, struct.error
+)  # fmt: skip
 
 
 class _Entry(NamedTuple):
