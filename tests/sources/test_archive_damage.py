@@ -175,6 +175,21 @@ def test_a_class_without_samples_would_shift_the_others(tmp_path: Path) -> None:
 # Damage
 
 
+@pytest.mark.parametrize("size", [0xFFFFFFF0, 0x00FFFFFF])
+def test_a_size_that_cannot_be_is_refused(tmp_path: Path, size: int) -> None:
+    data = bytearray(zip_bytes({"1.txt": b"1" * 100}))
+    place = data.index(b"PK\1\2") + 24
+    data[place : place + 4] = size.to_bytes(4, "little")
+    with pytest.raises(SourceError, match=r"1\.txt has [\d,]+ bytes in the directory, more than can be in \d+"):
+        find(write(tmp_path / "a.zip", bytes(data)))
+
+
+def test_an_entry_without_a_name_is_counted(tmp_path: Path) -> None:
+    data = zip_bytes({"1.txt": b"1", "x": b"2"}).replace(b"x2", b"\x002")
+    data = data[: data.rindex(b"x")] + b"\0" + data[data.rindex(b"x") + 1 :]
+    assert contents(find(write(tmp_path / "a.zip", data))) == {"1.txt": b"1"}
+
+
 def test_a_wrong_checksum_is_an_error_or_left_out(tmp_path: Path) -> None:
     for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         noise = bytes((n * n * 7919 >> 5) % 256 for n in range(400))
@@ -300,7 +315,9 @@ def test_a_mutated_zip_is_what_zipfile_reads_or_an_error(data: bytes) -> None:
 def read_by_zipfile(path: Path) -> dict[str, bytes] | None:
     try:
         with zipfile.ZipFile(path) as archive:
-            return usable((info.filename, archive.read(info)) for info in archive.infolist() if not info.is_dir())
+            return usable(
+                (info.filename, archive.read(info)) for info in archive.infolist() if not info.filename.endswith("/")
+            )
     except (zipfile.BadZipFile, struct.error, NotImplementedError, EOFError, ValueError, zlib.error):
         return None
 

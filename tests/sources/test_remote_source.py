@@ -134,7 +134,7 @@ def test_the_fingerprint_follows_the_content(store: str) -> None:
 
 
 def test_what_does_not_exist_is_said_without_secrets(store: str, server: SimpleNamespace) -> None:
-    with pytest.raises(SourceNotFoundError, match="^memory://bucket/photos does not exist"):
+    with pytest.raises(SourceNotFoundError, match=r"^memory://bucket/photos does not exist"):
         find(store)
     host = server.url.removeprefix("http://")
     with pytest.raises(SourceNotFoundError, match=rf"^http://{host}/none\.zip does not exist$"):

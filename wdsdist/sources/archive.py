@@ -18,6 +18,8 @@ from wdsdist.sources.kinds import SourceOptions
 from wdsdist.sources.listed import Listed, Taken, packable
 from wdsdist.tarformat import split_name
 
+_MOST_BYTES = 2**60  # so that sizes can be added up
+
 Stamp = tuple[int, int]
 """Size and time of the last change of an archive, when it was listed."""
 
@@ -105,6 +107,8 @@ class Tree:
         folder = self._enter(full[:cut], holds_file=True)
         if not problem and not _is_text(path):
             problem = "has a name that is not UTF-8, which a tar asks for: rename it"
+        if size > _MOST_BYTES:
+            size, problem = 0, f"has the impossible size {size:,}: fetch the archive again"
         if full in self._known:
             problem = "is there twice: make the archive anew, with one of the two"
         if problem:

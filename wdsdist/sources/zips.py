@@ -25,6 +25,7 @@ from wdsdist.sources.listed import Taken
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, length of the name, length of the extra field
 _ENCRYPTED = 0x41  # flags: by a password, or strongly
 _METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA}
+_MOST_EXPANSION = 1032  # of deflate: 258 bytes by two bits
 _SMALL = 1 << 20  # bytes of a stored file that are kept once they have been read for their checksum
 _DAMAGE = (
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, NotImplementedError, struct.error
@@ -87,7 +88,7 @@ def find(path: Path, options: SourceOptions) -> ArchiveSource | None:
     entries: list[_Entry] = []
     for place, info in enumerate(_directory(path)):
         entries.append(_Entry(info.header_offset, info.compress_size, info.compress_type, info.CRC))
-        if info.is_dir():
+        if info.filename.endswith("/"):
             tree.add_folder(info.filename)
         elif info.create_system == 3 and stat.S_ISLNK(info.external_attr >> 16):  # 3: Unix
             tree.skipped["symbolic link"] += 1
@@ -119,6 +120,8 @@ def _problem(info: zipfile.ZipInfo) -> str:
         return (
             f"has {info.compress_size:,} stored bytes, but {info.file_size:,} in the directory: fetch the archive again"
         )
+    if info.compress_type == zipfile.ZIP_DEFLATED and info.file_size > _MOST_EXPANSION * (info.compress_size + 1):
+        return f"has {info.file_size:,} bytes in the directory, more than can be in {info.compress_size:,}"
     return ""
 
 
