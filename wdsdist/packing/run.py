@@ -65,8 +65,10 @@ def pack(
     second call for the same folder, at the same time, waits for the first and finds its result.
 
     Args:
-        source: a folder of files, where those that agree up to the first dot of the base name are one sample; or an
-            IDX set, by its images file, a prefix such as ``mnist/train``, or the folder that holds it alone.
+        source: a folder of files, where those that agree up to the first dot of the base name are one sample; a
+            ``.zip`` or a ``.tar``, plain or compressed, of such files; WebDataset shards, by their folder, a pattern
+            or a list; an IDX set, by its images file, a prefix such as ``mnist/train``, or the folder that holds it
+            alone; or a URL of any of these.
         dest: the folder for the shards; it is made where it does not exist.
         shard_bytes: the most bytes of a shard; a sample that needs more gets a shard of its own.
         shard_samples: the most samples of a shard; by default, only bytes count.

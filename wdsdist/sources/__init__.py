@@ -61,8 +61,9 @@ def find(
     """Recognise what lies at ``source`` and list its samples.
 
     Args:
-        source: a folder of files; or an IDX set, by its images file, by a prefix such as ``mnist/train``, or by the
-            folder that holds it alone.
+        source: a folder of files; an IDX set, by its images file, by a prefix such as ``mnist/train``, or by the
+            folder that holds it alone; a ``.zip`` or a ``.tar``, plain or compressed; WebDataset shards, by their
+            folder, a pattern or a list; or a URL of any of these.
         kind: the name of one of `KINDS`, which ``source`` is taken for; by default, the first that recognises it.
         class_folders: whether the folders in ``source`` are the classes of the samples below them; by default, when
             it looks so: two folders or more, an image in every sample, no file beside the folders, no ``cls`` yet.
