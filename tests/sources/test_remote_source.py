@@ -66,6 +66,7 @@ def _stop_clients() -> None:
     if clients is not None:
         loop.call_soon_threadsafe(loop.stop)
         clients.join()
+        loop.close()
         fsspec.asyn.reset_lock()
 
 
