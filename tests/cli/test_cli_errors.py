@@ -33,7 +33,7 @@ def test_a_source_that_does_not_exist(wdsdist: Run, tmp_path: Path) -> None:
 def test_a_source_without_samples(wdsdist: Run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     message = only_error(wdsdist("pack", tmp_path / "empty", tmp_path / "dest"))
-    assert message == f"{tmp_path / 'empty'} holds no file that can be a sample: is it the right folder?"
+    assert message == f"{tmp_path / 'empty'} holds no file that can be a sample: is it the right one?"
 
 
 def test_a_destination_with_another_data_set(wdsdist: Run, photos: Path, shards: Path) -> None:

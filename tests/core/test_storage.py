@@ -11,6 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from wdsdist import storage
 from wdsdist.errors import ShardNotFoundError, StorageError
+from wdsdist.storage import clients
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def stored() -> Iterator[str]:
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
     """Errors that the store answers with, one a request, before it does what it was asked."""
-    monkeypatch.setattr(storage, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(clients, "_FIRST_PAUSE", 0.0)
     left: list[Exception] = []
     for name in ("cat_file", "open"):
         sound = getattr(MemoryFileSystem, name)

@@ -10,7 +10,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from wdsdist import catalog, storage
+from wdsdist import catalog
 from wdsdist.errors import DestinationError, DestinationExistsError, SourceError, StorageError
 from wdsdist.packing import PackProgress, pack, run
 
@@ -76,7 +76,7 @@ class Puts:
             sound(filesystem, local, remote, *args, **options)
 
         monkeypatch.setattr(MemoryFileSystem, "put_file", put_file)
-        monkeypatch.setattr(storage, "_FIRST_PAUSE", 0.0)
+        monkeypatch.setattr(clients, "_FIRST_PAUSE", 0.0)
 
 
 @pytest.fixture

@@ -135,11 +135,6 @@ def test_a_folder_without_samples_is_an_error(tmp_path: Path, names: tuple[str, 
         find(fill(tmp_path, *names))
 
 
-def test_a_folder_of_shards_is_not_packed_again(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"holds 2 tar files, such as a\.tar: .* run `wdsdist index"):
-        find(fill(tmp_path, "a.tar", "b.tar.gz", "c.txt"))
-
-
 def test_stored_sizes_are_those_of_the_members_in_a_tar(tmp_path: Path) -> None:
     (tmp_path / "1.bin").write_bytes(bytes(513))  # header, two blocks
     (tmp_path / "1.txt").write_bytes(b"")  # header

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from wdsdist.packing import job as jobs
 from wdsdist.packing import report
 from wdsdist.packing.job import Job, Record
 from wdsdist.packing.place import Place
-from wdsdist.sources import OnError
+from wdsdist.sources import OnError, deferred
 
 _LOCK = ".wdsdist-pack.lock"
 
@@ -33,6 +34,8 @@ _TEMPORARY = re.compile(
     rf"\.tmp-\w+-(?:shard-\d+\.tar(?:{re.escape(shardindex.SUFFIX)})?|index\.json|{re.escape(jobs.FILE_NAME)}"
     rf"|{re.escape(report.FILE_NAME)})"
 )
+# Of sources that are unpacked or fetched before they are packed.
+_TEMPORARY_FOLDER = re.compile(rf"\.tmp-\w+{re.escape(deferred.SUFFIX)}")
 
 _log = logging.getLogger("wdsdist")
 
@@ -57,6 +60,9 @@ def locked(place: Place) -> Iterator[None]:
             _log.warning("another process is packing into %s: waiting for it", folder)
             lock.acquire()
         try:
+            for path in list(folder.iterdir()):
+                if _TEMPORARY_FOLDER.fullmatch(path.name):
+                    shutil.rmtree(path)
             yield
         finally:
             lock.release()

@@ -23,7 +23,8 @@ from wdsdist.packing.progress import PackProgress
 from wdsdist.packing.reencoding import DEFAULT_QUALITY, ReencodedSource, ReencodedStream, Reencoding, check_options
 from wdsdist.packing.streaming import write_in_order
 from wdsdist.packing.writer import WrittenShard
-from wdsdist.sources import Encode, LeftOut, Made, OnError, Source, Stream
+from wdsdist.sources import Encode, LeftOut, Made, OnError, Source, SourceOptions, Stream
+from wdsdist.sources.webdataset import ShardsSource
 
 
 def pack(
@@ -53,12 +54,14 @@ def pack(
     second call for the same folder, at the same time, waits for the first and finds its result.
 
     Args:
-        source: a folder of files, where those that agree up to the first dot of the base name are one sample; an IDX
-            set, by its images file, a prefix such as ``mnist/train``, or the folder that holds it alone; or a table
-            whose rows are samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files (one, a folder of them, or a
-            pattern such as ``data/train-*.parquet``), or a folder that ``save_to_disk`` of ``datasets`` wrote. Or what
-            Python makes: a data set with ``__len__`` and ``__getitem__``, such as those of torch; any other iterable
-            of samples; a function that returns one of these; or the name of one of these, as ``my_module:name``.
+        source: a folder of files, where those that agree up to the first dot of the base name are one sample; a
+            ``.zip`` or a ``.tar``, plain or compressed, of such files; WebDataset shards, by their folder, a pattern or
+            a list; an IDX set, by its images file, a prefix such as ``mnist/train``, or the folder that holds it
+            alone; or a table whose rows are samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files (one, a
+            folder of them, or a pattern such as ``data/train-*.parquet``), or a folder that ``save_to_disk`` of
+            ``datasets`` wrote; or a URL of any of these. Or what Python makes: a data set with ``__len__`` and
+            ``__getitem__``, such as those of torch; any other iterable of samples; a function that returns one of
+            these; or the name of one of these, as ``my_module:name``.
         dest: the folder for the shards, which is made where it does not exist; or a URL that fsspec can write, where
             nothing keeps two packers apart.
         shard_bytes: the most bytes of a shard; a sample that needs more gets a shard of its own. For a data set made
@@ -139,15 +142,12 @@ def pack(
         quality=DEFAULT_QUALITY if max_side is not None and quality is None else quality,
     )
     place = Place(storage.normalise(dest), dict(storage_options or {}))
-    found = sources.find(
-        source, kind=kind, class_folders=class_folders, columns=columns, encode=encode, on_error=on_error
-    )
+    about = SourceOptions(kind=kind, class_folders=class_folders, columns=columns, encode=encode, on_error=on_error)
+    found = sources.find(source, replace(about, scratch=place.folder))
     if isinstance(found, Stream):
         _check_order(found, shuffle_seed)
         options = replace(options, shuffle_seed=None)
-    if executor is not None and found.kind in ("dataset", "iterable"):
-        raise ArgumentError(f"executor is given, but {found.location} is an object of this process: leave it out")
-    _refuse_inside(place, found)
+    _refuse(found, place, executor)
     found = _reencoded(found, options)
     job = Job(kind=found.kind, location=found.location, fingerprint=found.fingerprint(), options=options)
     # Looked for before the lock is taken: a finished data set may lie where nothing can be written any more.
@@ -226,10 +226,15 @@ def _manifest(
     )
 
 
-def _refuse_inside(place: Place, source: Source | Stream) -> None:
-    """The next run would find the shards among the files to pack, and take that for another source."""
+def _refuse(source: Source | Stream, place: Place, executor: Executor | None) -> None:
+    """Refuse what could not end well."""
+    if executor is not None and source.kind in ("dataset", "iterable"):
+        raise ArgumentError(f"executor is given, but {source.location} is an object of this process: leave it out")
     if place.folder is None:
         return
     folder, root = place.folder.resolve(), Path(source.location).resolve()
+    if isinstance(source, ShardsSource) and folder in {Path(path).resolve().parent for path in source.paths}:
+        raise ArgumentError(f"dest {place} holds the shards to pack: choose another folder")
+    # The next run would find the shards among the files to pack, and take that for another source.
     if source.kind == "folder" and (folder == root or root in folder.parents):
         raise ArgumentError(f"dest {place} lies inside the source {source.location}: choose a folder outside it")

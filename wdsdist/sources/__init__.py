@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import Any, cast
 
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
-from wdsdist.sources import columnar, folder, idx, python, textual
+from wdsdist.sources import columnar, folder, idx, python, remote, tars, textual, webdataset, zips
 from wdsdist.sources.base import (
     Blocks,
     BrokenPayload,
@@ -51,10 +54,13 @@ __all__ = [
     "sample_size",
 ]
 
+_AS_IT_LOOKS = SourceOptions()
 _TABLE = frozenset({"columns"})
+_FOLDERS = frozenset({"class_folders"})
 
 KINDS = (
-    # The first one: what Python holds is no path.
+    Kind("webdataset", "WebDataset shards, by their folder, a pattern or a list", webdataset.find),
+    # Before all that looks at paths: what Python holds is none.
     Kind("python", "a data set or an iterable of Python", python.find, frozenset({"encode"})),
     Kind("idx", "an IDX set such as train-images-idx3-ubyte.gz", at_path(idx.find)),
     Kind("hf", "a folder that datasets' save_to_disk wrote", at_path(columnar.find_saved), _TABLE),
@@ -63,34 +69,29 @@ KINDS = (
     Kind("csv", "a manifest in CSV", at_path(partial(textual.find, kind="csv")), _TABLE),
     Kind("tsv", "in TSV", at_path(partial(textual.find, kind="tsv")), _TABLE),
     Kind("jsonl", "in JSON Lines", at_path(partial(textual.find, kind="jsonl")), _TABLE),
+    Kind("zip", "a .zip archive", at_path(zips.find), _FOLDERS),
+    Kind("tar", "a .tar archive, plain or compressed", at_path(tars.find), _FOLDERS),
     # The last one: any folder is one.
-    Kind("folder", "a folder of files", at_path(folder.find), frozenset({"class_folders"})),
+    Kind("folder", "a folder of files", at_path(folder.find), _FOLDERS),
 )
 """In the order in which they are tried: the first that recognises a source lists it."""
 
 
 def find(
     source: str | os.PathLike[str] | Made,
-    *,
-    kind: str | None = None,
-    class_folders: bool | None = None,
-    columns: Mapping[str, str] | None = None,
-    encode: Encode | str | None = None,
-    on_error: OnError = "raise",
+    options: SourceOptions = _AS_IT_LOOKS,
+    **given: Any,
 ) -> Source | Stream:
     """Recognise what lies at ``source`` and list its samples.
 
     Args:
         source: a folder of files; an IDX set, by its images file, by a prefix such as ``mnist/train``, or by the
             folder that holds it alone; a manifest in text; Parquet or Arrow files, one, a folder of them, or a pattern
-            such as ``data/train-*.parquet``; a folder that ``datasets`` saved; or what Python makes, see
-            `wdsdist.sources.python`.
-        kind: the name of one of `KINDS`, which ``source`` is taken for; by default, the first that recognises it.
-        class_folders: whether the folders in ``source`` are the classes of the samples below them; by default, when
-            it looks so: two folders or more, an image in every sample, no file beside the folders, no ``cls`` yet.
-        columns: of a table, what becomes of its columns; see `wdsdist.sources.mapping`.
-        encode: for what Python makes, a function from an item to a sample dict.
-        on_error: whether a sample that cannot be packed is an error, or is left out and told by ``left_out``.
+            such as ``data/train-*.parquet``; a folder that ``datasets`` saved; a ``.zip`` or a ``.tar``, plain or
+            compressed; WebDataset shards, by their folder, a pattern or a list; a URL of any of these; or what Python
+            makes, see `wdsdist.sources.python`.
+        options: what is said about it; by default, it is what it looks like.
+        given: fields of ``options``, in place of those in it.
 
     Raises:
         SourceNotFoundError: nothing lies there.
@@ -104,13 +105,22 @@ def find(
     >>> found.kind, len(found), found.stored_sizes().tolist()
     ('folder', 1, [2048])
     """
-    options = SourceOptions(kind=kind, class_folders=class_folders, columns=columns, encode=encode, on_error=on_error)
-    for candidate in _candidates(kind):
+    return _find(source, replace(options, **given))
+
+
+def _find(source: object, options: SourceOptions) -> Source | Stream:
+    for candidate in _candidates(options.kind):
         found = candidate.find(source, options)
         if found is not None:
             _check_options(candidate, found, options)
             return found
-    raise _not_found(source, kind)
+    if isinstance(source, str) and storage.is_remote(source):
+        return remote.find(source, options, _find_file)
+    raise _not_found(source, options.kind)
+
+
+def _find_file(path: Path, options: SourceOptions) -> Source:
+    return cast("Source", _find(path, options))  # no path is a stream
 
 
 def _candidates(kind: str | None) -> list[Kind]:
@@ -137,14 +147,9 @@ def _not_found(source: object, kind: str | None) -> SourceError | SourceNotFound
     if not isinstance(source, (str, os.PathLike)):
         return SourceError(f"{source!r} is of no kind that can be packed: that is {accepted}")
     if path is None:
-        return SourceError(f"{storage.shown(os.fspath(source))} is a URL: download it, then pack the local copy")
+        return SourceError(f"{source!r} is nothing that can be packed: that is {accepted}")
     if not path.exists():
         return SourceNotFoundError(f"{path} does not exist{idx.hint(path)}: what can be packed is {accepted}")
     if kind is not None:
         return SourceError(f"{path} is not of the kind {kind!r}: that is {accepted}")
-    if folder.is_tar(path.name):
-        return SourceError(
-            f"{path} is a tar file already: run `wdsdist index {path}` if its members are named as samples, or unpack "
-            f"it and pack the folder"
-        )
     return SourceError(f"{path} is of no kind that can be packed: that is {accepted}")

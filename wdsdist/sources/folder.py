@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections import Counter
@@ -11,17 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from wdsdist.errors import SourceError
 from wdsdist.permutation import Int64s
-from wdsdist.sources.base import FilePayload, LeftOut, OnError, Payload, Sample
+from wdsdist.sources.base import FilePayload, LeftOut, OnError, Sample
 from wdsdist.sources.grouping import Folder, list_samples, shown
 from wdsdist.sources.kinds import SourceOptions
+from wdsdist.sources.listed import Listed, Taken, packable
 from wdsdist.sources.listing import Listing
-from wdsdist.sources.rules import class_folders as find_class_folders
-from wdsdist.sources.rules import unpackable
-from wdsdist.tarformat import split_name, stored_size
+from wdsdist.tarformat import split_name
 
 _TAR = re.compile(r"\.(?:tar(?:\.(?:gz|bz2|xz|zst|lz4|z))?|tgz|tbz2|txz)$", re.IGNORECASE)
 _HIDDEN = ord(".")
@@ -32,36 +28,14 @@ class FolderSamples:
     """Some samples of a folder."""
 
     root: str
-    folders: list[str]
-    """Paths under the root, with a slash at their end."""
-    in_folders: list[int]
-    """For each sample, the place of its folder in ``folders``."""
-    counts: list[int]
-    """Files of each sample."""
-    names: str
-    """The names of all files in their folders, a line for each."""
-    sizes: list[int]
-    """Bytes of each file."""
-    labels: list[int] | None
-    """What each sample's ``cls`` is to hold."""
+    taken: Taken
 
     def __len__(self) -> int:
-        return len(self.counts)
+        return len(self.taken)
 
     def __iter__(self) -> Iterator[Sample]:
-        files = zip(self.names.split("\n"), self.sizes, strict=True)
-        for number, (place, count) in enumerate(zip(self.in_folders, self.counts, strict=True)):
-            folder = self.folders[place]
-            above = f"{self.root}/{folder}"
-            members: list[tuple[str, Payload]] = []
-            for _ in range(count):
-                name, size = next(files)
-                base, _, extension = name.partition(".")
-                members.append((extension, FilePayload(above + name, size)))
-            if self.labels is not None:
-                members.append(("cls", b"%d" % self.labels[number]))
-                members.sort(key=lambda member: member[0])
-            yield folder + base, members
+        above = f"{self.root}/"
+        return self.taken.samples(lambda path, size, _: FilePayload(above + path, size))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,68 +43,28 @@ class FolderSource:
     """All samples of a folder, in the order of their first files' paths, byte by byte."""
 
     location: str
-    listing: Listing
-    numbers: Int64s | None
-    """int64: the samples of the listing that can be packed; all where there is none."""
-    classes: tuple[str, ...] | None
-    """The class folders in the order of their numbers, or none."""
-    skipped: dict[str, int]
-    """Entries that belong to no sample, counted by what they are."""
-    left_out: tuple[LeftOut, ...] = ()
+    listed: Listed
     kind: str = "folder"
     has_exact_sizes: bool = True
 
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        return self.listed.left_out
+
     def __len__(self) -> int:
-        return self.listing.num_samples if self.numbers is None else len(self.numbers)
+        return len(self.listed)
 
     def fingerprint(self) -> str:
-        state = hashlib.sha256(f"{self.kind}\0{self.classes}\0{self.listing.digest}\n".encode())
-        for one in self.left_out:
-            state.update(f"{one.key}\0{one.reason}\n".encode())
-        return state.hexdigest()
+        return self.listed.fingerprint(self.kind)
 
     def extra(self) -> dict[str, Any]:
-        classes = {"classes": list(self.classes)} if self.classes is not None else {}
-        skipped = {"skipped": dict(sorted(self.skipped.items()))} if self.skipped else {}
-        return {**classes, **skipped}
+        return self.listed.extra()
 
     def stored_sizes(self) -> Int64s:
-        stored = self.listing.stored_sizes()
-        if self.classes is not None:
-            plain = 2 * 512  # of a header and a number of a few digits
-            stored += plain
-            odd = np.unique(self.listing.samples_of(self.listing.odd_files(spare=len(".cls"))))
-            if self.numbers is not None:
-                odd = np.intersect1d(odd, self.numbers)  # the names of others may be no text
-            for sample in odd.tolist():
-                stored[sample] += stored_size(f"{self.listing.key(sample)}.cls", 1) - plain
-        return stored if self.numbers is None else stored[self.numbers]
+        return self.listed.stored_sizes()
 
     def take(self, indices: Int64s) -> FolderSamples:
-        listing = self.listing
-        samples = indices if self.numbers is None else self.numbers[indices]
-        starts, stops = listing.sample_files[samples], listing.sample_files[samples + 1]
-        counts = stops - starts
-        before = np.cumsum(counts) - counts
-        files = np.repeat(starts - before, counts) + np.arange(int(counts.sum()))
-        runs, in_folders = np.unique(listing.runs(starts), return_inverse=True)
-        bounds = zip(listing.name_ends[files].tolist(), listing.name_ends[files + 1].tolist(), strict=True)
-        names = b"\n".join([listing.name_bytes[start:stop] for start, stop in bounds])
-        in_folders = in_folders.reshape(-1)  # some versions of numpy give it another shape
-        folders = [listing.folder(run) for run in runs.tolist()]
-        labels = None
-        if self.classes is not None:
-            classes = {name: number for number, name in enumerate(self.classes)}
-            labels = [classes[folder.partition("/")[0]] for folder in folders]
-        return FolderSamples(
-            self.location,
-            folders,
-            in_folders.tolist(),
-            counts.tolist(),
-            names.decode(),
-            listing.sizes[files].tolist(),
-            None if labels is None else [labels[place] for place in in_folders.tolist()],
-        )
+        return FolderSamples(self.location, self.listed.take(indices))
 
 
 def is_tar(name: str) -> bool:
@@ -149,19 +83,8 @@ def find(root: Path, options: SourceOptions) -> FolderSource | None:
             f"{root} holds {len(walk.tars):,} tar files, such as {min(walk.tars)}: if they are WebDataset shards, run "
             f"`wdsdist index {root}`; if not, unpack them and pack the folder that results"
         )
-    if not listing.num_samples:
-        raise SourceError(f"{root} holds no file that can be a sample{_skipped(walk.skipped)}: is it the right folder?")
-    wrong = unpackable(listing)
-    if wrong and options.on_error == "raise":
-        raise SourceError(f"{root}/{wrong[min(wrong)]}")
-    classes = find_class_folders(str(root), listing, walk.folders, options.class_folders)
-    numbers = None
-    if wrong:
-        numbers = np.setdiff1d(np.arange(listing.num_samples), np.array(sorted(wrong)))
-        if not len(numbers):
-            raise SourceError(f"{root} holds no sample that can be packed, for instance: {wrong[min(wrong)]}")
-    left_out = [*walk.left_out, *(LeftOut(shown(listing.key(sample)), wrong[sample]) for sample in sorted(wrong))]
-    return FolderSource(str(root), listing, numbers, classes, dict(walk.skipped), tuple(left_out))
+    listed = packable(str(root), listing, walk.folders, options, skipped=walk.skipped, left_out=walk.left_out)
+    return FolderSource(str(root), listed)
 
 
 class _Walk:
@@ -258,7 +181,3 @@ def _is_utf8(path: bytes) -> bool:
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
-
-
-def _skipped(skipped: Counter[str]) -> str:
-    return " (skipped: " + ", ".join(f"{count:,} {what}" for what, count in skipped.items()) + ")" if skipped else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from wdsdist import storage
@@ -19,14 +19,20 @@ class SourceOptions:
     kind: str | None = None
     """The kind that it must be, whatever it looks like."""
     class_folders: bool | None = None
+    """Whether the folders in it are the classes of the samples below them; by default, when it looks so: two folders
+    or more, an image in every sample, no file beside the folders, no ``cls`` yet."""
     columns: Mapping[str, str] | None = None
+    """Of a table, what becomes of its columns; see `wdsdist.sources.mapping`."""
     encode: Encode | str | None = None
+    """For what Python makes, a function from an item to a sample dict."""
     on_error: OnError = "raise"
+    """Whether a sample that cannot be packed is an error, or is left out and told by ``left_out``."""
+    scratch: Path | None = None
+    """Where a source may keep a large temporary file while it is packed; by default, the system's temporary folder."""
 
     def given(self) -> list[str]:
-        """Return the names of the options that ask for something, but for those that every kind takes."""
-        general = ("kind", "on_error")
-        return [field.name for field in fields(self) if field.name not in general and getattr(self, field.name)]
+        """Return the names of the options that are for sources of some kinds only and ask for something."""
+        return [name for name in ("class_folders", "columns", "encode") if getattr(self, name)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,97 @@
+"""Tar archives of files as samples, read in place: each file is a part of the archive.
+
+A tar that holds nothing but tars, as ImageNet's does, is read one level deep: each inner tar is a folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from wdsdist import tarformat
+from wdsdist.errors import ShardDamagedError, SourceError
+from wdsdist.sources.archive import ArchiveSource, Stamp, Tree, check_stamp, stamp
+from wdsdist.sources.base import RangePayload, Sample, Source
+from wdsdist.sources.compressed import codec_of, unpacked
+from wdsdist.sources.deferred import DeferredSource
+from wdsdist.sources.folder import is_tar
+from wdsdist.sources.kinds import SourceOptions
+from wdsdist.sources.listed import Taken
+from wdsdist.tarformat import BLOCK, Members
+
+
+@dataclass(frozen=True, slots=True)
+class TarSamples:
+    """Some samples of a tar archive."""
+
+    path: str
+    state: Stamp
+    taken: Taken
+
+    def __len__(self) -> int:
+        return len(self.taken)
+
+    def __iter__(self) -> Iterator[Sample]:
+        check_stamp(self.path, self.state)
+        return self.taken.samples(lambda _, size, place: RangePayload(self.path, place, size))
+
+
+def find(path: Path, options: SourceOptions) -> Source | None:
+    """List the samples of a tar archive, compressed or not; return ``None`` for what is none."""
+    if not path.is_file() or not (is_tar(path.name) or options.kind == "tar"):
+        return None
+    codec = codec_of(path)
+    if codec is None:
+        if is_tar(path.name) and path.suffix.lower() != ".tar":
+            raise SourceError(
+                f"{path} is not compressed by gzip, bzip2, xz or zstd: fetch it again, or unpack it to a plain .tar"
+            )
+        return _source(path, str(path), options)
+    state = f"{codec}\0{stamp(path)}\0{options.class_folders}"
+
+    def make(scratch: Path) -> Source:
+        return _source(unpacked(path, codec, scratch), str(path), options)
+
+    return DeferredSource("tar", str(path), state, options.scratch, make)
+
+
+def _source(path: Path, label: str, options: SourceOptions) -> ArchiveSource:
+    state = stamp(path)
+    tree = Tree(label, options.on_error)
+    try:
+        _list(path, label, tree)
+    except ShardDamagedError as error:
+        raise SourceError(f"{error}: fetch it again, or make it anew") from error
+    except OSError as error:
+        raise SourceError(f"{label} cannot be read: {error.strerror}") from error
+    return ArchiveSource("tar", label, tree.listed(options), state, functools.partial(TarSamples, str(path), state))
+
+
+def _list(path: Path, label: str, tree: Tree) -> None:
+    with _mapped(path, label) as content:
+        members = tarformat.scan(content, label=label)
+        if members.names and all(name.lower().endswith(".tar") for name in members.names):
+            for name, start, size in zip(members.names, members.offsets.tolist(), members.sizes.tolist(), strict=True):
+                inner = tarformat.scan(content[start : start + size], label=f"{label}/{name}")
+                _add(tree, inner, name[: -len(".tar")] + "/", start)
+        else:
+            _add(tree, members, "", 0)
+    tree.skipped.update(members.skipped)
+
+
+def _add(tree: Tree, members: Members, folder: str, base: int) -> None:
+    for name, offset, size in zip(members.names, members.offsets.tolist(), members.sizes.tolist(), strict=True):
+        tree.add(folder + name, size, base + offset)
+
+
+@contextlib.contextmanager
+def _mapped(path: Path, label: str) -> Iterator[mmap.mmap]:
+    with path.open("rb") as stream:
+        if stamp(path)[0] < BLOCK:
+            raise SourceError(f"{label} is empty or no tar: fetch it again")
+        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            yield content

@@ -1,0 +1,153 @@
+"""Zip archives as samples, read in place: stored files as parts of the archive, others decompressed when written.
+
+Source: PKWARE, "APPNOTE.TXT - .ZIP File Format Specification", sections 4.3 and 4.4; Python's `zipfile` reads it.
+"""
+
+from __future__ import annotations
+
+import functools
+import lzma
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from wdsdist.errors import SourceError
+from wdsdist.sources.archive import ArchiveSource, Stamp, Tree, check_stamp, stamp
+from wdsdist.sources.base import BrokenPayload, Payload, RangePayload, Sample
+from wdsdist.sources.kinds import SourceOptions
+from wdsdist.sources.listed import Taken
+
+_LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, length of the name, length of the extra field
+_ENCRYPTED = 0x41  # flags: by a password, or strongly
+_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA}
+_MOST_EXPANSION = 1032  # of deflate: 258 bytes by two bits
+_SMALL = 1 << 20  # bytes of a stored file that are kept once they have been read for their checksum
+_DAMAGE = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, NotImplementedError, struct.error
+)  # fmt: skip
+
+
+class _Entry(NamedTuple):
+    """A file as the directory of the archive describes it."""
+
+    header: int
+    """Offset of its local header."""
+    stored_size: int
+    method: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class ZipSamples:
+    """Some samples of a zip archive."""
+
+    path: str
+    state: Stamp
+    taken: Taken
+    entries: dict[int, _Entry]
+    """Those of the samples' files, by their place in the directory."""
+
+    def __len__(self) -> int:
+        return len(self.taken)
+
+    def __iter__(self) -> Iterator[Sample]:
+        check_stamp(self.path, self.state)
+        with Path(self.path).open("rb") as stream:
+            yield from self.taken.samples(functools.partial(self._payload, stream))
+
+    def _payload(self, stream: IO[bytes], name: str, size: int, place: int) -> Payload:
+        entry = self.entries[place]
+        try:
+            start = _data_offset(stream, entry.header)
+            stream.seek(start)
+            if entry.method != zipfile.ZIP_STORED:
+                return _decompressed(stream, entry, size)
+            if size <= _SMALL:
+                data = stream.read(size)
+                crc, found = zlib.crc32(data), len(data)
+            else:
+                data, (crc, found) = b"", _checksum(stream, size)
+            if found != size or crc != entry.crc:
+                raise zipfile.BadZipFile("its checksum is wrong")
+            return data or RangePayload(self.path, start, size)
+        except _DAMAGE as error:
+            return BrokenPayload(f"{self.path}/{name} is damaged ({error}): fetch the archive again", size)
+
+
+def find(path: Path, options: SourceOptions) -> ArchiveSource | None:
+    """List the samples of a zip archive; return ``None`` for what is none."""
+    if not path.is_file() or (path.suffix.lower() != ".zip" and options.kind != "zip"):
+        return None
+    state = stamp(path)
+    tree = Tree(str(path), options.on_error)
+    entries: list[_Entry] = []
+    for place, info in enumerate(_directory(path)):
+        entries.append(_Entry(info.header_offset, info.compress_size, info.compress_type, info.CRC))
+        if info.filename.endswith("/"):
+            tree.add_folder(info.filename)
+        elif info.create_system == 3 and stat.S_ISLNK(info.external_attr >> 16):  # 3: Unix
+            tree.skipped["symbolic link"] += 1
+        else:
+            tree.add(info.filename, info.file_size, place, _problem(info))
+
+    def samples(taken: Taken) -> ZipSamples:
+        return ZipSamples(str(path), state, taken, {place: entries[place] for place in taken.places or ()})
+
+    return ArchiveSource("zip", str(path), tree.listed(options), state, samples)
+
+
+def _directory(path: Path) -> list[zipfile.ZipInfo]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.infolist()
+    except PermissionError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
+    except (*_DAMAGE, OverflowError, IndexError) as error:
+        raise SourceError(f"{path} is not a zip archive, or is cut or damaged ({error}): fetch it again") from error
+
+
+def _problem(info: zipfile.ZipInfo) -> str:
+    if info.flag_bits & _ENCRYPTED:
+        return "is encrypted: decrypt the archive first"
+    if info.compress_type not in _METHODS:
+        return f"is compressed by method {info.compress_type}, which Python's zipfile does not read: unpack the archive"
+    if info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size:
+        return (
+            f"has {info.compress_size:,} stored bytes, but {info.file_size:,} in the directory: fetch the archive again"
+        )
+    if info.compress_type == zipfile.ZIP_DEFLATED and info.file_size > _MOST_EXPANSION * (info.compress_size + 1):
+        return f"has {info.file_size:,} bytes in the directory, more than can be in {info.compress_size:,}"
+    return ""
+
+
+def _data_offset(stream: IO[bytes], header: int) -> int:
+    """Return where the data of an entry starts: only its local header knows."""
+    stream.seek(header)
+    signature, name, extra = _LOCAL_HEADER.unpack(stream.read(_LOCAL_HEADER.size))
+    if signature != b"PK\3\4":
+        raise zipfile.BadZipFile(f"no local header at byte {header:,}")
+    return header + _LOCAL_HEADER.size + int(name) + int(extra)
+
+
+def _decompressed(stream: IO[bytes], entry: _Entry, size: int) -> bytes:
+    info = zipfile.ZipInfo()
+    info.compress_type, info.compress_size = entry.method, entry.stored_size
+    info.file_size, info.CRC = size, entry.crc
+    with zipfile.ZipExtFile(stream, "r", info) as file:  # checks the CRC, and gives no more than the size
+        data = file.read()
+    if len(data) != size:
+        raise zipfile.BadZipFile(f"it has {len(data):,} bytes, but {size:,} in the directory")
+    return data
+
+
+def _checksum(stream: IO[bytes], size: int) -> tuple[int, int]:
+    """Return the CRC-32 of the next bytes, and how many there are."""
+    crc = found = 0
+    while piece := stream.read(min(size - found, _SMALL)):
+        crc, found = zlib.crc32(piece, crc), found + len(piece)
+    return crc, found

@@ -1,0 +1,35 @@
+"""Files and objects behind one interface: local paths directly, everything else through fsspec.
+
+A *location* is a local path or a URL (``s3://``, ``gs://``, ``az://``, ``hf://``, ``http://``, ``memory://``). Clients
+are made on first use in each process. Errors of the many back ends leave here as
+`StorageError` or ``FileNotFoundError`` with the location in the message, without its credentials.
+"""
+
+from wdsdist.storage.clients import StorageOptions
+from wdsdist.storage.entries import Entry, entry, listing
+from wdsdist.storage.local import atomic_write, sha256
+from wdsdist.storage.locations import beside, is_remote, join, local_path, normalise, shown, split
+from wdsdist.storage.objects import exists, fetch, names, read, remove, sizes, upload
+
+__all__ = [
+    "Entry",
+    "StorageOptions",
+    "atomic_write",
+    "beside",
+    "entry",
+    "exists",
+    "fetch",
+    "is_remote",
+    "join",
+    "listing",
+    "local_path",
+    "names",
+    "normalise",
+    "read",
+    "remove",
+    "sha256",
+    "shown",
+    "sizes",
+    "split",
+    "upload",
+]

@@ -1,0 +1,51 @@
+"""Local files: whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+_CHUNK = 8 << 20
+_UMASK = threading.Lock()
+
+
+def sha256(path: Path) -> str:
+    """Return the digest of a local file, hexadecimal."""
+    state = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            state.update(chunk)
+    return state.hexdigest()
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that appears under its name only when it is whole and on disk.
+
+    On an error nothing is left behind.
+    """
+    handle, name = tempfile.mkstemp(prefix=".tmp-", suffix=f"-{path.name}", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    with _UMASK:  # two threads that look at the same time would leave each other's value behind
+        mask = os.umask(0o022)
+        os.umask(mask)
+    return mask

@@ -1,0 +1,77 @@
+"""The names of files and objects: pure, nothing is opened."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+_SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+def is_remote(location: str) -> bool:
+    """Say whether a location is a URL rather than a local path.
+
+    >>> is_remote("s3://bucket/train"), is_remote("/data/train"), is_remote("file:///data/train")
+    (True, False, False)
+    """
+    return bool(_SCHEME.match(location)) and not location.startswith("file://")
+
+
+def normalise(location: str | os.PathLike[str]) -> str:
+    """Return a location as a string: absolute where it is local, without a trailing slash.
+
+    >>> normalise("file:///data/train/")
+    '/data/train'
+    """
+    text = os.fspath(location)
+    if is_remote(text):
+        return text.rstrip("/")
+    return os.path.abspath(text.removeprefix("file://"))  # noqa: PTH100 - Path.resolve would follow links
+
+
+def join(base: str, name: str) -> str:
+    """Put a name under a folder or URL; a name that is a location of its own stays one.
+
+    >>> join("s3://bucket/train", "00.tar"), join("/data", "s3://bucket/00.tar")
+    ('s3://bucket/train/00.tar', 's3://bucket/00.tar')
+    """
+    if _SCHEME.match(name) or name.startswith("/"):
+        return name.removeprefix("file://")
+    return f"{base.rstrip('/')}/{name}"
+
+
+def split(location: str) -> tuple[str, str]:
+    """Split a location into its folder and its name; a URL's query, which may be a signature, is in neither.
+
+    >>> split("https://host/train/00.tar?signature=x")
+    ('https://host/train', '00.tar')
+    """
+    folder, _, name = (location.partition("?")[0] if is_remote(location) else location).rpartition("/")
+    return folder or "/", name
+
+
+def beside(location: str, suffix: str) -> str:
+    """Return the location of a file that stands beside another, under its name with a suffix.
+
+    >>> beside("https://host/00.tar?signature=x", ".index")
+    'https://host/00.tar.index?signature=x'
+    """
+    path, mark, query = location.partition("?") if is_remote(location) else (location, "", "")
+    return f"{path}{suffix}{mark}{query}"
+
+
+def local_path(location: str) -> Path:
+    """Return the path of a location that is not remote."""
+    return Path(location.removeprefix("file://"))
+
+
+def shown(location: str) -> str:
+    """Return a location fit for a message: without credentials and query.
+
+    >>> shown("https://user:secret@host/a.tar?signature=x")
+    'https://host/a.tar'
+    """
+    if not is_remote(location):
+        return location
+    return re.sub(r"(?<=://)[^/@]*@", "", location.partition("?")[0])

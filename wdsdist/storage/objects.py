@@ -1,0 +1,139 @@
+"""Read, write, find and remove what lies at a location."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from wdsdist.errors import ShardNotFoundError, StorageError
+from wdsdist.storage.clients import StorageOptions, filesystem, mapped, persist
+from wdsdist.storage.locations import is_remote, shown
+
+_CHUNK = 8 << 20
+
+
+def read(location: str, options: StorageOptions | None = None) -> bytes:
+    """Return everything that a location holds.
+
+    Raises ``FileNotFoundError`` where there is nothing, `StorageError` where it cannot be read.
+    """
+    if not is_remote(location):
+        try:
+            return Path(location).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            raise
+        except OSError as error:
+            raise StorageError(f"{location} cannot be read: {error.strerror}") from error
+
+    def cat() -> bytes:
+        client, path = filesystem(location, options)
+        content: bytes = client.cat_file(path)
+        return content
+
+    return persist(location, cat)
+
+
+def exists(location: str, options: StorageOptions | None = None) -> bool:
+    """Say whether there is a file or object at a location."""
+    if not is_remote(location):
+        return Path(location).exists()
+    with mapped(location):
+        client, path = filesystem(location, options)
+        return bool(client.exists(path))
+
+
+def names(location: str, suffix: str, options: StorageOptions | None = None) -> list[str]:
+    """Return the sorted names in a folder that end with ``suffix``; empty where there is no such folder."""
+    if not is_remote(location):
+        folder = Path(location)
+        found = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    else:
+        with mapped(location):
+            client, path = filesystem(location, options)
+            try:
+                found = [entry.rstrip("/").rpartition("/")[2] for entry in client.ls(path, detail=False)]
+            except FileNotFoundError:
+                found = []
+    return sorted(name for name in found if name.endswith(suffix))
+
+
+def sizes(location: str, options: StorageOptions | None = None) -> dict[str, int]:
+    """Return the size of each file directly in a folder, by name; none where there is no such folder."""
+    if not is_remote(location):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(location) as entries:
+            return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+        return {}
+
+    def listed() -> dict[str, int]:
+        client, path = filesystem(location, options)
+        client.invalidate_cache()  # what other processes have written since must be in the list
+        try:
+            entries = client.ls(path, detail=True)
+        except FileNotFoundError:
+            return {}
+        return {entry["name"].rpartition("/")[2]: int(entry["size"]) for entry in entries if entry["type"] == "file"}
+
+    return persist(location, listed)
+
+
+def remove(location: str, options: StorageOptions | None = None) -> None:
+    """Remove a file or object; one that is not there is no error."""
+    if not is_remote(location):
+        Path(location).unlink(missing_ok=True)
+        return
+
+    def delete() -> None:
+        client, path = filesystem(location, options)
+        client.rm_file(path)
+
+    with contextlib.suppress(FileNotFoundError):
+        persist(location, delete)
+
+
+@contextlib.contextmanager
+def upload(location: str, options: StorageOptions | None = None) -> Iterator[IO[bytes]]:
+    """Open a temporary file that becomes an object, in one piece, when the block ends; on an error it does not.
+
+    Object stores show an upload only when it is complete. Raises `StorageError` where it cannot be completed.
+    """
+    # Without a name, so that a process that is killed leaves nothing; back ends that want a path get the system's
+    # name of the open file.
+    with tempfile.TemporaryFile() as stream:
+        try:
+            yield stream
+            stream.flush()
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                where = f"{tempfile.gettempdir()} is full, where it is made before it is uploaded"
+                raise StorageError(f"{shown(location)} cannot be written: {where}; set TMPDIR") from error
+            raise
+
+        def put() -> None:
+            client, path = filesystem(location, options)
+            client.put_file(f"/proc/self/fd/{stream.fileno()}", path)
+
+        persist(location, put, "written")
+
+
+def fetch(location: str, path: Path, options: StorageOptions | None = None) -> None:
+    """Copy a remote object to a local path, trying again after passing faults.
+
+    Raises `ShardNotFoundError` where there is no such object, `StorageError` with the number of attempts and the
+    cause where it cannot be had.
+    """
+
+    def copy() -> None:
+        client, remote = filesystem(location, options)
+        with client.open(remote, "rb") as source, path.open("wb") as target:
+            while chunk := source.read(_CHUNK):
+                target.write(chunk)
+
+    try:
+        persist(location, copy)
+    except FileNotFoundError as error:
+        raise ShardNotFoundError(f"{shown(location)} does not exist") from error
