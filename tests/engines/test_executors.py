@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+import threading
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -77,12 +79,19 @@ class TestWhatAWorkerCannotSee:
 
 
 def test_an_error_cancels_what_has_not_begun(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given_up = threading.Event()
+    calls = itertools.count()
+
     def fail(*_: object) -> None:
+        if next(calls):
+            given_up.wait(30)
         raise SourceError("stop")
 
     monkeypatch.setattr(parallel, "write_shard", fail)
-    with Recording(1) as executor, pytest.raises(SourceError, match="stop"):
-        pack(source, tmp_path / "dest", shard_samples=1, workers=8, executor=executor)
+    with Recording(1) as executor:
+        with pytest.raises(SourceError, match="stop"):
+            pack(source, tmp_path / "dest", shard_samples=1, workers=8, executor=executor)
+        given_up.set()
     assert any(future.cancelled() for future in executor.futures)
     assert len(executor.futures) <= 17
 

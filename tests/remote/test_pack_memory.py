@@ -13,6 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from wdsdist import catalog
 from wdsdist.errors import DestinationError, DestinationExistsError, SourceError, StorageError
 from wdsdist.packing import PackProgress, pack, run
+from wdsdist.storage import clients
 
 
 @pytest.fixture

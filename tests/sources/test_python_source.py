@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError, SourceNotFoundError
-from wdsdist.sources import Stream, find
+from wdsdist.sources import find
 from wdsdist.sources.dataset import DatasetSource
 from wdsdist.sources.iterable import IterableSource
 
@@ -39,7 +39,7 @@ class Iterable(torch.utils.data.IterableDataset[dict[str, str]]):
 
 
 def contents(source: Any) -> list[bytes]:
-    samples = source.in_order() if isinstance(source, Stream) else source.take(np.arange(len(source)))
+    samples = source.in_order() if is_stream(source) else source.take(np.arange(len(source)))
     return [members[0][1] for _, members in samples]
 
 
@@ -89,10 +89,14 @@ def test_a_data_set_that_is_another_each_time_is_refused() -> None:
 
 
 def test_options_for_other_sources_are_refused(tmp_path: Path) -> None:
+    photo = tmp_path / "1.jpg"
+    photo.touch()
     with pytest.raises(ArgumentError, match=r"class_folders is True, but list is of the kind"):
         find(SAMPLES, class_folders=True)
-    with pytest.raises(ArgumentError, match=r"encode is for items that Python makes"):
-        find(tmp_path, encode=lambda item: item)
+    with pytest.raises(
+        ArgumentError, match=r"encode is .*, but .* is of the kind .folder.: only sources of the kind python take it"
+    ):
+        find(photo.parent, encode=lambda item: item)
 
 
 class TestSizes:
@@ -159,7 +163,7 @@ class TestNames:
     def test_a_name_in_a_module_is_what_it_names(self, name: str) -> None:
         found = find(name, encode=made.encode if name == "made:Squares" else None)
         assert found.location == name
-        assert isinstance(found, Stream) == (name == "made:samples")
+        assert is_stream(found) == (name == "made:samples")
 
     def test_a_function_may_be_named_too(self) -> None:
         assert find("made:Squares", encode="made:encode").fingerprint() == find(made.squares).fingerprint()

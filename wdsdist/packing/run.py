@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from wdsdist import manifest as manifests
 from wdsdist import sources, storage
@@ -23,7 +23,7 @@ from wdsdist.packing.progress import PackProgress
 from wdsdist.packing.reencoding import DEFAULT_QUALITY, ReencodedSource, ReencodedStream, Reencoding, check_options
 from wdsdist.packing.streaming import write_in_order
 from wdsdist.packing.writer import WrittenShard
-from wdsdist.sources import Encode, LeftOut, Made, OnError, Source, SourceOptions, Stream
+from wdsdist.sources import Encode, LeftOut, Made, OnError, Source, SourceOptions, Stream, is_stream
 from wdsdist.sources.webdataset import ShardsSource
 
 
@@ -144,7 +144,7 @@ def pack(
     place = Place(storage.normalise(dest), dict(storage_options or {}))
     about = SourceOptions(kind=kind, class_folders=class_folders, columns=columns, encode=encode, on_error=on_error)
     found = sources.find(source, replace(about, scratch=place.folder))
-    if isinstance(found, Stream):
+    if is_stream(found):
         _check_order(found, shuffle_seed)
         options = replace(options, shuffle_seed=None)
     _refuse(found, place, executor)
@@ -158,14 +158,15 @@ def pack(
         done = destination.finished(place, job, on_error)  # by the process that held the lock before us
         if done is not None:
             return done
-        if isinstance(found, Stream):
+        if is_stream(found):
             destination.claim(place, Record(job, None), overwrite=overwrite)
             shards = write_in_order(place, found, options, on_error, progress)
         else:
-            plan = _plan(found, options)
+            listed = cast("Source", found)
+            plan = _plan(listed, options)
             destination.claim(place, Record(job, len(plan)), overwrite=overwrite)
             how = Writing(workers=workers, executor=executor, on_error=on_error, progress=progress)
-            shards = write_planned(found, plan, place, job, how)
+            shards = write_planned(listed, plan, place, job, how)
         destination.tidy(place)  # a cluster goes on without a worker that was killed in the middle of a shard
         destination.finish(place, _manifest(place, found, options, shards, _report(place, found, shards)))
     return manifests.load(place.at(manifests.FILE_NAME), place.options)
@@ -193,9 +194,9 @@ def _reencoded(found: Source | Stream, options: PackOptions) -> Source | Stream:
     if options.max_side is None or options.quality is None:
         return found
     reencoding = Reencoding(max_side=options.max_side, quality=options.quality)
-    if isinstance(found, Stream):
+    if is_stream(found):
         return ReencodedStream(found, reencoding)
-    return ReencodedSource(found, reencoding)
+    return ReencodedSource(cast("Source", found), reencoding)
 
 
 def _report(place: Place, source: Source | Stream, shards: list[WrittenShard]) -> int:

@@ -25,6 +25,7 @@ from wdsdist.sources.base import (
     Source,
     Stream,
     blocks_of,
+    is_stream,
     payload_size,
     sample_size,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "Stream",
     "blocks_of",
     "find",
+    "is_stream",
     "payload_size",
     "sample_size",
 ]

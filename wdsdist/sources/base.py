@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeGuard
 
 from wdsdist.permutation import Int64s
 from wdsdist.tarformat import stored_size
@@ -117,7 +117,6 @@ class Source(Protocol):
         ...
 
 
-@runtime_checkable
 class Stream(Protocol):
     """Samples that can be had once and in one order only; how many, shows when they end."""
 
@@ -147,6 +146,11 @@ class Stream(Protocol):
     def in_order(self) -> Iterator[Sample]:
         """Yield the samples: the same ones, in the same order, from each stream of the same source."""
         ...
+
+
+def is_stream(source: Source | Stream) -> TypeGuard[Stream]:
+    """Say whether samples can be had in one order only. (``isinstance`` would ask for every property's value.)"""
+    return hasattr(type(source), "in_order")
 
 
 class Blocks(NamedTuple):

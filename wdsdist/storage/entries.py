@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wdsdist.storage.clients import StorageOptions, filesystem, persist
+from wdsdist.storage.locations import split
 
 _TOGETHER = 16  # requests at once
 _STAMPS = ("ETag", "etag", "md5Hash", "content_md5", "sha256", "mtime", "LastModified", "last_modified", "updated",
