@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -29,8 +28,7 @@ from wdsdist.errors import (
 from wdsdist.manifest import Manifest, Shard
 from wdsdist.processes import pool
 from wdsdist.shardindex import ShardIndex
-
-_COMPRESSED = re.compile(r"\.(?:tar\.(?:gz|bz2|xz|zst|lz4|z)|tgz|tbz2?|txz|tzst)$", re.IGNORECASE)
+from wdsdist.tarformat import is_compressed
 
 Location = str | os.PathLike[str]
 Shards = Location | Iterable[Location] | Manifest
@@ -170,7 +168,7 @@ def _expand(shards: Location | Iterable[Location]) -> list[str]:
 def _whole_tars(locations: list[str]) -> list[str]:
     """Return the locations, unless one is a compressed tar, which would be passed over or taken for a damaged one."""
     for location in locations:
-        if _COMPRESSED.search(storage.split(location)[1]):
+        if is_compressed(storage.split(location)[1]):
             raise ArgumentError(f"{storage.shown(location)} is compressed: unpack it to a plain .tar first")
     return locations
 
@@ -230,7 +228,7 @@ def _local_tars(shards: Shards) -> list[Path]:
 
 def _tars_in(folder: str) -> list[str]:
     """Return the names of the tars in a folder, compressed ones included so that they are not passed over."""
-    return [name for name in storage.names(folder, "") if name.endswith(".tar") or _COMPRESSED.search(name)]
+    return [name for name in storage.names(folder, "") if name.endswith(".tar") or is_compressed(name)]
 
 
 def _no_index(location: str, options: Mapping[str, Any] | None) -> IndexNotFoundError:

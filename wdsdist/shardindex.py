@@ -13,13 +13,14 @@ import struct
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from wdsdist.errors import IndexFormatError, ShardDamagedError
 from wdsdist.permutation import Int64s
-from wdsdist.tarformat import Members, split_name
+from wdsdist.tarformat import Members, group, split_name
 
 SUFFIX = ".wdsindex"
 
@@ -140,7 +141,6 @@ class ShardIndexBuilder:
 
     def finish(self, *, size: int, sha256: str, skipped: dict[str, int] | None = None) -> ShardIndex:
         """Return the index, given the size and digest of the whole tar."""
-        keys = [key.encode("utf-8", "surrogateescape") for key in self._keys]
         return ShardIndex(
             size=size,
             sha256=sha256,
@@ -149,14 +149,35 @@ class ShardIndexBuilder:
             offsets=np.array(self._offsets, np.int64),
             sizes=np.array(self._sizes, np.int64),
             extension_ids=np.array(self._ids, np.uint32),
-            key_starts=np.cumsum([0, *map(len, keys)], dtype=np.int64),
-            key_bytes=np.frombuffer(b"".join(keys), np.uint8),
             skipped=dict(skipped or {}),
+            **_key_arrays(list(self._keys)),
         )
+
+
+def _key_arrays(keys: list[str]) -> dict[str, Any]:
+    text = "".join(keys)
+    lengths = map(len, keys if text.isascii() else [key.encode("utf-8", "surrogateescape") for key in keys])
+    return {
+        "key_starts": np.append(0, np.cumsum(np.fromiter(lengths, np.int64, len(keys)))),
+        "key_bytes": np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8),
+    }
 
 
 def from_members(members: Members, *, size: int, sha256: str, label: str) -> ShardIndex:
     """Return the index of a tar whose members were scanned; ``label`` names it in errors."""
+    samples = group(members.names)
+    if samples is not None:
+        return ShardIndex(
+            size=size,
+            sha256=sha256,
+            extensions=samples.extensions,
+            sample_starts=samples.starts,
+            offsets=members.offsets,
+            sizes=members.sizes,
+            extension_ids=samples.extension_ids,
+            skipped=dict(members.skipped),
+            **_key_arrays(samples.keys),
+        )
     builder = ShardIndexBuilder(label)
     skipped = dict(members.skipped)
     for name, offset, length in zip(members.names, members.offsets.tolist(), members.sizes.tolist(), strict=True):

@@ -17,13 +17,12 @@ import numpy as np
 from wdsdist.errors import SourceError
 from wdsdist.permutation import Int64s
 from wdsdist.sources.base import FilePayload, Payload, Sample
-from wdsdist.tarformat import split_name, stored_size
+from wdsdist.tarformat import is_compressed, split_name, stored_size
 
 # What torchvision's ImageFolder takes for an image, and what has come into use since.
 _IMAGE_KINDS = r"(?:jpe?g|jpe|png|p[bgnp]m|bmp|gif|tiff?|webp|jp2|avif|hei[cf]|jxl)"
 _IMAGE = re.compile(rf"(?:.*\.)?{_IMAGE_KINDS}", re.IGNORECASE)
 _NUMBERED_IMAGE = re.compile(rf"\d+\.{_IMAGE_KINDS}", re.IGNORECASE)
-_TAR = re.compile(r"\.(?:tar(?:\.(?:gz|bz2|xz|zst|lz4|z))?|tgz|tbz2|txz)$", re.IGNORECASE)
 
 
 class _Member(NamedTuple):
@@ -112,7 +111,7 @@ class FolderSource:
 
 def is_tar(name: str) -> bool:
     """Say whether a file is, by its name, a tar."""
-    return _TAR.search(name) is not None
+    return name.lower().endswith(".tar") or is_compressed(name)
 
 
 def find(root: Path, *, class_folders: bool | None) -> FolderSource:

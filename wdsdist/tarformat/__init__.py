@@ -4,8 +4,24 @@ Reads what GNU tar, bsdtar, Python and webdataset write (USTAR, PAX, GNU long na
 deterministic USTAR with a PAX header only where a name or size needs one.
 """
 
-from wdsdist.tarformat.naming import split_name
+from wdsdist.tarformat.blocks import Readable
+from wdsdist.tarformat.grouping import Samples, group
+from wdsdist.tarformat.naming import is_compressed, split_name
 from wdsdist.tarformat.reader import Members, is_header_of, scan
 from wdsdist.tarformat.writer import BLOCK, END, header, padding, stored_size
 
-__all__ = ["BLOCK", "END", "Members", "header", "is_header_of", "padding", "scan", "split_name", "stored_size"]
+__all__ = [
+    "BLOCK",
+    "END",
+    "Members",
+    "Readable",
+    "Samples",
+    "group",
+    "header",
+    "is_compressed",
+    "is_header_of",
+    "padding",
+    "scan",
+    "split_name",
+    "stored_size",
+]
