@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from wdsdist import catalog, shardindex
+from wdsdist import catalog, indexing, shardindex
 from wdsdist.errors import ArgumentError, IndexNotFoundError, StorageError
 from wdsdist.manifest import Manifest, Shard
 from wdsdist.packing import pack
@@ -159,7 +159,7 @@ def test_packing_again_mends_what_was_deleted(shards: Path, tmp_path: Path) -> N
 def test_tars_of_other_tools_are_verified_against_their_indexes(shards: Path, tmp_path: Path) -> None:
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "a.tar").write_bytes((shards / FIRST).read_bytes())
-    catalog.index(tmp_path / "foreign")
+    indexing.index(tmp_path / "foreign")
     assert verify(tmp_path / "foreign") == []
     flip(tmp_path / "foreign" / "a.tar", 600)
     assert {damage.shard for damage in verify(tmp_path / "foreign" / "a.tar")} == {"a.tar"}

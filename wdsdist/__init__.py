@@ -10,9 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wdsdist.catalog import index, open
+    from wdsdist.catalog import open
     from wdsdist.columns import Ragged
     from wdsdist.dataset import StreamingDataset
+    from wdsdist.indexing import index
     from wdsdist.loader import StreamingDataLoader
     from wdsdist.manifest import Manifest
     from wdsdist.node import barrier, data_download
@@ -27,7 +28,7 @@ _HOME = {
     "data_download": "wdsdist.node",
     "barrier": "wdsdist.node",
     "pack": "wdsdist.packing",
-    "index": "wdsdist.catalog",
+    "index": "wdsdist.indexing",
     "open": "wdsdist.catalog",
     "verify": "wdsdist.verification",
     "Manifest": "wdsdist.manifest",

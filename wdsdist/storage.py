@@ -31,6 +31,10 @@ _FIRST_PAUSE = 0.2  # seconds; doubled after each attempt, with jitter
 _CHUNK = 8 << 20
 
 
+class _FinalError(StorageError):
+    """What another attempt would not mend."""
+
+
 def is_remote(location: str) -> bool:
     """Say whether a location is a URL rather than a local path.
 
@@ -129,6 +133,61 @@ def read(location: str, options: StorageOptions | None = None) -> bytes:
     return _persist(location, cat)
 
 
+def read_range(location: str, start: int, stop: int, options: StorageOptions | None = None) -> bytes:
+    """Return the bytes from ``start`` up to ``stop``, trying again after passing faults.
+
+    Raises ``FileNotFoundError`` where there is nothing, `StorageError` where it cannot be read or has fewer bytes.
+    """
+
+    def cat() -> bytes:
+        filesystem, path = _filesystem(location, options)
+        if location.startswith("http"):  # `cat_file` would take all of a file from a server without ranges
+            with filesystem.open(path, block_size=stop - start, cache_type="none", size=stop) as stream:
+                stream.seek(start)
+                try:
+                    content: bytes = stream.read(stop - start)
+                except ValueError as error:
+                    raise _FinalError(f"{shown(location)} cannot be read in parts: {error}") from error
+        else:
+            content = filesystem.cat_file(path, start=start, end=stop)
+        if len(content) != stop - start:
+            raise StorageError(
+                f"{shown(location)} gave {len(content):,} of {stop - start:,} bytes from {start:,} on: was it replaced?"
+            )
+        return content
+
+    return _persist(location, cat)
+
+
+def size(location: str, options: StorageOptions | None = None) -> int | None:
+    """Return the bytes that a location holds, or ``None`` where its store does not say.
+
+    Raises ``FileNotFoundError`` where there is nothing, `StorageError` where it cannot be asked.
+    """
+
+    def ask() -> int | None:
+        filesystem, path = _filesystem(location, options)
+        found = filesystem.info(path).get("size")
+        return None if found is None else int(found)
+
+    return _persist(location, ask)
+
+
+def is_read_only(location: str) -> bool:
+    """Say whether nothing can be written near a location, because it is on the web."""
+    return location.startswith(("http://", "https://"))
+
+
+def write(location: str, content: bytes, options: StorageOptions | None = None) -> None:
+    """Put an object at a remote location, whole or not at all. Raises `StorageError` where it cannot be written."""
+
+    def put() -> None:
+        filesystem, path = _filesystem(location, options)
+        filesystem.pipe_file(path, content)
+
+    _persist(location, put, "written")
+
+
 def exists(location: str, options: StorageOptions | None = None) -> bool:
     """Say whether there is a file or object at a location."""
     if not is_remote(location):
@@ -162,7 +221,9 @@ def fetch(location: str, path: Path, options: StorageOptions | None = None) -> N
 
     def copy() -> None:
         filesystem, remote = _filesystem(location, options)
-        with filesystem.open(remote, "rb") as source, path.open("wb") as target:
+        # Block size 0 streams: a web server that gives no ranges could not be read otherwise.
+        more = {"block_size": 0} if location.startswith("http") else {}
+        with filesystem.open(remote, "rb", **more) as source, path.open("wb") as target:
             while chunk := source.read(_CHUNK):
                 target.write(chunk)
 
@@ -172,14 +233,14 @@ def fetch(location: str, path: Path, options: StorageOptions | None = None) -> N
         raise ShardNotFoundError(f"{shown(location)} does not exist") from error
 
 
-def _persist(location: str, action: Callable[[], T]) -> T:
+def _persist(location: str, action: Callable[[], T], done: str = "read") -> T:
     """Do something with a remote location, and again after a pause where it fails for another reason than absence."""
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            with _mapped(location):
+            with _mapped(location, done):
                 return action()
         except StorageError as error:
-            if attempt == _ATTEMPTS or isinstance(error.__cause__, ImportError):
+            if attempt == _ATTEMPTS or isinstance(error, _FinalError):
                 raise StorageError(f"{error} (after {attempt} attempts)" if attempt > 1 else str(error)) from error
             time.sleep(_FIRST_PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))
     raise AssertionError("unreachable: the last attempt returns or raises")
@@ -220,18 +281,18 @@ def _filesystem(location: str, options: StorageOptions | None) -> tuple[Any, str
         scheme = location.partition("://")[0]
         extra = _EXTRAS.get(scheme)
         advice = f'pip install "wdsdist[{extra}]"' if extra else f"install the fsspec back end for {scheme}://"
-        raise StorageError(f"{shown(location)} needs a package that is not installed: {advice}") from error
+        raise _FinalError(f"{shown(location)} needs a package that is not installed: {advice}") from error
     except ValueError as error:
         raise StorageError(f"{shown(location)} cannot be opened: {error}") from error
     return filesystem, path
 
 
 @contextlib.contextmanager
-def _mapped(location: str) -> Iterator[None]:
+def _mapped(location: str, done: str = "read") -> Iterator[None]:
     """Turn whatever a back end raises into the two errors that this module promises."""
     try:
         yield
     except (FileNotFoundError, StorageError):
         raise
     except Exception as error:  # back ends share no base class: botocore, aiohttp, google and azure have their own
-        raise StorageError(f"{shown(location)} cannot be read: {type(error).__name__}: {error}") from error
+        raise StorageError(f"{shown(location)} cannot be {done}: {type(error).__name__}: {error}") from error

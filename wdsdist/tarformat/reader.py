@@ -8,6 +8,7 @@ Sources: POSIX.1-2017 `pax`; the GNU tar manual, "Basic Tar Format" (long names,
 
 from __future__ import annotations
 
+import mmap
 from array import array
 from collections import Counter
 from dataclasses import dataclass
@@ -105,7 +106,8 @@ class _Walk:
     def run(self) -> None:
         buffer, end = self.buffer, self.end
         offset = 0
-        ahead, pause, alone = _FEWEST, 1, 0
+        ahead, pause = _FEWEST, 1
+        alone = 0 if isinstance(buffer, (bytes, mmap.mmap)) else end  # others are read where they must be
         while offset + BLOCK <= end:
             if not alone:
                 run = read_run(buffer, offset, ahead)
@@ -171,7 +173,7 @@ class _Walk:
         stop = data + size
         if stop > self.end:
             raise self._cut(offset, name, size)
-        if name[-1:] == "/" and buffer[offset : offset + BLOCK][156] == 0:  # how V7 tar spelled a directory
+        if name[-1:] == "/" and buffer[offset:data][156] == 0:  # how V7 tar spelled a directory
             self._skip("directory")
             return data
         self.names.append(name)
@@ -248,7 +250,7 @@ class _Walk:
 
     def _number(self, offset: int) -> int:
         """Read a header's size field: octal digits, or base-256 where the first byte says so."""
-        field = self.buffer[offset + 124 : offset + 136]
+        field = self.buffer[offset : offset + BLOCK][124:136]
         size = number(field)
         if size < 0:
             raise self.damaged(offset, f"a header has the impossible size {field!r}")
