@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from wdsdist.catalog import open
     from wdsdist.columns import Ragged
     from wdsdist.dataset import StreamingDataset
+    from wdsdist.exports import export
     from wdsdist.indexing import index
     from wdsdist.loader import StreamingDataLoader
     from wdsdist.manifest import Manifest
@@ -30,6 +31,7 @@ _HOME = {
     "pack": "wdsdist.packing",
     "index": "wdsdist.indexing",
     "open": "wdsdist.catalog",
+    "export": "wdsdist.exports",
     "verify": "wdsdist.verification",
     "Manifest": "wdsdist.manifest",
     "Ragged": "wdsdist.columns",
@@ -44,6 +46,7 @@ __all__ = [
     "pack",
     "index",
     "open",
+    "export",
     "verify",
     "Manifest",
     "Ragged",

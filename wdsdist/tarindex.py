@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from wdsdist import shardindex, storage, tarformat
 from wdsdist.errors import DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError
 from wdsdist.node import user_cache_dir
 from wdsdist.shardindex import ShardIndex
+from wdsdist.tarformat import Members
 
 
 def shard_index(path: Path, *, listed_in: str | None = None) -> ShardIndex:
@@ -47,14 +50,25 @@ def shard_index(path: Path, *, listed_in: str | None = None) -> ShardIndex:
 def scan_shard(path: Path, *, label: str = "") -> ShardIndex:
     """Read a whole tar and return its index, digest included; ``label`` names it in errors, by default its path."""
     label = label or str(path)
+    with _mapped(path, label) as content:
+        members = tarformat.scan(content, label=label)
+        digest = hashlib.sha256(content).hexdigest()
+        return shardindex.from_members(members, size=len(content), sha256=digest, label=label)
+
+
+def scan_members(path: Path) -> Members:
+    """Read the headers of a tar and return its regular files."""
+    with _mapped(path, str(path)) as content:
+        return tarformat.scan(content, label=str(path))
+
+
+@contextlib.contextmanager
+def _mapped(path: Path, label: str) -> Iterator[mmap.mmap]:
     with path.open("rb") as stream:
-        size = os.fstat(stream.fileno()).st_size
-        if not size:
+        if not os.fstat(stream.fileno()).st_size:
             raise ShardDamagedError(f"{label}: the file is empty, without the two closing blocks of a tar")
         with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            members = tarformat.scan(content, label=label)
-            digest = hashlib.sha256(content).hexdigest()
-    return shardindex.from_members(members, size=size, sha256=digest, label=label)
+            yield content
 
 
 def _sizes_differ(path: Path, size: int, expected: int) -> str:

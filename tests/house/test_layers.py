@@ -27,7 +27,7 @@ HOUSE = [
     ("tarindex",),  # the index of one tar, read or made
     ("remotetar",),  # the index of one tar in a store
     ("catalog", "cache"),  # find data sets and index tars; keep one copy of each remote shard
-    ("indexing",),  # make data sets of tars that others wrote
+    ("indexing", "exports"),  # make data sets of tars that others wrote; the indexes of other tools
     ("shards", "sources"),  # read shards; read what people download
     ("packing", "verification"),  # write shards; check them
     ("images",),  # encoded images to pixels
@@ -45,7 +45,7 @@ HOUSE = [
 READS_ENVIRONMENT = {"node"}
 TOUCHES_FILES = {
     "storage", "node", "shardindex", "manifest", "tarindex", "catalog", "cache", "shards", "sources", "packing",
-    "verification", "memory", "remotetar", "indexing",
+    "verification", "memory", "remotetar", "indexing", "exports",
 }  # fmt: skip
 IMPORTS_TORCH = {"columns", "numeric", "transport", "decode", "handover", "dataset", "loader"}
 """With the module itself; others do inside a function, so that the command line starts without it."""

@@ -43,6 +43,8 @@ class Members:
     """Bytes of each member's data."""
     skipped: dict[str, int]
     """How many entries were passed over, by what they were."""
+    end: int
+    """Offset of the closing blocks."""
 
 
 def scan(buffer: Readable, *, label: str) -> Members:
@@ -71,6 +73,7 @@ def scan(buffer: Readable, *, label: str) -> Members:
         offsets=np.array(walk.offsets),
         sizes=np.array(walk.sizes),
         skipped=dict(walk.skipped),
+        end=walk.stop,
     )
 
 
@@ -93,6 +96,7 @@ class _Walk:
         self.buffer = buffer
         self.end = len(buffer)
         self.label = label
+        self.stop = 0
         self.names: list[str] = []
         self.headers = array("q")
         self.offsets = array("q")
@@ -152,6 +156,7 @@ class _Walk:
 
     def _check_end(self, offset: int) -> None:
         """The first block of zeros must be followed by another, and by nothing else."""
+        self.stop = offset
         if self.end - offset < 2 * BLOCK:
             raise self.damaged(offset, "the tar ends after one of its two closing blocks of zeros")
         for start in range(offset, self.end, _CHUNK):
