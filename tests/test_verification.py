@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from wdsdist import catalog, indexing, shardindex
-from wdsdist.errors import ArgumentError, IndexNotFoundError, StorageError
-from wdsdist.manifest import Manifest, Shard
+from wdsdist.errors import ArgumentError, IndexNotFoundError
 from wdsdist.packing import pack
 from wdsdist.shardindex import ShardIndex
 from wdsdist.verification import VerifyProgress, verify
@@ -177,12 +176,6 @@ def test_progress_counts_shards_bytes_and_damage(shards: Path) -> None:
 def test_what_is_no_data_set_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(IndexNotFoundError):
         verify(tmp_path)
-
-
-def test_remote_shards_are_refused() -> None:
-    manifest = Manifest.of("s3://bucket/train", [Shard("a.tar", 1, 2048, "")])
-    with pytest.raises(StorageError, match=r"s3://bucket/train/a\.tar is remote"):
-        verify(manifest)
 
 
 def test_zero_workers_are_refused(shards: Path) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from wdsdist.manifest import Manifest
     from wdsdist.node import barrier, data_download
     from wdsdist.packing import pack
+    from wdsdist.repairing import repair
     from wdsdist.verification import verify
 
     dataDownload = data_download
@@ -33,6 +34,7 @@ _HOME = {
     "open": "wdsdist.catalog",
     "export": "wdsdist.exports",
     "verify": "wdsdist.verification",
+    "repair": "wdsdist.repairing",
     "Manifest": "wdsdist.manifest",
     "Ragged": "wdsdist.columns",
     "StreamingDataset": "wdsdist.dataset",
@@ -48,6 +50,7 @@ __all__ = [
     "open",
     "export",
     "verify",
+    "repair",
     "Manifest",
     "Ragged",
     "StreamingDataset",
