@@ -126,8 +126,19 @@ def test_what_webdataset_writes_is_taken_in_runs(tmp_path_factory: pytest.TempPa
     assert outcome(content) == one_by_one(content)
 
 
-@pytest.mark.parametrize("record", [b"14 mtime=1.5\n", b"12 mtime=\n\n2\n", b"13 path=a.txt\n", b"13 mtime=1\0.5\n"])
-def test_only_a_whole_time_record_is_passed_over_at_once(record: bytes) -> None:
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"13 mtime=1.5\n",
+        b"14 mtime=1.5\n",  # a wrong length
+        b"13 mtime=\n\n2\n",
+        b"13 mtime=1.5x",
+        b"9 mtime=\n",
+        b"24 mtime=1\n13 path=a.txt\n",  # all of it the value of mtime
+        b"11 mtime=1\n14 path=ab.txt\n",
+    ],
+)
+def test_a_time_record_is_passed_over_at_once_where_it_would_be_one_by_one(record: bytes) -> None:
     block = header("./PaxHeaders/a", len(record))
     notes = with_checksum(block[:156] + b"x" + block[157:]) + record + padding(len(record))
     content = b"".join(notes + header(f"{number}.txt", 0) for number in range(99)) + END

@@ -1,8 +1,8 @@
 """Read a run of ordinary tar entries at once: the sizes in a tight loop, everything else with numpy.
 
-Ordinary are regular files with a plain octal size, entries without data, and PAX headers that set neither path nor
-size, which webdataset puts before every member. At the first entry that is anything else the run ends, so that the
-walk, one entry at a time, decides what it is.
+Ordinary are regular files with a plain octal size, entries without data, and single extended headers that set no size:
+PAX headers with a time, which webdataset puts before every member, and long names. At the first entry that is anything
+else the run ends, so that the walk, one entry at a time, decides what it is.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from wdsdist.tarformat.blocks import BLOCK, Blocks, Readable, decode, gather, pa
 REGULAR = b"0\x007"
 DATALESS = dict(zip(b"123456", ("hard link", "symbolic link", "device", "device", "directory", "device"), strict=True))
 
-_PAX = ord("x")
+_PAX, _LONG_NAME = b"xL"
 _OPAQUE, _FILE, _EMPTY, _NOTES = range(4)
 _KINDS = np.zeros(256, np.uint8)
 _KINDS[list(REGULAR)] = _FILE
 _KINDS[list(DATALESS)] = _EMPTY
-_KINDS[_PAX] = _NOTES
+_KINDS[[_PAX, _LONG_NAME]] = _NOTES
 _SAMPLED, _DENSE = 16, 6 * BLOCK
 """After so many headers, no further apart on average than this, all blocks are looked at."""
 _PLACES = 8.0 ** np.arange(10, -1, -1)
-_CHANGES_ENTRY = re.compile(r"path|size|GNU\.sparse.*", re.DOTALL)
+_SETS_A_SIZE = re.compile(r"size|GNU\.sparse.*", re.DOTALL)
 
 Int64s = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.bool_]
@@ -62,15 +62,19 @@ def read_run(buffer: Readable, start: int, most: int) -> Run:
     ordinary &= ((kinds != _EMPTY) | (sizes == 0)) & ~_may_be_old_directory(heads)
     ordinary[wrong_checksums(heads)] = False
     taken = len(ordinary) if ordinary.all() else int(ordinary.argmin())
-    taken = _before_changes(buffer, chain, sizes, kinds[:taken])
+    taken, long_names = _read_notes(buffer, chain, sizes, heads[:taken, 156])
     kinds, ends = kinds[:taken], chain[:taken] + BLOCK + sizes[:taken]
     files = np.flatnonzero(kinds == _FILE)
     follows_notes = np.append(False, kinds == _NOTES)[files]
     skipped: Counter[str] = Counter()
     for kind, count in Counter(heads[np.flatnonzero(kinds == _EMPTY), 156].tolist()).items():
         skipped[DATALESS[kind]] += count
+    names = _names(heads[files])
+    for row, place in zip(long_names, np.searchsorted(files, list(long_names)).tolist(), strict=True):
+        if kinds[row] == _FILE:
+            names[place] = long_names[row]
     return Run(
-        names=_names(heads[files]),
+        names=names,
         headers=chain[files - follows_notes],
         offsets=chain[files] + BLOCK,
         sizes=sizes[files],
@@ -134,20 +138,39 @@ def _may_be_old_directory(heads: Blocks) -> Rows:
     return found
 
 
-def _before_changes(buffer: Readable, chain: Int64s, sizes: Int64s, kinds: npt.NDArray[np.uint8]) -> int:
-    """Return how many entries stand before the first PAX header that changes what the next entry says of itself."""
-    rows = np.flatnonzero(kinds == _NOTES)
+def _read_notes(
+    buffer: Readable, chain: Int64s, sizes: Int64s, types: npt.NDArray[np.uint8]
+) -> tuple[int, dict[int, str]]:
+    """Read the extended headers among some entries.
+
+    Returns how many entries stand before the first one that has to be read by itself, and the names that extended
+    headers give to the entries after them, by the row of the entry.
+    """
+    is_notes = _KINDS[types] == _NOTES
+    rows = np.flatnonzero(is_notes)
+    names: dict[int, str] = {}
     if not len(rows):
-        return len(kinds)
-    is_last = rows + 1 == len(kinds)
-    unclear = is_last | (kinds[rows + 1 - is_last] == _NOTES) | ~_set_a_time(buffer, chain[rows] + BLOCK, sizes[rows])
-    for row in rows[unclear].tolist():
-        data = int(chain[row]) + BLOCK
-        if row + 1 == len(kinds) or kinds[row + 1] == _NOTES:
-            return int(row)
-        if not _leaves_entry_alone(buffer[data : data + int(sizes[row])]):
-            return int(row)
-    return len(kinds)
+        return len(types), names
+    is_clear = (types[rows] == _PAX) & _set_a_time(buffer, chain[rows] + BLOCK, sizes[rows])
+    for row in rows[~is_clear | np.append(is_notes, True)[rows + 1]].tolist():
+        data, size = int(chain[row]) + BLOCK, int(sizes[row])
+        if row + 1 == len(types) or is_notes[row + 1]:
+            return int(row), names
+        if types[row] == _LONG_NAME:
+            name = decode(buffer[data : data + size + -size % BLOCK])
+            if not name or name[-1] == "/":
+                return int(row), names
+            names[row + 1] = name
+            continue
+        records = pax_records(buffer[data : data + size])
+        if records is None or any(map(_SETS_A_SIZE.fullmatch, records)):
+            return int(row), names
+        if "path" in records:
+            name = records["path"]
+            if not name or name[-1] == "/" or "\0" in name:
+                return int(row), names
+            names[row + 1] = name
+    return len(types), names
 
 
 def _set_a_time(buffer: Readable, data: Int64s, sizes: Int64s) -> Rows:
@@ -160,17 +183,9 @@ def _set_a_time(buffer: Readable, data: Int64s, sizes: Int64s) -> Rows:
         start = b"%d mtime=" % size
         record = bodies[rows, :size]
         if size > len(start):
-            found[one_block[rows]] = (
-                (record[:, : len(start)] == np.frombuffer(start, np.uint8)).all(axis=1)
-                & (record[:, len(start) : -1] >= ord(" ")).all(axis=1)
-                & (record[:, -1] == ord("\n"))
-            )
+            begins = (record[:, : len(start)] == np.frombuffer(start, np.uint8)).all(axis=1)
+            found[one_block[rows]] = begins & (record[:, -1] == ord("\n"))
     return found
-
-
-def _leaves_entry_alone(body: bytes) -> bool:
-    records = pax_records(body)
-    return records is not None and not any(map(_CHANGES_ENTRY.fullmatch, records))
 
 
 def _names(heads: Blocks) -> list[str]:
