@@ -11,7 +11,7 @@ from photos import encode, photo
 from web import served
 
 import wdsdist
-from wdsdist import cache, shardindex
+from wdsdist import cache, shardindex, tarindex
 from wdsdist.repairing import Repair
 from wdsdist.shards import ShardReader
 
@@ -142,6 +142,28 @@ def test_cached_copies_of_remote_shards_are_checked_and_fetched_again(shards: Pa
         (done,) = wdsdist.repair(manifest, wdsdist.verify(manifest, **where), **where)
         assert "does not have the digest" in done.what
         assert copy.read_bytes() == before
+
+
+def test_an_index_that_stands_elsewhere_is_made_anew_there(shards: Path, tmp_path: Path) -> None:
+    for path in shards.glob("*.wdsindex"):
+        path.unlink()
+    wdsdist.index(sorted(shards.glob("*.tar")), output=tmp_path / "own")
+    before = contents(tmp_path / "own")
+    shutil.copy(tmp_path / "own" / f"{NAMES[2]}.wdsindex", tmp_path / "own" / f"{NAMES[1]}.wdsindex")
+    flip_data(shards)
+    found = wdsdist.verify(tmp_path / "own")
+    (done,) = wdsdist.repair(tmp_path / "own", found, source=tmp_path / "whole")
+    assert done.done, done
+    assert contents(tmp_path / "own") == before
+    assert wdsdist.verify(tmp_path / "own") == []
+
+
+def test_what_is_still_wrong_afterwards_is_not_called_repaired(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lose_index(shards)
+    monkeypatch.setattr(tarindex, "write_index", lambda path, folder: None)
+    (left,) = mended(shards)
+    assert not left.done
+    assert left.what.startswith("indexed anew, but it has no index")
 
 
 @pytest.fixture
