@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from wdsdist import catalog, shardindex
-from wdsdist.errors import ArgumentError, IndexNotFoundError, StorageError
-from wdsdist.manifest import Manifest, Shard
+from wdsdist import catalog, indexing, shardindex
+from wdsdist.errors import ArgumentError, IndexNotFoundError
 from wdsdist.packing import pack
 from wdsdist.shardindex import ShardIndex
 from wdsdist.verification import VerifyProgress, verify
@@ -159,7 +158,7 @@ def test_packing_again_mends_what_was_deleted(shards: Path, tmp_path: Path) -> N
 def test_tars_of_other_tools_are_verified_against_their_indexes(shards: Path, tmp_path: Path) -> None:
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "a.tar").write_bytes((shards / FIRST).read_bytes())
-    catalog.index(tmp_path / "foreign")
+    indexing.index(tmp_path / "foreign")
     assert verify(tmp_path / "foreign") == []
     flip(tmp_path / "foreign" / "a.tar", 600)
     assert {damage.shard for damage in verify(tmp_path / "foreign" / "a.tar")} == {"a.tar"}
@@ -177,12 +176,6 @@ def test_progress_counts_shards_bytes_and_damage(shards: Path) -> None:
 def test_what_is_no_data_set_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(IndexNotFoundError):
         verify(tmp_path)
-
-
-def test_remote_shards_are_refused() -> None:
-    manifest = Manifest.of("s3://bucket/train", [Shard("a.tar", 1, 2048, "")])
-    with pytest.raises(StorageError, match=r"s3://bucket/train/a\.tar is remote"):
-        verify(manifest)
 
 
 def test_zero_workers_are_refused(shards: Path) -> None:

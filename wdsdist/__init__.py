@@ -10,13 +10,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wdsdist.catalog import index, open
+    from wdsdist.catalog import open
     from wdsdist.columns import Ragged
     from wdsdist.dataset import StreamingDataset
+    from wdsdist.exports import export
+    from wdsdist.indexing import index
     from wdsdist.loader import StreamingDataLoader
     from wdsdist.manifest import Manifest
     from wdsdist.node import barrier, data_download
     from wdsdist.packing import pack
+    from wdsdist.repairing import repair
     from wdsdist.verification import verify
 
     dataDownload = data_download
@@ -27,9 +30,11 @@ _HOME = {
     "data_download": "wdsdist.node",
     "barrier": "wdsdist.node",
     "pack": "wdsdist.packing",
-    "index": "wdsdist.catalog",
+    "index": "wdsdist.indexing",
     "open": "wdsdist.catalog",
+    "export": "wdsdist.exports",
     "verify": "wdsdist.verification",
+    "repair": "wdsdist.repairing",
     "Manifest": "wdsdist.manifest",
     "Ragged": "wdsdist.columns",
     "StreamingDataset": "wdsdist.dataset",
@@ -43,7 +48,9 @@ __all__ = [
     "pack",
     "index",
     "open",
+    "export",
     "verify",
+    "repair",
     "Manifest",
     "Ragged",
     "StreamingDataset",

@@ -6,8 +6,10 @@ name: a file that bears a shard's name is whole. What is fetched stays; the cach
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from filelock import FileLock
@@ -32,16 +34,38 @@ def local_shard(manifest: Manifest, number: int, cache_dir: Path | None = None) 
     location = manifest.location(number)
     if not storage.is_remote(location):
         return storage.local_path(location)
-    folder, name = storage.split(location)
-    # Two stores may hold different shards under one name.
-    place = (cache_dir or user_cache_dir() / "shards") / hashlib.sha256(folder.encode()).hexdigest()[:24]
-    path = place / name
+    path = cached_path(manifest, number, cache_dir)
     if not _is_current(path, manifest.shard(number)):
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with FileLock(place / f".{name}.lock"):
+        with _alone(path):
             if not _is_current(path, manifest.shard(number)):  # another process may have fetched it meanwhile
                 _fetch(manifest, number, location, path)
     return path
+
+
+def cached_path(manifest: Manifest, number: int, cache_dir: Path | None = None) -> Path:
+    """Return where the local copy of a remote shard is, or would be."""
+    folder, name = storage.split(manifest.location(number))
+    # Two stores may hold different shards under one name.
+    return (cache_dir or user_cache_dir() / "shards") / hashlib.sha256(folder.encode()).hexdigest()[:24] / name
+
+
+def refetch(manifest: Manifest, number: int, cache_dir: Path | None = None) -> Path:
+    """Fetch a remote shard even where there is a copy, which it replaces once it has proved to be whole.
+
+    Raises what `local_shard` raises; the copy stays as it is then.
+    """
+    path = cached_path(manifest, number, cache_dir)
+    with _alone(path):
+        _fetch(manifest, number, manifest.location(number), path)
+    return path
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keep other processes from fetching the same shard."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        yield
 
 
 def _is_current(path: Path, listed: Shard) -> bool:

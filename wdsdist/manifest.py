@@ -27,6 +27,9 @@ FILE_NAME = "index.json"
 _KIND = "wids-shard-index-v1"
 _NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out")  # totals, wrong for a part of the shards
 
+_WIDEST, _WIDER = 64 << 20, 16
+"""Bytes that the names may take when loaded, and how many times the file they may take beyond that."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -216,6 +219,9 @@ def load(location: str, storage_options: Mapping[str, Any] | None = None) -> Man
         found = sum(shard.num_samples for shard in shards)
         if stated is not None and stated != found:
             raise ValueError(f"it promises {stated:,} samples and lists {found:,}")
+        if found >= 1 << 62 or sum(max(shard.size, 0) for shard in shards) >= 1 << 62:
+            raise OverflowError("it lists more than 64-bit numbers can count")
+        _check_widths(shards, len(content))
         base = str(data.get("base") or storage.split(location)[0])
         return Manifest.of(
             base, shards, name=str(data.get("name", "")), extra=extra, storage_options=dict(storage_options or {})
@@ -225,6 +231,13 @@ def load(location: str, storage_options: Mapping[str, Any] | None = None) -> Man
         raise IndexFormatError(
             f"{storage.shown(location)} is not a wids v1 index ({reason}): make it anew with `wdsdist index`"
         ) from error
+
+
+def _check_widths(shards: list[Shard], length: int) -> None:
+    """Names are kept in an array as wide as the longest: one long name must not make it fill the memory."""
+    longest = max((max(len(shard.name), len(shard.sha256)) for shard in shards), default=0)
+    if longest * len(shards) > _WIDEST and longest * len(shards) > _WIDER * length:
+        raise ValueError(f"one of its {len(shards):,} names has {longest:,} letters")
 
 
 def _text(value: Any) -> str:

@@ -13,13 +13,14 @@ import struct
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from wdsdist.errors import IndexFormatError, ShardDamagedError
 from wdsdist.permutation import Int64s
-from wdsdist.tarformat import Members, split_name
+from wdsdist.tarformat import Members, group, split_name
 
 SUFFIX = ".wdsindex"
 
@@ -142,7 +143,6 @@ class ShardIndexBuilder:
 
     def finish(self, *, size: int, sha256: str, skipped: dict[str, int] | None = None) -> ShardIndex:
         """Return the index, given the size and digest of the whole tar."""
-        keys = [key.encode("utf-8", "surrogateescape") for key in self._keys]
         return ShardIndex(
             size=size,
             sha256=sha256,
@@ -151,14 +151,35 @@ class ShardIndexBuilder:
             offsets=np.array(self._offsets, np.int64),
             sizes=np.array(self._sizes, np.int64),
             extension_ids=np.array(self._ids, np.uint32),
-            key_starts=np.cumsum([0, *map(len, keys)], dtype=np.int64),
-            key_bytes=np.frombuffer(b"".join(keys), np.uint8),
             skipped=dict(skipped or {}),
+            **_key_arrays(list(self._keys)),
         )
+
+
+def _key_arrays(keys: list[str]) -> dict[str, Any]:
+    text = "".join(keys)
+    lengths = map(len, keys if text.isascii() else [key.encode("utf-8", "surrogateescape") for key in keys])
+    return {
+        "key_starts": np.append(0, np.cumsum(np.fromiter(lengths, np.int64, len(keys)))),
+        "key_bytes": np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8),
+    }
 
 
 def from_members(members: Members, *, size: int, sha256: str, label: str) -> ShardIndex:
     """Return the index of a tar whose members were scanned; ``label`` names it in errors."""
+    samples = group(members.names)
+    if samples is not None:
+        return ShardIndex(
+            size=size,
+            sha256=sha256,
+            extensions=samples.extensions,
+            sample_starts=samples.starts,
+            offsets=members.offsets,
+            sizes=members.sizes,
+            extension_ids=samples.extension_ids,
+            skipped=dict(members.skipped),
+            **_key_arrays(samples.keys),
+        )
     builder = ShardIndexBuilder(label)
     skipped = dict(members.skipped)
     for name, offset, length in zip(members.names, members.offsets.tolist(), members.sizes.tolist(), strict=True):
@@ -216,25 +237,56 @@ def loads(content: bytes | memoryview, label: str) -> ShardIndex:
         rest = content[_PREAMBLE.size :]
         if magic != _MAGIC or version != _VERSION or _checksum(length, rest) != crc:
             raise ValueError(f"magic {magic!r}, version {version}, checksum {'wrong' if magic == _MAGIC else 'unread'}")
-        header = json.loads(bytes(rest[:length]))
-        arrays = {
-            name: np.frombuffer(rest[length:], dtype, count, start)
-            for (name, dtype), (start, count) in zip(
-                _ARRAYS.items(), (header["arrays"][name] for name in _ARRAYS), strict=True
-            )
-        }
-    except (struct.error, ValueError, KeyError, TypeError) as error:
+        index = _parsed(json.loads(bytes(rest[:length])), rest[length:])
+        _check(index)
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else error
         raise IndexFormatError(
-            f"{label} is not a shard index of version {_VERSION} ({error}): delete it and run `wdsdist index` again"
+            f"{label} is not a shard index of version {_VERSION} ({reason}): delete it and run `wdsdist index` again"
         ) from error
+    return index
+
+
+def _parsed(header: dict[str, Any], data: memoryview) -> ShardIndex:
+    arrays: dict[str, Any] = {}
+    for name, dtype in _ARRAYS.items():
+        start, count = header["arrays"][name]
+        if not (type(start) is type(count) is int and start >= 0 <= count):  # -1 would mean all that is left
+            raise ValueError(f"{name} has {count!r} items from byte {start!r} on")
+        arrays[name] = np.frombuffer(data, dtype, count, start) if count else np.zeros(0, dtype)
+    extensions, skipped = header["extensions"], header["skipped"]
+    if not all(isinstance(extension, str) for extension in extensions) or not isinstance(extensions, list):
+        raise ValueError("extensions are no list of texts")
+    if not isinstance(header["size"], int) or not isinstance(header["sha256"], str) or not isinstance(skipped, dict):
+        raise ValueError("size, digest or skipped are not of their types")
     return ShardIndex(
         size=header["size"],
         sha256=header["sha256"],
-        extensions=tuple(header["extensions"]),
-        skipped=header["skipped"],
+        extensions=tuple(extensions),
+        skipped=skipped,
         left_out=tuple((str(key), str(reason)) for key, reason in header.get("left_out", ())),
         **arrays,
     )
+
+
+def _check(index: ShardIndex) -> None:
+    """Raise ``ValueError`` where the parts of an index do not fit together, so that no reader steps out of them."""
+    samples, members = len(index.sample_starts) - 1, len(index.offsets)
+    for what, fits in (
+        ("lengths", len(index.sizes) == len(index.extension_ids) == members and len(index.key_starts) == samples + 1),
+        ("samples", _is_divided(index.sample_starts, members) and bool((np.diff(index.sample_starts) > 0).all())),
+        ("keys", _is_divided(index.key_starts, len(index.key_bytes))),
+        ("extensions", not members or int(index.extension_ids.max()) < len(index.extensions)),
+        ("members", not members or min(int(index.offsets.min()), int(index.sizes.min())) >= 0),
+        ("ends", not members or bool((index.offsets <= index.size - index.sizes).all())),
+    ):
+        if not fits:
+            raise ValueError(f"its {what} do not fit together")
+
+
+def _is_divided(starts: Int64s, total: int) -> bool:
+    """Say whether starts, with the end as the last, divide a line of some length."""
+    return len(starts) > 0 and starts[0] == 0 and starts[-1] == total and bool((np.diff(starts) >= 0).all())
 
 
 def _checksum(header_length: int, rest: bytes | bytearray | memoryview) -> int:

@@ -98,7 +98,7 @@ class ShardReader:
 def _open_shard(manifest: Manifest, number: int, cache_dir: Path | None) -> MappedShard:
     path = local_shard(manifest, number, cache_dir)
     listed = manifest.shard(number)
-    index = tarindex.shard_index(path)
+    index = tarindex.shard_index(path, listed_in=manifest.base)
     try:
         with path.open("rb") as stream:
             content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))

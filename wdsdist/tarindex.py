@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from wdsdist import shardindex, storage, tarformat
 from wdsdist.errors import DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError
 from wdsdist.node import user_cache_dir
 from wdsdist.shardindex import ShardIndex
+from wdsdist.tarformat import Members
 
 
-def shard_index(path: Path) -> ShardIndex:
+def shard_index(path: Path, *, listed_in: str | None = None) -> ShardIndex:
     """Return the index of a local tar: from beside it, from the user's cache, or by scanning the tar and keeping it.
+
+    ``listed_in`` is the folder of the ``index.json`` that lists the tar: its index may stand there too.
 
     Raises `ShardNotFoundError` where there is no tar and `ShardDamagedError` where the tar is not as its index says.
     """
@@ -22,7 +27,10 @@ def shard_index(path: Path) -> ShardIndex:
         size = path.stat().st_size
     except FileNotFoundError as error:
         raise ShardNotFoundError(f"shard {path} does not exist") from error
-    for place in (shardindex.beside(path), _cached(path)):
+    places = [shardindex.beside(path), _cached(path)]
+    if listed_in is not None and not storage.is_remote(listed_in):
+        places.insert(1, storage.local_path(listed_in) / places[0].name)
+    for place in places:
         try:
             known = shardindex.load(place)
         except OSError:  # there is none, or its name would be longer than the file system allows
@@ -39,16 +47,28 @@ def shard_index(path: Path) -> ShardIndex:
     return _scan_and_keep(path)
 
 
-def scan_shard(path: Path) -> ShardIndex:
-    """Read a whole tar and return its index, digest included."""
+def scan_shard(path: Path, *, label: str = "") -> ShardIndex:
+    """Read a whole tar and return its index, digest included; ``label`` names it in errors, by default its path."""
+    label = label or str(path)
+    with _mapped(path, label) as content:
+        members = tarformat.scan(content, label=label)
+        digest = hashlib.sha256(content).hexdigest()
+        return shardindex.from_members(members, size=len(content), sha256=digest, label=label)
+
+
+def scan_members(path: Path) -> Members:
+    """Read the headers of a tar and return its regular files."""
+    with _mapped(path, str(path)) as content:
+        return tarformat.scan(content, label=str(path))
+
+
+@contextlib.contextmanager
+def _mapped(path: Path, label: str) -> Iterator[mmap.mmap]:
     with path.open("rb") as stream:
-        size = os.fstat(stream.fileno()).st_size
-        if not size:
-            raise ShardDamagedError(f"{path}: the file is empty, without the two closing blocks of a tar")
+        if not os.fstat(stream.fileno()).st_size:
+            raise ShardDamagedError(f"{label}: the file is empty, without the two closing blocks of a tar")
         with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            members = tarformat.scan(content, label=str(path))
-            digest = hashlib.sha256(content).hexdigest()
-    return shardindex.from_members(members, size=size, sha256=digest, label=str(path))
+            yield content
 
 
 def _sizes_differ(path: Path, size: int, expected: int) -> str:
@@ -73,14 +93,16 @@ def _scan_and_keep(path: Path) -> ShardIndex:
     return found
 
 
-def write_index(path: Path) -> ShardIndex:
-    """Scan a tar and write its index beside it. Raises `DestinationError` where its folder cannot be written."""
+def write_index(path: Path, folder: Path) -> ShardIndex:
+    """Scan a tar and write its index into a folder. Raises `DestinationError` where it cannot be written."""
     found = scan_shard(path)
     try:
-        with storage.atomic_write(shardindex.beside(path)) as stream:
+        with storage.atomic_write(folder / shardindex.beside(path).name) as stream:
             stream.write(shardindex.dumps(found))
     except OSError as error:
-        raise DestinationError(f"{path.parent} cannot be written ({error.strerror}): copy the shards first") from error
+        raise DestinationError(
+            f"{folder} cannot be written ({error.strerror}): name a folder for the indexes with `--output`"
+        ) from error
     return found
 
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
-from wdsdist import catalog, shardindex, storage, tarindex
+from wdsdist import cache, catalog, shardindex, storage, tarindex
 from wdsdist.catalog import Shards
 from wdsdist.checks import check_integer
-from wdsdist.errors import IndexFormatError, ShardDamagedError, StorageError
-from wdsdist.manifest import Shard
+from wdsdist.decodable import undecodable_members
+from wdsdist.errors import IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
+from wdsdist.manifest import Manifest, Shard
 from wdsdist.processes import pool
 from wdsdist.shardindex import ShardIndex
+
+Part = Literal["tar", "index", "member"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,10 @@ class Damage:
     """Its name in the manifest."""
     problem: str
     """What is wrong, and what to do about it."""
+    part: Part = "tar"
+    """What has to be mended: the tar, the index beside it, or a member, which no other copy has any better."""
+    number: int = 0
+    """Which shard of the manifest it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +49,46 @@ class VerifyProgress:
     """Shards found damaged so far."""
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One shard to check."""
+
+    location: str
+    """Where it lies, local or remote."""
+    listed: Shard
+    folder: str
+    """Where the index.json that lists it stands."""
+    options: Mapping[str, Any]
+    deep: bool
+
+
 def verify(
     shards: Shards,
     *,
+    deep: bool = False,
+    cached: bool = False,
+    cache_dir: Path | None = None,
     workers: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[VerifyProgress], None] | None = None,
 ) -> list[Damage]:
-    """Read every shard of a local data set and return all that is wrong, in the order of the shards.
+    """Read every shard of a data set and return all that is wrong, in the order of the shards.
 
     Each shard must be there with the size, digest and number of samples that ``index.json`` gives, must be a whole
-    tar, and must have an index beside it that agrees with both. An empty list means that all is well.
+    tar, and must have an index that agrees with both. An empty list means that all is well. Remote shards are
+    fetched, a few at a time, checked and let go.
 
     Args:
         shards: what `wdsdist.open` takes.
+        deep: also decode every member, images to their last pixel.
+        cached: of a remote data set, check the copies that this node has in its cache instead; shards that are not
+            there are none of its damage.
+        cache_dir: where those copies are; by default ``shards`` in the user's cache folder.
         workers: processes that read; by default one for each core.
+        storage_options: passed to fsspec for URLs.
         progress: called with a `VerifyProgress` after each shard.
 
-    Raises what `wdsdist.open` raises where there is no data set, and `StorageError` for shards that are remote.
+    Raises what `wdsdist.open` raises where there is no data set.
 
     >>> import tempfile, pathlib
     >>> from wdsdist.packing import pack
@@ -72,91 +104,135 @@ def verify(
     """
     if workers is not None:
         check_integer("workers", workers, 1)
-    manifest = catalog.open(shards)
-    paths = [_local(manifest.location(number)) for number in range(len(manifest.counts))]
-    found: dict[int, list[str]] = {}
+    manifest = catalog.open(shards, storage_options=storage_options)
+    tasks = find_tasks(manifest, deep=deep, cached=cached, cache_dir=cache_dir)
+    found: dict[int, list[Damage]] = {}
     bytes_done = 0
-    with pool(workers, len(paths)) as executor:
-        futures = {executor.submit(_check, path, manifest.shard(number)): number for number, path in enumerate(paths)}
+    total = sum(max(task.listed.size, 0) for task in tasks.values())
+    with pool(workers, len(tasks)) as executor:
+        futures = {executor.submit(check, task, number): number for number, task in tasks.items()}
         for future in concurrent.futures.as_completed(futures):
             number = futures[future]
             found[number] = future.result()
             bytes_done += max(int(manifest.sizes[number]), 0)
             if progress:
                 damaged = sum(map(bool, found.values()))
-                progress(VerifyProgress(len(found), len(paths), bytes_done, manifest.num_bytes, damaged))
-    return [Damage(manifest.shard(number).name, problem) for number in range(len(paths)) for problem in found[number]]
+                progress(VerifyProgress(len(found), len(tasks), bytes_done, total, damaged))
+    return [damage for number in tasks for damage in found[number]]
 
 
-def _local(location: str) -> Path:
-    if storage.is_remote(location):
-        raise StorageError(f"{storage.shown(location)} is remote: verify the shards where they lie on a local disk")
-    return storage.local_path(location)
+def find_tasks(manifest: Manifest, *, deep: bool, cached: bool, cache_dir: Path | None) -> dict[int, Task]:
+    """Return what is to be checked, by the number of the shard."""
+    tasks = {}
+    for number in range(len(manifest.counts)):
+        location = manifest.location(number)
+        if cached and storage.is_remote(location):
+            copy = cache.cached_path(manifest, number, cache_dir)
+            if not copy.exists():
+                continue
+            location = str(copy)
+        tasks[number] = Task(location, manifest.shard(number), manifest.base, manifest.storage_options, deep)
+    return tasks
 
 
-def _check(path: Path, listed: Shard) -> list[str]:
+def check(task: Task, number: int = 0) -> list[Damage]:
     """Return everything that is wrong with one shard."""
-    problems: list[str] = []
+    if not storage.is_remote(task.location):
+        problems = _check(storage.local_path(task.location), task)
+    else:
+        with tempfile.TemporaryDirectory(prefix="wdsdist-") as folder:
+            path = Path(folder) / storage.split(task.location)[1]
+            try:
+                _fetch(task, path)
+                problems = _check(path, task)
+            except ShardNotFoundError:
+                problems = [("tar", "is not there: upload it again")]
+            except StorageError as error:
+                problems = [("tar", f"cannot be had: {error}")]
+    return [Damage(task.listed.name, problem, part, number) for part, problem in problems]
+
+
+def _fetch(task: Task, path: Path) -> None:
+    storage.fetch(task.location, path, task.options)
+    sidecar = storage.beside(task.location, shardindex.SUFFIX)
+    if storage.exists(sidecar, task.options):
+        storage.fetch(sidecar, shardindex.beside(path), task.options)
+
+
+def index_path(path: Path, folder: str) -> Path:
+    """Return where the index of a local tar stands: beside it, or else beside the index.json that lists it."""
+    beside = shardindex.beside(path)
+    if beside.exists() or storage.is_remote(folder):
+        return beside
+    elsewhere = storage.local_path(folder) / beside.name
+    return elsewhere if elsewhere.exists() else beside
+
+
+def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
+    listed = task.listed
+    problems: list[tuple[Part, str]] = []
+    scanned = None
     try:
         size = path.stat().st_size
         if listed.size >= 0 and size != listed.size:
             how = "short of" if size < listed.size else "longer than"
-            problems.append(
-                f"is {abs(size - listed.size):,} bytes {how} what index.json gives ({listed.size:,}): fetch it again, "
-                f"or delete it and pack again"
-            )
+            gap = f"is {abs(size - listed.size):,} bytes {how} what index.json gives ({listed.size:,})"
+            problems.append(("tar", f"{gap}: fetch it again, or delete it and pack again"))
         scanned = _scan(path, listed, problems)
+        if task.deep and scanned is not None:
+            problems += [("member", problem) for problem in undecodable_members(path, scanned)]
     except FileNotFoundError:
-        problems.append("is not there: fetch it, or pack again, which writes what is missing")
-        scanned = None
+        problems.append(("tar", "is not there: fetch it, or pack again, which writes what is missing"))
     except OSError as error:
-        problems.append(f"cannot be read: {error.strerror or error}")
-        scanned = None
-    _check_sidecar(path, listed, scanned, problems)
-    return problems
+        problems.append(("tar", f"cannot be read: {error.strerror or error}"))
+    problem = _check_index(index_path(path, task.folder), listed, scanned)
+    return [*problems, ("index", problem)] if problem else problems
 
 
-def _scan(path: Path, listed: Shard, problems: list[str]) -> ShardIndex | None:
+def _scan(path: Path, listed: Shard, problems: list[tuple[Part, str]]) -> ShardIndex | None:
     """Read a tar; note where its bytes or its samples are not those that the manifest lists."""
     scanned = None
     try:
         scanned = tarindex.scan_shard(path)
         digest = scanned.sha256
         if scanned.num_samples != listed.num_samples:
-            problems.append(f"holds {scanned.num_samples:,} samples, not the {listed.num_samples:,} of index.json")
+            counts = f"{scanned.num_samples:,} samples, not the {listed.num_samples:,} of index.json"
+            problems.append(("tar", f"holds {counts}"))
     except ShardDamagedError as error:
-        problems.append(str(error).removeprefix(f"{path}: "))
+        problems.append(("tar", str(error).removeprefix(f"{path}: ")))
         digest = storage.sha256(path)
     if listed.sha256 and digest != listed.sha256:
+        digests = f"({digest[:12]}..., not {listed.sha256[:12]}...)"
         problems.append(
-            f"does not have the SHA-256 digest that index.json gives ({digest[:12]}..., not {listed.sha256[:12]}...): "
-            f"fetch it again, or delete it and pack again"
+            (
+                "tar",
+                f"does not have the SHA-256 digest that index.json gives {digests}: fetch it again, or delete it and "
+                f"pack again",
+            )
         )
     return scanned
 
 
-def _check_sidecar(path: Path, listed: Shard, scanned: ShardIndex | None, problems: list[str]) -> None:
-    sidecar = shardindex.beside(path)
+def _check_index(sidecar: Path, listed: Shard, scanned: ShardIndex | None) -> str:
+    """Say what is wrong with the index of a shard; nothing where all is well."""
     try:
         known = shardindex.load(sidecar)
     except FileNotFoundError:
-        problems.append(f"has no index {sidecar.name} beside it: run `wdsdist index`, or pack again")
-        return
+        return f"has no index {sidecar.name} beside it: run `wdsdist index`, or pack again"
     except IndexFormatError as error:
-        problems.append(str(error))
-        return
+        return str(error)
     except OSError as error:
-        problems.append(f"has an index that cannot be read ({error.strerror or error})")
-        return
+        return f"has an index that cannot be read ({error.strerror or error})"
     if scanned is not None:
         differing = _differences(known, scanned)
         if differing:
-            problems.append(
+            return (
                 f"has an index, {sidecar.name}, that disagrees with the tar in {', '.join(differing)}: delete the one "
                 f"that is wrong, then pack or run `wdsdist index` again"
             )
     elif (listed.sha256 and known.sha256 != listed.sha256) or known.num_samples != listed.num_samples:
-        problems.append(f"has an index, {sidecar.name}, that disagrees with index.json: fetch or pack both again")
+        return f"has an index, {sidecar.name}, that disagrees with index.json: fetch or pack both again"
+    return ""
 
 
 def _differences(known: ShardIndex, scanned: ShardIndex) -> list[str]:
@@ -164,7 +240,7 @@ def _differences(known: ShardIndex, scanned: ShardIndex) -> list[str]:
     found = []
     if known.size != scanned.size:
         found.append("size")
-    if known.sha256 != scanned.sha256:
+    if known.sha256 and known.sha256 != scanned.sha256:  # one made of headers alone has none
         found.append("digest")
     if not (_same(known, scanned, "key_starts") and _same(known, scanned, "key_bytes")):
         found.append("keys")

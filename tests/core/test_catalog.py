@@ -14,7 +14,7 @@ import pytest
 from helpers import plain_tar, write_shard
 
 import wdsdist
-from wdsdist import catalog, shardindex, tarindex
+from wdsdist import indexing, shardindex, tarindex
 from wdsdist.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -23,7 +23,6 @@ from wdsdist.errors import (
     IndexNotFoundError,
     ShardDamagedError,
     ShardNotFoundError,
-    StorageError,
 )
 from wdsdist.manifest import Manifest
 
@@ -419,7 +418,7 @@ def test_indexing_a_tar_that_was_replaced_makes_its_index_anew(data_set: Path) -
 
 
 def test_indexing_reports_each_shard(tars: Path) -> None:
-    seen: list[catalog.IndexProgress] = []
+    seen: list[indexing.IndexProgress] = []
     wdsdist.index(tars, workers=2, progress=seen.append)
     size = sum(path.stat().st_size for path in tars.glob("*.tar"))
     assert [(state.shards_done, state.shards, state.bytes) for state in seen] == [(n, 3, size) for n in (1, 2, 3)]
@@ -433,7 +432,7 @@ def test_what_cannot_be_indexed_is_refused_with_the_reason(tars: Path, tmp_path:
     for shards, error, message in [
         (tmp_path / "nowhere.tar", ShardNotFoundError, r"nowhere\.tar does not exist"),
         (tmp_path / "empty", ShardNotFoundError, r"empty holds no \.tar files"),
-        ("memory://x/a.tar", StorageError, r"memory://x/a\.tar is remote"),
+        ("memory://x/a.tar", ShardNotFoundError, r"memory://x/a\.tar does not exist"),
         ([tars / NAMES[0], other], IndexFormatError, "the shards lie in 2 folders"),
     ]:
         with pytest.raises(error, match=message):
@@ -442,7 +441,7 @@ def test_what_cannot_be_indexed_is_refused_with_the_reason(tars: Path, tmp_path:
 
 def test_a_folder_that_cannot_be_written_is_not_indexed(tars: Path, read_only: Callable[[Path], None]) -> None:
     read_only(tars)
-    with pytest.raises(DestinationError, match=rf"{tars} cannot be written \(Permission denied\): copy the shards"):
+    with pytest.raises(DestinationError, match=rf"{tars} cannot be written \(Permission denied\): name a folder"):
         wdsdist.index(tars, workers=1)
     assert sorted(path.name for path in tars.iterdir()) == NAMES
 

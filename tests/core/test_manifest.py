@@ -25,7 +25,7 @@ SHARDS = [
 
 names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20)
 shards = st.builds(
-    Shard, names, st.integers(0, 2**40), st.integers(-1, 2**62), st.sampled_from(["", "ab" * 32, "0" * 64])
+    Shard, names, st.integers(0, 2**40), st.integers(-1, 2**58), st.sampled_from(["", "ab" * 32, "0" * 64])
 )
 
 

@@ -40,7 +40,7 @@ def built(samples: list[Sample], **more: Any) -> ShardIndex:
     for key, members in samples:
         for member in members:
             builder.add(key, *member)
-    return builder.finish(size=2**40, sha256="ab" * 32, **more)
+    return builder.finish(size=2**62, sha256="ab" * 32, **more)
 
 
 def of_tar(*names: str) -> ShardIndex:
@@ -53,7 +53,7 @@ keys = st.text(st.characters(exclude_categories=[]), min_size=1, max_size=8).fil
     lambda key: key == key.encode("utf-8", "surrogatepass").decode("utf-8", "surrogateescape")
 )
 extensions = st.sampled_from(["jpg", "cls", "seg.png", "JSON", "ä"])
-numbers = st.integers(0, 2**62)
+numbers = st.integers(0, 2**61)
 members = st.lists(st.tuples(extensions, numbers, numbers), min_size=1, max_size=4, unique_by=lambda item: item[0])
 many_samples = st.lists(st.tuples(keys, members), max_size=6, unique_by=lambda item: item[0])
 

@@ -56,6 +56,15 @@ def test_faults_that_stay_are_an_error_with_location_attempts_and_cause(
         storage.fetch(stored, tmp_path / "a.tar")
 
 
+def test_a_range_is_read_whole_or_not_at_all(stored: str, faults: list[Exception]) -> None:
+    faults += [ConnectionError("reset")] * 2
+    assert storage.read_range(stored, 2, 5) == b"nte"
+    with pytest.raises(StorageError, match=r"memory://store/a\.tar gave 2 of 5 bytes from 5 on"):
+        storage.read_range(stored, 5, 10)
+    with pytest.raises(FileNotFoundError):
+        storage.read_range("memory://store/none.tar", 0, 5)
+
+
 def test_what_does_not_exist_is_not_asked_for_again(stored: str, faults: list[Exception], tmp_path: Path) -> None:
     faults += [FileNotFoundError("gone")]
     with pytest.raises(ShardNotFoundError, match=r"memory://store/a\.tar does not exist"):

@@ -30,14 +30,19 @@ HOUSE = [
     ("forecast",),  # what an epoch will be like
     ("manifest",),  # the shards of a data set
     ("tarindex",),  # the index of one tar, read or made
+    ("remotetar",),  # the index of one tar in a store
     ("catalog", "cache"),  # find data sets and index tars; keep one copy of each remote shard
+    ("indexing", "exports"),  # make data sets of tars that others wrote; the indexes of other tools
     ("shards", "sources"),  # read shards; read what people download
-    ("packing", "verification"),  # write shards; check them
+    ("packing",),  # write shards
     ("images",),  # encoded images to pixels
     ("resizing",),  # pixels of another size
     ("columns", "transforms", "progress"),  # what batches are made of; augmentation; which epoch comes next
     ("numeric", "transport"),  # arrays without decoding; batches between processes
     ("decode",),  # bytes to values
+    ("decodable",),  # which members do not decode
+    ("verification",),  # check shards
+    ("repairing",),  # mend what can be mended
     ("samples", "handover", "state"),  # samples into batches; word to the workers; what a checkpoint holds
     ("dataset",),  # the samples of this rank, as torch iterates them
     ("loader",),  # the batches of this rank, as torch loads them
@@ -49,7 +54,7 @@ HOUSE = [
 READS_ENVIRONMENT = {"node"}
 TOUCHES_FILES = {
     "storage", "node", "shardindex", "manifest", "tarindex", "catalog", "cache", "shards", "sources", "packing",
-    "verification", "memory",
+    "verification", "memory", "remotetar", "indexing", "exports", "decodable", "repairing",
 }  # fmt: skip
 IMPORTS_TORCH = {"columns", "numeric", "transport", "decode", "handover", "dataset", "loader", "profiling"}
 """With the module itself; others do inside a function, so that the command line starts without it."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from wdsdist import catalog
+from wdsdist import indexing
 from wdsdist.errors import DestinationExistsError, SourceError
 from wdsdist.packing import pack, parallel
 from wdsdist.verification import verify
@@ -88,7 +88,7 @@ class TestTheSameAgain:
     ) -> None:
         pack(source, tmp_path / "dest", shard_samples=10)
         wanted = data_bytes(tmp_path / "dest")
-        catalog.index(tmp_path / "dest")
+        indexing.index(tmp_path / "dest")
         assert data_bytes(tmp_path / "dest") != wanted
         pack(source, tmp_path / "dest", shard_samples=10)
         assert data_bytes(tmp_path / "dest") == wanted
@@ -169,7 +169,7 @@ class TestOverwrite:
     def test_it_never_replaces_tars_that_were_only_indexed(self, source: Path, tmp_path: Path) -> None:
         pack(source, tmp_path / "dest", shard_samples=20)
         (tmp_path / "dest" / ".wdsdist-pack.json").unlink()
-        catalog.index(tmp_path / "dest")
+        indexing.index(tmp_path / "dest")
         before = identities(tmp_path / "dest")
         with pytest.raises(DestinationExistsError, match=r"shard-000000\.tar, which packing would replace but did not"):
             pack(source, tmp_path / "dest", overwrite=True)

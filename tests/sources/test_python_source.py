@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError, SourceNotFoundError
-from wdsdist.sources import find
+from wdsdist.sources import find, is_stream
 from wdsdist.sources.dataset import DatasetSource
 from wdsdist.sources.iterable import IterableSource
 

@@ -11,8 +11,9 @@ import click
 
 import wdsdist
 from wdsdist.cli.benching import bench
+from wdsdist.cli.indexing import index
 from wdsdist.cli.inspecting import cat, info, ls
-from wdsdist.cli.making import index, pack
+from wdsdist.cli.making import pack
 from wdsdist.cli.planning import plan
 from wdsdist.cli.verifying import verify
 from wdsdist.errors import WdsdistError

@@ -1,4 +1,4 @@
-"""Commands that make data sets: ``pack`` and ``index``."""
+"""The command that makes data sets: ``pack``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from wdsdist.cli.sizes import byte_count, contents, counted, human
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from wdsdist.catalog import IndexProgress
     from wdsdist.manifest import Manifest
     from wdsdist.node.once import Scope
     from wdsdist.packing import PackProgress
@@ -211,22 +210,3 @@ def _cluster(engine: str, address: str | None) -> AbstractContextManager[Executo
     from wdsdist.engines import connect
 
     return connect(engine, address)
-
-
-@click.command()
-@click.argument("shards", nargs=-1, required=True)
-@click.option("--workers", type=int, help="Processes that read.  [default: one for each core]")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
-def index(shards: tuple[str, ...], workers: int | None, quiet: bool) -> None:
-    """Index tars that other tools wrote: an index beside each, and index.json in their folder."""
-    from wdsdist.catalog import index as run
-
-    with meter("indexing", quiet=quiet) as shown:
-
-        def show(state: IndexProgress) -> None:
-            note = f"{state.shards_done:,} of {state.shards:,} shards, {state.samples_done:,} samples"
-            shown.update(state.bytes_done, state.bytes, note)
-
-        manifest = run(shards[0] if len(shards) == 1 else shards, workers=workers, progress=show)
-    if not quiet:
-        click.echo(f"indexed: {contents(manifest)}, in {manifest.base}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -10,24 +11,43 @@ from wdsdist.cli.progress import meter
 from wdsdist.cli.sizes import contents
 
 if TYPE_CHECKING:
-    from wdsdist.verification import VerifyProgress
+    from wdsdist.manifest import Manifest
+    from wdsdist.verification import Damage, VerifyProgress
 
 _DAMAGED = 1
 
 
 @click.command()
 @click.argument("shards", nargs=-1, required=True)
+@click.option("--deep", is_flag=True, help="Decode every member too, images to their last pixel.")
+@click.option("--repair", is_flag=True, help="Mend what can be mended, and say what was done.")
+@click.option("--source", metavar="PLACE", help="Folder or URL of whole copies, for --repair.")
+@click.option("--cached", is_flag=True, help="Of remote SHARDS, check the copies in this node's cache.")
+@click.option("--cache-dir", type=click.Path(path_type=Path), help="That cache.  [default: the user's]")
 @click.option("--workers", type=int, help="Processes that read.  [default: one for each core]")
 @click.option("-q", "--quiet", is_flag=True, help="Print damage only.")
 @click.pass_context
-def verify(ctx: click.Context, shards: tuple[str, ...], workers: int | None, quiet: bool) -> None:
+def verify(
+    ctx: click.Context,
+    shards: tuple[str, ...],
+    deep: bool,
+    repair: bool,
+    source: str | None,
+    cached: bool,
+    cache_dir: Path | None,
+    workers: int | None,
+    quiet: bool,
+) -> None:
     """Read all of SHARDS and compare them with their indexes.
 
-    Prints one line for each damage, and exits with 1 if there is any.
+    Prints one line for each damage, and exits with 1 if there is any that was not repaired. A tar is never changed
+    but by --repair, which replaces a damaged copy by one that has proved to be whole.
     """
     from wdsdist.catalog import open as open_shards
     from wdsdist.verification import verify as run
 
+    if source is not None and not repair:
+        raise click.UsageError("--source says where --repair takes whole copies from: give both")
     manifest = open_shards(shards[0] if len(shards) == 1 else shards)
     with meter("verifying", quiet=quiet) as shown:
 
@@ -35,10 +55,25 @@ def verify(ctx: click.Context, shards: tuple[str, ...], workers: int | None, qui
             note = f"{state.shards_done:,} of {state.shards:,} shards, {state.damaged:,} damaged"
             shown.update(state.bytes_done, state.bytes, note)
 
-        found = run(manifest, workers=workers, progress=show)
+        found = run(manifest, deep=deep, cached=cached, cache_dir=cache_dir, workers=workers, progress=show)
     for damage in found:
-        click.echo(f"{damage.shard}: {' '.join(damage.problem.splitlines())}")
-    if found:
+        click.echo(f"{damage.shard}: {_line(damage.problem)}")
+    if found and not (repair and _repaired(manifest, found, source, cached, cache_dir)):
         ctx.exit(_DAMAGED)
     if not quiet:
-        click.echo(f"verified: {contents(manifest)}, no damage")
+        click.echo(f"verified: {contents(manifest)}, {'all damage repaired' if found else 'no damage'}")
+
+
+def _repaired(
+    manifest: Manifest, found: list[Damage], source: str | None, cached: bool, cache_dir: Path | None
+) -> bool:
+    from wdsdist.repairing import repair
+
+    repairs = repair(manifest, found, source=source, cached=cached, cache_dir=cache_dir)
+    for one in repairs:
+        click.echo(f"{'repaired' if one.done else 'not repaired'}: {one.shard}: {_line(one.what)}")
+    return all(one.done for one in repairs)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.splitlines())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,9 +16,8 @@ from wdsdist.sources.grouping import Folder, list_samples, shown
 from wdsdist.sources.kinds import SourceOptions
 from wdsdist.sources.listed import Listed, Taken, packable
 from wdsdist.sources.listing import Listing
-from wdsdist.tarformat import split_name
+from wdsdist.tarformat import is_compressed, split_name
 
-_TAR = re.compile(r"\.(?:tar(?:\.(?:gz|bz2|xz|zst|lz4|z))?|tgz|tbz2|txz)$", re.IGNORECASE)
 _HIDDEN = ord(".")
 
 
@@ -69,7 +67,7 @@ class FolderSource:
 
 def is_tar(name: str) -> bool:
     """Say whether a file is, by its name, a tar."""
-    return _TAR.search(name) is not None
+    return name.lower().endswith(".tar") or is_compressed(name)
 
 
 def find(root: Path, options: SourceOptions) -> FolderSource | None:

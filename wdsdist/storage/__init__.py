@@ -8,8 +8,8 @@ are made on first use in each process. Errors of the many back ends leave here a
 from wdsdist.storage.clients import StorageOptions
 from wdsdist.storage.entries import Entry, entry, listing
 from wdsdist.storage.local import atomic_write, sha256
-from wdsdist.storage.locations import beside, is_remote, join, local_path, normalise, shown, split
-from wdsdist.storage.objects import exists, fetch, names, read, remove, sizes, upload
+from wdsdist.storage.locations import beside, is_read_only, is_remote, join, local_path, normalise, shown, split
+from wdsdist.storage.objects import exists, fetch, names, read, read_range, remove, size, sizes, upload, write
 
 __all__ = [
     "Entry",
@@ -19,6 +19,7 @@ __all__ = [
     "entry",
     "exists",
     "fetch",
+    "is_read_only",
     "is_remote",
     "join",
     "listing",
@@ -26,10 +27,13 @@ __all__ = [
     "names",
     "normalise",
     "read",
+    "read_range",
     "remove",
     "sha256",
     "shown",
+    "size",
     "sizes",
     "split",
     "upload",
+    "write",
 ]

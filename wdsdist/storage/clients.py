@@ -15,6 +15,10 @@ StorageOptions = Mapping[str, Any]
 T = TypeVar("T")
 
 
+class FinalError(StorageError):
+    """What another attempt would not mend."""
+
+
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure",
            "hf": "hf", "http": "http", "https": "http"}  # fmt: skip
 _ATTEMPTS = 5
@@ -28,7 +32,7 @@ def persist(location: str, action: Callable[[], T], verb: str = "read") -> T:
             with mapped(location, verb):
                 return action()
         except StorageError as error:
-            if attempt == _ATTEMPTS or isinstance(error.__cause__, ImportError):
+            if attempt == _ATTEMPTS or isinstance(error, FinalError):
                 raise StorageError(f"{error} (after {attempt} attempts)" if attempt > 1 else str(error)) from error
             time.sleep(_FIRST_PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))
     raise AssertionError("unreachable: the last attempt returns or raises")
@@ -43,7 +47,7 @@ def filesystem(location: str, options: StorageOptions | None) -> tuple[Any, str]
         scheme = location.partition("://")[0]
         extra = _EXTRAS.get(scheme)
         advice = f'pip install "wdsdist[{extra}]"' if extra else f"install the fsspec back end for {scheme}://"
-        raise StorageError(f"{shown(location)} needs a package that is not installed: {advice}") from error
+        raise FinalError(f"{shown(location)} needs a package that is not installed: {advice}") from error
     except ValueError as error:
         raise StorageError(f"{shown(location)} cannot be opened: {error}") from error
     return client, path

@@ -18,6 +18,11 @@ def is_remote(location: str) -> bool:
     return bool(_SCHEME.match(location)) and not location.startswith("file://")
 
 
+def is_read_only(location: str) -> bool:
+    """Say whether nothing can be written near a location, because it is on the web."""
+    return location.startswith(("http://", "https://"))
+
+
 def normalise(location: str | os.PathLike[str]) -> str:
     """Return a location as a string: absolute where it is local, without a trailing slash.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from wdsdist.errors import ShardNotFoundError, StorageError
-from wdsdist.storage.clients import StorageOptions, filesystem, mapped, persist
+from wdsdist.storage.clients import FinalError, StorageOptions, filesystem, mapped, persist
 from wdsdist.storage.locations import is_remote, shown
 
 _CHUNK = 8 << 20
@@ -36,6 +36,56 @@ def read(location: str, options: StorageOptions | None = None) -> bytes:
         return content
 
     return persist(location, cat)
+
+
+def read_range(location: str, start: int, stop: int, options: StorageOptions | None = None) -> bytes:
+    """Return the bytes from ``start`` up to ``stop``, trying again after passing faults.
+
+    Raises ``FileNotFoundError`` where there is nothing, `StorageError` where it cannot be read or has fewer bytes.
+    """
+
+    def cat() -> bytes:
+        client, path = filesystem(location, options)
+        if location.startswith("http"):  # `cat_file` would take all of a file from a server without ranges
+            with client.open(path, block_size=stop - start, cache_type="none", size=stop) as stream:
+                stream.seek(start)
+                try:
+                    content: bytes = stream.read(stop - start)
+                except ValueError as error:
+                    raise FinalError(f"{shown(location)} cannot be read in parts: {error}") from error
+        else:
+            content = client.cat_file(path, start=start, end=stop)
+        if len(content) != stop - start:
+            raise StorageError(
+                f"{shown(location)} gave {len(content):,} of {stop - start:,} bytes from {start:,} on: was it replaced?"
+            )
+        return content
+
+    return persist(location, cat)
+
+
+def size(location: str, options: StorageOptions | None = None) -> int | None:
+    """Return the bytes that a location holds, or ``None`` where its store does not say.
+
+    Raises ``FileNotFoundError`` where there is nothing, `StorageError` where it cannot be asked.
+    """
+
+    def ask() -> int | None:
+        client, path = filesystem(location, options)
+        found = client.info(path).get("size")
+        return None if found is None else int(found)
+
+    return persist(location, ask)
+
+
+def write(location: str, content: bytes, options: StorageOptions | None = None) -> None:
+    """Put an object at a remote location, whole or not at all. Raises `StorageError` where it cannot be written."""
+
+    def put() -> None:
+        client, path = filesystem(location, options)
+        client.pipe_file(path, content)
+
+    persist(location, put, "written")
 
 
 def exists(location: str, options: StorageOptions | None = None) -> bool:
@@ -129,7 +179,9 @@ def fetch(location: str, path: Path, options: StorageOptions | None = None) -> N
 
     def copy() -> None:
         client, remote = filesystem(location, options)
-        with client.open(remote, "rb") as source, path.open("wb") as target:
+        # Block size 0 streams: a web server that gives no ranges could not be read otherwise.
+        more = {"block_size": 0} if location.startswith("http") else {}
+        with client.open(remote, "rb", **more) as source, path.open("wb") as target:
             while chunk := source.read(_CHUNK):
                 target.write(chunk)
 

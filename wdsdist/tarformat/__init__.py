@@ -4,8 +4,10 @@ Reads what GNU tar, bsdtar, Python and webdataset write (USTAR, PAX, GNU long na
 deterministic USTAR with a PAX header only where a name or size needs one.
 """
 
+from wdsdist.tarformat.blocks import Readable
+from wdsdist.tarformat.grouping import Samples, group
 from wdsdist.tarformat.headers import plain_headers
-from wdsdist.tarformat.naming import split_name
+from wdsdist.tarformat.naming import is_compressed, split_name
 from wdsdist.tarformat.reader import Members, is_header_of, scan
 from wdsdist.tarformat.writer import BLOCK, END, PLAIN_NAME, SIZE_LIMIT, header, padding, stored_size
 
@@ -15,7 +17,11 @@ __all__ = [
     "Members",
     "PLAIN_NAME",
     "SIZE_LIMIT",
+    "Readable",
+    "Samples",
+    "group",
     "header",
+    "is_compressed",
     "is_header_of",
     "padding",
     "plain_headers",

@@ -7,6 +7,17 @@ import re
 # Paths such as `__meta__/info.json` carry notes about a shard, not samples of it.
 _META = re.compile(r"(?:^|/)__[^/]*__(?:$|/)")
 
+_COMPRESSED = re.compile(r"\.(?:tar\.(?:gz|bz2|xz|zst|lz4|z)|tgz|tbz2?|txz|tzst)$", re.IGNORECASE)
+
+
+def is_compressed(name: str) -> bool:
+    """Say whether a file is, by its name, a compressed tar.
+
+    >>> is_compressed("train-00.tar.zst"), is_compressed("train-00.tar")
+    (True, False)
+    """
+    return _COMPRESSED.search(name) is not None
+
 
 def split_name(name: str) -> tuple[str, str] | None:
     """Split a member's name into its sample key and its extension, as stored.

@@ -1,7 +1,7 @@
 """Find every member of a tar in a buffer, without reading the members' data.
 
-One pass in plain Python follows the headers; the checksums of all headers are then compared at once with numpy.
-What cannot be read without losing samples is an error that names the shard and the offset, never a shorter list.
+Runs of ordinary entries are read at once (`bulk`); a walk in plain Python takes the others one by one. What cannot be
+read without losing samples is an error that names the shard and the offset, never a shorter list.
 
 Sources: POSIX.1-2017 `pax`; the GNU tar manual, "Basic Tar Format" (long names, base-256 numbers).
 """
@@ -9,22 +9,24 @@ Sources: POSIX.1-2017 `pax`; the GNU tar manual, "Basic Tar Format" (long names,
 from __future__ import annotations
 
 import mmap
+from array import array
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from wdsdist.errors import ShardDamagedError
+from wdsdist.tarformat.blocks import BLOCK, ZEROS, Readable, decode, gather, number, pax_records, wrong_checksums
+from wdsdist.tarformat.bulk import DATALESS, REGULAR, Run, read_run
 
-_BLOCK = 512
-_ZEROS = bytes(_BLOCK)
 _CHUNK = 1 << 20
-_REGULAR = frozenset(b"0\x007")
-_DATALESS = dict(zip(b"123456", ("hard link", "symbolic link", "device", "device", "directory", "device"), strict=True))
 _PAX, _PAX_SOLARIS, _PAX_GLOBAL, _LONG_NAME, _LONG_LINK, _SPARSE = b"xXgLKS"
 _EXTENDED = frozenset((_PAX, _PAX_SOLARIS, _PAX_GLOBAL, _LONG_NAME, _LONG_LINK))
-
-Buffer = bytes | mmap.mmap
+_FEWEST, _MOST = 64, 4096
+"""Header blocks asked of one run: few where runs are short, and no more than stay in the processor's cache."""
+_LONGEST_PAUSE = 256
+"""Entries that the walk takes one by one, where there are no ordinary ones, before it looks for a run again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +43,11 @@ class Members:
     """Bytes of each member's data."""
     skipped: dict[str, int]
     """How many entries were passed over, by what they were."""
+    end: int
+    """Offset of the closing blocks."""
 
 
-def scan(buffer: Buffer, *, label: str) -> Members:
+def scan(buffer: Readable, *, label: str) -> Members:
     """Return the members of the tar that ``buffer`` holds; ``label`` names it in errors.
 
     Raises ``ShardDamagedError`` for a tar that is cut short, lacks its two closing blocks of zeros, has data
@@ -65,10 +69,11 @@ def scan(buffer: Buffer, *, label: str) -> Members:
     walk.check_headers()
     return Members(
         names=walk.names,
-        headers=np.array(walk.headers, np.int64),
-        offsets=np.array(walk.offsets, np.int64),
-        sizes=np.array(walk.sizes, np.int64),
-        skipped=walk.skipped,
+        headers=np.array(walk.headers),
+        offsets=np.array(walk.offsets),
+        sizes=np.array(walk.sizes),
+        skipped=dict(walk.skipped),
+        end=walk.stop,
     )
 
 
@@ -81,37 +86,49 @@ def is_header_of(name: str, block: bytes) -> bool:
     """
     if not name.isascii() or len(name) >= 100:
         return True  # it stands in an extended header before this one, or is split in two
-    return _decode(block[:100]) == name
+    return decode(block[:100]) == name
 
 
 class _Walk:
     """One pass over the headers of a tar; keeps what it found so that a failure can be explained."""
 
-    def __init__(self, buffer: Buffer, label: str) -> None:
+    def __init__(self, buffer: Readable, label: str) -> None:
         self.buffer = buffer
         self.end = len(buffer)
         self.label = label
+        self.stop = 0
         self.names: list[str] = []
-        self.headers: list[int] = []
-        self.offsets: list[int] = []
-        self.sizes: list[int] = []
-        self.skipped: dict[str, int] = {}
-        self.blocks: list[int] = []  # every header block met, for the checksums
+        self.headers = array("q")
+        self.offsets = array("q")
+        self.sizes = array("q")
+        self.skipped: Counter[str] = Counter()
+        self.blocks: list[int] = []  # every header block that no run has checked
 
     def damaged(self, offset: int, problem: str) -> ShardDamagedError:
         return ShardDamagedError(f"{self.label}: {problem} at byte {offset:,} of {self.end:,}")
 
     def run(self) -> None:
-        buffer, end, blocks = self.buffer, self.end, self.blocks
+        buffer, end = self.buffer, self.end
         offset = 0
-        while offset + _BLOCK <= end:
-            if buffer[offset] == 0 and buffer[offset : offset + _BLOCK] == _ZEROS:
+        ahead, pause = _FEWEST, 1
+        alone = 0 if isinstance(buffer, (bytes, mmap.mmap)) else end  # others are read where they must be
+        while offset + BLOCK <= end:
+            if not alone:
+                run = read_run(buffer, offset, ahead)
+                offset = self._take(run)
+                is_short = 4 * run.blocks < _FEWEST
+                ahead = max(ahead // 2, _FEWEST) if run.is_cut else min(2 * ahead, _MOST)
+                pause = min(2 * pause, _LONGEST_PAUSE) if is_short else 1
+                alone = pause if run.is_cut else 0
+                continue
+            block = buffer[offset : offset + BLOCK]
+            if block == ZEROS:
                 return self._check_end(offset)
-            blocks.append(offset)
-            kind = buffer[offset + 156]
-            if kind in _REGULAR:
+            alone -= 1
+            self.blocks.append(offset)
+            if block[156] in REGULAR:
                 offset = self._add(offset, offset, None, None)
-            elif kind in _EXTENDED:
+            elif block[156] in _EXTENDED:
                 offset = self._extended(offset)
             else:
                 offset = self._pass_over(offset)
@@ -119,14 +136,28 @@ class _Walk:
 
     def check_headers(self) -> None:
         """Raise for the first header met whose checksum is wrong."""
-        # The search returns before this raises: a traceback that holds its views would keep a map from closing.
-        bad = _wrong_checksum(self.buffer, self.blocks)
-        if bad is not None:
-            raise self.damaged(bad, "a header has a wrong checksum: the tar is damaged")
+        blocks = np.array(self.blocks, np.int64)
+        for start in range(0, len(blocks), _MOST):
+            part = blocks[start : start + _MOST]
+            # The search returns before this raises: a traceback that holds its views would keep a map from closing.
+            wrong = wrong_checksums(gather(self.buffer, part))
+            if len(wrong):
+                problem = "a header has a wrong checksum: the tar is damaged"
+                raise self.damaged(int(part[wrong[0]]), problem)
+
+    def _take(self, run: Run) -> int:
+        """Add the entries of a run; return the offset of the next one."""
+        self.names += run.names
+        self.headers.frombytes(run.headers.tobytes())
+        self.offsets.frombytes(run.offsets.tobytes())
+        self.sizes.frombytes(run.sizes.tobytes())
+        self.skipped.update(run.skipped)
+        return run.next
 
     def _check_end(self, offset: int) -> None:
         """The first block of zeros must be followed by another, and by nothing else."""
-        if self.end - offset < 2 * _BLOCK:
+        self.stop = offset
+        if self.end - offset < 2 * BLOCK:
             raise self.damaged(offset, "the tar ends after one of its two closing blocks of zeros")
         for start in range(offset, self.end, _CHUNK):
             if self.buffer[start : start + _CHUNK].strip(b"\0"):
@@ -135,41 +166,41 @@ class _Walk:
     def _add(self, first: int, offset: int, name: str | None, size: int | None) -> int:
         """Add the regular file at ``offset``; return the offset of the next entry."""
         buffer = self.buffer
-        data = offset + _BLOCK
+        data = offset + BLOCK
         if name is None:
             block = buffer[offset:data]
-            name = _decode(block[:100])
+            name = decode(block[:100])
             # Only POSIX headers have a prefix: GNU's keep times in its place.
             if block[345] and block[257:263] == b"ustar\0":
-                name = f"{_decode(block[345:500])}/{name}"
+                name = f"{decode(block[345:500])}/{name}"
         if size is None:
             size = self._number(offset)
         stop = data + size
         if stop > self.end:
             raise self._cut(offset, name, size)
-        if name[-1:] == "/" and buffer[offset + 156] == 0:  # how V7 tar spelled a directory
+        if name[-1:] == "/" and buffer[offset:data][156] == 0:  # how V7 tar spelled a directory
             self._skip("directory")
             return data
         self.names.append(name)
         self.headers.append(first)
         self.offsets.append(data)
         self.sizes.append(size)
-        return stop + -size % _BLOCK
+        return stop + -size % BLOCK
 
     def _pass_over(self, offset: int) -> int:
         """Count an entry that is no file; return the offset of the next one."""
-        kind = self.buffer[offset + 156]
+        kind = self.buffer[offset : offset + BLOCK][156]
         size = self._number(offset)
-        if kind in _DATALESS:
-            self._skip(_DATALESS[kind])
-            return offset + _BLOCK
+        if kind in DATALESS:
+            self._skip(DATALESS[kind])
+            return offset + BLOCK
         if kind == _SPARSE:
             raise self.damaged(offset, "a sparse file, which a shard cannot hold, starts")
         self._skip(f"entry of unknown type {chr(kind)!r}")
-        return offset + _BLOCK + size + -size % _BLOCK
+        return offset + BLOCK + size + -size % BLOCK
 
     def _skip(self, what: str) -> None:
-        self.skipped[what] = self.skipped.get(what, 0) + 1
+        self.skipped[what] += 1
 
     def _extended(self, first: int) -> int:
         """Follow PAX and long-name headers to the entry that they describe, and take that entry."""
@@ -177,13 +208,13 @@ class _Walk:
         names: set[str] = set()
         sizes: set[int] = set()
         offset = first
-        while (kind := buffer[offset + 156]) in _EXTENDED:
+        while (kind := buffer[offset : offset + BLOCK][156]) in _EXTENDED:
             length = self._number(offset)
-            data = offset + _BLOCK
+            data = offset + BLOCK
             if data + length > self.end:
                 raise self._cut(offset, "extended header", length)
             if kind == _LONG_NAME:
-                names.add(_decode(buffer[data : data + length + -length % _BLOCK]))
+                names.add(decode(buffer[data : data + length + -length % BLOCK]))
             elif kind != _LONG_LINK:
                 records = self._pax_records(offset, buffer[data : data + length])
                 if kind == _PAX_GLOBAL and records.keys() & {"path", "size"}:
@@ -192,30 +223,22 @@ class _Walk:
                     names.add(self._pax_path(offset, records["path"]))
                 if "size" in records:
                     sizes.add(self._pax_size(offset, records["size"]))
-            offset = data + length + -length % _BLOCK
-            if offset + _BLOCK > self.end or buffer[offset : offset + _BLOCK] == _ZEROS:
+            offset = data + length + -length % BLOCK
+            if offset + BLOCK > self.end or buffer[offset : offset + BLOCK] == ZEROS:
                 if kind == _PAX_GLOBAL:
                     return offset  # notes on the whole archive may stand last
                 raise self.damaged(offset, "an extended header is followed by no entry")
             self.blocks.append(offset)
         if len(names) > 1 or len(sizes) > 1:
             raise self.damaged(offset, "two extended headers disagree about the entry")  # and so do readers
-        if kind in _REGULAR:
+        if kind in REGULAR:
             return self._add(first, offset, next(iter(names), None), next(iter(sizes), None))
         return self._pass_over(offset)
 
     def _pax_records(self, offset: int, body: bytes) -> dict[str, str]:
-        """Read the ``length keyword=value`` lines of a PAX header."""
-        records = {}
-        start = 0
-        while start < len(body) and body[start]:
-            digits, _, _ = body[start : start + 20].partition(b" ")
-            stop = start + int(digits) if digits.isdigit() else start
-            keyword, equals, value = body[start + len(digits) + 1 : stop - 1].partition(b"=")
-            if not equals or stop > len(body) or body[stop - 1 : stop] != b"\n":
-                raise self.damaged(offset, "a PAX header cannot be read")
-            records[_decode(keyword)] = value.decode("utf-8", "surrogateescape")
-            start = stop
+        records = pax_records(body)
+        if records is None:
+            raise self.damaged(offset, "a PAX header cannot be read")
         if any(keyword.startswith("GNU.sparse") for keyword in records):
             raise self.damaged(offset, "a sparse file, which a shard cannot hold, starts")
         return records
@@ -232,52 +255,12 @@ class _Walk:
 
     def _number(self, offset: int) -> int:
         """Read a header's size field: octal digits, or base-256 where the first byte says so."""
-        field = self.buffer[offset + 124 : offset + 136]
-        size = int.from_bytes(field[1:], "big") if field[0] == 0x80 else _octal(field)
+        field = self.buffer[offset : offset + BLOCK][124:136]
+        size = number(field)
         if size < 0:
             raise self.damaged(offset, f"a header has the impossible size {field!r}")
         return size
 
     def _cut(self, offset: int, name: str, size: int) -> ShardDamagedError:
-        left = self.end - offset - _BLOCK
+        left = self.end - offset - BLOCK
         return self.damaged(offset, f"member {name!r} has {size:,} bytes but the file holds {left:,} of them,")
-
-
-def _decode(field: bytes) -> str:
-    """Read a NUL-terminated name; bytes that are not UTF-8 survive as surrogates, as in ``tarfile``."""
-    return field.partition(b"\0")[0].decode("utf-8", "surrogateescape")
-
-
-def _octal(field: bytes) -> int:
-    """Read octal digits between optional spaces and NULs; -1 where there is anything else."""
-    try:
-        return int(field.rstrip(b"\0 ") or b"0", 8)
-    except ValueError:
-        return -1
-
-
-def _wrong_checksum(buffer: Buffer, headers: list[int]) -> int | None:
-    """Return the first of the given header blocks that has a wrong checksum."""
-    if not headers:
-        return None
-    blocks = np.array(headers, np.int64)
-    views = np.lib.stride_tricks.sliding_window_view(np.frombuffer(buffer, np.uint8), _BLOCK)
-    for start in range(0, len(blocks), 1024):  # a few at a time, which stay in the processor's cache
-        part = blocks[start : start + 1024]
-        fields = views[part]
-        stored = fields[:, 148:156].copy()
-        fields[:, 148:156] = ord(" ")
-        sums = fields.sum(axis=1, dtype=np.uint32)
-        for row in np.flatnonzero(_spelled(sums).view(np.uint64) != stored.view(np.uint64)):
-            # There are other spellings, and some old writers summed the bytes as signed numbers.
-            if _octal(stored[row].tobytes()) not in (sums[row], fields[row].view(np.int8).sum(dtype=np.int64)):
-                return int(part[row])
-    return None
-
-
-def _spelled(sums: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
-    """Spell checksums as nearly all writers do: six octal digits, a NUL and a space."""
-    text = np.zeros((len(sums), 8), np.uint8)
-    text[:, :6] = (sums[:, None] >> np.arange(15, -1, -3, dtype=np.uint32) & 7) + ord("0")
-    text[:, 7] = ord(" ")
-    return text

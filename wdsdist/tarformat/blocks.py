@@ -1,0 +1,95 @@
+"""The fields of tar header blocks: names, numbers, checksums, PAX records.
+
+Sources: POSIX.1-2017 `pax`; the GNU tar manual, "Basic Tar Format" (base-256 numbers).
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+BLOCK = 512
+ZEROS = bytes(BLOCK)
+
+Blocks = npt.NDArray[np.uint8]
+"""uint8 [headers, 512]."""
+
+
+class Readable(Protocol):
+    """What a tar can be read from: ``bytes``, a mapped file, or something that fetches what is asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, place: slice, /) -> bytes: ...
+
+
+def gather(buffer: Readable, offsets: npt.NDArray[np.int64]) -> Blocks:
+    """Return copies of the blocks at the given offsets, all of which lie inside the buffer."""
+    if isinstance(buffer, (bytes, mmap.mmap)):
+        views = np.lib.stride_tricks.sliding_window_view(np.frombuffer(buffer, np.uint8), BLOCK)
+        return views[offsets]
+    parts = b"".join(buffer[offset : offset + BLOCK] for offset in offsets.tolist())
+    return np.frombuffer(parts, np.uint8).reshape(-1, BLOCK).copy()
+
+
+def wrong_checksums(blocks: Blocks) -> npt.NDArray[np.int64]:
+    """Return the rows whose checksum is wrong; the checksum fields are overwritten with spaces."""
+    stored = blocks[:, 148:156].copy()
+    blocks[:, 148:156] = ord(" ")
+    sums = blocks.sum(axis=1, dtype=np.uint32)
+    unlike = np.flatnonzero(_spelled(sums).view(np.uint64)[:, 0] != stored.view(np.uint64)[:, 0])
+    # There are other spellings, and some old writers summed the bytes as signed numbers.
+    wrong = [
+        row
+        for row in unlike.tolist()
+        if octal(stored[row].tobytes()) not in (sums[row], blocks[row].view(np.int8).sum(dtype=np.int64))
+    ]
+    return np.array(wrong, np.int64)
+
+
+def _spelled(sums: npt.NDArray[np.uint32]) -> Blocks:
+    """Spell checksums as nearly all writers do: six octal digits, a NUL and a space."""
+    text = np.zeros((len(sums), 8), np.uint8)
+    text[:, :6] = (sums[:, None] >> np.arange(15, -1, -3, dtype=np.uint32) & 7) + ord("0")
+    text[:, 7] = ord(" ")
+    return text
+
+
+def decode(field: bytes) -> str:
+    """Read a NUL-terminated name; bytes that are not UTF-8 survive as surrogates, as in ``tarfile``."""
+    return field.partition(b"\0")[0].decode("utf-8", "surrogateescape")
+
+
+def octal(field: bytes) -> int:
+    """Read octal digits between optional spaces and NULs; -1 where there is anything else."""
+    try:
+        return int(field.rstrip(b"\0 ") or b"0", 8)
+    except ValueError:
+        return -1
+
+
+def number(field: bytes) -> int:
+    """Read a size field: octal digits, or base-256 where the first byte says so; below 0 where it is neither."""
+    return int.from_bytes(field[1:], "big") if field[0] == 0x80 else octal(field)
+
+
+def pax_records(body: bytes) -> dict[str, str] | None:
+    """Read the ``length keyword=value`` lines of a PAX header; ``None`` where they cannot be read.
+
+    >>> pax_records(b"20 mtime=1700000000\\n")
+    {'mtime': '1700000000'}
+    """
+    records = {}
+    start = 0
+    while start < len(body) and body[start]:
+        digits, _, _ = body[start : start + 20].partition(b" ")
+        stop = start + int(digits) if digits.isdigit() else start
+        keyword, equals, value = body[start + len(digits) + 1 : stop - 1].partition(b"=")
+        if not equals or stop > len(body) or body[stop - 1 : stop] != b"\n":
+            return None
+        records[decode(keyword)] = value.decode("utf-8", "surrogateescape")
+        start = stop
+    return records

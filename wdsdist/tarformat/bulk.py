@@ -1,0 +1,203 @@
+"""Read a run of ordinary tar entries at once: the sizes in a tight loop, everything else with numpy.
+
+Ordinary are regular files with a plain octal size, entries without data, and single extended headers that set no size:
+PAX headers with a time, which webdataset puts before every member, and long names. At the first entry that is anything
+else the run ends, so that the walk, one entry at a time, decides what it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist.tarformat.blocks import BLOCK, Blocks, Readable, decode, gather, pax_records, wrong_checksums
+
+REGULAR = b"0\x007"
+DATALESS = dict(zip(b"123456", ("hard link", "symbolic link", "device", "device", "directory", "device"), strict=True))
+
+_PAX, _LONG_NAME = b"xL"
+_OPAQUE, _FILE, _EMPTY, _NOTES = range(4)
+_KINDS = np.zeros(256, np.uint8)
+_KINDS[list(REGULAR)] = _FILE
+_KINDS[list(DATALESS)] = _EMPTY
+_KINDS[[_PAX, _LONG_NAME]] = _NOTES
+_SAMPLED, _DENSE = 16, 6 * BLOCK
+"""After so many headers, no further apart on average than this, all blocks are looked at."""
+_PLACES = 8.0 ** np.arange(10, -1, -1)
+_SETS_A_SIZE = re.compile(r"size|GNU\.sparse.*", re.DOTALL)
+
+Int64s = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Some entries that follow one another."""
+
+    names: list[str]
+    headers: Int64s
+    """Offset of each regular file's first header block."""
+    offsets: Int64s
+    """Offset of each regular file's data."""
+    sizes: Int64s
+    skipped: Counter[str]
+    blocks: int
+    """Header blocks that were taken; 0 where the first entry is none of the ordinary ones."""
+    is_cut: bool
+    """Whether the next entry is none of the ordinary ones."""
+    next: int
+    """Offset of the entry after them."""
+
+
+def read_run(buffer: Readable, start: int, most: int) -> Run:
+    """Return the ordinary entries from ``start`` on, about ``most`` header blocks of them or fewer."""
+    chain, sizes = _follow(buffer, start, most)
+    heads = gather(buffer, chain)
+    kinds = _KINDS[heads[:, 156]]
+    ordinary = (chain + BLOCK + sizes <= len(buffer)) & (kinds != _OPAQUE) & _has_plain_size(heads)
+    ordinary &= ((kinds != _EMPTY) | (sizes == 0)) & ~_may_be_old_directory(heads)
+    ordinary[wrong_checksums(heads)] = False
+    taken = len(ordinary) if ordinary.all() else int(ordinary.argmin())
+    taken, long_names = _read_notes(buffer, chain, sizes, heads[:taken, 156])
+    kinds, ends = kinds[:taken], chain[:taken] + BLOCK + sizes[:taken]
+    files = np.flatnonzero(kinds == _FILE)
+    follows_notes = np.append(False, kinds == _NOTES)[files]
+    skipped: Counter[str] = Counter()
+    for kind, count in Counter(heads[np.flatnonzero(kinds == _EMPTY), 156].tolist()).items():
+        skipped[DATALESS[kind]] += count
+    names = _names(heads[files])
+    for row, place in zip(long_names, np.searchsorted(files, list(long_names)).tolist(), strict=True):
+        if kinds[row] == _FILE:
+            names[place] = long_names[row]
+    return Run(
+        names=names,
+        headers=chain[files - follows_notes],
+        offsets=chain[files] + BLOCK,
+        sizes=sizes[files],
+        skipped=skipped,
+        blocks=taken,
+        is_cut=taken == 0 or taken < len(chain) - 1,  # the last may be a PAX header whose entry was not looked at
+        next=int(ends[-1] + -ends[-1] % BLOCK) if taken else start,
+    )
+
+
+def _follow(buffer: Readable, start: int, most: int) -> tuple[Int64s, Int64s]:
+    """Follow the size fields alone; what they lead to, and whether they are sizes at all, is checked afterwards."""
+    chain: list[int] = []
+    sizes: list[int] = []
+    offset, last = start, len(buffer) - BLOCK
+    try:
+        while 0 <= offset <= last and len(chain) < most:
+            if len(chain) == _SAMPLED and offset - start < _SAMPLED * _DENSE:
+                blocks = (most - _SAMPLED) * (offset - start) // _SAMPLED // BLOCK
+                more, more_sizes = _follow_dense(buffer, offset, blocks)
+                return np.append(chain, more), np.append(sizes, more_sizes)
+            size = int(buffer[offset + 124 : offset + 135], 8)
+            chain.append(offset)
+            sizes.append(size)
+            offset += BLOCK + (size + BLOCK - 1 & -BLOCK)
+    except ValueError:  # a block of zeros, or a size that is spelled otherwise
+        pass
+    return np.array(chain, np.int64), np.array(sizes, np.int64)
+
+
+def _follow_dense(buffer: Readable, start: int, most: int) -> tuple[Int64s, Int64s]:
+    """Take each of ``most`` blocks for a header and follow the sizes that this gives: faster where many are headers."""
+    count = min((len(buffer) - start) // BLOCK, most)
+    blocks = np.frombuffer(buffer, np.uint8, count * BLOCK, start).reshape(count, BLOCK)  # type: ignore[call-overload]
+    sizes = ((blocks[:, 124:135] - ord("0")).astype(np.float64) @ _PLACES).astype(np.int64)
+    following = (np.arange(1, count + 1) + (sizes + BLOCK - 1) // BLOCK).tolist()
+    chain = []
+    block = 0
+    while block < count:
+        chain.append(block)
+        block = following[block]
+    headers = np.array(chain, np.int64)
+    return start + headers * BLOCK, sizes[headers]
+
+
+def _has_plain_size(heads: Blocks) -> Rows:
+    # int() takes signs, underscores and spaces too.
+    digits = heads[:, 124:135]
+    plain: Rows = ((digits & 0xF8) == ord("0")).all(axis=1) & ((heads[:, 135] == 0) | (heads[:, 135] == ord(" ")))
+    return plain
+
+
+def _may_be_old_directory(heads: Blocks) -> Rows:
+    """V7 tar spelled a directory as a regular file with a slash at the end of its name."""
+    found: Rows = heads[:, 156] == 0
+    rows = np.flatnonzero(found)
+    if len(rows):
+        names = heads[rows, :101]
+        names[:, 100] = 0
+        found[rows] = ((names[:, :100] == ord("/")) & (names[:, 1:] == 0)).any(axis=1) | (names[:, 0] == 0)
+    return found
+
+
+def _read_notes(
+    buffer: Readable, chain: Int64s, sizes: Int64s, types: npt.NDArray[np.uint8]
+) -> tuple[int, dict[int, str]]:
+    """Read the extended headers among some entries.
+
+    Returns how many entries stand before the first one that has to be read by itself, and the names that extended
+    headers give to the entries after them, by the row of the entry.
+    """
+    is_notes = _KINDS[types] == _NOTES
+    rows = np.flatnonzero(is_notes)
+    names: dict[int, str] = {}
+    if not len(rows):
+        return len(types), names
+    is_clear = (types[rows] == _PAX) & _set_a_time(buffer, chain[rows] + BLOCK, sizes[rows])
+    for row in rows[~is_clear | np.append(is_notes, True)[rows + 1]].tolist():
+        data, size = int(chain[row]) + BLOCK, int(sizes[row])
+        if row + 1 == len(types) or is_notes[row + 1]:
+            return int(row), names
+        if types[row] == _LONG_NAME:
+            name = decode(buffer[data : data + size + -size % BLOCK])
+            if not name or name[-1] == "/":
+                return int(row), names
+            names[row + 1] = name
+            continue
+        records = pax_records(buffer[data : data + size])
+        if records is None or any(map(_SETS_A_SIZE.fullmatch, records)):
+            return int(row), names
+        if "path" in records:
+            name = records["path"]
+            if not name or name[-1] == "/" or "\0" in name:
+                return int(row), names
+            names[row + 1] = name
+    return len(types), names
+
+
+def _set_a_time(buffer: Readable, data: Int64s, sizes: Int64s) -> Rows:
+    """Say which PAX headers hold one record that sets the time of the last change, as webdataset writes them."""
+    found = np.zeros(len(data), np.bool_)
+    one_block = np.flatnonzero((sizes < BLOCK) & (data + BLOCK <= len(buffer)))
+    bodies = gather(buffer, data[one_block])
+    for size in np.unique(sizes[one_block]).tolist():
+        rows = np.flatnonzero(sizes[one_block] == size)
+        start = b"%d mtime=" % size
+        record = bodies[rows, :size]
+        if size > len(start):
+            begins = (record[:, : len(start)] == np.frombuffer(start, np.uint8)).all(axis=1)
+            found[one_block[rows]] = begins & (record[:, -1] == ord("\n"))
+    return found
+
+
+def _names(heads: Blocks) -> list[str]:
+    """Read the name fields of headers, all at once."""
+    fields = np.ascontiguousarray(heads[:, :100]).view("S100")[:, 0].tolist()  # without the NULs at their ends
+    text = b"\0".join(fields)
+    if text.count(0) != len(fields) - 1:
+        text = b"\0".join(field.partition(b"\0")[0] for field in fields)
+    names = text.decode("utf-8", "surrogateescape").split("\0") if fields else []
+    # Only POSIX headers have a prefix: GNU's keep times in its place.
+    for row in np.flatnonzero(heads[:, 345]).tolist():
+        block = heads[row].tobytes()
+        if block[257:263] == b"ustar\0":
+            names[row] = f"{decode(block[345:500])}/{names[row]}"
+    return names
