@@ -48,13 +48,21 @@ class Order:
 def private_bytes(pid: int) -> int:
     """Return the memory that a process shares with no other and that cannot be dropped.
 
-    Clean pages of mapped files are page cache, whoever maps them.
+    Clean pages of mapped files are page cache, whoever maps them; mappings that are made to be shared, such as those
+    of batches on their way, are not the process's own, though another may not have looked at a page of them yet.
     """
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/smaps").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Dirty", "Swap:")))
+    size, is_private = 0, False
+    for line in lines:
+        name, *rest = line.split()
+        if not name.endswith(":"):
+            is_private = rest[0].endswith("p")  # address, permissions, ...
+        elif is_private and name in ("Private_Dirty:", "Swap:"):
+            size += int(rest[0])
+    return 1024 * size
 
 
 def loader_workers() -> list[int]:
