@@ -131,8 +131,7 @@ def pack(
     """
     if on_error not in ("raise", "skip"):
         raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"')
-    if workers is not None:
-        check_integer("workers", workers, 1)
+    check_integer("workers", 1 if workers is None else workers, 1)
     check_options(max_side, quality)
     options = PackOptions(
         shard_bytes=shard_bytes,
