@@ -47,7 +47,7 @@ def test_the_commands_on_shards_run(checkout: Path) -> None:
     wdsdist = [sys.executable, "-m", "wdsdist"]
     subprocess.run([*wdsdist, "pack", "examples/data/t10k", "shards"], cwd=checkout, check=True, capture_output=True)
     shown = re.findall(r"^    wdsdist (\S+ shards.*?)(?:  +#.*)?$", README, re.MULTILINE)
-    assert len(shown) == 7
+    assert len(shown) == 9
     for arguments in shown:
         quick = ["--seconds", "0.05"] if arguments.startswith("bench") else []
         found = subprocess.run(

@@ -19,12 +19,8 @@ HOUSE = [
     ("checks", "encode"),  # of arguments; values to bytes
     ("tarformat", "permutation"),  # pure: bytes and numbers in, values out
     ("storage", "node", "memory"),  # the outside: files and objects; who this process is; what processes share
-    (
-        "processes",
-        "engines",
-        "shardindex",
-        "order",
-    ),  # pools of workers; clusters of the user's; where members lie; which sample stands where
+    # pools of workers; clusters of the user's; where members lie; which sample stands where
+    ("processes", "engines", "shardindex", "order"),
     ("plan",),  # who takes which positions
     ("mixing",),  # how well an order mixes
     ("forecast",),  # what an epoch will be like
