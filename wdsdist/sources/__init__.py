@@ -68,8 +68,8 @@ KINDS = (
     Kind("parquet", "Parquet files", at_path(partial(columnar.find, kind="parquet")), _TABLE),
     Kind("arrow", "Arrow files", at_path(partial(columnar.find, kind="arrow")), _TABLE),
     Kind("csv", "a manifest in CSV", at_path(partial(textual.find, kind="csv")), _TABLE),
-    Kind("tsv", "in TSV", at_path(partial(textual.find, kind="tsv")), _TABLE),
-    Kind("jsonl", "in JSON Lines", at_path(partial(textual.find, kind="jsonl")), _TABLE),
+    Kind("tsv", "a manifest in TSV", at_path(partial(textual.find, kind="tsv")), _TABLE),
+    Kind("jsonl", "a manifest in JSON Lines", at_path(partial(textual.find, kind="jsonl")), _TABLE),
     Kind("zip", "a .zip archive", at_path(zips.find), _FOLDERS),
     Kind("tar", "a .tar archive, plain or compressed", at_path(tars.find), _FOLDERS),
     # The last one: any folder is one.
