@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,3 +53,10 @@ def before_writing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], ob
         monkeypatch.setattr(run, "make_plan", make_plan)
 
     return arrange
+
+
+@pytest.fixture(autouse=True)
+def only_threads_of_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let threads that earlier tests have left behind, such as those of fsspec and dask, keep nobody from forking."""
+    before = set(threading.enumerate()) - {threading.main_thread()}
+    monkeypatch.setattr(threading, "active_count", lambda: sum(one not in before for one in threading.enumerate()))
