@@ -135,8 +135,9 @@ def facts(chosen: argparse.Namespace) -> dict[str, str]:
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     names = sorted({name for key in chosen.systems for name in system(key).distributions} | {"torch", "numpy"})
+    kernel = ".".join(platform.release().split(".")[:2])
     return {
-        "machine": f"{model}, {os.cpu_count()} cores, {memory:.0f} GiB, Linux {'.'.join(platform.release().split('.')[:2])}",
+        "machine": f"{model}, {os.cpu_count()} cores, {memory:.0f} GiB, Linux {kernel}",
         "date": datetime.date.today().isoformat(),
         "versions": f"Python {platform.python_version()}, {_versions(chosen.python, names)}",
         "data": "local disk, page cache warm; batches of 64; pin_memory off; persistent workers; prefetch_factor 2",
