@@ -159,9 +159,10 @@ def _writable(target: str) -> Iterator[None]:
 
 def _size(location: str, options: Mapping[str, Any] | None) -> int | None:
     try:
-        return storage.size(location, options)
+        size = storage.entry(location, options).size
     except FileNotFoundError as error:
         raise ShardNotFoundError(f"shard {storage.shown(location)} does not exist") from error
+    return None if size < 0 else size
 
 
 def _prepare(folder: str, locations: list[str]) -> None:

@@ -70,7 +70,7 @@ def test_a_remote_tar_has_the_index_of_a_local_copy(
 ) -> None:
     place = request.getfixturevalue(store)
     url = f"{place if isinstance(place, str) else place.url}/{name}"
-    found = remotetar.index_remote(url, storage.size(url))
+    found = remotetar.index_remote(url, storage.entry(url).size)
     assert same_but_digest(found, tarindex.scan_shard(folder / name))
     assert bool(found.sha256) == (name != "large.tar")
 

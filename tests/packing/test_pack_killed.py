@@ -9,51 +9,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import helpers
 import pytest
 
 from wdsdist.packing import pack
 
 DataBytes = Callable[[Path], dict[str, bytes]]
 
-# Packs, but stops in the middle of the third shard for ever, and says so with a byte on standard output.
-STALLING = """
-import os, sys, threading
-from wdsdist import sources
-from wdsdist.packing import pack
-
-class Stalling:
-    def __init__(self, samples):
-        self.samples = samples
-    def __iter__(self):
-        for number, sample in enumerate(self.samples):
-            if number == 3:
-                os.write(1, b"x")
-                threading.Event().wait()
-            yield sample
-
-class Source:
-    taken = 0
-    def __init__(self, source):
-        self.source = source
-    def __getattr__(self, name):
-        return getattr(self.source, name)
-    def __len__(self):
-        return len(self.source)
-    def take(self, indices):
-        self.taken += 1
-        samples = self.source.take(indices)
-        return Stalling(samples) if self.taken == 3 else samples
-
-find = sources.find
-sources.find = lambda *args, **options: Source(find(*args, **options))
-pack(sys.argv[1], sys.argv[2], shard_samples=5, workers=int(sys.argv[3]))
-"""
-
 
 def start_stalling(source: Path, dest: Path, workers: int) -> subprocess.Popen[bytes]:
     """Start packing, and return once it stands in the middle of the third shard."""
     process = subprocess.Popen(
-        [sys.executable, "-c", STALLING, str(source), str(dest), str(workers)], stdout=subprocess.PIPE
+        [sys.executable, "-c", helpers.STALLING, str(source), str(dest), str(workers)], stdout=subprocess.PIPE
     )
     assert process.stdout is not None
     assert process.stdout.read(1) == b"x"

@@ -7,6 +7,7 @@ import json
 import os
 import tarfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -254,39 +255,14 @@ def test_a_sample_that_cannot_be_stored_is_an_error_or_left_out(tmp_path: Path, 
     with pytest.raises(SourceError, match=reason):
         writer.write_shard(place, "a.tar", Given(GOOD[0], GOOD[1], sample))
     assert list(tmp_path.iterdir()) == []
-    written = writer.write_shard(
-        Place(str(tmp_path)), "a.tar", Given(GOOD[0], GOOD[1], sample, ("z", [("txt", b"")])), "", "skip"
-    )
+    written = writer.write_shard(place, "a.tar", Given(GOOD[0], GOOD[1], sample, ("z", [("txt", b"")])), "", "skip")
     assert list(members(tmp_path)) == ["a/1.cls", "a/1.txt", "b.txt", "z.txt"]
     assert [one.key for one in written.left_out] == [sample[0].encode("utf-8", "backslashreplace").decode()]
-    assert (
-        writer.whole_shard(
-            Place(str(tmp_path)),
-            "a.tar",
-            found=(tmp_path / "a.tar").stat().st_size,
-            size=None,
-            num_samples=4,
-            on_error="skip",
-        )
-        == written
-    )
-    assert (
-        writer.whole_shard(
-            Place(str(tmp_path)), "a.tar", found=(tmp_path / "a.tar").stat().st_size, size=None, num_samples=4
-        )
-        is None
-    )
-    assert (
-        writer.whole_shard(
-            Place(str(tmp_path)),
-            "a.tar",
-            found=(tmp_path / "a.tar").stat().st_size,
-            size=None,
-            num_samples=3,
-            on_error="skip",
-        )
-        is None
-    )
+    size = (tmp_path / "a.tar").stat().st_size
+    whole = partial(writer.whole_shard, place, "a.tar", found=size, size=None)
+    assert whole(num_samples=4, on_error="skip") == written
+    assert whole(num_samples=4) is None
+    assert whole(num_samples=3, on_error="skip") is None
 
 
 def test_an_iterator_that_goes_on_after_an_error_loses_one_sample(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import helpers
 import pytest
 
 from wdsdist.packing import pack
@@ -18,40 +19,6 @@ pytestmark = pytest.mark.skipif(
     any(importlib.util.find_spec(package) is None for package in ("s3fs", "moto", "flask_cors")),
     reason="s3fs or moto's server is not installed",
 )
-
-# Packs, but stops in the middle of the third shard for ever, and says so with a byte on standard output.
-STALLING = """
-import os, sys, threading
-from wdsdist import sources
-from wdsdist.packing import pack
-
-class Stalling:
-    def __init__(self, samples):
-        self.samples = samples
-    def __iter__(self):
-        for number, sample in enumerate(self.samples):
-            if number == 3:
-                os.write(1, b"x")
-                threading.Event().wait()
-            yield sample
-
-class Source:
-    taken = 0
-    def __init__(self, source):
-        self.source = source
-    def __getattr__(self, name):
-        return getattr(self.source, name)
-    def __len__(self):
-        return len(self.source)
-    def take(self, indices):
-        self.taken += 1
-        samples = self.source.take(indices)
-        return Stalling(samples) if self.taken == 3 else samples
-
-find = sources.find
-sources.find = lambda *args, **options: Source(find(*args, **options))
-pack(sys.argv[1], sys.argv[2], shard_samples=5, workers=1)
-"""
 
 PROGRESS = """
 import sys
@@ -152,7 +119,9 @@ def test_a_killed_run_is_continued_to_the_same_bytes(
 ) -> None:
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-    with subprocess.Popen([sys.executable, "-c", STALLING, str(source), url], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", helpers.STALLING, str(source), url, "1"], stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.read(1) == b"x"
         process.send_signal(signal.SIGKILL)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -108,13 +108,13 @@ def claim(place: Place, record: Record, *, overwrite: bool) -> None:
         place.remove(manifests.FILE_NAME)  # the data set is not whole, so it must not look it
         return
     present = place.sizes()
-    tars = sorted(name for name in present if name.endswith(".tar"))
+    tars = sum(name.endswith(".tar") for name in present)
     if tars or manifests.FILE_NAME in present:
         if not overwrite:
             raise DestinationExistsError(
-                _other(place, known, record.job, len(tars), finished=manifests.FILE_NAME in present)
+                _other(place, known, record.job, tars, finished=manifests.FILE_NAME in present)
             )
-        _remove_own(place, known, tars, record)
+        _remove_own(place, known, present, record)
     jobs.save(record, place)
 
 
@@ -143,20 +143,22 @@ def tidy(place: Place) -> None:
             place.remove(name)
 
 
-def _remove_own(place: Place, known: Record | None, tars: list[str], record: Record) -> None:
-    """Remove the data set that wdsdist packed here before, index.json first: without it there is no data set."""
+def _remove_own(place: Place, known: Record | None, present: Collection[str], record: Record) -> None:
+    """Remove the data set that wdsdist packed here before, index.json first: without it there is no data set.
+
+    ``present`` are the names of all files in the place.
+    """
     try:
         listed = manifests.load(place.at(manifests.FILE_NAME), place.options)
     except (IndexNotFoundError, IndexFormatError):
         listed = None
-    suffix = ".tar" + shardindex.SUFFIX
-    indexed = (name.removesuffix(shardindex.SUFFIX) for name in place.sizes() if name.endswith(suffix))
-    present = {*tars, *indexed}
-    own = set(filter(known.writes, present)) if known else set()
+    tars = {name for name in present if name.endswith(".tar")}
+    indexed = {name.removesuffix(shardindex.SUFFIX) for name in present if name.endswith(".tar" + shardindex.SUFFIX)}
+    own = set(filter(known.writes, tars | indexed)) if known else set()
     if listed is not None and _made_by_packing(listed):
         own |= {shard.name for shard in listed.shards if "/" not in shard.name}
-    in_the_way = sorted(filter(record.writes, set(tars) - own))
-    if manifests.FILE_NAME in place.sizes() and not own and not (listed and "source" in listed.extra):
+    in_the_way = sorted(filter(record.writes, tars - own))
+    if manifests.FILE_NAME in present and not own and not (listed and "source" in listed.extra):
         in_the_way.append(manifests.FILE_NAME)
     if in_the_way:
         raise DestinationExistsError(

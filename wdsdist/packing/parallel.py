@@ -66,6 +66,7 @@ class _Shards:
         self.place = place
         self.on_error = how.on_error
         self.progress = how.progress
+        self.bytes = int(plan.sizes.sum())
         self.done: dict[int, WrittenShard] = {}
         self.samples_done = self.bytes_done = self.left_out = 0
         self.kept = 0, 0
@@ -122,7 +123,7 @@ class _Shards:
                 shards_done=len(self.done),
                 shards=len(self.plan),
                 bytes_done=self.bytes_done,
-                bytes=int(self.plan.sizes.sum()),
+                bytes=self.bytes,
                 left_out=self.left_out + len(self.source.left_out),
                 samples_kept=self.kept[0],
                 bytes_kept=self.kept[1],

@@ -142,7 +142,7 @@ def pack(
     )
     place = Place(storage.normalise(dest), dict(storage_options or {}))
     about = SourceOptions(kind=kind, class_folders=class_folders, columns=columns, encode=encode, on_error=on_error)
-    found = sources.find(source, replace(about, scratch=place.folder))
+    found = sources.find(source, about, scratch=place.folder)
     if is_stream(found):
         _check_order(found, shuffle_seed)
         options = replace(options, shuffle_seed=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from wdsdist import shardindex, storage
 from wdsdist.errors import SourceError
@@ -37,6 +38,7 @@ def write_in_order(
     cut = _Cut(stream, options, on_error)
     present = place.sizes()
     shards: list[WrittenShard] = []
+    done = PackProgress(samples_done=0, samples=None, shards_done=0, shards=None, bytes_done=0, bytes=None)
     while not cut.is_over:
         name = shard_name(len(shards), 1)  # how many there will be must not matter
         known = whole_index(place, name, present.get(name), on_error)
@@ -45,7 +47,8 @@ def write_in_order(
         else:
             shards.append(_compared(place.at(name), name, known, cut, on_error))
         if progress is not None:
-            progress(_progress(shards))
+            done = _later(done, shards[-1])
+            progress(done)
     # Left over by an earlier run, they would lie in the folder without being a part of the data set.
     more = sorted(name for name in present if (shard_number(name) or 0) >= len(shards))
     if more:
@@ -53,16 +56,15 @@ def write_in_order(
     return shards
 
 
-def _progress(shards: list[WrittenShard]) -> PackProgress:
-    left_out = sum(len(shard.left_out) for shard in shards)
-    return PackProgress(
-        samples_done=sum(shard.num_samples for shard in shards) + left_out,
-        samples=None,
-        shards_done=len(shards),
-        shards=None,
-        bytes_done=sum(shard.size for shard in shards),
-        bytes=None,
-        left_out=left_out,
+def _later(done: PackProgress, shard: WrittenShard) -> PackProgress:
+    """Return how far it is with one shard more."""
+    left_out = len(shard.left_out)
+    return replace(
+        done,
+        samples_done=done.samples_done + shard.num_samples + left_out,
+        shards_done=done.shards_done + 1,
+        bytes_done=done.bytes_done + shard.size,
+        left_out=done.left_out + left_out,
     )
 
 

@@ -8,15 +8,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from wdsdist.errors import SourceError
 from wdsdist.permutation import Int64s
 from wdsdist.sources.base import LeftOut, OnError, Samples
 from wdsdist.sources.grouping import Folder, list_samples, shown
 from wdsdist.sources.kinds import SourceOptions
-from wdsdist.sources.listed import Listed, Taken, packable
-from wdsdist.tarformat import split_name
+from wdsdist.sources.listed import Listed, OfListing, Taken, packable
+from wdsdist.tarformat import is_text, split_name
 
 _MOST_BYTES = 2**60  # so that sizes can be added up
 
@@ -41,7 +40,7 @@ def check_stamp(path: str, expected: Stamp) -> None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ArchiveSource:
+class ArchiveSource(OfListing):
     """The samples of an archive, in the order of their first files' paths."""
 
     kind: str
@@ -50,23 +49,9 @@ class ArchiveSource:
     state: Stamp
     samples: Callable[[Taken], Samples]
     """Gives the parts of a listing their data."""
-    has_exact_sizes: bool = True
-
-    @property
-    def left_out(self) -> tuple[LeftOut, ...]:
-        return self.listed.left_out
-
-    def __len__(self) -> int:
-        return len(self.listed)
 
     def fingerprint(self) -> str:
         return self.listed.fingerprint(f"{self.kind}\0{self.state}")
-
-    def extra(self) -> dict[str, Any]:
-        return self.listed.extra()
-
-    def stored_sizes(self) -> Int64s:
-        return self.listed.stored_sizes()
 
     def take(self, indices: Int64s) -> Samples:
         return self.samples(self.listed.take(indices))
@@ -105,7 +90,7 @@ class Tree:
         cut = full.rfind(b"/") + 1
         base = full[cut:]
         folder = self._enter(full[:cut], holds_file=True)
-        if not problem and not _is_text(path):
+        if not problem and not is_text(path):
             problem = "has a name that is not UTF-8, which a tar asks for: rename it"
         if size > _MOST_BYTES:
             size, problem = 0, f"has the impossible size {size:,}: fetch the archive again"
@@ -179,11 +164,3 @@ class Tree:
             self._filled.add(above)
             above = above[: above.rfind(b"/", 0, -1) + 1]
         return self._folders[path]
-
-
-def _is_text(path: str) -> bool:
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -7,14 +7,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from wdsdist.errors import SourceError
 from wdsdist.permutation import Int64s
 from wdsdist.sources.base import FilePayload, LeftOut, OnError, Sample
 from wdsdist.sources.grouping import Folder, list_samples, shown
 from wdsdist.sources.kinds import SourceOptions
-from wdsdist.sources.listed import Listed, Taken, packable
+from wdsdist.sources.listed import Listed, OfListing, Taken, packable
 from wdsdist.sources.listing import Listing
 from wdsdist.tarformat import is_compressed, split_name
 
@@ -37,29 +36,15 @@ class FolderSamples:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FolderSource:
+class FolderSource(OfListing):
     """All samples of a folder, in the order of their first files' paths, byte by byte."""
 
     location: str
     listed: Listed
     kind: str = "folder"
-    has_exact_sizes: bool = True
-
-    @property
-    def left_out(self) -> tuple[LeftOut, ...]:
-        return self.listed.left_out
-
-    def __len__(self) -> int:
-        return len(self.listed)
 
     def fingerprint(self) -> str:
         return self.listed.fingerprint(self.kind)
-
-    def extra(self) -> dict[str, Any]:
-        return self.listed.extra()
-
-    def stored_sizes(self) -> Int64s:
-        return self.listed.stored_sizes()
 
     def take(self, indices: Int64s) -> FolderSamples:
         return FolderSamples(self.location, self.listed.take(indices))

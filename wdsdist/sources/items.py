@@ -11,7 +11,7 @@ from typing import Any
 from wdsdist.encode import encode
 from wdsdist.errors import ArgumentTypeError, SourceError
 from wdsdist.sources.base import BrokenPayload, Payload, Sample
-from wdsdist.tarformat import split_name
+from wdsdist.tarformat import is_text, split_name
 
 Encode = Callable[..., Mapping[str, Any]]
 """From an item, or an item and its number, to a sample dict."""
@@ -155,7 +155,7 @@ def _wrong_key(key: Any) -> str | None:
         return "a key must not have a dot in its last part: readers would cut it there"
     if "\n" in key or "\0" in key:
         return "a key must not hold a line break or a NUL"
-    if not _is_text(key):
+    if not is_text(key):
         return "a key must be valid Unicode"
     if split_name(f"{key}.x") is None:
         return "a part of a key must not be named like __this__: readers pass it over"
@@ -170,7 +170,7 @@ def _wrong_field(key: str, field: Any) -> str | None:
         return f"field {field!r} has the name of an entry that readers add: rename it"
     if field.startswith("."):
         return f"field {field!r} starts with a dot: give the extension alone"
-    if not _is_text(field) or "\0" in field or split_name(f"{key}.{field}") != (key, field):
+    if not is_text(field) or "\0" in field or split_name(f"{key}.{field}") != (key, field):
         return f"field {field!r} can be no extension: it must not be empty or hold a slash, a line break or a NUL"
     return None
 
@@ -178,11 +178,3 @@ def _wrong_field(key: str, field: Any) -> str | None:
 def _clash(field: str, seen: dict[str, str]) -> str | None:
     other = seen.setdefault(field.lower(), field)
     return None if other is field else f"fields {other!r} and {field!r} differ in case only: readers take both for one"
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

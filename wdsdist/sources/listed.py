@@ -129,6 +129,31 @@ class Listed:
         )
 
 
+class OfListing:
+    """What sources have in common whose samples are those of a listing; where the data comes from is their own."""
+
+    __slots__ = ()
+
+    listed: Listed
+
+    @property
+    def has_exact_sizes(self) -> bool:
+        return True
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        return self.listed.left_out
+
+    def __len__(self) -> int:
+        return len(self.listed)
+
+    def extra(self) -> dict[str, Any]:
+        return self.listed.extra()
+
+    def stored_sizes(self) -> Int64s:
+        return self.listed.stored_sizes()
+
+
 def packable(
     label: str,
     listing: Listing,

@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 from urllib.parse import unquote
 
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, ShardNotFoundError, SourceError, SourceNotFoundError, StorageError
 from wdsdist.permutation import Int64s
 from wdsdist.sources.archive import Tree
-from wdsdist.sources.base import BrokenPayload, LeftOut, Payload, RangePayload, Sample, Source
+from wdsdist.sources.base import BrokenPayload, Payload, RangePayload, Sample, Source
 from wdsdist.sources.deferred import DeferredSource
 from wdsdist.sources.kinds import SourceOptions
-from wdsdist.sources.listed import Listed, Taken
+from wdsdist.sources.listed import Listed, OfListing, Taken
 
 _TOGETHER = 16  # requests at once, of each process that writes
 _MOST_AHEAD = 64 << 20  # bytes of members that are fetched before they are written
@@ -76,7 +76,7 @@ def _fetched(wanted: RangePayload) -> Payload:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RemoteFolder:
+class RemoteFolder(OfListing):
     """All samples of a remote folder."""
 
     location: str
@@ -86,23 +86,9 @@ class RemoteFolder:
     """A file's place is its number in ``entries``."""
     entries: list[storage.Entry]
     kind: str = "folder"
-    has_exact_sizes: bool = True
-
-    @property
-    def left_out(self) -> tuple[LeftOut, ...]:
-        return self.listed.left_out
-
-    def __len__(self) -> int:
-        return len(self.listed)
 
     def fingerprint(self) -> str:
         return self.listed.fingerprint("\0".join([self.kind, *(entry.stamp for entry in self.entries)]))
-
-    def extra(self) -> dict[str, Any]:
-        return self.listed.extra()
-
-    def stored_sizes(self) -> Int64s:
-        return self.listed.stored_sizes()
 
     def take(self, indices: Int64s) -> RemoteSamples:
         taken = self.listed.take(indices)

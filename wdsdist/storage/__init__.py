@@ -9,7 +9,7 @@ from wdsdist.storage.clients import StorageOptions
 from wdsdist.storage.entries import Entry, entry, listing
 from wdsdist.storage.local import atomic_write, sha256
 from wdsdist.storage.locations import beside, is_read_only, is_remote, join, local_path, normalise, shown, split
-from wdsdist.storage.objects import exists, fetch, names, read, read_range, remove, size, sizes, upload, write
+from wdsdist.storage.objects import exists, fetch, names, read, read_range, remove, sizes, upload, write
 
 __all__ = [
     "Entry",
@@ -31,7 +31,6 @@ __all__ = [
     "remove",
     "sha256",
     "shown",
-    "size",
     "sizes",
     "split",
     "upload",

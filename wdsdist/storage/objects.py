@@ -64,20 +64,6 @@ def read_range(location: str, start: int, stop: int, options: StorageOptions | N
     return persist(location, cat)
 
 
-def size(location: str, options: StorageOptions | None = None) -> int | None:
-    """Return the bytes that a location holds, or ``None`` where its store does not say.
-
-    Raises ``FileNotFoundError`` where there is nothing, `StorageError` where it cannot be asked.
-    """
-
-    def ask() -> int | None:
-        client, path = filesystem(location, options)
-        found = client.info(path).get("size")
-        return None if found is None else int(found)
-
-    return persist(location, ask)
-
-
 def write(location: str, content: bytes, options: StorageOptions | None = None) -> None:
     """Put an object at a remote location, whole or not at all. Raises `StorageError` where it cannot be written."""
 

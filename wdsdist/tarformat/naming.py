@@ -40,3 +40,16 @@ def split_name(name: str) -> tuple[str, str] | None:
     if "__" in name and _META.search(name):
         return None
     return name[:dot], name[dot + 1 :]
+
+
+def is_text(name: str) -> bool:
+    """Say whether a name can be written as UTF-8, as tars want it.
+
+    >>> is_text("café/1"), is_text("caf\\udce9/1")
+    (True, False)
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
