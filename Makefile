@@ -35,7 +35,7 @@ types: $(INSTALLED)
 
 check: $(INSTALLED)
 	@echo "== layers, doctests and tests"
-	@$(BIN)/python -m pytest --durations 5
+	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --durations 5
 
 format: $(INSTALLED)
 	@$(BIN)/ruff check --fix .

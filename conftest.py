@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,10 @@ def temporary_files_of_doctests(
     """Examples in docstrings show no cleaning up, and leave nothing behind all the same."""
     if isinstance(request.node, pytest.DoctestItem):
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("doctest")))
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A temporary folder with a name so short that sockets fit into it."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)

@@ -14,6 +14,7 @@ import os
 import pickle
 import signal
 import sys
+import tempfile
 import threading
 import types
 import weakref
@@ -29,6 +30,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 _log = logging.getLogger("wdsdist")
+_LONGEST_FOLDER = 107 - len("/pymp-00000000/listener-00000000")  # the kernel takes 107 bytes for a socket's name
 _numbers = itertools.count()
 _alive: weakref.WeakValueDictionary[int, Carried[Any]] = weakref.WeakValueDictionary()
 _travelling: Counter[int] = Counter()
@@ -73,7 +75,7 @@ def pool(workers: int | None, tasks: int) -> Iterator[concurrent.futures.Executo
     Leaving the block waits for the work that is under way. An exception in the block, also that of Ctrl-C, cancels
     all work that has not begun.
     """
-    carried = dict(_alive)
+    carried = dict(_alive.items())  # unlike the dictionary itself, these may be read while values are collected
     executor = _executor(min(workers or cpu_count(), tasks), carried)
     _travelling.update(carried.keys())
     try:
@@ -107,6 +109,10 @@ def _executor(count: int, carried: dict[int, Carried[Any]]) -> concurrent.future
     if threading.active_count() == 1:
         context: Any = multiprocessing.get_context("fork")
         given: dict[int, Carried[Any]] | bytes = carried
+    elif len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER:
+        return _one_thread(
+            f"the folder for temporary files is too long for a socket (over {_LONGEST_FOLDER} bytes): set TMPDIR"
+        )
     else:
         context = _CleanContext()
         try:

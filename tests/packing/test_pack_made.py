@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -149,6 +150,22 @@ class TestADataSet:
         [message] = caplog.messages
         assert message.startswith("working in one process: this one has threads, so that it must not fork, and what is")
         assert "does not pickle" in message
+
+    def test_beside_a_thread_a_long_folder_for_temporary_files_means_one_process(
+        self,
+        tmp_path: Path,
+        data_bytes: DataBytes,
+        thread: None,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        pack(made.Squares(), tmp_path / "alone", shard_samples=6, workers=1, encode=made.encode)
+        (folder := tmp_path / ("long" * 20)).mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        pack(made.Squares(), tmp_path / "dest", shard_samples=6, workers=2, encode=made.encode)
+        assert data_bytes(tmp_path / "alone") == data_bytes(tmp_path / "dest")
+        [message] = caplog.messages
+        assert message.endswith("too long for a socket (over 75 bytes): set TMPDIR")
 
     @pytest.mark.parametrize("beside", ["", "end = threading.Event(); threading.Thread(target=end.wait).start()"])
     def test_a_script_without_a_main_guard_may_define_it(self, tmp_path: Path, beside: str) -> None:

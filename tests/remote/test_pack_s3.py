@@ -115,17 +115,16 @@ def test_the_command_packs_into_a_bucket_once(source: Path, bucket: Bucket, url:
 
 
 def test_a_killed_run_is_continued_to_the_same_bytes(
-    source: Path, bucket: Bucket, url: str, alone: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, bucket: Bucket, url: str, alone: dict[str, bytes], short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setenv("TMPDIR", str(short_path))
     with subprocess.Popen(
         [sys.executable, "-c", helpers.STALLING, str(source), url, "1"], stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         assert process.stdout.read(1) == b"x"
         process.send_signal(signal.SIGKILL)
-    assert not list((tmp_path / "temporary").iterdir())
+    assert not list(short_path.iterdir())
     whole = {"shard-000000.tar", "shard-000001.tar"}
     assert {name for name in bucket.contents("deep/train/") if name.endswith(".tar")} == whole
     assert "index.json" not in bucket.contents("deep/train/")
@@ -138,4 +137,4 @@ def test_a_killed_run_is_continued_to_the_same_bytes(
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] == "1", "the first shard was kept, and no other"
     assert bucket.contents("deep/train/") == alone
-    assert not list((tmp_path / "temporary").iterdir())
+    assert not list(short_path.iterdir())
