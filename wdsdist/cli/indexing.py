@@ -32,8 +32,8 @@ def index(
 ) -> None:
     """Index tars that other tools wrote: an index for each, and an index.json for all.
 
-    SHARDS may be local or URLs. Of remote tars with large members only the headers are read. With --output, open the
-    data set by DIR. With --export, a data set that has an index keeps it.
+    SHARDS may be local or URLs, plain or compressed. Of remote tars with large members only the headers are read. With
+    --output, open the data set by DIR. With --export, a data set that has an index keeps it.
     """
     from wdsdist.exports import export
 
