@@ -53,8 +53,9 @@ def _opened(shards: tuple[str, ...]) -> Manifest | None:
     """Return the data set that a folder or an index.json is, if it is one."""
     from wdsdist.catalog import open as open_shards
     from wdsdist.errors import IndexNotFoundError
+    from wdsdist.tarformat import is_tar
 
-    if len(shards) > 1 or ".tar" in shards[0]:
+    if len(shards) > 1 or ".tar" in shards[0] or is_tar(shards[0]):
         return None
     try:
         return open_shards(shards[0])
