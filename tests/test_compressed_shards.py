@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -18,8 +19,9 @@ from torch.utils.data import DataLoader
 from web import served
 
 import wdsdist
-from wdsdist import StreamingDataset, cache, compression, shardindex, unpacking
+from wdsdist import StreamingDataset, cache, compression, shardindex, storage, unpacking
 from wdsdist.errors import ArgumentError, IndexNotFoundError, ShardDamagedError, ShardNotFoundError, StorageError
+from wdsdist.manifest import Shard
 
 NAMES = ["0.tar.gz", "1.tgz", "2.tar.bz2", "3.tar.xz", "4.tar.zst", "5.tar"]
 SAMPLES = 7
@@ -61,7 +63,7 @@ def fresh_process() -> Iterator[None]:
 
 def texts(shards: object, **options: object) -> dict[str, str]:
     dataset = StreamingDataset(shards, decode=True, **options)  # type: ignore[arg-type]
-    return {sample["__key__"]: sample["txt"] for sample in (dataset[n] for n in range(dataset.num_samples))}
+    return {sample["__key__"]: sample.get("txt") for sample in (dataset[n] for n in range(dataset.num_samples))}
 
 
 def copies(folder: Path) -> dict[str, tuple[int, int]]:
@@ -84,6 +86,7 @@ def test_compressed_and_plain_shards_are_indexed_and_read_together(mixed: Path, 
         tar_size = -1 if shard.name == "5.tar" else 10_240
         assert (shard.size, shard.tar_size) == ((mixed / shard.name).stat().st_size, tar_size)
     assert wdsdist.open(mixed).shards == manifest.shards
+    assert wdsdist.open([mixed / "5.tar", mixed / "0.tar.gz"]).shards == (manifest.shards[5], manifest.shards[0])
     assert texts(mixed, cache_dir=tmp_path / "cache") == everything()
     assert len(list((tmp_path / "cache").rglob("*.tar"))) == len(NAMES) - 1
     assert wdsdist.verify(mixed) == []
@@ -278,6 +281,29 @@ def test_a_file_that_changes_while_it_is_read_gives_no_copy(
     assert not copies(tmp_path / "cache")
 
 
+def test_a_copy_of_which_a_part_was_replaced_counts_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location, copy = "memory://store/x.tar.gz", tmp_path / "cache" / "0" / "x.tar.gz.tar"
+    copy.parent.mkdir(parents=True)
+    files = [write(tmp_path / name, "x.tar.gz", name) for name in ("old", "new")]
+    old, new = (Shard("x.tar.gz", SAMPLES, path.stat().st_size, storage.sha256(path), 10_240) for path in files)
+    unpacking.make_copy(files[0], copy, location, old, listed_in="memory://store")
+    assert unpacking.is_copy(copy, location, old)
+    assert not unpacking.is_copy(copy, location, new)
+    replace = Path.replace
+
+    def killed(path: Path, target: Path) -> None:
+        if path.suffix == shardindex.SUFFIX:
+            raise KeyboardInterrupt
+        replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        unpacking.make_copy(files[1], copy, location, new, listed_in="memory://store")
+    assert not unpacking.is_copy(copy, location, old)  # as it would be if the store had the old one again
+
+
 def test_a_full_cache_is_an_error_that_names_it(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
@@ -317,6 +343,15 @@ def test_remote_shards_of_others_are_indexed_and_uploaded_anew(mixed: Path, tmp_
         assert texts(url, cache_dir=tmp_path / "cache").keys() >= {"new0000"}
     finally:
         store.rm("/compressed", recursive=True)
+
+
+def test_a_large_remote_shard_is_fetched_as_a_whole_to_be_indexed(tmp_path: Path) -> None:
+    content = compressed(plain_tar([("a.bin", random.Random(0).randbytes(3 << 20))]), "zst")
+    (tmp_path / "x.tar.zst").write_bytes(content)
+    with served(tmp_path) as web:
+        manifest = wdsdist.index(f"{web.url}/x.tar.zst", output=tmp_path / "index")
+        assert manifest.shards[0].size == len(content)
+        assert texts(tmp_path / "index", fields=["bin"]).keys() == {"a"}
 
 
 # What the other commands make of them

@@ -21,7 +21,7 @@ _SKIPPABLE = b"\x2a\x4d\x18"  # bytes 1 to 3 of the frame without data that pzst
 _OPENERS: dict[str, Callable[[Path], IO[bytes]]] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}  # type: ignore[dict-item]
 
 _CHUNK = 1 << 20
-_ZSTD_CHUNK = 4 << 10  # compressed: four bytes can stand for 128 KiB, and all that comes of a chunk is in memory
+_ZSTD_CHUNK = 2 << 10  # compressed: four bytes can stand for 128 KiB, and what comes of a chunk is in memory, twice
 _LONGEST_WINDOW = 2**31  # bytes: of zstd's --long
 
 _EXPANSION = 200

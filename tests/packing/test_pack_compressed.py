@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 import subprocess
@@ -120,11 +121,14 @@ def test_a_large_sample_that_breaks_off_leaves_no_trace_in_the_compressed_shard(
     large.write_bytes(bytes(range(256)) * (3 << 12))
 
     def samples(*, broken: bool) -> Iterator[Sample]:
+        whole, lost = FilePayload(str(large), large.stat().st_size), FilePayload("/nowhere", 5)
         yield "a", [("txt", b"1")]
         if broken:
-            yield "b", [("bin", FilePayload(str(large), large.stat().st_size)), ("txt", FilePayload("/nowhere", 5))]
-        yield "c", [("bin", FilePayload(str(large), large.stat().st_size))]
+            yield "b", [("bin", whole), ("txt", lost)]
+        yield "c", [("bin", whole)]
         yield "d", [("txt", b"2")]
+        if broken:
+            yield "e", [("bin", whole), ("txt", lost)]
 
     found = []
     for number, broken in enumerate((False, True)):
@@ -133,7 +137,8 @@ def test_a_large_sample_that_breaks_off_leaves_no_trace_in_the_compressed_shard(
         written = writer.write_shard(Place(str(folder)), "x.tar.zst", samples(broken=broken), "", "skip", "zst:3")
         content = (folder / "x.tar.zst").read_bytes()
         assert (written.size, written.tar_size) == (len(content), len(plain(content)))
-        assert [one.key for one in written.left_out] == ["b"] * broken
+        assert written.sha256 == hashlib.sha256(content).hexdigest()
+        assert [one.key for one in written.left_out] == ["b", "e"] * broken
         found.append(plain(content))
     assert found[0] == found[1]
     assert len(helpers.listing(found[0])) == 3
