@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -20,7 +21,7 @@ from web import served
 
 import wdsdist
 from wdsdist import StreamingDataset, cache, compression, shardindex, storage, unpacking
-from wdsdist.errors import ArgumentError, IndexNotFoundError, ShardDamagedError, ShardNotFoundError, StorageError
+from wdsdist.errors import ArgumentError, IndexNotFoundError, ShardDamagedError, ShardNotFoundError
 from wdsdist.manifest import Shard
 
 NAMES = ["0.tar.gz", "1.tgz", "2.tar.bz2", "3.tar.xz", "4.tar.zst", "5.tar"]
@@ -305,14 +306,15 @@ def test_a_copy_of_which_a_part_was_replaced_counts_for_nothing(
 
 
 def test_a_full_cache_is_an_error_that_names_it(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
+    opened = Path.open
 
-    monkeypatch.setattr(compression, "unpack", full)
-    with pytest.raises(
-        StorageError, match=r"cache/.* cannot take .*tar\.zst, decompressed \(No space left on device\)"
-    ):
+    def on_a_full_disk(path: Path, *args: Any, **options: Any) -> Any:
+        return opened(Path("/dev/full") if path.name.endswith(".zst.tar") else path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", on_a_full_disk)
+    with pytest.raises(DestinationError, match=r"cache/.* cannot take .*zst, decompressed \(No space left on device\)"):
         StreamingDataset(packed, cache_dir=tmp_path / "cache")[0]
+    assert not copies(tmp_path / "cache")
 
 
 # Stores

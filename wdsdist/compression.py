@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from wdsdist.errors import ArgumentError, ShardDamagedError, StorageError, WdsdistError
+from wdsdist.errors import ArgumentError, DestinationError, ShardDamagedError, StorageError, WdsdistError
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _SKIPPABLE = b"\x2a\x4d\x18"  # bytes 1 to 3 of the frame without data that pzstd begins with
@@ -60,18 +60,26 @@ def unpack(path: Path, target: Path, *, size: int = -1, label: str = "") -> None
         size: how many bytes have to come out; -1 where that is not known, so that there must be fewer than a bomb has.
         label: names the file in errors; by default its path.
 
-    Raises `ShardDamagedError` where it is cut or damaged, or expands to more than it may, and `StorageError` where it
-    cannot be read.
+    Raises `ShardDamagedError` where it is cut or damaged, or expands to more than it may, `StorageError` where it
+    cannot be read, and `DestinationError` where the other cannot be written.
     """
     label = label or str(path)
     most = size if size >= 0 else max(_ALWAYS, _EXPANSION * path.stat().st_size)
     written = 0
-    with target.open("wb", buffering=_CHUNK) as out:
-        for piece in _pieces(path, label):
-            written += len(piece)
-            if written > most:
-                raise ShardDamagedError(_too_large(label, size, most))
-            out.write(piece)
+    try:
+        with target.open("wb", buffering=_CHUNK) as out:
+            for piece in _pieces(path, label):
+                written += len(piece)
+                if written > most:
+                    raise ShardDamagedError(_too_large(label, size, most))
+                out.write(piece)
+    except WdsdistError:
+        raise
+    except OSError as error:
+        raise DestinationError(
+            f"{target.parent} cannot take {label}, decompressed ({error.strerror}): make room there, or choose another "
+            f"folder for it"
+        ) from error
     if size not in (-1, written):
         raise ShardDamagedError(
             f"{label} holds a tar of {written:,} bytes, and its index says {size:,}: fetch or pack it again"

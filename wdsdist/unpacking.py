@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from wdsdist import compression, shardindex, storage, tarindex
-from wdsdist.errors import IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError, WdsdistError
+from wdsdist.errors import IndexFormatError, ShardDamagedError, ShardNotFoundError
 from wdsdist.manifest import Shard
 from wdsdist.shardindex import ShardIndex, Stored
 
@@ -58,35 +58,26 @@ def make_copy(file: Path, copy: Path, location: str, listed: Shard, *, listed_in
         listed_in: the folder of the ``index.json`` that lists it.
 
     Raises `ShardDamagedError` for a file that is not what the manifest and its index say, or is cut or damaged, and
-    `StorageError` where the copy cannot be written.
+    `DestinationError` where the copy cannot be written.
     """
     label = storage.shown(location)
-    _say(copy.parent.parent)
     made_of = _made_of(location, listed)
     known = tarindex.known_index(file, listed_in=listed_in)
     found = _checked(file, listed, known, label)
     size = listed.tar_size if known is None else known.size
-    try:
-        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=copy.parent) as folder:
-            tar = Path(folder) / copy.name
-            compression.unpack(file, tar, size=size, label=label)
-            if _made_of(location, listed) != made_of:
-                raise ShardDamagedError(f"{label} has changed while it was read: try again once it is at rest")
-            index = replace(known or tarindex.scan_shard(tar, label=label), stored=found)
-            note = Path(folder) / "note"
-            note.write_text(made_of, encoding="utf-8")
-            shardindex.beside(tar).write_bytes(shardindex.dumps(index))
-            _note_beside(copy).unlink(missing_ok=True)
-            tar.replace(copy)
-            shardindex.beside(tar).replace(shardindex.beside(copy))
-            note.replace(_note_beside(copy))
-    except WdsdistError:
-        raise
-    except OSError as error:
-        raise StorageError(
-            f"{copy.parent} cannot take {label}, decompressed ({error.strerror or error}): make room there, or name "
-            f"another folder as cache_dir"
-        ) from error
+    _say(copy.parent.parent)
+    with tempfile.TemporaryDirectory(prefix=".tmp-", dir=copy.parent) as folder:
+        tar = Path(folder) / copy.name
+        compression.unpack(file, tar, size=size, label=label)
+        if _made_of(location, listed) != made_of:
+            raise ShardDamagedError(f"{label} has changed while it was read: try again once it is at rest")
+        index = replace(known or tarindex.scan_shard(tar, label=label), stored=found)
+        shardindex.beside(tar).write_bytes(shardindex.dumps(index))
+        _note_beside(tar).write_text(made_of, encoding="utf-8")
+        _note_beside(copy).unlink(missing_ok=True)
+        tar.replace(copy)
+        shardindex.beside(tar).replace(shardindex.beside(copy))
+        _note_beside(tar).replace(_note_beside(copy))
 
 
 def _checked(file: Path, listed: Shard, known: ShardIndex | None, label: str) -> Stored:

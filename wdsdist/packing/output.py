@@ -35,6 +35,7 @@ class Checkpoint:
     position: int
     digest: Any
     file_position: int
+    """Where that is in the file, which may hold the tar in compressed form."""
     file_digest: Any
 
 

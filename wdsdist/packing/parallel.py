@@ -37,7 +37,7 @@ class Writing:
 def write_planned(source: Source, plan: PackPlan, place: Place, job: Job, how: Writing) -> list[WrittenShard]:
     """Write the shards of a plan that are not there yet, and return all of them in order.
 
-    ``job`` is the one on record at the place: workers elsewhere know it by that.
+    ``job`` is the one on record at the place, for workers elsewhere to know it by.
 
     Raises what `write_shard` does, and `WdsdistError` where a process that writes dies.
     """

@@ -40,9 +40,8 @@ def write_in_order(
     shards: list[WrittenShard] = []
     done = PackProgress(samples_done=0, samples=None, shards_done=0, shards=None, bytes_done=0, bytes=None)
     while not cut.is_over:
-        name = shard_name(
-            len(shards), 1, compressed=options.compress is not None
-        )  # how many there will be must not matter
+        # How many there will be must not matter.
+        name = shard_name(len(shards), 1, compressed=options.compress is not None)
         known = whole_index(place, name, present.get(name), on_error)
         if known is None:
             shards.append(write_shard(place, name, cut, on_error=on_error, compress=options.compress))
