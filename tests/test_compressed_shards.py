@@ -21,7 +21,7 @@ from web import served
 
 import wdsdist
 from wdsdist import StreamingDataset, cache, compression, shardindex, storage, unpacking
-from wdsdist.errors import ArgumentError, IndexNotFoundError, ShardDamagedError, ShardNotFoundError
+from wdsdist.errors import ArgumentError, DestinationError, IndexNotFoundError, ShardDamagedError, ShardNotFoundError
 from wdsdist.manifest import Shard
 
 NAMES = ["0.tar.gz", "1.tgz", "2.tar.bz2", "3.tar.xz", "4.tar.zst", "5.tar"]
