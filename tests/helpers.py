@@ -116,3 +116,16 @@ def with_checksum(block: bytes) -> bytes:
     """Return a header block whose checksum is right again after a change."""
     blank = block[:148] + b" " * 8 + block[156:]
     return block[:148] + b"%06o\0 " % sum(blank) + block[156:]
+
+
+def compressed(content: bytes, name: str) -> bytes:
+    """Return what a file of this name would hold, as its ending says; of a ``.tar``, the content itself."""
+    import bz2
+    import gzip
+    import lzma
+
+    import zstandard
+
+    packers = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstandard.compress}
+    packers |= {"tgz": gzip.compress, "tar": bytes}
+    return packers[name.rpartition(".")[2]](content)

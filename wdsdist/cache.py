@@ -1,7 +1,8 @@
 """One verified local copy of each remote shard per node. Shards that are local already are read where they lie.
 
 A shard is fetched under a lock into a temporary file, its size and digest are checked, and only then does it get its
-name: a file that bears a shard's name is whole. What is fetched stays; the cache has no limit yet.
+name: a file that bears a shard's name is whole. What is fetched stays; the cache has no limit yet. Of a compressed
+shard, local or remote, the copy is the tar that is in it.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from wdsdist import shardindex, storage, tarindex
+from wdsdist import shardindex, storage, tarindex, unpacking
 from wdsdist.errors import IndexFormatError, ShardDamagedError
 from wdsdist.manifest import Manifest, Shard
 from wdsdist.node import user_cache_dir
 
 
 def local_shard(manifest: Manifest, number: int, cache_dir: Path | None = None) -> Path:
-    """Return the local path of a shard, after fetching it where it is remote and not cached yet.
+    """Return the local path of a shard's tar, after fetching or decompressing it where there is no copy of it yet.
 
     Args:
         manifest: the data set.
@@ -32,25 +33,32 @@ def local_shard(manifest: Manifest, number: int, cache_dir: Path | None = None) 
     `ShardDamagedError` where it is not what the manifest promises.
     """
     location = manifest.location(number)
-    if not storage.is_remote(location):
+    if not is_copied(manifest, number):
         return storage.local_path(location)
     path = cached_path(manifest, number, cache_dir)
-    if not _is_current(path, manifest.shard(number)):
+    if not _is_current(path, location, manifest.shard(number)):
         with _alone(path):
-            if not _is_current(path, manifest.shard(number)):  # another process may have fetched it meanwhile
+            if not _is_current(path, location, manifest.shard(number)):  # another process may have fetched it meanwhile
                 _fetch(manifest, number, location, path)
     return path
 
 
+def is_copied(manifest: Manifest, number: int) -> bool:
+    """Say whether a shard is read from a copy in the cache."""
+    return storage.is_remote(manifest.location(number)) or manifest.shard(number).is_compressed
+
+
 def cached_path(manifest: Manifest, number: int, cache_dir: Path | None = None) -> Path:
-    """Return where the local copy of a remote shard is, or would be."""
+    """Return where the copy of a remote or compressed shard is, or would be."""
     folder, name = storage.split(manifest.location(number))
+    if manifest.shard(number).is_compressed:
+        name = unpacking.copy_name(name)
     # Two stores may hold different shards under one name.
     return (cache_dir or user_cache_dir() / "shards") / hashlib.sha256(folder.encode()).hexdigest()[:24] / name
 
 
 def refetch(manifest: Manifest, number: int, cache_dir: Path | None = None) -> Path:
-    """Fetch a remote shard even where there is a copy, which it replaces once it has proved to be whole.
+    """Fetch or decompress a shard even where there is a copy, which it replaces once it has proved to be whole.
 
     Raises what `local_shard` raises; the copy stays as it is then.
     """
@@ -68,8 +76,10 @@ def _alone(path: Path) -> Iterator[None]:
         yield
 
 
-def _is_current(path: Path, listed: Shard) -> bool:
+def _is_current(path: Path, location: str, listed: Shard) -> bool:
     """Say whether a cached copy is of the shard that the manifest lists, not of one that was uploaded before it."""
+    if listed.is_compressed:
+        return unpacking.is_copy(path, location, listed)
     try:
         if listed.size >= 0 and path.stat().st_size != listed.size:
             return False
@@ -81,8 +91,11 @@ def _is_current(path: Path, listed: Shard) -> bool:
 def _fetch(manifest: Manifest, number: int, location: str, path: Path) -> None:
     options = manifest.storage_options
     shard = manifest.shard(number)
+    if not storage.is_remote(location):
+        unpacking.make_copy(storage.local_path(location), path, location, shard, listed_in=manifest.base)
+        return
     with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as folder:
-        temporary = Path(folder) / path.name
+        temporary = Path(folder) / storage.split(location)[1]
         storage.fetch(location, temporary, options)
         size = temporary.stat().st_size
         if shard.size >= 0 and size != shard.size:
@@ -94,10 +107,13 @@ def _fetch(manifest: Manifest, number: int, location: str, path: Path) -> None:
                 f"{storage.shown(location)} does not have the digest that its index.json gives: upload it again"
             )
         index, kept = shardindex.beside(temporary), shardindex.beside(path)
-        # Without its index an old copy counts for nothing, so no process can pair it with the new index.
-        kept.unlink(missing_ok=True)
         if storage.exists(storage.beside(location, shardindex.SUFFIX), options):
             storage.fetch(storage.beside(location, shardindex.SUFFIX), index, options)
+        if shard.is_compressed:
+            unpacking.make_copy(temporary, path, location, shard, listed_in=manifest.base)
+            return
+        # Without its index an old copy counts for nothing, so no process can pair it with the new index.
+        kept.unlink(missing_ok=True)
         temporary.replace(path)
         if index.exists():
             index.replace(kept)

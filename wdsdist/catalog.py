@@ -20,8 +20,7 @@ from wdsdist.errors import (
 )
 from wdsdist.manifest import Manifest, Shard
 from wdsdist.processes import pool
-from wdsdist.shardindex import ShardIndex
-from wdsdist.tarformat import is_compressed
+from wdsdist.tarformat import is_tar
 
 Location = str | os.PathLike[str]
 Shards = Location | Iterable[Location] | Manifest
@@ -33,7 +32,8 @@ def open(shards: Shards, *, storage_options: Mapping[str, Any] | None = None) ->
     Args:
         shards: a folder or URL with an ``index.json``; the path or URL of an ``index.json``; one tar; a brace pattern
             such as ``train-{000..127}.tar``; a list of tars; or a `Manifest`, which is returned as it is. Tars named
-            one by one need no ``index.json``: those without an index are scanned once.
+            one by one need no ``index.json``: those without an index are scanned once. They may be compressed by
+            gzip, bzip2, xz or zstd.
         storage_options: passed to fsspec for URLs.
 
     Raises:
@@ -45,7 +45,7 @@ def open(shards: Shards, *, storage_options: Mapping[str, Any] | None = None) ->
     if isinstance(shards, Manifest):
         return shards
     locations = expand(shards)
-    if len(locations) != 1 or locations[0].endswith(".tar"):
+    if len(locations) != 1 or is_tar(storage.split(locations[0])[1]):
         return _open_tars(locations, storage_options)
     location = locations[0]
     if location.endswith(".json"):
@@ -54,10 +54,6 @@ def open(shards: Shards, *, storage_options: Mapping[str, Any] | None = None) ->
         return manifests.load(storage.join(location, manifests.FILE_NAME), storage_options)
     except IndexNotFoundError:
         raise _no_index(location, storage_options) from None
-
-
-def _shard(name: str, found: ShardIndex) -> Shard:
-    return Shard(name, found.num_samples, found.size, found.sha256)
 
 
 def expand(shards: Location | Iterable[Location]) -> list[str]:
@@ -81,15 +77,7 @@ def expand(shards: Location | Iterable[Location]) -> list[str]:
             expanded.append(text)
     if not expanded:
         raise IndexNotFoundError("the list of shards is empty: name a folder, a brace pattern or some tars")
-    return _whole_tars([storage.normalise(item) for item in expanded])
-
-
-def _whole_tars(locations: list[str]) -> list[str]:
-    """Return the locations, unless one is a compressed tar, which would be passed over or taken for a damaged one."""
-    for location in locations:
-        if is_compressed(storage.split(location)[1]):
-            raise ArgumentError(f"{storage.shown(location)} is compressed: unpack it to a plain .tar first")
-    return locations
+    return [storage.normalise(item) for item in expanded]
 
 
 def refuse_folders(locations: list[str]) -> None:
@@ -119,14 +107,13 @@ def _open_tars(locations: list[str], options: Mapping[str, Any] | None) -> Manif
     paths = [Path(location) for location in locations]
     with pool(None, len(paths)) as executor:
         found = list(executor.map(tarindex.shard_index, paths))
-    shards = (_shard(str(path), one) for path, one in zip(paths, found, strict=True))
+    shards = (Shard.of(str(path), one) for path, one in zip(paths, found, strict=True))
     return Manifest.of(folder, shards, name=Path(folder).name)
 
 
 def tars_in(folder: str, options: Mapping[str, Any] | None = None) -> list[str]:
-    """Return the locations of the tars in a folder. Raises `ArgumentError` where one of them is compressed."""
-    found = [name for name in storage.names(folder, "", options) if name.endswith(".tar") or is_compressed(name)]
-    return _whole_tars([storage.join(folder, name) for name in found])
+    """Return the locations of the tars in a folder."""
+    return [storage.join(folder, name) for name in storage.names(folder, "", options) if is_tar(name)]
 
 
 def _no_index(location: str, options: Mapping[str, Any] | None) -> IndexNotFoundError:
@@ -135,7 +122,7 @@ def _no_index(location: str, options: Mapping[str, Any] | None) -> IndexNotFound
         return IndexNotFoundError(f"{where} does not exist")
     if not storage.is_remote(location) and not Path(location).is_dir():
         return IndexNotFoundError(f"{where} is neither a folder, an index.json nor a .tar file")
-    tars = len(storage.names(location, ".tar", options))
+    tars = len(tars_in(location, options))
     if tars:
         return IndexNotFoundError(
             f"{where} holds {tars:,} tar files but no index.json: run `wdsdist index {where}`, or pack again if "

@@ -59,7 +59,8 @@ class StreamingDataset(IterableDataset[Any]):
             the first run. Runs with the same number see the same global batches, whatever their world size.
         batch_size: give it only where a foreign ``DataLoader`` makes batches of this size, so that workers are dealt
             whole batches. A `StreamingDataLoader` brings its own.
-        cache_dir: where remote shards are kept; by default in the user's cache folder.
+        cache_dir: where remote shards, and compressed ones once they are decompressed, are kept; by default in the
+            user's cache folder.
         storage_options: passed to fsspec for remote shards.
 
     Raises:

@@ -7,6 +7,7 @@ the wids shard index, version 1; timm's `reader_wds`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from wdsdist.processes import pool
 _ENERGON_VERSION = "7.4.1"
 """The release whose format this is; Energon converts what older ones wrote."""
 _SPLITS = ("train", "val", "test")
+_STREAMED = re.compile(r"(?:gz|bz2?|xz)(?:\?|$)", re.IGNORECASE)
+"""How the names of those compressed tars end that Python's tarfile reads, and so webdataset, which timm reads by."""
 _BLANKS = (" ", "\t", "\n", "\r", "\v", "\f")
 
 
@@ -79,6 +82,9 @@ def export(
             any name for timm.
         workers: processes that read; by default one for each core.
 
+    DALI, Energon and wids read members where they lie in a tar, so they cannot read compressed shards; timm streams
+    tars, and reads those that are compressed by gzip, bzip2 or xz.
+
     Raises `ArgumentError` for a format that does not exist or cannot hold the data set, `DestinationError` where the
     folder cannot be written, and what `wdsdist.open` raises.
 
@@ -96,6 +102,11 @@ def export(
     if format not in _WRITERS:
         raise ArgumentError(f"format is {format!r}: it can be {', '.join(map(repr, _WRITERS))}")
     manifest = catalog.open(shards)
+    for shard in manifest.shards:
+        if shard.is_compressed and not (format == "timm" and _STREAMED.search(shard.name)):
+            raise ArgumentError(
+                f"{format} cannot read {shard.name}, which is compressed: decompress it to a plain .tar"
+            )
     target = storage.normalise(output) if output is not None else manifest.base
     if storage.is_remote(target):
         raise ArgumentError(f"{storage.shown(target)} is remote: name a local folder for the index as output")

@@ -25,6 +25,7 @@ from wdsdist.errors import (
 from wdsdist.manifest import Manifest, Shard
 from wdsdist.processes import pool
 from wdsdist.shardindex import ShardIndex
+from wdsdist.tarformat import is_tar
 
 _REMOTE_WORKERS = 16
 """Shards that are read from a store at once: what takes time there is waiting, not work."""
@@ -54,7 +55,7 @@ def index(
     """Index tars that someone else made: write an index beside each, and ``index.json`` in their folder.
 
     Remote tars whose members are large are indexed by reading their headers only, and have no digest then; others
-    are streamed once.
+    are streamed once. Compressed tars are decompressed into a temporary file, one for each worker.
 
     Args:
         shards: a folder or URL, one tar, a brace pattern or a list of tars, all in one folder.
@@ -81,7 +82,7 @@ def index(
     names = locations if output is not None else [storage.split(location)[1] for location in locations]
     manifest = Manifest.of(
         target,
-        (Shard(name, one.num_samples, one.size, one.sha256) for name, one in zip(names, found, strict=True)),
+        (Shard.of(name, one) for name, one in zip(names, found, strict=True)),
         name=storage.split(target)[1],
         extra={**_notes(found), **_classes(target, storage_options)},
         storage_options=dict(storage_options or {}),
@@ -116,7 +117,7 @@ def _index_all(
     try:
         for future in concurrent.futures.as_completed(futures):
             one = found[futures[future]] = future.result()
-            bytes_done += one.size
+            bytes_done += one.file.size
             samples_done += one.num_samples
             if progress:
                 known = max(total, bytes_done)
@@ -213,7 +214,7 @@ def _tars(shards: Shards, options: Mapping[str, Any] | None, *, together: bool) 
         locations = [shards.location(number) for number in range(len(shards.counts))]
     else:
         locations = catalog.expand(shards)
-        if len(locations) == 1 and not storage.split(locations[0])[1].endswith(".tar"):
+        if len(locations) == 1 and not is_tar(storage.split(locations[0])[1]):
             folder = locations[0]
             locations = catalog.tars_in(folder, options)
             if not locations:

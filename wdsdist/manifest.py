@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist import storage
+from wdsdist import storage, tarformat
 from wdsdist.errors import ArgumentError, IndexFormatError, IndexNotFoundError
 from wdsdist.memory import SharedCopy, is_spawning
 from wdsdist.permutation import Int64s
+from wdsdist.shardindex import ShardIndex
 
 FILE_NAME = "index.json"
 
@@ -42,6 +43,19 @@ class Shard:
     """Bytes; -1 where the manifest does not say."""
     sha256: str
     """Hexadecimal digest; empty where the manifest does not say."""
+    tar_size: int = -1
+    """Bytes of the tar in it, where it is compressed and the manifest says; else -1."""
+
+    @classmethod
+    def of(cls, name: str, index: ShardIndex) -> Shard:
+        """Return the shard that an index describes."""
+        file = index.file
+        return cls(name, index.num_samples, file.size, file.sha256, index.size if index.stored else -1)
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether it has to be decompressed before it is read, as its name says."""
+        return tarformat.is_compressed(storage.split(self.name)[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +75,8 @@ class Manifest:
     """int64 [shards]: bytes of each, -1 where unknown."""
     digests: npt.NDArray[np.bytes_]
     """SHA-256 of each, hexadecimal, empty where unknown."""
+    tar_sizes: Int64s
+    """int64 [shards]: bytes of the tar in each that is compressed, as far as known; else -1."""
     name: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
     """What the packer noted, such as ``classes`` and ``source``."""
@@ -77,6 +93,7 @@ class Manifest:
             counts=np.array([shard.num_samples for shard in listed], np.int64),
             sizes=np.array([shard.size for shard in listed], np.int64),
             digests=np.array([shard.sha256.encode() for shard in listed], np.bytes_),
+            tar_sizes=np.array([shard.tar_size for shard in listed], np.int64),
             **more,
         )
 
@@ -91,6 +108,11 @@ class Manifest:
         return int(self.sizes[self.sizes > 0].sum())
 
     @property
+    def num_tar_bytes(self) -> int:
+        """Bytes of all tars, decompressed where they are compressed, as far as known."""
+        return int(np.maximum(self.sizes, self.tar_sizes).clip(0).sum())
+
+    @property
     def shards(self) -> tuple[Shard, ...]:
         """The shards, in order."""
         return tuple(self.shard(number) for number in range(len(self.counts)))
@@ -102,6 +124,7 @@ class Manifest:
             int(self.counts[number]),
             int(self.sizes[number]),
             self.digests[number].decode(),
+            int(self.tar_sizes[number]),
         )
 
     def location(self, number: int) -> str:
@@ -130,6 +153,7 @@ class Manifest:
             self.counts[chosen],
             self.sizes[chosen],
             self.digests[chosen],
+            self.tar_sizes[chosen],
             self.name,
             {name: note for name, note in self.extra.items() if name not in _NOTES_ON_ALL},
             self.storage_options,
@@ -168,6 +192,8 @@ def dumps(manifest: Manifest) -> bytes:
             entry["filesize"] = shard.size
         if shard.sha256:
             entry["sha256"] = shard.sha256
+        if shard.tar_size >= 0:
+            entry["tarsize"] = shard.tar_size
         listed.append(entry)
     return (
         json.dumps(
@@ -210,6 +236,7 @@ def load(location: str, storage_options: Mapping[str, Any] | None = None) -> Man
                 _count(entry["nsamples"]),
                 _count(entry.get("filesize", -1), -1),
                 str(entry.get("sha256", "")),
+                _count(entry.get("tarsize", -1), -1),
             )
             for entry in data["shardlist"]
         ]
@@ -219,7 +246,7 @@ def load(location: str, storage_options: Mapping[str, Any] | None = None) -> Man
         found = sum(shard.num_samples for shard in shards)
         if stated is not None and stated != found:
             raise ValueError(f"it promises {stated:,} samples and lists {found:,}")
-        if found >= 1 << 62 or sum(max(shard.size, 0) for shard in shards) >= 1 << 62:
+        if found >= 1 << 62 or sum(max(shard.size, 0) + max(shard.tar_size, 0) for shard in shards) >= 1 << 62:
             raise OverflowError("it lists more than 64-bit numbers can count")
         _check_widths(shards, len(content))
         base = str(data.get("base") or storage.split(location)[0])

@@ -72,7 +72,8 @@ def index_remote(location: str, size: int | None, options: storage.StorageOption
     samples.
     """
     label = storage.shown(location)
-    if size is not None and size > 2 * _FIRST:
+    name = storage.split(location)[1]
+    if size is not None and size > 2 * _FIRST and not tarformat.is_compressed(name):
         try:
             ranges = _Ranges(location, size, options)
             members = tarformat.scan(ranges, label=label)
@@ -82,7 +83,7 @@ def index_remote(location: str, size: int | None, options: storage.StorageOption
         except FileNotFoundError as error:
             raise ShardNotFoundError(f"{label} does not exist") from error
     with tempfile.TemporaryDirectory(prefix="wdsdist-") as folder:
-        path = Path(folder) / "shard.tar"
+        path = Path(folder) / name
         storage.fetch(location, path, options)
         if size is not None and path.stat().st_size != size:
             raise ShardDamagedError(f"{label}: {path.stat().st_size:,} bytes came of its {size:,}: try again")

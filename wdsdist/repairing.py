@@ -100,9 +100,10 @@ def _mend(
             return "indexed anew"
         return "nothing done"
     place = index_path(path, task.folder)
-    if storage.is_remote(manifest.location(number)):
+    if task.location != manifest.location(number):  # a copy in the cache
         cache.refetch(manifest, number, cache_dir)
-        done = f"fetched again from {storage.shown(manifest.location(number))}"
+        how = "fetched" if storage.is_remote(manifest.location(number)) else "decompressed"
+        done = f"{how} again from {storage.shown(manifest.location(number))}"
     elif source is not None:
         whole = storage.join(storage.normalise(source), path.name)
         _replace(path, whole, task)
@@ -132,11 +133,11 @@ def _replace(path: Path, whole: str, task: Task) -> None:
 
 
 def _check_copy(copy: Path, whole: str, listed: Shard) -> None:
-    found = tarindex.scan_shard(copy, label=storage.shown(whole))
+    found = tarindex.scan_shard(copy, label=storage.shown(whole), tar_size=listed.tar_size)
     for what, has, promised in (
-        ("bytes", found.size, listed.size if listed.size >= 0 else found.size),
+        ("bytes", found.file.size, listed.size if listed.size >= 0 else found.file.size),
         ("samples", found.num_samples, listed.num_samples),
-        ("digest", found.sha256, listed.sha256 or found.sha256),
+        ("digest", found.file.sha256, listed.sha256 or found.file.sha256),
     ):
         if has != promised:
             raise ShardDamagedError(

@@ -104,16 +104,17 @@ def _open_shard(manifest: Manifest, number: int, cache_dir: Path | None) -> Mapp
             content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
     except FileNotFoundError as error:
         raise ShardNotFoundError(f"shard {path} does not exist") from error
+    listed_size = listed.tar_size if listed.is_compressed else listed.size
     for what, found, promised in (
         ("bytes", len(content), index.size),
-        ("bytes", len(content), listed.size if listed.size >= 0 else len(content)),
+        ("bytes", len(content), listed_size if listed_size >= 0 else len(content)),
         ("samples", index.num_samples, listed.num_samples),
     ):
         if found != promised:
             raise ShardDamagedError(
                 f"shard {path} has {found:,} {what} but its index says {promised:,}: fetch or pack it again"
             )
-    if listed.sha256 and listed.sha256 != index.sha256:
+    if listed.sha256 and listed.sha256 != index.file.sha256:
         raise ShardDamagedError(
             f"shard {path} was indexed with another digest than index.json gives: run `wdsdist verify` on its folder"
         )
@@ -128,4 +129,4 @@ def _open_shard(manifest: Manifest, number: int, cache_dir: Path | None) -> Mapp
         raise ShardDamagedError(
             f"shard {path} does not end in the two zero blocks of a whole tar: fetch or pack it again"
         )
-    return MappedShard(storage.split(str(path))[1], index, content)
+    return MappedShard(storage.split(manifest.location(number))[1], index, content)

@@ -1,18 +1,24 @@
-"""The index of a local tar: from beside it, from the user's cache, or by scanning the tar and keeping the result."""
+"""The index of a local tar: from beside it, from the user's cache, or by scanning the tar and keeping the result.
+
+A compressed tar is decompressed into a temporary file to be scanned. Its index says where the members lie in the tar,
+and of which compressed file.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import mmap
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from wdsdist import shardindex, storage, tarformat
+from wdsdist import compression, shardindex, storage, tarformat
 from wdsdist.errors import DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError
 from wdsdist.node import user_cache_dir
-from wdsdist.shardindex import ShardIndex
+from wdsdist.shardindex import ShardIndex, Stored
 from wdsdist.tarformat import Members
 
 
@@ -23,6 +29,11 @@ def shard_index(path: Path, *, listed_in: str | None = None) -> ShardIndex:
 
     Raises `ShardNotFoundError` where there is no tar and `ShardDamagedError` where the tar is not as its index says.
     """
+    return known_index(path, listed_in=listed_in) or _scan_and_keep(path)
+
+
+def known_index(path: Path, *, listed_in: str | None = None) -> ShardIndex | None:
+    """Return the index of a local tar where there is one already. Raises what `shard_index` raises."""
     try:
         size = path.stat().st_size
     except FileNotFoundError as error:
@@ -39,21 +50,46 @@ def shard_index(path: Path, *, listed_in: str | None = None) -> ShardIndex:
             if place == _cached(path):
                 continue  # ours to make anew
             raise
-        if known.size != size:
+        expected = known.file.size if tarformat.is_compressed(path.name) else known.size
+        if expected != size:
             if place == _cached(path):
                 continue  # the tar was written anew since; scan it again
-            raise ShardDamagedError(_sizes_differ(path, size, known.size))
+            raise ShardDamagedError(_sizes_differ(path, size, expected))
         return known
-    return _scan_and_keep(path)
+    return None
 
 
-def scan_shard(path: Path, *, label: str = "") -> ShardIndex:
-    """Read a whole tar and return its index, digest included; ``label`` names it in errors, by default its path."""
+def scan_shard(path: Path, *, label: str = "", tar_size: int = -1) -> ShardIndex:
+    """Read a whole tar and return its index, digest included.
+
+    Args:
+        path: the tar, compressed or not.
+        label: names it in errors; by default its path.
+        tar_size: bytes of the tar in a compressed one, where they are known.
+    """
     label = label or str(path)
-    with _mapped(path, label) as content:
+    with decompressed(path, label=label, tar_size=tar_size) as tar, _mapped(tar, label) as content:
         members = tarformat.scan(content, label=label)
         digest = hashlib.sha256(content).hexdigest()
-        return shardindex.from_members(members, size=len(content), sha256=digest, label=label)
+        index = shardindex.from_members(members, size=len(content), sha256=digest, label=label)
+        return index if tar == path else dataclasses.replace(index, stored=stored(path))
+
+
+def stored(path: Path) -> Stored:
+    """Return the size and the digest of a compressed tar."""
+    return Stored(path.stat().st_size, storage.sha256(path))
+
+
+@contextlib.contextmanager
+def decompressed(path: Path, *, label: str = "", tar_size: int = -1) -> Iterator[Path]:
+    """Give a tar itself, or, where its name says that it is compressed, a temporary file with what is in it."""
+    if not tarformat.is_compressed(path.name):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="wdsdist-") as folder:
+        tar = Path(folder) / "shard.tar"
+        compression.unpack(path, tar, size=tar_size, label=label)
+        yield tar
 
 
 def scan_members(path: Path) -> Members:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,13 +76,13 @@ def verify(
 
     Each shard must be there with the size, digest and number of samples that ``index.json`` gives, must be a whole
     tar, and must have an index that agrees with both. An empty list means that all is well. Remote shards are
-    fetched, a few at a time, checked and let go.
+    fetched, a few at a time, checked and let go; compressed ones are decompressed in the same way.
 
     Args:
         shards: what `wdsdist.open` takes.
         deep: also decode every member, images to their last pixel.
-        cached: of a remote data set, check the copies that this node has in its cache instead; shards that are not
-            there are none of its damage.
+        cached: of a remote or compressed data set, check the copies that this node has in its cache instead; shards
+            that are not there are none of its damage.
         cache_dir: where those copies are; by default ``shards`` in the user's cache folder.
         workers: processes that read; by default one for each core.
         storage_options: passed to fsspec for URLs.
@@ -126,13 +126,24 @@ def find_tasks(manifest: Manifest, *, deep: bool, cached: bool, cache_dir: Path 
     tasks = {}
     for number in range(len(manifest.counts)):
         location = manifest.location(number)
-        if cached and storage.is_remote(location):
+        listed = manifest.shard(number)
+        if cached and cache.is_copied(manifest, number):
             copy = cache.cached_path(manifest, number, cache_dir)
             if not copy.exists():
                 continue
             location = str(copy)
-        tasks[number] = Task(location, manifest.shard(number), manifest.base, manifest.storage_options, deep)
+            listed = _decompressed(listed, copy) if listed.is_compressed else listed
+        tasks[number] = Task(location, listed, manifest.base, manifest.storage_options, deep)
     return tasks
+
+
+def _decompressed(listed: Shard, copy: Path) -> Shard:
+    """Return what the decompressed copy of a shard must be: index.json gives no digest of it, but its index does."""
+    try:
+        index = shardindex.load(shardindex.beside(copy))
+    except (OSError, IndexFormatError):  # which is damage of its own
+        return replace(listed, size=listed.tar_size, sha256="")
+    return replace(listed, size=index.size, sha256=index.sha256)
 
 
 def check(task: Task, number: int = 0) -> list[Damage]:
@@ -180,7 +191,8 @@ def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
             problems.append(("tar", f"{gap}: fetch it again, or delete it and pack again"))
         scanned = _scan(path, listed, problems)
         if task.deep and scanned is not None:
-            problems += [("member", problem) for problem in undecodable_members(path, scanned)]
+            with tarindex.decompressed(path, tar_size=scanned.size) as tar:
+                problems += [("member", problem) for problem in undecodable_members(tar, scanned)]
     except FileNotFoundError:
         problems.append(("tar", "is not there: fetch it, or pack again, which writes what is missing"))
     except OSError as error:
@@ -193,13 +205,13 @@ def _scan(path: Path, listed: Shard, problems: list[tuple[Part, str]]) -> ShardI
     """Read a tar; note where its bytes or its samples are not those that the manifest lists."""
     scanned = None
     try:
-        scanned = tarindex.scan_shard(path)
-        digest = scanned.sha256
+        scanned = tarindex.scan_shard(path, tar_size=listed.tar_size)
+        digest = scanned.file.sha256
         if scanned.num_samples != listed.num_samples:
             counts = f"{scanned.num_samples:,} samples, not the {listed.num_samples:,} of index.json"
             problems.append(("tar", f"holds {counts}"))
     except ShardDamagedError as error:
-        problems.append(("tar", str(error).removeprefix(f"{path}: ")))
+        problems.append(("tar", str(error).removeprefix(f"{path}: ").removeprefix(f"{path} ")))
         digest = storage.sha256(path)
     if listed.sha256 and digest != listed.sha256:
         digests = f"({digest[:12]}..., not {listed.sha256[:12]}...)"
@@ -230,7 +242,7 @@ def _check_index(sidecar: Path, listed: Shard, scanned: ShardIndex | None) -> st
                 f"has an index, {sidecar.name}, that disagrees with the tar in {', '.join(differing)}: delete the one "
                 f"that is wrong, then pack or run `wdsdist index` again"
             )
-    elif (listed.sha256 and known.sha256 != listed.sha256) or known.num_samples != listed.num_samples:
+    elif listed.sha256 not in ("", known.file.sha256, known.sha256) or known.num_samples != listed.num_samples:
         return f"has an index, {sidecar.name}, that disagrees with index.json: fetch or pack both again"
     return ""
 
@@ -242,6 +254,8 @@ def _differences(known: ShardIndex, scanned: ShardIndex) -> list[str]:
         found.append("size")
     if known.sha256 and known.sha256 != scanned.sha256:  # one made of headers alone has none
         found.append("digest")
+    if scanned.stored and known.stored != scanned.stored:
+        found.append("compressed file")
     if not (_same(known, scanned, "key_starts") and _same(known, scanned, "key_bytes")):
         found.append("keys")
     if known.extensions != scanned.extensions or not all(

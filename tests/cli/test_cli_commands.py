@@ -127,6 +127,7 @@ class TestInfo:
             "samples": 6,
             "shards": 3,
             "bytes": 21_504,
+            "tar_bytes": 21_504,
             "payload_bytes": 6 * 1000 + 15 + 6 + 3 * 6,
             "mean_sample_bytes": 1006.5,
             "fields": ["cls", "jpg", "txt"],

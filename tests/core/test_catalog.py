@@ -453,15 +453,6 @@ def test_an_index_json_that_cannot_be_replaced_is_an_error_that_says_so(tars: Pa
     assert not list(tars.glob(".tmp-*"))
 
 
-def test_compressed_shards_are_refused_by_name_and_not_passed_over(tars: Path) -> None:
-    (tars / "more.tar.gz").write_bytes(b"")
-    for shards in (tars, [tars / "more.tar.gz"]):
-        with pytest.raises(ArgumentError, match=r"more\.tar\.gz is compressed: unpack it to a plain \.tar first"):
-            wdsdist.index(shards)
-    with pytest.raises(ArgumentError, match="is compressed"):
-        wdsdist.open([*tars.glob("*.tar"), tars / "more.tar.gz"])
-
-
 def test_a_folder_among_tars_is_refused(tars: Path, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="is a folder, named together with others"):
         wdsdist.open([*tars.glob("*.tar"), tmp_path])

@@ -9,6 +9,7 @@ import struct
 import tracemalloc
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,18 @@ from wdsdist import manifest as manifests
 from wdsdist import shardindex, tarformat
 from wdsdist.errors import IndexFormatError
 from wdsdist.manifest import Manifest, Shard
-from wdsdist.shardindex import ShardIndex
+from wdsdist.shardindex import ShardIndex, Stored
 
 PREAMBLE = struct.Struct("<8sIIII")
 CONTENT = plain_tar((f"{number}.{extension}", b"1") for number in range(20) for extension in ("jpg", "cls"))
 INDEX = shardindex.dumps(
-    shardindex.from_members(tarformat.scan(CONTENT, label="x"), size=len(CONTENT), sha256="ab" * 32, label="x")
+    replace(
+        shardindex.from_members(tarformat.scan(CONTENT, label="x"), size=len(CONTENT), sha256="ab" * 32, label="x"),
+        stored=Stored(999, "ef" * 32),
+    )
 )
 MANIFEST = manifests.dumps(
-    Manifest.of("/data", [Shard(f"s-{number}.tar", number, 512 * number, "cd" * 32) for number in range(5)])
+    Manifest.of("/data", [Shard(f"s-{number}.tar", number, 512 * number, "cd" * 32, 9) for number in range(5)])
 )
 
 json_values = st.recursive(
@@ -68,6 +72,8 @@ def use(index: ShardIndex) -> None:
         for _, offset, size in index.members(sample):
             assert 0 <= offset <= offset + size <= index.size
     assert index.is_uniform in (True, False)
+    assert isinstance(index.file.size, int)
+    assert isinstance(index.file.sha256, str)
 
 
 def load_or_refuse(path: Path, content: bytes) -> None:
@@ -94,7 +100,7 @@ def test_an_index_with_a_forged_header_is_sound_or_refused(place: Path, data: st
     _, _, length, _, _ = PREAMBLE.unpack_from(INDEX)
     header = json.loads(INDEX[PREAMBLE.size : PREAMBLE.size + length])
     for _ in range(data.draw(st.integers(1, 2))):
-        parent: Any = header["arrays"] if data.draw(st.booleans()) and "arrays" in header else header
+        parent: Any = data.draw(st.sampled_from([header, header.get("arrays"), header.get("stored")]))
         if not isinstance(parent, dict) or not parent:
             break
         key = data.draw(st.sampled_from(sorted(parent)))

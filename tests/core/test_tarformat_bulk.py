@@ -165,5 +165,5 @@ def test_samples_grouped_at_once_are_those_grouped_one_by_one(groups: list[tuple
 
     at_once = index()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shardindex, "group", lambda names: None)
+        patch.setattr(shardindex.building, "group", lambda names: None)
         assert index() == at_once

@@ -18,7 +18,8 @@ HOUSE = [
     ("errors",),  # what can go wrong, one name for each
     ("checks", "encode"),  # of arguments; values to bytes
     ("tarformat", "permutation"),  # pure: bytes and numbers in, values out
-    ("storage", "node", "memory"),  # the outside: files and objects; who this process is; what processes share
+    # the outside: files and objects; who this process is; what processes share; compressed tars as streams
+    ("storage", "node", "memory", "compression"),
     # pools of workers; clusters of the user's; where members lie; which sample stands where
     ("processes", "engines", "shardindex", "order"),
     ("plan",),  # who takes which positions
@@ -26,7 +27,7 @@ HOUSE = [
     ("forecast",),  # what an epoch will be like
     ("manifest",),  # the shards of a data set
     ("tarindex",),  # the index of one tar, read or made
-    ("remotetar",),  # the index of one tar in a store
+    ("remotetar", "unpacking"),  # the index of one tar in a store; decompressed copies of shards
     ("catalog", "cache"),  # find data sets and index tars; keep one copy of each remote shard
     ("indexing", "exports"),  # make data sets of tars that others wrote; the indexes of other tools
     ("shards", "sources"),  # read shards; read what people download
@@ -50,7 +51,7 @@ HOUSE = [
 READS_ENVIRONMENT = {"node"}
 TOUCHES_FILES = {
     "storage", "node", "shardindex", "manifest", "tarindex", "catalog", "cache", "shards", "sources", "packing",
-    "verification", "memory", "remotetar", "indexing", "exports", "decodable", "repairing",
+    "verification", "memory", "remotetar", "indexing", "exports", "decodable", "repairing", "compression", "unpacking",
 }  # fmt: skip
 IMPORTS_TORCH = {"columns", "numeric", "transport", "decode", "handover", "dataset", "loader", "profiling"}
 """With the module itself; others do inside a function, so that the command line starts without it."""

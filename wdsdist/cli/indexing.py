@@ -32,8 +32,8 @@ def index(
 ) -> None:
     """Index tars that other tools wrote: an index for each, and an index.json for all.
 
-    SHARDS may be local or URLs. Of remote tars with large members only the headers are read. With --output, open the
-    data set by DIR. With --export, a data set that has an index keeps it.
+    SHARDS may be local or URLs, plain or compressed. Of remote tars with large members only the headers are read. With
+    --output, open the data set by DIR. With --export, a data set that has an index keeps it.
     """
     from wdsdist.exports import export
 
@@ -53,8 +53,9 @@ def _opened(shards: tuple[str, ...]) -> Manifest | None:
     """Return the data set that a folder or an index.json is, if it is one."""
     from wdsdist.catalog import open as open_shards
     from wdsdist.errors import IndexNotFoundError
+    from wdsdist.tarformat import is_tar
 
-    if len(shards) > 1 or ".tar" in shards[0]:
+    if len(shards) > 1 or ".tar" in shards[0] or is_tar(shards[0]):
         return None
     try:
         return open_shards(shards[0])

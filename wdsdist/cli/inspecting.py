@@ -35,6 +35,7 @@ def info(shards: tuple[str, ...], as_json: bool) -> None:
         "samples": f"{facts['samples']:,}",
         "shards": f"{facts['shards']:,}",
         "bytes": f"{human(facts['bytes'])} ({facts['bytes']:,})",
+        **({"tars": f"{human(facts['tar_bytes'])}, decompressed"} if facts["tar_bytes"] != facts["bytes"] else {}),
         "mean sample": human(facts["mean_sample_bytes"]),
         "fields": ", ".join(facts["fields"]) or "none",
         "classes": f"{len(classes):,}: {', '.join(classes[:_NAMED])}{', ...' if len(classes) > _NAMED else ''}"
@@ -105,6 +106,7 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
         "samples": manifest.num_samples,
         "shards": len(manifest.counts),
         "bytes": manifest.num_bytes,
+        "tar_bytes": manifest.num_tar_bytes,
         "payload_bytes": extra["payload_bytes"],
         "mean_sample_bytes": round(extra["payload_bytes"] / max(manifest.num_samples, 1), 1),
         "fields": extra["fields"],

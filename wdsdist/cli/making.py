@@ -72,6 +72,9 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
 @click.option("--encode", metavar="NAME", help="Function my_module:encode from an item of SOURCE to a sample dict.")
 @click.option("--max-side", metavar="N", type=int, help="Scale images down to N pixels on the longer side.")
 @click.option("--quality", type=int, help="Of JPEG and WebP images that were scaled down, 1 to 95.  [default: 90]")
+@click.option(
+    "--compress", metavar="zst[:LEVEL]", help="Compress the shards, as .tar.zst.  [default level: 3, of 1 to 22]"
+)
 @click.option("--overwrite", is_flag=True, help="Replace another data set that wdsdist packed into DEST.")
 @click.option(
     "--on-error",
@@ -104,6 +107,7 @@ def pack(
     encode: str | None,
     max_side: int | None,
     quality: int | None,
+    compress: str | None,
     overwrite: bool,
     on_error: OnError,
     scope: Scope,
@@ -147,6 +151,7 @@ def pack(
             "encode": encode,
             "max_side": max_side,
             "quality": quality,
+            "compress": compress,
             "overwrite": overwrite,
             "on_error": on_error,
         }
@@ -175,9 +180,12 @@ def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> No
     if columns := manifest.extra.get("columns"):
         click.echo("columns: " + ", ".join(f"{name} {_becomes(what)}" for name, what in columns.items()))
     payload = manifest.extra["payload_bytes"]
-    overhead = manifest.num_bytes - payload
+    tar_bytes = manifest.num_tar_bytes
+    overhead = tar_bytes - payload
     each = overhead / max(manifest.num_samples, 1)
     click.echo(f"overhead: {human(overhead)} over {human(payload)} of payload, {each:,.0f} B a sample")
+    if tar_bytes != manifest.num_bytes:
+        click.echo(f"compressed: {human(tar_bytes)} of tars to {manifest.num_bytes / tar_bytes:.1%}")
     if last and last.bytes_done > last.bytes_kept:
         samples, size = last.samples_done - last.samples_kept, last.bytes_done - last.bytes_kept
         click.echo(f"time: {seconds:,.1f} s, {samples / seconds:,.0f} samples/s, {size / seconds / 1e6:,.1f} MB/s")

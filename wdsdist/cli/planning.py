@@ -89,7 +89,8 @@ def _world(
 
         manifest = open_shards(shards[0] if len(shards) == 1 else shards)
         counts = manifest.counts
-        sizes = np.where(manifest.sizes < 0, shard_bytes, manifest.sizes)
+        sizes = np.maximum(manifest.sizes, manifest.tar_sizes)  # as they lie in the cache
+        sizes = np.where(sizes < 0, shard_bytes, sizes)
     else:
         many = num_shards or 1
         share, more = divmod(samples or 0, many)

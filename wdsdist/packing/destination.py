@@ -26,12 +26,13 @@ from wdsdist.packing import report
 from wdsdist.packing.job import Job, Record
 from wdsdist.packing.place import Place
 from wdsdist.sources import OnError, deferred
+from wdsdist.tarformat import is_tar
 
 _LOCK = ".wdsdist-pack.lock"
 
 # The names that storage.atomic_write gives to what packing writes.
 _TEMPORARY = re.compile(
-    rf"\.tmp-\w+-(?:shard-\d+\.tar(?:{re.escape(shardindex.SUFFIX)})?|index\.json|{re.escape(jobs.FILE_NAME)}"
+    rf"\.tmp-\w+-(?:shard-\d+\.tar(?:\.zst)?(?:{re.escape(shardindex.SUFFIX)})?|index\.json|{re.escape(jobs.FILE_NAME)}"
     rf"|{re.escape(report.FILE_NAME)})"
 )
 # Of sources that are unpacked or fetched before they are packed.
@@ -108,7 +109,7 @@ def claim(place: Place, record: Record, *, overwrite: bool) -> None:
         place.remove(manifests.FILE_NAME)  # the data set is not whole, so it must not look it
         return
     present = place.sizes()
-    tars = sum(name.endswith(".tar") for name in present)
+    tars = sum(map(is_tar, present))
     if tars or manifests.FILE_NAME in present:
         if not overwrite:
             raise DestinationExistsError(
@@ -152,8 +153,8 @@ def _remove_own(place: Place, known: Record | None, present: Collection[str], re
         listed = manifests.load(place.at(manifests.FILE_NAME), place.options)
     except (IndexNotFoundError, IndexFormatError):
         listed = None
-    tars = {name for name in present if name.endswith(".tar")}
-    indexed = {name.removesuffix(shardindex.SUFFIX) for name in present if name.endswith(".tar" + shardindex.SUFFIX)}
+    tars = set(filter(is_tar, present))
+    indexed = {name.removesuffix(shardindex.SUFFIX) for name in present if name.endswith(shardindex.SUFFIX)}
     own = set(filter(known.writes, tars | indexed)) if known else set()
     if listed is not None and _made_by_packing(listed):
         own |= {shard.name for shard in listed.shards if "/" not in shard.name}

@@ -28,6 +28,8 @@ class PackOptions:
     shuffle_seed: int | None
     max_side: int | None = None
     quality: int | None = None
+    compress: str | None = None
+    """As `compression.checked` returns it."""
 
     def __post_init__(self) -> None:
         check_integer("shard_bytes", self.shard_bytes, 1)
@@ -81,7 +83,7 @@ class Record:
         number = shard_number(name)
         if number is None or (self.shards is not None and number >= self.shards):
             return False
-        return name == shard_name(number, self.shards or 1)
+        return name == shard_name(number, self.shards or 1, compressed=self.job.options.compress is not None)
 
 
 def save(record: Record, place: Place) -> None:

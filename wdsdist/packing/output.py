@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from wdsdist.compression import Zstd
+from wdsdist.shardindex import Stored
+
 BUFFER = 1 << 20
 """Bytes of a buffer: measured best, for what one core has read is still in the cache for the others."""
 SPARE = 1
@@ -31,17 +34,25 @@ class Checkpoint:
 
     position: int
     digest: Any
+    file_position: int
+    """Where that is in the file, which may hold the tar in compressed form."""
+    file_digest: Any
 
 
 class TarOutput:
     """Writes a file from its start by whole buffers; without a descriptor, it only counts and digests.
 
+    With ``compress``, as `compression.checked` returns it, the file holds the tar in compressed form.
+
     Errors of the system surface at the next `buffer`, at `checkpoint` or at `finish`.
     """
 
-    def __init__(self, descriptor: int | None) -> None:
+    def __init__(self, descriptor: int | None, compress: str | None = None) -> None:
         self._descriptor = descriptor
         self._digest = hashlib.sha256()
+        self._zstd = Zstd(compress) if compress else None
+        self._file_digest = hashlib.sha256()  # of the compressed form, which the writing thread meets first
+        self._file_position = 0
         self._threads = ThreadPoolExecutor(1, "wdsdist-digest"), ThreadPoolExecutor(1, "wdsdist-write")
         self._syncing = ThreadPoolExecutor(1, "wdsdist-sync")
         self._sync: Future[None] | None = None
@@ -78,15 +89,18 @@ class TarOutput:
         """Wait until all that was sent is written, and note where that is."""
         while self._busy:
             self._settle()
-        return Checkpoint(self.position, self._digest.copy())
+        if self._zstd:
+            self._put(memoryview(self._zstd.end_frame()))
+        return Checkpoint(self.position, self._digest.copy(), self._file_position, self._file_digest.copy())
 
     def go_back(self, checkpoint: Checkpoint) -> None:
         """Drop what was sent since."""
         self.checkpoint()
         if self._descriptor is not None:
-            os.ftruncate(self._descriptor, checkpoint.position)
-            os.lseek(self._descriptor, checkpoint.position, os.SEEK_SET)
+            os.ftruncate(self._descriptor, checkpoint.file_position)
+            os.lseek(self._descriptor, checkpoint.file_position, os.SEEK_SET)
         self._digest, self.position = checkpoint.digest, checkpoint.position
+        self._file_digest, self._file_position = checkpoint.file_digest, checkpoint.file_position
 
     def finish(self) -> str:
         """Wait until all is written; return the SHA-256 digest, hexadecimal."""
@@ -95,6 +109,11 @@ class TarOutput:
             self._sync.result()  # the system tells a descriptor of a failed write once, here or to the last fsync
         return str(self._digest.hexdigest())
 
+    @property
+    def stored(self) -> Stored | None:
+        """The finished file, where it holds the tar in compressed form."""
+        return Stored(self._file_position, self._file_digest.hexdigest()) if self._zstd else None
+
     def _settle(self) -> None:
         view, futures = self._busy.popleft()
         for future in futures:
@@ -102,8 +121,14 @@ class TarOutput:
         self._free.append(view)
 
     def _write(self, data: memoryview) -> None:
+        self._put(memoryview(self._zstd.add(data)) if self._zstd else data)
+
+    def _put(self, data: memoryview) -> None:
         if self._descriptor is None:
             return
+        self._file_position += len(data)
+        if self._zstd:
+            self._file_digest.update(data)
         while data:
             count = os.write(self._descriptor, data)
             data, self._unsynced = data[count:], self._unsynced + count

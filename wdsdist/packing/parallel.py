@@ -41,7 +41,7 @@ def write_planned(source: Source, plan: PackPlan, place: Place, job: Job, how: W
 
     Raises what `write_shard` does, and `WdsdistError` where a process that writes dies.
     """
-    shards = _Shards(source, plan, place, how)
+    shards = _Shards(source, plan, place, job, how)
     missing = shards.keep()
     if missing:
         lent = how.executor
@@ -60,12 +60,13 @@ def write_planned(source: Source, plan: PackPlan, place: Place, job: Job, how: W
 class _Shards:
     """The shards of one plan, and those of them that are there."""
 
-    def __init__(self, source: Source, plan: PackPlan, place: Place, how: Writing) -> None:
+    def __init__(self, source: Source, plan: PackPlan, place: Place, job: Job, how: Writing) -> None:
         self.source = source
         self.plan = plan
         self.place = place
         self.on_error = how.on_error
         self.progress = how.progress
+        self.compress = job.options.compress
         self.bytes = int(plan.sizes.sum())
         self.done: dict[int, WrittenShard] = {}
         self.samples_done = self.bytes_done = self.left_out = 0
@@ -100,7 +101,8 @@ class _Shards:
             for number in itertools.islice(todo, ahead - len(running)):
                 samples = self.source.take(self.plan.samples(number))
                 name, root = self.plan.name(number), self.source.location
-                running[executor.submit(write_shard, self.place, name, samples, root, self.on_error)] = number
+                written = executor.submit(write_shard, self.place, name, samples, root, self.on_error, self.compress)
+                running[written] = number
             if not running:
                 return
             for future in concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED).done:

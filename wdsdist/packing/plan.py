@@ -16,7 +16,7 @@ from wdsdist.tarformat import END
 _PACKING = int.from_bytes(b"pack", "big")
 
 _DIGITS = 6
-_NAME = re.compile(r"shard-([0-9]+)\.tar")
+_NAME = re.compile(r"shard-([0-9]+)\.tar(?:\.zst)?")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +34,8 @@ class PackPlan:
     """int64 [shards + 1]: where each shard starts in ``order``, and its end."""
     sizes: Int64s
     """int64 [shards]: bytes of each tar."""
+    compressed: bool = False
+    """Whether the tars are written in compressed form."""
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -49,16 +51,16 @@ class PackPlan:
 
     def name(self, shard: int) -> str:
         """Return the file name of one shard; all are equally long, so that they sort by number."""
-        return shard_name(shard, len(self))
+        return shard_name(shard, len(self), compressed=self.compressed)
 
 
-def shard_name(shard: int, shards: int) -> str:
+def shard_name(shard: int, shards: int, *, compressed: bool = False) -> str:
     """Return the file name of one of ``shards`` shards.
 
-    >>> shard_name(7, 12), shard_name(7, 2_000_000)
-    ('shard-000007.tar', 'shard-0000007.tar')
+    >>> shard_name(7, 12), shard_name(7, 2_000_000), shard_name(7, 12, compressed=True)
+    ('shard-000007.tar', 'shard-0000007.tar', 'shard-000007.tar.zst')
     """
-    return f"shard-{shard:0{max(_DIGITS, len(str(shards - 1)))}d}.tar"
+    return f"shard-{shard:0{max(_DIGITS, len(str(shards - 1)))}d}.tar{'.zst' if compressed else ''}"
 
 
 def shard_number(name: str) -> int | None:
@@ -78,6 +80,7 @@ def make_plan(
     shard_bytes: int,
     shard_samples: int | None,
     blocks: Blocks | None = None,
+    compressed: bool = False,
 ) -> PackPlan:
     """Shuffle samples and cut them into shards; the same arguments always give the same plan.
 
@@ -87,6 +90,7 @@ def make_plan(
         shard_bytes: the most bytes of a tar; a sample that needs more gets one of its own.
         shard_samples: the most samples of a tar, or ``None``.
         blocks: runs of samples that are read together; by default, any sample is at hand.
+        compressed: whether the tars are written in compressed form; what they hold does not depend on it.
     """
     order = _order(len(sizes), shuffle_seed, blocks)
     ends = np.cumsum(sizes[order])
@@ -97,7 +101,7 @@ def make_plan(
         stop = max(int(np.searchsorted(ends, room, side="right")), start + 1)
         cuts.append(stop if shard_samples is None else min(stop, start + shard_samples))
     bounds = np.concatenate(([0], ends))[cuts]
-    return PackPlan(order, np.array(cuts, np.int64), np.diff(bounds) + len(END))
+    return PackPlan(order, np.array(cuts, np.int64), np.diff(bounds) + len(END), compressed)
 
 
 def _order(samples: int, seed: int | None, blocks: Blocks | None) -> Int64s:

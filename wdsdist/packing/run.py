@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from wdsdist import compression, sources, storage
 from wdsdist import manifest as manifests
-from wdsdist import sources, storage
 from wdsdist.checks import check_integer
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.manifest import Manifest, Shard
@@ -42,6 +42,7 @@ def pack(
     encode: Encode | str | None = None,
     max_side: int | None = None,
     quality: int | None = None,
+    compress: str | None = None,
     overwrite: bool = False,
     on_error: OnError = "raise",
     storage_options: Mapping[str, Any] | None = None,
@@ -88,6 +89,8 @@ def pack(
             again (JPEG, PNG, WebP, BMP, TIFF), all others stay byte for byte. Shards are planned with the sizes
             before, so they come out smaller than ``shard_bytes``. See `Reencoding.apply`. Off by default.
         quality: of the images that are encoded again as JPEG or lossy WebP, 1 to 95; by default 90.
+        compress: ``"zst"`` writes shards compressed by zstd, ``"zst:19"`` by its level 19, of 1 to 22; its default is
+            3. ``shard_bytes`` are those of the tar before. Whoever reads them decompresses each once per node.
         overwrite: whether to replace another data set that wdsdist packed into ``dest``; nothing else is removed.
         on_error: ``"raise"`` stops at the first sample that cannot be packed, such as one of a file that cannot be
             read; ``"skip"`` leaves such samples out, each wholly, and lists them with the reasons in
@@ -139,6 +142,7 @@ def pack(
         shuffle_seed=0 if shuffle_seed == "auto" else shuffle_seed,
         max_side=max_side,
         quality=DEFAULT_QUALITY if max_side is not None and quality is None else quality,
+        compress=compression.checked(compress),
     )
     place = Place(storage.normalise(dest), dict(storage_options or {}))
     about = SourceOptions(kind=kind, class_folders=class_folders, columns=columns, encode=encode, on_error=on_error)
@@ -150,12 +154,10 @@ def pack(
     found = _reencoded(found, options)
     job = Job(kind=found.kind, location=found.location, fingerprint=found.fingerprint(), options=options)
     # Looked for before the lock is taken: a finished data set may lie where nothing can be written any more.
-    done = destination.finished(place, job, on_error)
-    if done is not None:
+    if (done := destination.finished(place, job, on_error)) is not None:
         return done
-    with destination.locked(place):
-        done = destination.finished(place, job, on_error)  # by the process that held the lock before us
-        if done is not None:
+    with destination.locked(place):  # the process that held it before us may have finished the very job
+        if (done := destination.finished(place, job, on_error)) is not None:
             return done
         if is_stream(found):
             destination.claim(place, Record(job, None), overwrite=overwrite)
@@ -186,6 +188,7 @@ def _plan(source: Source, options: PackOptions) -> PackPlan:
         shard_bytes=options.shard_bytes,
         shard_samples=options.shard_samples,
         blocks=sources.blocks_of(source),
+        compressed=options.compress is not None,
     )
 
 
@@ -213,7 +216,7 @@ def _manifest(
 ) -> Manifest:
     return Manifest.of(
         place.location,
-        [Shard(shard.name, shard.num_samples, shard.size, shard.sha256) for shard in shards],
+        [Shard(one.name, one.num_samples, one.size, one.sha256, one.tar_size) for one in shards],
         extra={
             "source": {"kind": source.kind},
             "shuffle_seed": options.shuffle_seed,
@@ -233,7 +236,7 @@ def _refuse(source: Source | Stream, place: Place, executor: Executor | None) ->
     if place.folder is None:
         return
     folder, root = place.folder.resolve(), Path(source.location).resolve()
-    if isinstance(source, ShardsSource) and folder in {Path(path).resolve().parent for path in source.paths}:
+    if isinstance(source, ShardsSource) and folder in {Path(one).resolve() for one in source.folders}:
         raise ArgumentError(f"dest {place} holds the shards to pack: choose another folder")
     # The next run would find the shards among the files to pack, and take that for another source.
     if source.kind == "folder" and (folder == root or root in folder.parents):

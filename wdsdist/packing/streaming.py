@@ -40,10 +40,11 @@ def write_in_order(
     shards: list[WrittenShard] = []
     done = PackProgress(samples_done=0, samples=None, shards_done=0, shards=None, bytes_done=0, bytes=None)
     while not cut.is_over:
-        name = shard_name(len(shards), 1)  # how many there will be must not matter
+        # How many there will be must not matter.
+        name = shard_name(len(shards), 1, compressed=options.compress is not None)
         known = whole_index(place, name, present.get(name), on_error)
         if known is None:
-            shards.append(write_shard(place, name, cut, on_error=on_error))
+            shards.append(write_shard(place, name, cut, on_error=on_error, compress=options.compress))
         else:
             shards.append(_compared(place.at(name), name, known, cut, on_error))
         if progress is not None:
@@ -63,7 +64,7 @@ def _later(done: PackProgress, shard: WrittenShard) -> PackProgress:
         done,
         samples_done=done.samples_done + shard.num_samples + left_out,
         shards_done=done.shards_done + 1,
-        bytes_done=done.bytes_done + shard.size,
+        bytes_done=done.bytes_done + max(shard.size, shard.tar_size),
         left_out=done.left_out + left_out,
     )
 
@@ -108,7 +109,7 @@ class _Cut:
 
 def _compared(location: str, name: str, known: ShardIndex, cut: _Cut, on_error: OnError) -> WrittenShard:
     """Make the samples of a shard that is there already, and refuse another content."""
-    found = index_of(cut, "", on_error)
+    found = replace(index_of(cut, "", on_error), stored=known.stored)
     if shardindex.dumps(found) != shardindex.dumps(known):
         difference = _difference(known, found)
         raise SourceError(

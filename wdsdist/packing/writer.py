@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,10 +31,17 @@ class WrittenShard:
     """Bytes of all members, without headers and padding."""
     left_out: tuple[LeftOut, ...] = ()
     """Samples that it was to hold but could not."""
+    tar_size: int = -1
+    """Bytes of the tar in it, where it is compressed; else -1."""
 
 
 def write_shard(
-    place: Place, name: str, samples: Iterable[Sample], root: str = "", on_error: OnError = "raise"
+    place: Place,
+    name: str,
+    samples: Iterable[Sample],
+    root: str = "",
+    on_error: OnError = "raise",
+    compress: str | None = None,
 ) -> WrittenShard:
     """Write a tar of the samples, then its index.
 
@@ -44,13 +51,14 @@ def write_shard(
         samples: what it is to hold.
         root: where the source lies; what is noted of samples that are left out does not name it.
         on_error: whether a sample that cannot be read or stored is an error, or is left out.
+        compress: how, as `compression.checked` returns it.
 
     Raises:
         SourceError: a file has changed or vanished since it was listed, or a sample cannot be stored.
         DestinationError: the place cannot be written.
     """
     try:
-        with place.create(name) as stream, TarOutput(stream.fileno()) as out:
+        with place.create(name) as stream, TarOutput(stream.fileno(), compress) as out:
             index = _write_tar(out, Contents(root, on_error), samples)
         # The index comes second: a tar that has one is whole.
         with place.create(name + shardindex.SUFFIX) as stream:
@@ -94,7 +102,7 @@ def whole_index(place: Place, name: str, found: int | None, on_error: OnError) -
         index = shardindex.loads(place.read(name + shardindex.SUFFIX), storage.shown(place.at(name)))
     except (FileNotFoundError, IndexFormatError):
         return None
-    return index if found == index.size and not (index.left_out and on_error == "raise") else None
+    return index if found == index.file.size and not (index.left_out and on_error == "raise") else None
 
 
 def index_of(samples: Iterable[Sample], root: str, on_error: OnError) -> ShardIndex:
@@ -112,7 +120,7 @@ def _write_tar(out: TarOutput, contents: Contents, samples: Iterable[Sample]) ->
     out.buffer()[: len(END)] = END
     out.send(len(END))
     digest = out.finish()
-    return contents.index(size=out.position, sha256=digest)
+    return replace(contents.index(size=out.position, sha256=digest), stored=out.stored)
 
 
 def _write_batch(out: TarOutput, contents: Contents, batch: Batch) -> None:
@@ -178,9 +186,10 @@ def summary(name: str, index: ShardIndex) -> WrittenShard:
     return WrittenShard(
         name,
         index.num_samples,
-        index.size,
-        index.sha256,
+        index.file.size,
+        index.file.sha256,
         index.extensions,
         int(index.sizes.sum()),
         tuple(LeftOut(key, reason) for key, reason in index.left_out),
+        index.size if index.stored else -1,
     )

@@ -15,7 +15,7 @@ from wdsdist.sources.grouping import Folder, list_samples, shown
 from wdsdist.sources.kinds import SourceOptions
 from wdsdist.sources.listed import Listed, OfListing, Taken, packable
 from wdsdist.sources.listing import Listing
-from wdsdist.tarformat import is_compressed, split_name
+from wdsdist.tarformat import is_tar, split_name
 
 _HIDDEN = ord(".")
 
@@ -48,11 +48,6 @@ class FolderSource(OfListing):
 
     def take(self, indices: Int64s) -> FolderSamples:
         return FolderSamples(self.location, self.listed.take(indices))
-
-
-def is_tar(name: str) -> bool:
-    """Say whether a file is, by its name, a tar."""
-    return name.lower().endswith(".tar") or is_compressed(name)
 
 
 def find(root: Path, options: SourceOptions) -> FolderSource | None:

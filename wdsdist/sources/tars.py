@@ -1,6 +1,10 @@
 """Tar archives of files as samples, read in place: each file is a part of the archive.
 
 A tar that holds nothing but tars, as ImageNet's does, is read one level deep: each inner tar is a folder.
+
+A compressed one can only be read from its start, and a shuffled shard holds samples from all over it: it is
+decompressed once, into a temporary file, which costs the disk space of the tar while it is packed. Nothing is unpacked
+under the names in the archive.
 """
 
 from __future__ import annotations
@@ -12,16 +16,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from wdsdist import tarformat
-from wdsdist.errors import ShardDamagedError, SourceError
+from wdsdist import compression, tarformat
+from wdsdist.errors import ShardDamagedError, SourceError, StorageError
 from wdsdist.sources.archive import ArchiveSource, Stamp, Tree, check_stamp, stamp
 from wdsdist.sources.base import RangePayload, Sample, Source
-from wdsdist.sources.compressed import codec_of, unpacked
 from wdsdist.sources.deferred import DeferredSource
-from wdsdist.sources.folder import is_tar
 from wdsdist.sources.kinds import SourceOptions
 from wdsdist.sources.listed import Taken
-from wdsdist.tarformat import BLOCK, Members
+from wdsdist.tarformat import BLOCK, Members, is_tar
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ def find(path: Path, options: SourceOptions) -> Source | None:
     """List the samples of a tar archive, compressed or not; return ``None`` for what is none."""
     if not path.is_file() or not (is_tar(path.name) or options.kind == "tar"):
         return None
-    codec = codec_of(path)
+    with _as_source_errors():
+        codec = compression.codec_of(path)
     if codec is None:
         if is_tar(path.name) and path.suffix.lower() != ".tar":
             raise SourceError(
@@ -54,9 +57,20 @@ def find(path: Path, options: SourceOptions) -> Source | None:
     state = f"{codec}\0{stamp(path)}\0{options.class_folders}"
 
     def make(scratch: Path) -> Source:
-        return _source(unpacked(path, codec, scratch), str(path), options)
+        target = scratch / "unpacked.tar"
+        with _as_source_errors():
+            compression.unpack(path, target)
+        return _source(target, str(path), options)
 
     return DeferredSource("tar", str(path), state, options.scratch, make)
+
+
+@contextlib.contextmanager
+def _as_source_errors() -> Iterator[None]:
+    try:
+        yield
+    except (ShardDamagedError, StorageError) as error:
+        raise SourceError(str(error)) from error
 
 
 def _source(path: Path, label: str, options: SourceOptions) -> ArchiveSource:

@@ -26,9 +26,8 @@ from wdsdist.permutation import Int64s
 from wdsdist.processes import pool
 from wdsdist.shardindex import ShardIndex
 from wdsdist.sources.base import BrokenPayload, LeftOut, Payload, RangePayload, Sample
-from wdsdist.sources.folder import is_tar
 from wdsdist.sources.kinds import SourceOptions
-from wdsdist.tarformat import BLOCK, is_header_of, stored_size
+from wdsdist.tarformat import BLOCK, is_header_of, is_tar, stored_size
 
 _PLAIN_NAME = 100  # bytes of ASCII that every tar header holds
 _PLAIN_SIZE = 8**11  # from here on, a size needs a PAX header
@@ -71,6 +70,8 @@ class ShardsSource:
     """The keys of the samples that cannot keep theirs."""
     starts: Int64s
     """int64 [shards + 1]: the number of each shard's first sample, and of all samples."""
+    folders: frozenset[str]
+    """Where the shards themselves lie; the paths may be those of copies."""
     left_out: tuple[LeftOut, ...] = ()
     kind: str = "webdataset"
     has_exact_sizes: bool = True
@@ -146,7 +147,7 @@ def _are_shards(location: str) -> bool:
     except (IndexNotFoundError, IndexFormatError):
         pass  # or a file of another purpose with that name
     else:
-        return any(shard.name.endswith(".tar") for shard in listed.shards[:1])
+        return any(is_tar(storage.split(shard.name)[1]) for shard in listed.shards[:1])
     return bool(_tars(location))
 
 
@@ -182,10 +183,12 @@ def _source(manifest: Manifest) -> ShardsSource:
         raise SourceError(f"{location} holds no sample in its {len(paths):,} shards")
     for number, (path, index) in enumerate(zip(paths, indexes, strict=True)):
         listed = manifest.shard(number)
-        if listed.num_samples != index.num_samples or (listed.sha256 and listed.sha256 != index.sha256):
+        if listed.num_samples != index.num_samples or (listed.sha256 and listed.sha256 != index.file.sha256):
             raise SourceError(f"{path} is not as its index.json says: run `wdsdist verify` on its folder")
     notes = {name: manifest.extra[name] for name in ("classes",) if name in manifest.extra}
-    return ShardsSource(location, [str(path) for path in paths], indexes, notes, _renamed(paths, indexes), starts)
+    folders = frozenset(storage.split(manifest.location(number))[0] for number in shards)
+    tars = [str(path) for path in paths]
+    return ShardsSource(location, tars, indexes, notes, _renamed(paths, indexes), starts, folders)
 
 
 def _stored_sizes(index: ShardIndex) -> Int64s:

@@ -7,7 +7,7 @@ deterministic USTAR with a PAX header only where a name or size needs one.
 from wdsdist.tarformat.blocks import Readable
 from wdsdist.tarformat.grouping import Samples, group
 from wdsdist.tarformat.headers import plain_headers
-from wdsdist.tarformat.naming import is_compressed, is_text, split_name
+from wdsdist.tarformat.naming import is_compressed, is_tar, is_text, split_name
 from wdsdist.tarformat.reader import Members, is_header_of, scan
 from wdsdist.tarformat.writer import BLOCK, END, PLAIN_NAME, SIZE_LIMIT, header, padding, stored_size
 
@@ -23,6 +23,7 @@ __all__ = [
     "header",
     "is_compressed",
     "is_header_of",
+    "is_tar",
     "is_text",
     "padding",
     "plain_headers",

@@ -19,6 +19,15 @@ def is_compressed(name: str) -> bool:
     return _COMPRESSED.search(name) is not None
 
 
+def is_tar(name: str) -> bool:
+    """Say whether a file is, by its name, a tar, compressed or not.
+
+    >>> is_tar("train-00.tgz"), is_tar("train-00.TAR"), is_tar("train-00.tar.wdsindex")
+    (True, True, False)
+    """
+    return name.lower().endswith(".tar") or is_compressed(name)
+
+
 def split_name(name: str) -> tuple[str, str] | None:
     """Split a member's name into its sample key and its extension, as stored.
 

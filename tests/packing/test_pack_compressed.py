@@ -1,0 +1,192 @@
+"""Packing into compressed shards: the same tars as without, as whole, as resumable, as deterministic."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import fsspec
+import helpers
+import pytest
+import zstandard
+
+import wdsdist
+from wdsdist import shardindex
+from wdsdist.errors import ArgumentError, DestinationExistsError, SourceError
+from wdsdist.packing import pack, writer
+from wdsdist.packing.place import Place
+from wdsdist.sources import FilePayload, Sample
+
+DataBytes = Callable[[Path], dict[str, bytes]]
+
+
+def plain(content: bytes) -> bytes:
+    """Decompress all frames of a shard."""
+    return zstandard.ZstdDecompressor().stream_reader(content, read_across_frames=True).read()
+
+
+def test_the_shards_hold_the_tars_that_packing_writes_otherwise(
+    source: Path, tmp_path: Path, data_bytes: DataBytes
+) -> None:
+    pack(source, tmp_path / "plain", shard_bytes=20_000)
+    manifest = pack(source, tmp_path / "zst", shard_bytes=20_000, compress="zst")
+    expected, found = data_bytes(tmp_path / "plain"), data_bytes(tmp_path / "zst")
+    tars = [name for name in expected if name.endswith(".tar")]
+    assert len(tars) > 3
+    assert {plain(found[f"{name}.zst"]) for name in tars} == {expected[name] for name in tars}
+    assert found.keys() == {"index.json"} | {f"{name}.zst{end}" for name in tars for end in ("", ".wdsindex")}
+    for name, listed in zip(sorted(tars), manifest.shards, strict=True):
+        index = shardindex.load(tmp_path / "zst" / f"{name}.zst.wdsindex")
+        assert index.stored == shardindex.Stored(listed.size, listed.sha256)
+        assert shardindex.dumps(replace(index, stored=None)) == expected[f"{name}.wdsindex"]
+        assert (listed.size, listed.tar_size) == (len(found[f"{name}.zst"]), len(expected[name]))
+    assert not wdsdist.verify(tmp_path / "zst", deep=True)
+
+
+def test_the_bytes_are_the_same_for_any_number_of_workers_and_differ_with_the_level(
+    source: Path, tmp_path: Path, data_bytes: DataBytes
+) -> None:
+    for name, workers, compress in (("one", 1, "zst"), ("many", 3, "zst:3"), ("small", 1, "zst:19")):
+        pack(source, tmp_path / name, shard_samples=6, workers=workers, compress=compress)
+    one, many, small = (data_bytes(tmp_path / name) for name in ("one", "many", "small"))
+    assert one == many
+    assert sum(map(len, small.values())) < sum(map(len, one.values()))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_run_keeps_whole_shards_and_ends_in_the_same_bytes(
+    source: Path, tmp_path: Path, data_bytes: DataBytes, workers: int
+) -> None:
+    dest = tmp_path / "dest"
+    pack(source, tmp_path / "undisturbed", shard_samples=5, compress="zst")
+    stalling = helpers.STALLING.replace("shard_samples=5", "shard_samples=5, compress='zst'")
+    with subprocess.Popen(
+        [sys.executable, "-c", stalling, str(source), str(dest), str(workers)], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1) == b"x"
+        process.send_signal(signal.SIGKILL)
+        process.stdout.read()  # until no worker holds its end any more
+    assert list(dest.glob(".tmp-*-shard-000002.tar.zst"))
+    before = {path.name: path.stat().st_ino for path in dest.glob("shard-*.wdsindex")}
+    assert before
+    pack(source, dest, shard_samples=5, workers=workers, compress="zst:3")
+    assert data_bytes(dest) == data_bytes(tmp_path / "undisturbed")
+    assert before.items() <= {path.name: path.stat().st_ino for path in dest.glob("shard-*.wdsindex")}.items()
+
+
+def test_a_finished_data_set_is_found_and_another_way_to_compress_is_refused(
+    source: Path, tmp_path: Path, data_bytes: DataBytes
+) -> None:
+    first = pack(source, tmp_path / "dest", compress="zst")
+    made_of = (tmp_path / "dest" / "index.json").stat().st_ino
+    assert pack(source, tmp_path / "dest", compress="zst").shards == first.shards
+    assert (tmp_path / "dest" / "index.json").stat().st_ino == made_of
+    for other in ("zst:4", None):
+        with pytest.raises(DestinationExistsError, match=rf"it has compress=zst:3, not {other}"):
+            pack(source, tmp_path / "dest", compress=other)
+    pack(source, tmp_path / "plain")
+    pack(source, tmp_path / "dest", overwrite=True)
+    assert data_bytes(tmp_path / "dest") == data_bytes(tmp_path / "plain")
+
+
+def test_compressed_shards_of_others_are_not_overwritten(source: Path, tmp_path: Path) -> None:
+    theirs = tmp_path / "dest" / "shard-000000.tar.zst"
+    theirs.parent.mkdir()
+    theirs.write_bytes(b"theirs")
+    for overwrite in (False, True):
+        with pytest.raises(DestinationExistsError, match=r"1 tar files|shard-000000\.tar\.zst, which packing would"):
+            pack(source, tmp_path / "dest", compress="zst", overwrite=overwrite)
+    assert theirs.read_bytes() == b"theirs"
+
+
+def test_a_shard_that_was_cut_is_written_again(source: Path, tmp_path: Path, data_bytes: DataBytes) -> None:
+    dest = tmp_path / "dest"
+    pack(source, dest, shard_samples=10, compress="zst")
+    expected = data_bytes(dest)
+    (dest / "shard-000001.tar.zst").write_bytes(expected["shard-000001.tar.zst"][:-1])
+    assert wdsdist.verify(dest)
+    pack(source, dest, shard_samples=10, compress="zst")
+    assert data_bytes(dest) == expected
+
+
+def test_a_large_sample_that_breaks_off_leaves_no_trace_in_the_compressed_shard(tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    large.write_bytes(bytes(range(256)) * (3 << 12))
+
+    def samples(*, broken: bool) -> Iterator[Sample]:
+        whole, lost = FilePayload(str(large), large.stat().st_size), FilePayload("/nowhere", 5)
+        yield "a", [("txt", b"1")]
+        if broken:
+            yield "b", [("bin", whole), ("txt", lost)]
+        yield "c", [("bin", whole)]
+        yield "d", [("txt", b"2")]
+        if broken:
+            yield "e", [("bin", whole), ("txt", lost)]
+
+    found = []
+    for number, broken in enumerate((False, True)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        written = writer.write_shard(Place(str(folder)), "x.tar.zst", samples(broken=broken), "", "skip", "zst:3")
+        content = (folder / "x.tar.zst").read_bytes()
+        assert (written.size, written.tar_size) == (len(content), len(plain(content)))
+        assert written.sha256 == hashlib.sha256(content).hexdigest()
+        assert [one.key for one in written.left_out] == ["b", "e"] * broken
+        found.append(plain(content))
+    assert found[0] == found[1]
+    assert len(helpers.listing(found[0])) == 3
+
+
+def texts(other: int) -> Iterator[dict[str, object]]:
+    """Yield 100 samples, of which one has another text."""
+    for number in range(100):
+        yield {"txt": f"{number} other" if number == other else f"{number} plain"}
+
+
+def test_an_iterable_goes_on_where_it_stopped(tmp_path: Path, data_bytes: DataBytes) -> None:
+    pack(texts(-1), tmp_path / "undisturbed", shard_samples=30, compress="zst")
+    pack(texts(-1), tmp_path / "dest", shard_samples=30, compress="zst")
+    for name in ("index.json", "shard-000002.tar.zst"):
+        (tmp_path / "dest" / name).unlink()
+    pack(texts(-1), tmp_path / "dest", shard_samples=30, compress="zst")
+    assert data_bytes(tmp_path / "dest") == data_bytes(tmp_path / "undisturbed")
+    (tmp_path / "dest" / "index.json").unlink()
+    with pytest.raises(SourceError, match=r"shard-000003\.tar\.zst was written from other .* but not the bytes"):
+        pack(texts(95), tmp_path / "dest", shard_samples=30, compress="zst")
+
+
+def test_a_store_gets_the_same_bytes(source: Path, tmp_path: Path, data_bytes: DataBytes) -> None:
+    pack(source, "memory://packed/zst", compress="zst", workers=1)
+    pack(source, tmp_path / "here", compress="zst")
+    store = fsspec.filesystem("memory")
+    for name, content in data_bytes(tmp_path / "here").items():
+        assert store.cat_file(f"/packed/zst/{name}") == content
+
+
+def test_index_json_tells_the_size_of_the_tar_and_of_the_file(source: Path, tmp_path: Path) -> None:
+    pack(source, tmp_path / "dest", compress="zst")
+    (entry,) = json.loads((tmp_path / "dest" / "index.json").read_text())["shardlist"]
+    content = (tmp_path / "dest" / entry["url"]).read_bytes()
+    assert (entry["filesize"], entry["tarsize"]) == (len(content), len(plain(content)))
+
+
+def test_without_the_package_nothing_is_begun(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(ArgumentError, match=r'pip install "wdsdist\[zst\]"'):
+        pack(source, tmp_path / "dest", compress="zst")
+    assert not (tmp_path / "dest").exists()
+
+
+def test_shards_are_not_packed_into_their_own_folder(source: Path, tmp_path: Path) -> None:
+    pack(source, tmp_path / "dest", compress="zst")
+    before = {path.name for path in (tmp_path / "dest").iterdir()}
+    with pytest.raises(ArgumentError, match="holds the shards to pack: choose another folder"):
+        pack(tmp_path / "dest", tmp_path / "dest", overwrite=True)
+    assert {path.name for path in (tmp_path / "dest").iterdir()} == before

@@ -1,0 +1,184 @@
+"""Compressed tars: read as a stream of pieces, decompressed into a file, and written by zstd.
+
+What a file is compressed by is told by its first bytes, as names are often wrong. A tar in it can only be read from
+its start, so whoever wants its members decompresses it once, in one pass, into a file.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from wdsdist.errors import ArgumentError, DestinationError, ShardDamagedError, StorageError, WdsdistError
+
+_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_SKIPPABLE = b"\x2a\x4d\x18"  # bytes 1 to 3 of the frame without data that pzstd begins with
+_OPENERS: dict[str, Callable[[Path], IO[bytes]]] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}  # type: ignore[dict-item]
+
+_CHUNK = 1 << 20
+_ZSTD_CHUNK = 2 << 10  # compressed: four bytes can stand for 128 KiB, and what comes of a chunk is in memory, twice
+_LONGEST_WINDOW = 2**31  # bytes: of zstd's --long
+
+_EXPANSION = 200
+"""Times its own size that a file may expand to, where its tar's size is unknown. Tars of one-byte members, which are
+mostly padding, reach 100; a bomb reaches 1,000 by gzip and far more by the others."""
+_ALWAYS = 256 << 20
+"""Bytes that any file may expand to."""
+
+_ZST = re.compile(r"zst(?::([0-9]{1,2}))?")
+_LEVEL, _HIGHEST_LEVEL = 3, 22  # zstd's own
+
+_MISSING = 'needs a package that is not installed: pip install "wdsdist[zst]"'
+
+
+def codec_of(path: Path) -> str | None:
+    """Say by what a file is compressed, as its first bytes tell; ``None`` where it is not, or in an unknown way.
+
+    Raises `StorageError` where it cannot be read.
+    """
+    try:
+        with path.open("rb") as stream:
+            start = stream.read(8)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+    if start[1:4] == _SKIPPABLE:
+        return "zstd"
+    return next((codec for magic, codec in _MAGIC.items() if start.startswith(magic)), None)
+
+
+def unpack(path: Path, target: Path, *, size: int = -1, label: str = "") -> None:
+    """Decompress a file into another one.
+
+    Args:
+        path: what is compressed, by gzip, bzip2, xz or zstd.
+        target: the file to write.
+        size: how many bytes have to come out; -1 where that is not known, so that there must be fewer than a bomb has.
+        label: names the file in errors; by default its path.
+
+    Raises `ShardDamagedError` where it is cut or damaged, or expands to more than it may, `StorageError` where it
+    cannot be read, and `DestinationError` where the other cannot be written.
+    """
+    label = label or str(path)
+    most = size if size >= 0 else max(_ALWAYS, _EXPANSION * path.stat().st_size)
+    written = 0
+    try:
+        with target.open("wb", buffering=_CHUNK) as out:
+            for piece in _pieces(path, label):
+                written += len(piece)
+                if written > most:
+                    raise ShardDamagedError(_too_large(label, size, most))
+                out.write(piece)
+    except WdsdistError:
+        raise
+    except OSError as error:
+        raise DestinationError(
+            f"{target.parent} cannot take {label}, decompressed ({error.strerror}): make room there, or choose another "
+            f"folder for it"
+        ) from error
+    if size not in (-1, written):
+        raise ShardDamagedError(
+            f"{label} holds a tar of {written:,} bytes, and its index says {size:,}: fetch or pack it again"
+        )
+
+
+def _too_large(label: str, size: int, most: int) -> str:
+    if size >= 0:
+        return f"{label} holds a tar of more than the {size:,} bytes that its index says: fetch or pack it again"
+    return (
+        f"{label} expands to over {most:,} bytes, more than {_EXPANSION} times its size, as a bomb does: if it is not "
+        f"one, decompress it to a plain .tar, which has no limit"
+    )
+
+
+def _pieces(path: Path, label: str) -> Iterator[bytes]:
+    """Yield what a compressed file holds, in pieces that fit in memory whatever it is."""
+    codec = codec_of(path)
+    if codec is None:
+        raise ShardDamagedError(
+            f"{label} is not compressed by gzip, bzip2, xz or zstd: fetch it again, or unpack it to a plain .tar"
+        )
+    try:
+        if codec == "zstd":
+            yield from _zstd_pieces(path, label)
+        else:
+            with _OPENERS[codec](path) as stream:
+                while piece := stream.read(_CHUNK):
+                    yield piece
+    except WdsdistError:
+        raise
+    except Exception as error:  # each of the packages has its own, and zstandard's is not imported here
+        if isinstance(error, OSError) and error.errno:
+            raise StorageError(f"{label} cannot be read: {error.strerror}") from error
+        raise ShardDamagedError(f"{label} is cut or damaged ({error}): fetch it again") from error
+
+
+def _zstd_pieces(path: Path, label: str) -> Iterator[bytes]:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise StorageError(f"{label} is compressed by zstd, which {_MISSING}") from error
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_LONGEST_WINDOW)
+    frame = None
+    # Frame by frame, for the package's own reader takes a cut file for a whole one.
+    with path.open("rb") as stream:
+        while chunk := stream.read(_ZSTD_CHUNK):
+            while chunk:
+                frame = frame or decompressor.decompressobj()
+                yield frame.decompress(chunk)
+                chunk = b""
+                if frame.eof:
+                    chunk, frame = frame.unused_data, None
+    if frame is not None:
+        raise EOFError("it ends within a frame")
+
+
+def checked(compress: str | None) -> str | None:
+    """Return how shards are to be compressed, with the level that zstd takes by default.
+
+    Raises `ArgumentError` for what is neither ``"zst"`` nor ``"zst:LEVEL"``, and where zstandard is not installed.
+
+    >>> checked("zst"), checked("zst:19"), checked(None)
+    ('zst:3', 'zst:19', None)
+    """
+    if compress is None:
+        return None
+    match = _ZST.fullmatch(compress) if isinstance(compress, str) else None
+    level = int(match[1] or _LEVEL) if match else 0
+    if not 1 <= level <= _HIGHEST_LEVEL:
+        raise ArgumentError(
+            f'compress is {compress!r}: it must be "zst", or "zst:LEVEL" with a level from 1 to {_HIGHEST_LEVEL}'
+        )
+    try:
+        import zstandard  # noqa: F401
+    except ImportError as error:
+        raise ArgumentError(f"compress is {compress!r}, which {_MISSING}") from error
+    return f"zst:{level}"
+
+
+class Zstd:
+    """Compresses a stream piece by piece; ``compress`` is what `checked` returns.
+
+    Wherever `end_frame` was called, what was compressed since can be dropped: it is a frame of its own, which no other
+    needs. The same pieces and calls give the same bytes.
+    """
+
+    def __init__(self, compress: str) -> None:
+        import zstandard
+
+        self._compressor = zstandard.ZstdCompressor(level=int(compress.partition(":")[2]), write_checksum=True)
+        self._frame: Any = None
+
+    def add(self, data: memoryview) -> bytes:
+        """Return the next bytes of the compressed stream."""
+        self._frame = self._frame or self._compressor.compressobj()
+        return bytes(self._frame.compress(data))
+
+    def end_frame(self) -> bytes:
+        """Return the rest of a frame that has been begun."""
+        frame, self._frame = self._frame, None
+        return b"" if frame is None else bytes(frame.flush())
