@@ -223,9 +223,9 @@ class StreamingDataset(IterableDataset[Any]):
         order = self.order(self.order_settings(here.world_size), epoch)
         batches = plan.batches(order, rank=here.rank, worker=worker, num_workers=num_workers)
         return (
-            self._samples.sample(*pair, epoch)
-            for shards, samples in batches
-            for pair in zip(shards.tolist(), samples.tolist(), strict=True)
+            self._samples.sample(*place)
+            for places in batches
+            for place in zip(*(part.tolist() for part in places), strict=True)
         )
 
     def _groups(self, loading: Loading, worker: int, num_workers: int, *, deferred: bool) -> Iterator[list[Any]]:
@@ -234,10 +234,7 @@ class StreamingDataset(IterableDataset[Any]):
         plan = self.plan(loading, start.num_replicas, start.consumed)
         order = self.order(self.order_settings(start.num_canonical_replicas), start.epoch)
         places = plan.batches(order, rank=start.rank, worker=worker, num_workers=num_workers, group=start.group)
-        batches = (
-            self._samples.batch(shards, samples, start.epoch, loading.collate_fn, deferred=deferred)
-            for shards, samples in places
-        )
+        batches = (self._samples.batch(*batch, loading.collate_fn, deferred=deferred) for batch in places)
         return grouped(batches, start.group)
 
     def plan(self, loading: Loading, num_replicas: int, consumed: int = 0) -> EpochPlan:

@@ -109,7 +109,7 @@ class Manifest:
         return storage.join(self.base, self.names[number].decode())
 
     def part(self, number: int) -> tuple[Manifest, int]:
-        """Return the manifest that first listed a shard, and its number there; they differ where data sets are joined."""
+        """Return the manifest that first listed a shard, and its number there: another where data sets are joined."""
         return self, number
 
     def label(self, number: int) -> str:

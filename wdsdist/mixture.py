@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -57,15 +58,9 @@ class MixOrder:
         return self._mixture.num_samples
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-        streams, numbers = self._deal.locate(positions)
         shards, samples = np.empty_like(positions), np.empty_like(positions)
         used: dict[tuple[int, int], Order] = {}
-        for stream in np.unique(streams).tolist():
-            chosen = np.flatnonzero(streams == stream)
-            size = int(self._mixture.counts[stream].sum())
-            # The start may exceed 64 bits after very many epochs; what is counted from the epoch it lies in does not.
-            first_epoch, start = divmod(self._deal.starts[stream], size)
-            epochs, places = np.divmod(start + numbers[chosen], size)
+        for stream, chosen, first_epoch, epochs, places in self._visits(positions):
             for past in np.unique(epochs).tolist():
                 key = stream, first_epoch + past
                 order = used[key] = self._orders.get(key) or self._order(*key)
@@ -74,6 +69,24 @@ class MixOrder:
                 shards[chosen[now]] = self._first_shards[stream] + found
         self._orders = used  # what was used last is what neighbouring positions need
         return shards, samples
+
+    def epochs(self, positions: Int64s) -> Int64s:
+        found = np.empty_like(positions)
+        for _, chosen, first_epoch, epochs, _ in self._visits(positions):
+            found[chosen] = first_epoch + epochs
+        return found
+
+    def _visits(self, positions: Int64s) -> Iterator[tuple[int, Int64s, int, Int64s, Int64s]]:
+        """Yield, for each data set, its number, the indices of the positions that it takes, and where they lead.
+
+        That is its epoch when the mix's begins; then, for each position, how many epochs later, and the place there.
+        """
+        streams, numbers = self._deal.locate(positions)
+        for stream in np.unique(streams).tolist():
+            chosen = np.flatnonzero(streams == stream)
+            size = int(self._mixture.counts[stream].sum())
+            first_epoch, start = divmod(self._deal.starts[stream], size)
+            yield stream, chosen, first_epoch, *np.divmod(start + numbers[chosen], size)
 
     def _order(self, stream: int, epoch: int) -> Order:
         return epoch_order(self._mixture.counts[stream], self._settings[stream], epoch)

@@ -103,7 +103,7 @@ class SampleReader:
         self,
         shards: Int64s,
         samples: Int64s,
-        epoch: int,
+        epochs: Int64s,
         collate_fn: Callable[[list[Any]], Any] | None,
         *,
         deferred: bool,
@@ -112,16 +112,16 @@ class SampleReader:
 
         With ``deferred``, tensors may come as `Stacked` pieces.
         """
-        seeds = self._seeds(shards, samples, epoch)
+        seeds = self._seeds(shards, samples, epochs)
         if collate_fn is None and self._transform is None:
             return self._columns(shards.tolist(), samples.tolist(), seeds, deferred)
         made = [self._sample(*one) for one in zip(shards.tolist(), samples.tolist(), seeds, strict=True)]
         return collate(made, deferred=deferred) if collate_fn is None else collate_fn(made)
 
-    def _seeds(self, shards: Int64s, samples: Int64s, epoch: int) -> list[int]:
+    def _seeds(self, shards: Int64s, samples: Int64s, epochs: Int64s) -> list[int]:
         if not self._needs_seeds:
             return [0] * len(shards)
-        keys = mix_keys(mix_key(self._seed, epoch, _AUGMENTATION), shards, samples)
+        keys = mix_keys(mix_key(self._seed), epochs, _AUGMENTATION, shards, samples)
         return [key >> 1 for key in keys.tolist()]
 
     def _sample(self, number: int, sample: int, seed: int) -> Any:

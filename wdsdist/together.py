@@ -41,8 +41,10 @@ def mix(
         shares: the weight of each data set by its location, as in ``{"s3://bucket/web": 0.7, "/data/books": 0.3}``;
             or by a name of yours, with the location, as in ``{"web": ("s3://bucket/web", 0.7), ...}``. Weights need
             not sum to 1. A location is whatever `wdsdist.open` takes.
-        stratified: give each batch its share of each data set, to within one sample where there are two data sets,
-            two where there are three, and four with any number; shares that are whole numbers are met exactly. With
+        stratified: give each batch of a rank its share of each data set: to within one sample of two data sets, two
+            of three, four of any number, and exactly where all shares are whole numbers. That needs lanes that the
+            world size divides, as those of a run that keeps its world size; other worlds share out the global batch
+            alike, but not each rank's. With
             ``False`` the places of data sets are shuffled, among 1,024 samples of a lane, so that the shares of a
             batch vary as those of random draws do, and are right on average.
         samples_per_epoch: length of an epoch of the mix; by default the samples of all data sets together. What the
