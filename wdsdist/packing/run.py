@@ -45,6 +45,7 @@ def pack(
     overwrite: bool = False,
     on_error: OnError = "raise",
     storage_options: Mapping[str, Any] | None = None,
+    source_storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[PackProgress], None] | None = None,
 ) -> Manifest:
     """Turn a downloaded data set into WebDataset shards, once.
@@ -92,7 +93,9 @@ def pack(
         on_error: ``"raise"`` stops at the first sample that cannot be packed, such as one of a file that cannot be
             read; ``"skip"`` leaves such samples out, each wholly, and lists them with the reasons in
             ``pack-report.jsonl`` beside the shards; ``manifest.extra["left_out"]`` is their number.
-        storage_options: passed to fsspec where ``dest`` is a URL.
+        storage_options: passed to fsspec where ``dest`` or ``source`` is a URL; where both are, with different schemes,
+            for ``dest`` alone, so that no store is shown another one's credentials.
+        source_storage_options: passed to fsspec for ``source``, in place of ``storage_options``.
         progress: called with a `PackProgress` after each shard.
 
     Returns the manifest, as `wdsdist.open` would.
@@ -142,7 +145,9 @@ def pack(
     )
     place = Place(storage.normalise(dest), dict(storage_options or {}))
     about = SourceOptions(kind=kind, class_folders=class_folders, columns=columns, encode=encode, on_error=on_error)
-    found = sources.find(source, about, scratch=place.folder)
+    if source_storage_options is None and _share_options(source, place):
+        source_storage_options = storage_options
+    found = sources.find(source, about, scratch=place.folder, storage_options=source_storage_options)
     if is_stream(found):
         _check_order(found, shuffle_seed)
         options = replace(options, shuffle_seed=None)
@@ -169,6 +174,14 @@ def pack(
         destination.tidy(place)  # a cluster goes on without a worker that was killed in the middle of a shard
         destination.finish(place, _manifest(place, found, options, shards, _report(place, found, shards)))
     return manifests.load(place.at(manifests.FILE_NAME), place.options)
+
+
+def _share_options(source: object, place: Place) -> bool:
+    """Say whether the same storage options are for both: they are of one store, or only one of them is a URL."""
+    one = source[0] if isinstance(source, (list, tuple)) and source else source
+    if place.folder is not None or not isinstance(one, (str, os.PathLike)):
+        return True
+    return storage.scheme(os.fspath(one)) in ("", storage.scheme(place.location))
 
 
 def _check_order(stream: Stream, shuffle_seed: int | str | None) -> None:

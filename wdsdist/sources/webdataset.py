@@ -122,19 +122,19 @@ def find(source: object, options: SourceOptions) -> ShardsSource | None:
     if isinstance(source, Manifest):
         return _source(source)
     if isinstance(source, (list, tuple)) and source and all(isinstance(one, (str, os.PathLike)) for one in source):
-        return _source(catalog.open(source))
+        return _source(catalog.open(source, storage_options=options.storage_options))
     if not isinstance(source, (str, os.PathLike)):
         return None
     location = storage.normalise(source)
-    if not forced and not _are_shards(location):
+    if not forced and not _are_shards(location, options.storage_options):
         return None
     try:
-        return _source(catalog.open(_tars(location) or location))
+        return _source(catalog.open(_tars(location) or location, storage_options=options.storage_options))
     except IndexNotFoundError as error:
         raise SourceNotFoundError(str(error)) from error
 
 
-def _are_shards(location: str) -> bool:
+def _are_shards(location: str, storage_options: Mapping[str, Any] | None) -> bool:
     if "{" in location and not os.path.exists(location):  # noqa: PTH110 - it may be a URL
         return True
     name = storage.split(location)[1]
@@ -142,7 +142,7 @@ def _are_shards(location: str) -> bool:
         return False
     index = location if location.endswith(".json") else storage.join(location, manifests.FILE_NAME)
     try:
-        listed = manifests.load(index)
+        listed = manifests.load(index, storage_options)
     except (IndexNotFoundError, IndexFormatError):
         pass  # or a file of another purpose with that name
     else:
