@@ -26,6 +26,8 @@ class Folder:
     """Their names."""
     problems: dict[bytes, str] = field(default_factory=dict)
     """What is wrong with a file, by its name."""
+    twins: set[bytes] = field(default_factory=set)
+    """Names that an archive holds more than once."""
     sizes: array[int] = field(default_factory=lambda: array("q"))
     mtimes: array[int] = field(default_factory=lambda: array("q"))
     places: array[int] = field(default_factory=lambda: array("q"))
@@ -43,14 +45,22 @@ class Folder:
             self._pack()
 
     def sorted(self) -> tuple[Names, Int64s, Int64s, Int64s | None]:
-        """Return names, sizes, times and places of all files, in the order of their names; the folder is empty then."""
+        """Return names, sizes, times and places of all files, in the order of their names; the folder is empty then.
+
+        Of files with the same name, the first one is given, and the name is noted among ``twins``.
+        """
         self._pack()
         names = np.concatenate(self._packed) if self._packed else np.empty(0, "S1")
         self._packed.clear()
         order = np.argsort(names, kind="stable")
+        names = names[order]
+        again = np.flatnonzero(names[1:] == names[:-1]) + 1
+        if len(again):
+            self.twins.update(names[again].tolist())
+            names, order = np.delete(names, again), np.delete(order, again)
         places = np.frombuffer(self.places, np.int64)[order] if self.places else None
         sizes, mtimes = (np.frombuffer(column, np.int64)[order] for column in (self.sizes, self.mtimes))
-        return names[order], sizes, mtimes, places
+        return names, sizes, mtimes, places
 
     def _pack(self) -> None:
         if self._names:
@@ -106,7 +116,8 @@ def _parts(path: bytes, folder: Folder) -> list[_Part | bytes]:
         while 0 < cut < len(names) and _key(names[cut]) == _key(names[cut - 1]):
             cut += 1
         cuts.append((cut, name))
-    problems = {name: folder.problems[name] for name in folder.problems}
+    twins = {name: f"{shown(path + name)} is there twice: remove one of the two" for name in folder.twins}
+    problems = {**folder.problems, **twins}
     parts: list[_Part | bytes] = []
     start = 0
     for stop, name in [*cuts, (len(names), b"")]:
