@@ -26,7 +26,7 @@ def opened(files: dict[str, int]) -> dict[bytes, Folder]:
                 tree[folder].folders.append(one)
                 tree[folder + one + b"/"] = Folder()
             folder += one + b"/"
-        tree[folder].add(name, size, number, number)
+        tree[folder].add(name, size, mtime_ns=number, place=number)
     return tree
 
 
@@ -85,7 +85,7 @@ def test_a_listing_takes_few_bytes_beside_the_names() -> None:
     def open_folder(path: bytes) -> Folder:
         folder = Folder(folders=[] if path else [b"%04d" % number for number in range(100)])
         for number in range(1000 if path else 0):
-            folder.add(b"%08d.jpg" % number, 70_000, number)
+            folder.add(b"%08d.jpg" % number, 70_000, mtime_ns=number)
         return folder
 
     tracemalloc.start()

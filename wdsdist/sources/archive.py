@@ -98,7 +98,7 @@ class Tree:
             if self.on_error == "raise":
                 raise SourceError(f"{self.label}/{problem}")
             folder.problems[base] = problem
-        folder.add(base, size, 0, place)
+        folder.add(base, size, place=place)
 
     def add_folder(self, name: str) -> None:
         """Add a folder, which may be empty."""

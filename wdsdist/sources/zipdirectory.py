@@ -10,8 +10,7 @@ import io
 import mmap
 import struct
 import zipfile
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 _END = struct.Struct("<4s4H2LH")  # signature, disks and counts, size and offset of the directory, length of the comment
 _END64 = struct.Struct("<4sQ2H2L4Q")  # the last two: size and offset of the directory
@@ -22,26 +21,51 @@ _LENGTHS = struct.Struct("<3H")
 _TOGETHER = 4096  # entries
 
 
-def entries(path: Path) -> Iterator[zipfile.ZipInfo]:
-    """Yield the entries of an archive in the order of its directory.
+class Directory:
+    """The directory of one archive, open."""
 
-    Raises what `zipfile` raises for an archive that is none, cut or damaged, if only after the entries before that.
-    """
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        start, stop, shift = _bounds(content)
-        place = first = start
-        number = 0
-        while place < stop:
-            if content[place : place + 4] == b"PK\1\2" and place + _ENTRY <= stop:
-                place += _ENTRY + sum(_LENGTHS.unpack_from(content, place + 28))
-            else:
-                place = stop  # zipfile says what is wrong with it
-            number += 1
-            if number % _TOGETHER == 0 or place >= stop:
-                for info in _read(content[first : min(place, stop)]):
-                    info.header_offset += shift
-                    yield info
-                first = place
+    def __init__(self, path: str) -> None:
+        with open(path, "rb") as stream:  # noqa: PTH123 - a worker has the path as text
+            self._content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            self._start, self._stop, self._shift = _bounds(self._content)
+        except BaseException:
+            self._content.close()
+            raise
+
+    def __enter__(self) -> Directory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._content.close()
+
+    def __iter__(self) -> Iterator[tuple[int, zipfile.ZipInfo]]:
+        """Yield the entries in the order of the directory, each with its place there.
+
+        Raises what `zipfile` raises for a damaged directory, if only after the entries before the damage.
+        """
+        place = self._start
+        while place < self._stop:
+            places = []
+            while place < self._stop and len(places) < _TOGETHER:
+                places.append(place)
+                place = self._next(place)
+            yield from zip(places, self.at(places), strict=True)
+
+    def at(self, places: Sequence[int]) -> list[zipfile.ZipInfo]:
+        """Return the entries at some places."""
+        found = _read(b"".join([self._content[place : self._next(place)] for place in places]))
+        for info in found:
+            info.header_offset += self._shift
+        return found
+
+    def _next(self, place: int) -> int:
+        following = place + _ENTRY
+        if following <= self._stop and self._content[place : place + 4] == b"PK\1\2":
+            following += sum(_LENGTHS.unpack_from(self._content, place + 28))
+            if following <= self._stop:
+                return following
+        raise zipfile.BadZipFile(f"no whole entry of its directory at byte {place:,}")
 
 
 def _bounds(content: mmap.mmap) -> tuple[int, int, int]:
@@ -55,6 +79,9 @@ def _bounds(content: mmap.mmap) -> tuple[int, int, int]:
     stop, locator = end, end - _LOCATOR.size
     if locator >= _END64.size and content[locator : locator + 4] == b"PK\6\7":
         end64 = locator - _END64.size
+        _, disk, _, disks = _LOCATOR.unpack_from(content, locator)
+        if disk != 0 or disks > 1:
+            raise zipfile.BadZipFile("it is one of several parts")
         if content[end64 : end64 + 4] == b"PK\6\6":
             *_, size, offset = _END64.unpack_from(content, end64)
             stop = end64
