@@ -50,11 +50,16 @@ class Directory:
             while place < self._stop and len(places) < _TOGETHER:
                 places.append(place)
                 place = self._next(place)
-            yield from zip(places, self.at(places), strict=True)
+            yield from zip(places, self._read(self._content[places[0] : place]), strict=True)
 
     def at(self, places: Sequence[int]) -> list[zipfile.ZipInfo]:
         """Return the entries at some places."""
-        found = _read(b"".join([self._content[place : self._next(place)] for place in places]))
+        return self._read(b"".join([self._content[place : self._next(place)] for place in places]))
+
+    def _read(self, directory: bytes) -> list[zipfile.ZipInfo]:
+        archive = directory + _END.pack(b"PK\5\6", 0, 0, 0, 0, len(directory), 0, 0)
+        with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+            found = opened.infolist()
         for info in found:
             info.header_offset += self._shift
         return found
@@ -88,9 +93,3 @@ def _bounds(content: mmap.mmap) -> tuple[int, int, int]:
     if size > stop:
         raise zipfile.BadZipFile("its central directory starts before the archive does")
     return stop - size, stop, stop - size - offset
-
-
-def _read(directory: bytes) -> list[zipfile.ZipInfo]:
-    archive = directory + _END.pack(b"PK\5\6", 0, 0, 0, 0, len(directory), 0, 0)
-    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
-        return opened.infolist()
