@@ -31,6 +31,39 @@ def test_any_executor_gives_the_same_bytes_and_stays_open(
     assert contents(tmp_path / "dest") == alone
 
 
+class Squares:
+    """A data set with random access, which pickles by the name of its class."""
+
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> int:
+        return index**2
+
+
+def as_text(item: int) -> dict[str, str]:
+    return {"txt": f"{item}"}
+
+
+def test_a_data_set_of_python_goes_to_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "test_executors.Squares").touch()  # a file with the name of the class is not the source
+    made = pack(Squares(), tmp_path / "here", encode=as_text, shard_samples=5, workers=1)
+    with ProcessPoolExecutor(2) as executor:
+        found = pack(Squares(), tmp_path / "there", encode=as_text, shard_samples=5, executor=executor)
+    assert found.fingerprint == made.fingerprint
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+
+
+def test_what_cannot_go_to_the_workers_is_refused(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        with pytest.raises(ArgumentError, match=r"one stream of samples.*leave executor \(--engine\) out"):
+            pack(iter([{"txt": "a"}]), tmp_path / "dest", executor=executor)
+        with pytest.raises(ArgumentError, match=r"does not pickle.*define it, and encode, in a module"):
+            pack(Squares(), tmp_path / "dest", encode=lambda item: as_text(item), executor=executor)
+    assert not (tmp_path / "dest").exists()
+
+
 class Recording(ThreadPoolExecutor):
     """Notes how many shards were under way at most; changes each piece of work before it runs."""
 

@@ -36,8 +36,7 @@ def fields(infos: list[zipfile.ZipInfo]) -> list[tuple[object, ...]]:
 
 
 def archive(path: Path, *, count: int = 10, comment: bytes = b"", before: bytes = b"", zip64: bool = False) -> Path:
-    path.write_bytes(before)
-    with pytest.MonkeyPatch.context() as patch, zipfile.ZipFile(path, "a") as made:
+    with pytest.MonkeyPatch.context() as patch, zipfile.ZipFile(path, "w") as made:
         if zip64:
             patch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 0)
         made.comment = comment
@@ -45,6 +44,7 @@ def archive(path: Path, *, count: int = 10, comment: bytes = b"", before: bytes 
             info = zipfile.ZipInfo(f"é{number}.txt" if number % 2 else f"{number}.txt")
             info.comment = b"c" * number
             made.writestr(info, bytes(number))
+    path.write_bytes(before + path.read_bytes())
     return path
 
 

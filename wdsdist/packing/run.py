@@ -15,6 +15,7 @@ from wdsdist.checks import check_integer
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.manifest import Manifest, Shard
 from wdsdist.packing import destination, report
+from wdsdist.packing.elsewhere import refuse_to_travel
 from wdsdist.packing.job import Job, PackOptions, Record
 from wdsdist.packing.parallel import Writing, write_planned
 from wdsdist.packing.place import Place
@@ -72,8 +73,9 @@ def pack(
             process. With an ``executor``: how many shards it writes
             at once, for one that does not say.
         executor: writes the shards instead, perhaps on other machines: any `concurrent.futures.Executor`, which stays
-            open. Its workers must have wdsdist, and must see ``source`` and ``dest`` under the same names. It does
-            not write what Python makes.
+            open. Its workers must have wdsdist, and must see ``source`` and ``dest`` under the same names. A data
+            set that Python makes is pickled and goes with each shard, so what it is made of must be installed there;
+            an iterable is refused.
         shuffle_seed: decides the order of the samples; ``None`` keeps that of the source. ``"auto"`` is 0, but ``None``
             for an iterable, which has one order only.
         kind: what ``source`` is taken for, such as ``"folder"`` or ``"csv"``; by default, what it looks like.
@@ -241,8 +243,8 @@ def _manifest(
 
 def _refuse(source: Source | Stream, place: Place, executor: Executor | None) -> None:
     """Refuse what could not end well."""
-    if executor is not None and source.kind in ("dataset", "iterable"):
-        raise ArgumentError(f"executor is given, but {source.location} is an object of this process: leave it out")
+    if executor is not None:
+        refuse_to_travel(source)
     if place.folder is None:
         return
     folder, root = place.folder.resolve(), Path(source.location).resolve()
