@@ -45,9 +45,7 @@ def as_text(item: int) -> dict[str, str]:
     return {"txt": f"{item}"}
 
 
-def test_a_data_set_of_python_goes_to_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "test_executors.Squares").touch()  # a file with the name of the class is not the source
+def test_a_data_set_of_python_goes_to_the_workers(tmp_path: Path) -> None:
     made = pack(Squares(), tmp_path / "here", encode=as_text, shard_samples=5, workers=1)
     with ProcessPoolExecutor(2) as executor:
         found = pack(Squares(), tmp_path / "there", encode=as_text, shard_samples=5, executor=executor)
@@ -102,6 +100,18 @@ class TestWhatAWorkerCannotSee:
 
         with Recording(1, from_afar) as executor, pytest.raises(DestinationError, match="does not see"):
             pack(source, tmp_path / "dest", executor=executor)
+
+    def test_a_file_that_has_the_name_of_a_data_set_of_python_is_not_looked_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "list").touch()
+
+        def from_afar(work: Any) -> None:
+            (tmp_path / "list").unlink(missing_ok=True)
+
+        with Recording(1, from_afar) as executor:
+            assert pack([{"txt": "a"}], tmp_path / "dest", executor=executor).num_samples == 1
 
     def test_a_source_elsewhere(self, source: Path, tmp_path: Path) -> None:
         def from_afar(work: Any) -> None:
