@@ -100,7 +100,9 @@ def test_a_change_anywhere_gives_the_outcome_of_a_walk_one_by_one(content: bytes
 
 @settings(max_examples=40, deadline=None)
 @given(many, st.integers(1, 300), st.integers(0, 3), st.booleans())
-def test_a_tar_within_other_data_is_read_in_parts_to_the_same(content: bytes, most: int, before: int, cut: bool) -> None:
+def test_a_tar_within_other_data_is_read_in_parts_to_the_same(
+    content: bytes, most: int, before: int, cut: bool
+) -> None:
     content = content[: len(content) * 2 // 3] if cut else content
     start = BLOCK * before
     around = b"7" * start + content + content  # a reader that goes too far finds more members
@@ -108,7 +110,11 @@ def test_a_tar_within_other_data_is_read_in_parts_to_the_same(content: bytes, mo
     try:
         parts += tarformat.scan_parts(around, label="x.tar", start=start, stop=start + len(content), most=most)
     except ShardDamagedError as error:
-        assert str(error) == outcome(content)
+        damage = str(error)
+    else:
+        damage = ""
+    if damage:
+        assert damage == outcome(content)
         return
     skipped: Counter[str] = Counter()
     for part in parts:

@@ -293,8 +293,8 @@ def test_overwriting_removes_the_report_before_anything_is_written(
         seen.append((tmp_path / "dest" / "pack-report.jsonl").exists())
         raise SourceError("stop")
 
-    with monkeypatch.context() as patch, pytest.raises(SourceError, match="stop"):
-        patch.setattr(parallel, "write_shard", write_shard)
+    monkeypatch.setattr(parallel, "write_shard", write_shard)
+    with pytest.raises(SourceError, match="stop"):
         pack(source, tmp_path / "dest", workers=1, overwrite=True)
     assert seen
     assert not any(seen)

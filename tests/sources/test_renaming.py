@@ -14,7 +14,9 @@ from wdsdist.shardindex import ShardIndex
 from wdsdist.sources import renaming
 from wdsdist.sources.renaming import Keys, normal, renamed
 
-keys = st.lists(st.sampled_from(["a", "b", "ab", "a~2", "a~3", "a~2~2", "a~02", "./a", "/b", "é", "é~2", "~2"]), max_size=30)
+keys = st.lists(
+    st.sampled_from(["a", "b", "ab", "a~2", "a~3", "a~2~2", "a~02", "./a", "/b", "é", "é~2", "~2"]), max_size=30
+)
 
 
 def index(of: list[str]) -> ShardIndex:

@@ -40,13 +40,13 @@ class Keys:
         stops = np.cumsum(lengths)
         keys = cls(letters, stops - lengths, stops)
         for number in np.flatnonzero(np.isin(letters[keys.starts], np.frombuffer(b"./", np.uint8))).tolist():
-            keys.starts[number] += lengths[number] - len(normal(keys.bytes(number)))
+            keys.starts[number] += lengths[number] - len(normal(keys.key(number)))
         return keys
 
     def __len__(self) -> int:
         return len(self.starts)
 
-    def bytes(self, number: int) -> bytes:
+    def key(self, number: int) -> bytes:
         """Return one key, in UTF-8."""
         return self.letters[self.starts[number] : self.stops[number]].tobytes()
 
@@ -54,13 +54,14 @@ class Keys:
         """int64: the keys in which some ASCII letters follow one another, and perhaps a few more."""
         last = max(len(self.letters) - len(letters) + 1, 0)
         found = np.ones(last, np.bool_)
-        for place, letter in enumerate(letters):
-            found &= self.letters[place : place + last] == letter
+        for place in range(len(letters)):
+            found &= self.letters[place : place + last] == letters[place]
         return np.unique(np.searchsorted(self.stops, np.flatnonzero(found), side="right"))
 
     def beyond_ascii(self) -> Int64s:
         """int64: the keys with other letters than those of ASCII."""
-        return np.unique(np.searchsorted(self.stops, np.flatnonzero(self.letters > 127), side="right"))
+        highest = np.maximum.reduceat(self.letters, self.starts) if len(self) else self.letters
+        return np.flatnonzero(highest > 127)
 
     def hashes(self, seed: int) -> Uint64s:
         """uint64 [samples]: equal for equal keys."""
@@ -125,7 +126,7 @@ def renamed(keys: Keys) -> Renamed:
         again, firsts = np.flatnonzero(is_again), np.flatnonzero(~is_again)
         first = firsts[np.searchsorted(firsts, again, side="right") - 1]
         if keys.are_equal(order[again], order[first]):
-            break  # or else two keys that differ have one hash, once in a million sets of ten million
+            break  # or else two keys that differ have one hash, once in some 100,000 sets of ten million
     suffixes = again - first + 1
     _pass_over_taken(suffixes, ordered[again], *_numbered(keys, seed))
     samples = order[again]
@@ -139,7 +140,7 @@ def _numbered(keys: Keys, seed: int) -> tuple[Uint64s, Int64s]:
     numbers = np.zeros(len(candidates), np.int64)
     stops = keys.stops[candidates]
     for place, candidate in enumerate(candidates.tolist()):
-        match = _NUMBERED.fullmatch(keys.bytes(candidate).decode("utf-8", "surrogateescape"))
+        match = _NUMBERED.fullmatch(keys.key(candidate).decode("utf-8", "surrogateescape"))
         if match:
             numbers[place] = int(match["number"])
             stops[place] -= len(match["number"]) + 1

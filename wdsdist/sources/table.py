@@ -110,5 +110,6 @@ def listed(listing: Listing, again: Callable[[], Iterable[Any]], place: Callable
         raise SourceError(f"{place(0)}: the table holds no row that could be a sample: is it the right file?")
     listing.check_keys(again, place)
     if len(listing.wrong) == len(listing.sizes):
-        raise SourceError(f"no row of the table in {listing.root} can be packed, for instance: {listing.wrong[0].reason}")
+        why = listing.wrong[0].reason
+        raise SourceError(f"no row of the table in {listing.root} can be packed, for instance: {why}")
     return listing

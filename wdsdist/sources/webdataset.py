@@ -216,14 +216,17 @@ def _odd_samples(index: ShardIndex, longer: Int64s) -> Int64s:
 def _check(keys: Keys, paths: list[str], starts: Int64s) -> None:
     """Raise `SourceError` for the first key that cannot be that of a file."""
     for number in np.union1d(keys.holding(b".."), keys.beyond_ascii()).tolist():
-        key = keys.bytes(number)
+        key = keys.key(number)
+        shown = key.decode(errors="backslashreplace")
         path = paths[int(np.searchsorted(starts, number, side="right")) - 1]
         if b".." in re.split(rb"[/\\]", key):
-            raise SourceError(f"{path} holds sample {key.decode()!r}, whose key leads out of the folder: rename it")
+            raise SourceError(f"{path} holds sample {shown!r}, whose key leads out of the folder: rename it")
         try:
             key.decode()
         except UnicodeDecodeError as error:
-            raise SourceError(f"{path} holds sample {key!r}, whose key is not UTF-8: pack it as an archive") from error
+            raise SourceError(
+                f"{path} holds sample {shown!r}, whose key is not UTF-8: pack it as an archive"
+            ) from error
 
 
 def _is_there(path: str, name: str, offset: int) -> bool:

@@ -46,7 +46,7 @@ class Directory:
         """
         place = self._start
         while place < self._stop:
-            places = []
+            places: list[int] = []
             while place < self._stop and len(places) < _TOGETHER:
                 places.append(place)
                 place = self._next(place)
@@ -67,7 +67,8 @@ class Directory:
     def _next(self, place: int) -> int:
         following = place + _ENTRY
         if following <= self._stop and self._content[place : place + 4] == b"PK\1\2":
-            following += sum(_LENGTHS.unpack_from(self._content, place + 28))
+            name, extra, comment = _LENGTHS.unpack_from(self._content, place + 28)
+            following += int(name) + int(extra) + int(comment)
             if following <= self._stop:
                 return following
         raise zipfile.BadZipFile(f"no whole entry of its directory at byte {place:,}")
