@@ -134,10 +134,7 @@ def pack(
     >>> pack(({"txt": f"line {number}"} for number in range(3)), root / "lines").num_samples
     3
     """
-    if on_error not in ("raise", "skip"):
-        raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"')
-    check_integer("workers", 1 if workers is None else workers, 1)
-    check_options(max_side, quality)
+    _check_arguments(on_error, workers, max_side, quality)
     options = PackOptions(
         shard_bytes=shard_bytes,
         shard_samples=shard_samples,
@@ -176,6 +173,13 @@ def pack(
         destination.tidy(place)  # a cluster goes on without a worker that was killed in the middle of a shard
         destination.finish(place, _manifest(place, found, options, shards, _report(place, found, shards)))
     return manifests.load(place.at(manifests.FILE_NAME), place.options)
+
+
+def _check_arguments(on_error: str, workers: int | None, max_side: int | None, quality: int | None) -> None:
+    if on_error not in ("raise", "skip"):
+        raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"')
+    check_integer("workers", 1 if workers is None else workers, 1)
+    check_options(max_side, quality)
 
 
 def _share_options(source: object, place: Place) -> bool:
