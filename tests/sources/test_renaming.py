@@ -67,6 +67,22 @@ def test_keys_with_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> N
     assert seeds == [0, 1, 2, 2]
 
 
+def test_keys_that_all_occur_again_take_few_bytes_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tracemalloc
+
+    monkeypatch.setattr(renaming, "_CHUNK", 1000)  # what is hashed together takes the same for any number of keys
+    indexes = [index([f"{number:08}" for number in range(50_000)]) for _ in range(2)]
+    tracemalloc.start()
+    try:
+        found = renamed(Keys.of(indexes))
+        size, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(found) == 50_000
+    assert size / 50_000 < 20
+    assert peak / 100_000 < 90
+
+
 def test_hashes_follow_each_letter_and_its_place() -> None:
     def some() -> Iterator[str]:
         for length in (1, 2, 3):

@@ -11,7 +11,22 @@ archives, which the system takes back when it needs them, count in the last colu
 
     python tools/bench/bench_listing.py [--members 1000000] [--kinds zip tar]
 
-RESULTS
+Results on a busy 4-core AMD EPYC, Python 3.11.7, 2026-11-21 (the rates are those of one run):
+
+    1,000,000 members: bytes a member, held and at most; most in all; members a second; with pages
+    folder                   36     36       58 MB      706 k       77 MB
+    zip                      72     72       94 MB      149 k      136 MB
+    tar                      88     88      111 MB      251 k      603 MB
+    shards                   44     81      103 MB     2901 k      122 MB
+    shards, same keys        79     88      111 MB     2251 k      130 MB
+    csv                       8     20       42 MB      272 k       66 MB
+    10,000,000 members:
+    folder                   36     36      384 MB      699 k      403 MB
+    zip                      72     72      747 MB      106 k      993 MB
+    tar                      77     77      789 MB      234 k     5491 MB
+    shards                   34     66      683 MB     3575 k      702 MB
+    shards, same keys        43     83      850 MB     2615 k      871 MB
+    csv                       8     20      222 MB      181 k      245 MB
 """
 
 from __future__ import annotations
