@@ -104,7 +104,7 @@ class TableSource:
 def listed(listing: Listing, again: Callable[[], Iterable[Any]], place: Callable[[int], str]) -> Listing:
     """Return a listing once it is whole: its keys differ, and it is not empty.
 
-    Raises `SourceError` where it is, or for a row that cannot be packed unless such are left out.
+    Raises `SourceError` for a table without a row to pack, and for two rows with one key unless such are left out.
     """
     if not listing.sizes:
         raise SourceError(f"{place(0)}: the table holds no row that could be a sample: is it the right file?")
