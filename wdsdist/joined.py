@@ -65,11 +65,7 @@ def join(parts: Sequence[Manifest], labels: Sequence[str]) -> JoinedManifest:
     twice = sorted({label for label in labels if labels.count(label) > 1})
     if twice:
         raise ArgumentError(f"two data sets have the name {twice[0]!r}: give each one of its own")
-    shards = [
-        replace(shard, name=part.location(number))
-        for part in parts
-        for number, shard in enumerate(part.shards)
-    ]
+    shards = [replace(shard, name=part.location(number)) for part in parts for number, shard in enumerate(part.shards)]
     options = [part.storage_options for part in parts]
     alike = all(one == options[0] for one in options)
     joined = JoinedManifest.of(

@@ -62,7 +62,7 @@ def one_by_one(content: bytes) -> object:
     """Return the outcome of a scan that takes no runs."""
     none = np.zeros(0, np.int64)
 
-    def no_run(buffer: object, start: int, most: int) -> Run:
+    def no_run(buffer: object, start: int, end: int, most: int) -> Run:
         return Run([], none, none, none, Counter(), 0, True, start)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -98,10 +98,40 @@ def test_a_change_anywhere_gives_the_outcome_of_a_walk_one_by_one(content: bytes
     assert outcome(bytes(altered[:cut])) == one_by_one(bytes(altered[:cut]))
 
 
+@settings(max_examples=40, deadline=None)
+@given(many, st.integers(1, 300), st.integers(0, 3), st.booleans())
+def test_a_tar_within_other_data_is_read_in_parts_to_the_same(
+    content: bytes, most: int, before: int, cut: bool
+) -> None:
+    content = content[: len(content) * 2 // 3] if cut else content
+    start = BLOCK * before
+    around = b"7" * start + content + content  # a reader that goes too far finds more members
+    parts: list[tarformat.Members] = []
+    try:
+        parts += tarformat.scan_parts(around, label="x.tar", start=start, stop=start + len(content), most=most)
+    except ShardDamagedError as error:
+        damage = str(error)
+    else:
+        damage = ""
+    if damage:
+        assert damage == outcome(content)
+        return
+    skipped: Counter[str] = Counter()
+    for part in parts:
+        skipped.update(part.skipped)
+    arrays = [np.concatenate([getattr(part, name) for part in parts]) for name in ("headers", "offsets", "sizes")]
+    assert outcome(content) == (
+        [name for part in parts for name in part.names],
+        *((arrays[0] - start).tolist(), (arrays[1] - start).tolist(), arrays[2].tolist()),
+        skipped,
+    )
+    assert [len(part.names) >= most for part in parts[:-1]] == [True] * (len(parts) - 1)
+
+
 @pytest.mark.parametrize("size", [0, 1000, 40_000])
 def test_members_of_one_size_are_one_run(size: int) -> None:
     content = plain_tar((f"{number:04}.bin", bytes(size)) for number in range(300))
-    run = read_run(content, 0, 4096)
+    run = read_run(content, 0, len(content), 4096)
     assert len(run.names) == 300
     assert content[run.next :].strip(b"\0") == b""
 
@@ -121,7 +151,7 @@ def test_what_webdataset_writes_is_taken_in_runs(tmp_path_factory: pytest.TempPa
         for number in range(500):
             sink.write({"__key__": f"{number:06}", "jpg": bytes(number), "cls": b"3"})
     content = path.read_bytes()
-    run = read_run(content, 0, 10_000)
+    run = read_run(content, 0, len(content), 10_000)
     assert len(run.names) >= 999
     assert outcome(content) == one_by_one(content)
 

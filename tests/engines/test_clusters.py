@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from wdsdist.packing import pack
+
 HERE = Path(__file__).parent
 PACKAGES = {"dask": "distributed", "ray": "ray"}
 
@@ -76,3 +78,22 @@ def test_an_error_of_a_worker_is_the_line_that_one_machine_gives(
     assert done.stderr.count("\n") == 1
     assert "wdsdist: error:" in done.stderr
     assert "shard-000002.tar" in done.stderr
+
+
+def test_a_cluster_that_gives_up_is_an_error_and_what_is_whole_is_kept(
+    source: Path, alone: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("distributed")
+    monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES", "0")
+    (tmp_path / "notes").mkdir()
+    command = [sys.executable, str(HERE / "clusters.py"), "dask"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        arguments = ["dask", address, str(source), str(tmp_path / "dest"), str(tmp_path / "notes")]
+        job = run(str(HERE / "deadly_job.py"), *arguments)
+    assert job.returncode == 1
+    assert "EngineError: the dask cluster lost 1 workers at one shard" in job.stderr
+    assert not (tmp_path / "dest" / "index.json").exists()
+    pack(source, tmp_path / "dest", shard_samples=5, workers=1)
+    assert contents(tmp_path / "dest") == alone

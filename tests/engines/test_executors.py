@@ -31,6 +31,37 @@ def test_any_executor_gives_the_same_bytes_and_stays_open(
     assert contents(tmp_path / "dest") == alone
 
 
+class Squares:
+    """A data set with random access, which pickles by the name of its class."""
+
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> int:
+        return index**2
+
+
+def as_text(item: int) -> dict[str, str]:
+    return {"txt": f"{item}"}
+
+
+def test_a_data_set_of_python_goes_to_the_workers(tmp_path: Path) -> None:
+    made = pack(Squares(), tmp_path / "here", encode=as_text, shard_samples=5, workers=1)
+    with ProcessPoolExecutor(2) as executor:
+        found = pack(Squares(), tmp_path / "there", encode=as_text, shard_samples=5, executor=executor)
+    assert found.fingerprint == made.fingerprint
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+
+
+def test_what_cannot_go_to_the_workers_is_refused(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        with pytest.raises(ArgumentError, match=r"one stream of samples.*leave executor \(--engine\) out"):
+            pack(iter([{"txt": "a"}]), tmp_path / "dest", executor=executor)
+        with pytest.raises(ArgumentError, match=r"does not pickle.*define it, and encode, in a module"):
+            pack(Squares(), tmp_path / "dest", encode=lambda item: as_text(item), executor=executor)
+    assert not (tmp_path / "dest").exists()
+
+
 class Recording(ThreadPoolExecutor):
     """Notes how many shards were under way at most; changes each piece of work before it runs."""
 
@@ -69,6 +100,18 @@ class TestWhatAWorkerCannotSee:
 
         with Recording(1, from_afar) as executor, pytest.raises(DestinationError, match="does not see"):
             pack(source, tmp_path / "dest", executor=executor)
+
+    def test_a_file_that_has_the_name_of_a_data_set_of_python_is_not_looked_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "list").touch()
+
+        def from_afar(work: Any) -> None:
+            (tmp_path / "list").unlink(missing_ok=True)
+
+        with Recording(1, from_afar) as executor:
+            assert pack([{"txt": "a"}], tmp_path / "dest", executor=executor).num_samples == 1
 
     def test_a_source_elsewhere(self, source: Path, tmp_path: Path) -> None:
         def from_afar(work: Any) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from wdsdist import catalog
 from wdsdist.errors import ArgumentError, SourceError
-from wdsdist.packing import pack, reading, writer
+from wdsdist.packing import pack, parallel, reading, writer
 from wdsdist.packing.place import Place
 from wdsdist.sources import BrokenPayload, FilePayload, Sample
 from wdsdist.verification import verify
@@ -276,3 +276,25 @@ def test_a_generator_that_ends_with_an_error_never_loses_the_rest_in_silence(tmp
     samples = Given(GOOD[0], SourceError("row 1 is damaged"), GOOD[1], as_generator=True)
     with pytest.raises(SourceError, match="row 1 is damaged"):
         writer.write_shard(Place(str(tmp_path)), "a.tar", samples, "", "skip")
+
+
+def test_overwriting_removes_the_report_before_anything_is_written(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source / "part0/xxxxx/0003.bin").unlink()
+    (source / "part0/xxxxx/0003.bin").symlink_to("nowhere")
+    pack(source, tmp_path / "dest", on_error="skip", workers=1)
+    assert len(report(tmp_path / "dest")) == 1
+
+    (source / "part0/xxxxx/0003.bin").unlink()
+    seen: list[bool] = []
+
+    def write_shard(*_: Any) -> None:
+        seen.append((tmp_path / "dest" / "pack-report.jsonl").exists())
+        raise SourceError("stop")
+
+    monkeypatch.setattr(parallel, "write_shard", write_shard)
+    with pytest.raises(SourceError, match="stop"):
+        pack(source, tmp_path / "dest", workers=1, overwrite=True)
+    assert seen
+    assert not any(seen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -138,3 +139,30 @@ def test_a_killed_run_is_continued_to_the_same_bytes(
     assert done.stdout.split()[0] == "1", "the first shard was kept, and no other"
     assert bucket.contents("deep/train/") == alone
     assert not list(short_path.iterdir())
+
+
+@pytest.fixture
+def private(bucket: Bucket, server: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """The storage options without which the bucket is not found."""
+    for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    return {"key": "nobody", "secret": "nothing", "endpoint_url": server}
+
+
+@pytest.mark.parametrize("what", ["folder", "archive", "shards"])
+def test_a_private_store_is_read_and_written(
+    source: Path, bucket: Bucket, alone: dict[str, bytes], tmp_path: Path, private: dict[str, object], what: str
+) -> None:
+    if what == "archive":
+        shutil.make_archive(str(tmp_path / "source"), "zip", source)
+        bucket.put("source.zip", (tmp_path / "source.zip").read_bytes())
+    for name in [path.name for path in source.iterdir()] if what == "folder" else []:
+        bucket.put(f"source/{name}", (source / name).read_bytes())
+    for name in alone if what == "shards" else ():
+        bucket.put(f"source/{name}", alone[name])
+    url = f"s3://{bucket.name}/source" + (".zip" if what == "archive" else "")
+    local = pack(url, tmp_path / "local", shard_samples=5, workers=2, storage_options=private)
+    assert local.num_samples == 40
+    there = pack(url, f"s3://{bucket.name}/there", shard_samples=5, workers=2, storage_options=private)
+    assert there.fingerprint == local.fingerprint

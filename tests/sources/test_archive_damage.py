@@ -23,7 +23,7 @@ from trees import PHOTOS, contents, zip_bytes
 from wdsdist.errors import SourceError, WdsdistError
 from wdsdist.packing import pack
 from wdsdist.sources import find
-from wdsdist.tarformat import split_name
+from wdsdist.tarformat import END, header, split_name
 
 FILES = {"a/1.txt": b"first" * 40, "a/1.bin": bytes(range(256)) * 3, "b/2.txt": b"", "b/3.txt": b"x" * 700}
 
@@ -149,6 +149,17 @@ def test_tars_of_classes_in_a_tar_are_class_folders(tmp_path: Path) -> None:
     assert found["z/z_4.JPEG"] == b"z 4" * 300
     assert found["z/z_4.cls"] == b"2"
     assert len(found) == 30
+
+
+def test_the_data_in_a_tar_of_tars_is_not_read_to_list_it(tmp_path: Path) -> None:
+    size = 1 << 40  # more than any memory; nearly all of it a hole
+    inner = header("big.bin", size)
+    with (tmp_path / "a.tar").open("wb") as stream:
+        stream.write(header("inner.tar", len(inner) + size + len(END)) + inner)
+        stream.seek(size, 1)
+        stream.write(END + END)
+    (size_listed,) = find(tmp_path / "a.tar").stored_sizes().tolist()
+    assert size_listed == len(inner) + size
 
 
 @pytest.mark.parametrize("around", ["", "photos/", "data/train/"])

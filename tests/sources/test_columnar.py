@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -160,6 +161,12 @@ class TestBlocks:
         assert blocks.cuts.tolist() == [0, 6, 12, 18, 20]
         assert (blocks.weights > 0).all()
         assert blocks_of(find(write(tmp_path / "t.arrow", table()))) is None
+
+    def test_a_remote_file_is_read_in_the_blocks_of_a_local_one(self, tmp_path: Path) -> None:
+        fsspec.filesystem("memory").pipe("/blocks/t.parquet", write(tmp_path / "t.parquet", table()).read_bytes())
+        blocks = blocks_of(find("memory://blocks/t.parquet"))
+        assert blocks is not None
+        assert blocks.cuts.tolist() == [0, 6, 12, 18, 20]
 
     def test_a_process_decodes_each_block_of_a_window_once(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

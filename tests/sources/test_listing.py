@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdsdist.sources import grouping, listing
+from wdsdist.sources.archive import Tree
 from wdsdist.sources.grouping import Folder, list_samples
+from wdsdist.sources.kinds import SourceOptions
 from wdsdist.tarformat import split_name, stored_size
 
 names = st.text("ab.-/é", min_size=1, max_size=8)
@@ -26,7 +28,7 @@ def opened(files: dict[str, int]) -> dict[bytes, Folder]:
                 tree[folder].folders.append(one)
                 tree[folder + one + b"/"] = Folder()
             folder += one + b"/"
-        tree[folder].add(name, size, number, number)
+        tree[folder].add(name, size, mtime_ns=number, place=number)
     return tree
 
 
@@ -85,7 +87,7 @@ def test_a_listing_takes_few_bytes_beside_the_names() -> None:
     def open_folder(path: bytes) -> Folder:
         folder = Folder(folders=[] if path else [b"%04d" % number for number in range(100)])
         for number in range(1000 if path else 0):
-            folder.add(b"%08d.jpg" % number, 70_000, number)
+            folder.add(b"%08d.jpg" % number, 70_000, mtime_ns=number)
         return folder
 
     tracemalloc.start()
@@ -97,6 +99,23 @@ def test_a_listing_takes_few_bytes_beside_the_names() -> None:
     assert result.num_samples == 100_000
     assert size / 100_000 < 12 + 40
     assert peak / 100_000 < 12 + 60
+
+
+def test_an_archive_takes_few_bytes_beside_the_names_too() -> None:
+    import tracemalloc
+
+    tracemalloc.start()
+    try:
+        tree = Tree("a.zip", "raise")
+        for number in range(20_000):
+            tree.add(f"{number % 20:03}/{number:08}.jpg", 70_000, number)
+        result = tree.listed(SourceOptions())
+        size, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(result) == 20_000
+    assert size / 20_000 < 12 + 50
+    assert peak / 20_000 < 12 + 70
 
 
 def test_a_folder_between_the_files_of_a_sample_comes_after_it() -> None:

@@ -102,6 +102,14 @@ def test_a_remote_archive_is_fetched_once_and_leaves_nothing(
     assert not [path for path in dest.iterdir() if path.name.startswith(".tmp-")]
 
 
+def test_options_of_one_store_are_not_given_to_another(server: SimpleNamespace, store: str) -> None:
+    unpack(server.folder / "photos", PHOTOS)
+    private = {"token": "hidden"}  # which the store in memory ignores, and a client for the web refuses
+    assert pack(f"{server.url}/photos", store, workers=1, storage_options=private).num_samples == 36
+    with pytest.raises(StorageError, match="unexpected keyword argument 'token'"):
+        pack(f"{server.url}/photos", store, workers=1, source_storage_options=private)
+
+
 def test_remote_shards_are_packed_anew(store: str, tmp_path: Path) -> None:
     local = pack(unpack(tmp_path / "photos", PHOTOS), tmp_path / "shards", shard_samples=5)
     upload(store, {path.name: path.read_bytes() for path in (tmp_path / "shards").iterdir()})

@@ -6,11 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tables import WRITERS, Record, members
 
+from wdsdist import catalog
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError
-from wdsdist.sources import find
+from wdsdist.packing import pack
+from wdsdist.sources import blocks_of, find
 from wdsdist.tarformat import stored_size
 
 
@@ -184,3 +188,63 @@ def test_columns_of_what_is_no_table_are_refused(tmp_path: Path) -> None:
     (tmp_path / "1.txt").write_text("x")
     with pytest.raises(ArgumentError, match=r"columns is .* of the kind 'folder'"):
         find(tmp_path, columns={"image": "jpg"})
+
+
+def broken_records() -> list[Record]:
+    """Six rows: the image of the second is not there, the fifth has the key of the first, the last has a bad key."""
+    found = [{"key": f"k{number}", "image": f"img/{number}.v2.JPG", "label": number % 3} for number in range(6)]
+    found[1]["image"] = "img/gone.jpg"
+    found[4]["key"] = "k0"
+    found[5]["key"] = "k.5"
+    return found
+
+
+def test_rows_that_cannot_be_packed_are_left_out_and_listed(written: Any, tmp_path: Path) -> None:
+    table = written(broken_records())
+    with pytest.raises(SourceError, match=r"img/gone\.jpg does not exist: fetch it, or remove the row"):
+        find(table)
+    source = find(table, on_error="skip")
+    assert {key: found["jpg"] for key, found in members(source).items()} == {
+        "k0": b"\0", "k2": b"\2\2\2", "k3": b"\3\3\3\3"
+    }  # fmt: skip
+    assert members(source, [2]) == {"k3": {"jpg": b"\3\3\3\3", "cls": b"0"}}
+    assert source.stored_sizes().tolist() == [2048] * 3
+    blocks = blocks_of(source)
+    assert blocks is None or blocks.cuts.tolist() == [0, 2, 3]
+
+    for _ in range(2):  # the second time, all is there already
+        manifest = pack(table, tmp_path / "out", on_error="skip", shard_samples=2, workers=2)
+        assert (manifest.num_samples, manifest.extra["left_out"]) == (3, 3)
+    report = [json.loads(line) for line in (tmp_path / "out" / "pack-report.jsonl").read_text().splitlines()]
+    assert [(one["key"], one["shard"]) for one in report] == [("k1", None), ("k0", None), ("k.5", None)]
+    assert "img/gone.jpg does not exist" in report[0]["reason"]
+    assert "the key 'k0' stands in" in report[1]["reason"]
+    assert not any(str(tmp_path) in one["reason"] for one in report)
+    assert catalog.open(tmp_path / "out").num_samples == 3
+
+
+def test_a_row_that_is_left_out_takes_no_key_from_others(written: Any) -> None:
+    images = ["img/gone.jpg", "img/1.v2.JPG", "img/2.v2.JPG"]
+    table = written([{"key": "a", "image": image} for image in images])
+    source = find(table, columns={"image": "jpg"}, on_error="skip")
+    assert members(source) == {"a": {"jpg": b"\1\1"}}
+    assert len(source.left_out) == 2
+
+
+def test_a_table_without_any_row_to_pack_is_an_error(written: Any) -> None:
+    table = written([{"key": f"k.{number}", "image": "img/0.v2.JPG"} for number in range(3)])
+    with pytest.raises(SourceError, match=r"no row of the table in .* can be packed, for instance: .*k\.0"):
+        find(table, on_error="skip")
+
+
+def test_a_file_that_vanishes_after_the_listing_costs_its_sample_only(tmp_path: Path) -> None:
+    """Of bytes or paths in Parquet, the files are looked at when they are written."""
+    for number in range(4):
+        (tmp_path / f"{number}.jpg").write_bytes(b"x")
+    image = pa.array([{"bytes": b"y" if number == 0 else None, "path": f"{number}.jpg"} for number in range(4)])
+    pq.write_table(pa.table({"image": image}), tmp_path / "t.parquet")
+    (tmp_path / "2.jpg").unlink()
+    with pytest.raises(SourceError, match=r"t\.parquet, row 2 of group 0: .*2\.jpg does not exist"):
+        pack(tmp_path / "t.parquet", tmp_path / "raised", workers=1)
+    manifest = pack(tmp_path / "t.parquet", tmp_path / "out", workers=1, on_error="skip")
+    assert (manifest.num_samples, manifest.extra["left_out"]) == (3, 1)

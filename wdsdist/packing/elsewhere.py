@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import platform
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
-from wdsdist.errors import DestinationError, SourceError
+import numpy as np
+
+from wdsdist.errors import ArgumentError, DestinationError, SourceError
 from wdsdist.packing import job as jobs
 from wdsdist.packing.job import Job
 from wdsdist.packing.place import Place
+from wdsdist.sources import Source, Stream, is_stream
+
+
+def refuse_to_travel(source: Source | Stream) -> None:
+    """Raise `ArgumentError` for a source that workers elsewhere cannot be given."""
+    if is_stream(source):
+        raise ArgumentError(
+            f"executor is given, but {source.location} is one stream of samples, which one process reads in its order: "
+            f"leave executor (--engine) out, or give a data set with __len__ and __getitem__"
+        )
+    if source.kind != "dataset":
+        return
+    try:
+        pickle.dumps(cast("Source", source).take(np.empty(0, np.int64)))
+    except Exception as error:  # each class has its own
+        raise ArgumentError(
+            f"executor is given, but {source.location} does not pickle, so that it cannot go to the workers "
+            f"({type(error).__name__}: {error}): define it, and encode, in a module, and let it open files when it is "
+            f"first asked for an item; or leave executor (--engine) out"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -41,7 +64,7 @@ class _CheckedExecutor(Executor):
         self._executor = executor
         self._place = place
         self._job = job
-        self._local_source = Path(job.location).exists()
+        self._local_source = job.kind != "dataset" and Path(job.location).exists()
         self._futures: WeakSet[Future[Any]] = WeakSet()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:

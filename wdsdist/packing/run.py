@@ -15,6 +15,7 @@ from wdsdist.checks import check_integer
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.manifest import Manifest, Shard
 from wdsdist.packing import destination, report
+from wdsdist.packing.elsewhere import refuse_to_travel
 from wdsdist.packing.job import Job, PackOptions, Record
 from wdsdist.packing.parallel import Writing, write_planned
 from wdsdist.packing.place import Place
@@ -46,6 +47,7 @@ def pack(
     overwrite: bool = False,
     on_error: OnError = "raise",
     storage_options: Mapping[str, Any] | None = None,
+    source_storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[PackProgress], None] | None = None,
 ) -> Manifest:
     """Turn a downloaded data set into WebDataset shards, once.
@@ -72,8 +74,9 @@ def pack(
             process. With an ``executor``: how many shards it writes
             at once, for one that does not say.
         executor: writes the shards instead, perhaps on other machines: any `concurrent.futures.Executor`, which stays
-            open. Its workers must have wdsdist, and must see ``source`` and ``dest`` under the same names. It does
-            not write what Python makes.
+            open. Its workers must have wdsdist, and must see ``source`` and ``dest`` under the same names. A data
+            set that Python makes is pickled and goes with each shard, so what it is made of must be installed there;
+            an iterable is refused.
         shuffle_seed: decides the order of the samples; ``None`` keeps that of the source. ``"auto"`` is 0, but ``None``
             for an iterable, which has one order only.
         kind: what ``source`` is taken for, such as ``"folder"`` or ``"csv"``; by default, what it looks like.
@@ -95,7 +98,9 @@ def pack(
         on_error: ``"raise"`` stops at the first sample that cannot be packed, such as one of a file that cannot be
             read; ``"skip"`` leaves such samples out, each wholly, and lists them with the reasons in
             ``pack-report.jsonl`` beside the shards; ``manifest.extra["left_out"]`` is their number.
-        storage_options: passed to fsspec where ``dest`` is a URL.
+        storage_options: passed to fsspec where ``dest`` or ``source`` is a URL; where both are, with different schemes,
+            for ``dest`` alone, so that no store is shown another one's credentials.
+        source_storage_options: passed to fsspec for ``source``, in place of ``storage_options``.
         progress: called with a `PackProgress` after each shard.
 
     Returns the manifest, as `wdsdist.open` would.
@@ -132,10 +137,7 @@ def pack(
     >>> pack(({"txt": f"line {number}"} for number in range(3)), root / "lines").num_samples
     3
     """
-    if on_error not in ("raise", "skip"):
-        raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"')
-    check_integer("workers", 1 if workers is None else workers, 1)
-    check_options(max_side, quality)
+    _check_arguments(on_error, workers, max_side, quality)
     options = PackOptions(
         shard_bytes=shard_bytes,
         shard_samples=shard_samples,
@@ -146,7 +148,9 @@ def pack(
     )
     place = Place(storage.normalise(dest), dict(storage_options or {}))
     about = SourceOptions(kind=kind, class_folders=class_folders, columns=columns, encode=encode, on_error=on_error)
-    found = sources.find(source, about, scratch=place.folder)
+    if source_storage_options is None and _share_options(source, place):
+        source_storage_options = storage_options
+    found = sources.find(source, about, scratch=place.folder, storage_options=source_storage_options)
     if is_stream(found):
         _check_order(found, shuffle_seed)
         options = replace(options, shuffle_seed=None)
@@ -171,6 +175,21 @@ def pack(
         destination.tidy(place)  # a cluster goes on without a worker that was killed in the middle of a shard
         destination.finish(place, _manifest(place, found, options, shards, _report(place, found, shards)))
     return manifests.load(place.at(manifests.FILE_NAME), place.options)
+
+
+def _check_arguments(on_error: str, workers: int | None, max_side: int | None, quality: int | None) -> None:
+    if on_error not in ("raise", "skip"):
+        raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"')
+    check_integer("workers", 1 if workers is None else workers, 1)
+    check_options(max_side, quality)
+
+
+def _share_options(source: object, place: Place) -> bool:
+    """Say whether the same storage options are for both: they are of one store, or only one of them is a URL."""
+    one = source[0] if isinstance(source, (list, tuple)) and source else source
+    if place.folder is not None or not isinstance(one, (str, os.PathLike)):
+        return True
+    return storage.scheme(os.fspath(one)) in ("", storage.scheme(place.location))
 
 
 def _check_order(stream: Stream, shuffle_seed: int | str | None) -> None:
@@ -231,8 +250,8 @@ def _manifest(
 
 def _refuse(source: Source | Stream, place: Place, executor: Executor | None) -> None:
     """Refuse what could not end well."""
-    if executor is not None and source.kind in ("dataset", "iterable"):
-        raise ArgumentError(f"executor is given, but {source.location} is an object of this process: leave it out")
+    if executor is not None:
+        refuse_to_travel(source)
     if place.folder is None:
         return
     folder, root = place.folder.resolve(), Path(source.location).resolve()

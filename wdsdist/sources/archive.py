@@ -72,7 +72,6 @@ class Tree:
         self.left_out: list[LeftOut] = []
         self._folders: dict[bytes, Folder] = {b"": Folder()}  # by path, with a slash at its end
         self._filled: set[bytes] = set()  # folders that hold a file, however deep
-        self._known: set[bytes] = set()
 
     def add(self, name: str, size: int, place: int, problem: str = "") -> None:
         """Add a file; ``problem`` is why its sample cannot be packed, if it cannot.
@@ -94,16 +93,12 @@ class Tree:
             problem = "has a name that is not UTF-8, which a tar asks for: rename it"
         if size > _MOST_BYTES:
             size, problem = 0, f"has the impossible size {size:,}: fetch the archive again"
-        if full in self._known:
-            problem = "is there twice: make the archive anew, with one of the two"
         if problem:
             problem = f"{shown(path)} {problem}"
             if self.on_error == "raise":
                 raise SourceError(f"{self.label}/{problem}")
             folder.problems[base] = problem
-        if full not in self._known:
-            self._known.add(full)
-            folder.add(base, size, 0, place)
+        folder.add(base, size, place=place)
 
     def add_folder(self, name: str) -> None:
         """Add a folder, which may be empty."""

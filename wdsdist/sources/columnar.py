@@ -21,12 +21,12 @@ import numpy as np
 from wdsdist.errors import SourceError
 from wdsdist.permutation import Int64s
 from wdsdist.sources.arrow import KEPT_BYTES, ArrowFile, ArrowRows, is_bytes, is_numbers, pyarrow, readable
-from wdsdist.sources.base import Blocks, Source
+from wdsdist.sources.base import Blocks, OnError, Source
 from wdsdist.sources.kinds import SourceOptions
-from wdsdist.sources.mapping import Column, Layout, check_columns, choose
+from wdsdist.sources.mapping import Column, Layout, check_columns, choose, suffix
 from wdsdist.sources.media import extension_of
 from wdsdist.sources.profile import paths_or_texts
-from wdsdist.sources.rows import Listing, Row, suffix
+from wdsdist.sources.rows import Listing, Row
 from wdsdist.sources.table import Stamp, TableSource, listed
 
 SUFFIXES = {"parquet": (".parquet", ".pq"), "arrow": (".arrow", ".feather", ".ipc")}
@@ -120,7 +120,7 @@ def _source(kind: str, location: Path, root: Path, paths: list[Path], options: S
         files = [ArrowFile(stamp.path) for stamp in stamps]
         _check_schemas(files)
         layout = choose(_columns(files, root), wanted, str(location))
-        return _listed(kind, location, root, layout, stamps, files, _all_groups(files))
+        return _listed(kind, location, root, layout, stamps, files, _all_groups(files), options.on_error)
 
 
 def _listed(
@@ -131,11 +131,12 @@ def _listed(
     stamps: tuple[Stamp, ...],
     files: list[ArrowFile],
     groups: _Groups,
+    on_error: OnError,
 ) -> TableSource:
     used = tuple(layout.used())
     byte_columns = tuple(place for place in used if layout.columns[place].content == "bytes")
     estimated = byte_columns if any(file.is_parquet for file in files) else ()
-    listing = Listing(layout, str(root))
+    listing = Listing(layout, str(root), on_error)
     weights = array("q", bytes(8 * len(groups.files)))
 
     def place(index: int) -> str:
@@ -165,8 +166,10 @@ def _listed(
         sizes=sizes,
         file_sizes=file_sizes,
         take_rows=functools.partial(_take, stamps, groups, used, len(layout.columns)),
+        kept=listing.kept(),
+        left_out=listing.left_out(),
         has_exact_sizes=not estimated,
-        blocks=Blocks(groups.starts, np.array(weights, np.int64), KEPT_BYTES) if is_parquet else None,
+        groups=Blocks(groups.starts, np.array(weights, np.int64), KEPT_BYTES) if is_parquet else None,
     )
 
 

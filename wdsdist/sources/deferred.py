@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsdist.permutation import Int64s
-from wdsdist.sources.base import LeftOut, Samples, Source
+from wdsdist.sources.base import Blocks, LeftOut, Samples, Source, blocks_of
 
 SUFFIX = "-source"
 """What the names of temporary folders end with; they start with ``.tmp-``."""
@@ -58,6 +58,10 @@ class DeferredSource:
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
         return self.made.left_out
+
+    @property
+    def blocks(self) -> Blocks | None:
+        return blocks_of(self.made)
 
     def __len__(self) -> int:
         return len(self.made)

@@ -123,12 +123,12 @@ class _Walk:
         if entry.is_file():
             try:
                 status = entry.stat()
-                found.add(name, status.st_size, status.st_mtime_ns)
+                found.add(name, status.st_size, mtime_ns=status.st_mtime_ns)
             except OSError as error:
-                found.add(name, 0, 0)
+                found.add(name, 0, mtime_ns=0)
                 problem = f"cannot be read ({error.strerror}): mend it or remove it"
         elif entry.is_symlink():
-            found.add(name, 0, 0)
+            found.add(name, 0, mtime_ns=0)
             problem = "is a link to nothing: mend it or remove it"
         else:
             self.skipped["device, pipe or socket"] += 1

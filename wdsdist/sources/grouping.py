@@ -15,7 +15,7 @@ import numpy as np
 from wdsdist.permutation import Int64s
 from wdsdist.sources.listing import Listing, ListingBuilder, Names
 
-_CHUNK = 1 << 16  # entries that are held as Python objects before they move into arrays
+_CHUNK = 1 << 16  # names that are held as Python objects together
 
 
 @dataclass(slots=True)
@@ -26,36 +26,51 @@ class Folder:
     """Their names."""
     problems: dict[bytes, str] = field(default_factory=dict)
     """What is wrong with a file, by its name."""
+    twins: set[bytes] = field(default_factory=set)
+    """Names that an archive holds more than once."""
     sizes: array[int] = field(default_factory=lambda: array("q"))
     mtimes: array[int] = field(default_factory=lambda: array("q"))
     places: array[int] = field(default_factory=lambda: array("q"))
-    _names: list[bytes] = field(default_factory=list)
-    _packed: list[Names] = field(default_factory=list)
+    _names: bytearray = field(default_factory=bytearray)  # with a NUL after each, which no name holds
 
-    def add(self, name: bytes, size: int, mtime_ns: int, place: int | None = None) -> None:
-        """Add a file: its name has a key and an extension. ``place`` is where an archive holds it."""
-        self._names.append(name)
+    def add(self, name: bytes, size: int, *, mtime_ns: int | None = None, place: int | None = None) -> None:
+        """Add a file: its name has a key and an extension. ``place`` is where an archive holds it.
+
+        All files of a folder have a time, or none has; and so with places.
+        """
+        self._names += name + b"\0"
         self.sizes.append(size)
-        self.mtimes.append(mtime_ns)
+        if mtime_ns is not None:
+            self.mtimes.append(mtime_ns)
         if place is not None:
             self.places.append(place)
-        if len(self._names) == _CHUNK:
-            self._pack()
 
     def sorted(self) -> tuple[Names, Int64s, Int64s, Int64s | None]:
-        """Return names, sizes, times and places of all files, in the order of their names; the folder is empty then."""
-        self._pack()
-        names = np.concatenate(self._packed) if self._packed else np.empty(0, "S1")
-        self._packed.clear()
-        order = np.argsort(names, kind="stable")
-        places = np.frombuffer(self.places, np.int64)[order] if self.places else None
-        sizes, mtimes = (np.frombuffer(column, np.int64)[order] for column in (self.sizes, self.mtimes))
-        return names[order], sizes, mtimes, places
+        """Return names, sizes, times and places of all files, in the order of their names; the folder is empty then.
 
-    def _pack(self) -> None:
-        if self._names:
-            self._packed.append(np.array(self._names, np.bytes_))
-            self._names = []
+        Of files with the same name, the first one is given, and the name is noted among ``twins``.
+        """
+        names = self._take_names()
+        order = np.argsort(names, kind="stable")
+        names = names[order]
+        again = np.flatnonzero(names[1:] == names[:-1]) + 1
+        if len(again):
+            self.twins.update(names[again].tolist())
+            names, order = np.delete(names, again), np.delete(order, again)
+        sizes = np.frombuffer(self.sizes, np.int64)[order]
+        mtimes = np.frombuffer(self.mtimes, np.int64)[order] if self.mtimes else np.zeros(len(order), np.int64)
+        places = np.frombuffer(self.places, np.int64)[order] if self.places else None
+        return names, sizes, mtimes, places
+
+    def _take_names(self) -> Names:
+        ends = np.flatnonzero(np.frombuffer(self._names, np.uint8) == 0)
+        bounds = np.append(-1, ends)
+        names = np.empty(len(ends), f"S{max(1, int(np.diff(bounds).max(initial=2)) - 1)}")
+        for start in range(0, len(names), _CHUNK):
+            stop = min(start + _CHUNK, len(names))
+            names[start:stop] = bytes(self._names[bounds[start] + 1 : bounds[stop]]).split(b"\0")
+        self._names = bytearray()
+        return names
 
 
 def list_samples(open_folder: Callable[[bytes], Folder]) -> Listing:
@@ -66,8 +81,8 @@ def list_samples(open_folder: Callable[[bytes], Folder]) -> Listing:
 
     >>> def open_folder(path):
     ...     folder = Folder(folders=[] if path else [b"a"])
-    ...     folder.add(b"2.jpg", 10, 0)
-    ...     folder.add(b"2.cls", 10, 0)
+    ...     folder.add(b"2.jpg", 10)
+    ...     folder.add(b"2.cls", 10)
     ...     return folder
     >>> listing = list_samples(open_folder)
     >>> [listing.key(sample) for sample in range(listing.num_samples)], listing.path(2)
@@ -106,7 +121,8 @@ def _parts(path: bytes, folder: Folder) -> list[_Part | bytes]:
         while 0 < cut < len(names) and _key(names[cut]) == _key(names[cut - 1]):
             cut += 1
         cuts.append((cut, name))
-    problems = {name: folder.problems[name] for name in folder.problems}
+    twins = {name: f"{shown(path + name)} is there twice: remove one of the two" for name in folder.twins}
+    problems = {**folder.problems, **twins}
     parts: list[_Part | bytes] = []
     start = 0
     for stop, name in [*cuts, (len(names), b"")]:

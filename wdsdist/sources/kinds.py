@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from wdsdist import storage
 from wdsdist.sources.base import OnError, Source, Stream
@@ -29,6 +30,8 @@ class SourceOptions:
     """Whether a sample that cannot be packed is an error, or is left out and told by ``left_out``."""
     scratch: Path | None = None
     """Where a source may keep a large temporary file while it is packed; by default, the system's temporary folder."""
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    """Passed to fsspec where the source is a URL; kept out of every message, for they may hold credentials."""
 
     def given(self) -> list[str]:
         """Return the names of the options that are for sources of some kinds only and ask for something."""

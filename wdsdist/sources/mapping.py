@@ -95,6 +95,16 @@ class Layout:
         return sorted(places if self.key is None else places | {self.key})
 
 
+def suffix(path: str) -> str:
+    """Return what stands behind the last dot of a file's name, in lower case.
+
+    >>> suffix("img.v2/0001.seg.PNG"), suffix("img.v2/README")
+    ('png', '')
+    """
+    name = path.rpartition("/")[2]
+    return name.rpartition(".")[2].lower() if "." in name[1:] else ""
+
+
 def check_columns(columns: object) -> dict[str, str]:
     """Return ``columns=`` as a dict.
 

@@ -6,8 +6,7 @@ import os
 import re
 from typing import Any
 
-from wdsdist.sources.mapping import Column, Content
-from wdsdist.sources.rows import suffix
+from wdsdist.sources.mapping import Column, Content, suffix
 
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,300})")  # not 007, which is a text
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,300})(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,3})?")

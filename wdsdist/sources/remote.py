@@ -6,11 +6,11 @@ An archive or a table is read at many places, so it becomes a temporary local fi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from urllib.parse import unquote
 
 from wdsdist import storage
@@ -33,6 +33,8 @@ class RemoteSamples:
     taken: Taken
     urls: dict[int, str]
     """Of the samples' files, by their number in the listing."""
+    options: Mapping[str, Any] | None = field(repr=False)
+    """Passed to fsspec."""
 
     def __len__(self) -> int:
         return len(self.taken)
@@ -43,7 +45,7 @@ class RemoteSamples:
         pool = ThreadPoolExecutor(_TOGETHER)
         try:
             for key, members in self.taken.samples(lambda _, size, place: RangePayload(self.urls[place], 0, size)):
-                ahead.append((key, [(extension, _begun(pool, payload)) for extension, payload in members]))
+                ahead.append((key, [(extension, self._begun(pool, payload)) for extension, payload in members]))
                 sizes.append(sum(payload.size for _, payload in members if isinstance(payload, RangePayload)))
                 while len(ahead) > _TOGETHER or sum(sizes) > _MOST_AHEAD:
                     sizes.popleft()
@@ -53,20 +55,21 @@ class RemoteSamples:
         finally:
             pool.shutdown(cancel_futures=True)
 
-
-def _begun(pool: ThreadPoolExecutor, payload: Payload) -> bytes | Future[Payload]:
-    return pool.submit(_fetched, payload) if isinstance(payload, RangePayload) else cast("bytes", payload)
+    def _begun(self, pool: ThreadPoolExecutor, payload: Payload) -> bytes | Future[Payload]:
+        if isinstance(payload, RangePayload):
+            return pool.submit(_fetched, payload, self.options)
+        return cast("bytes", payload)
 
 
 def _arrived(key: str, members: list[tuple[str, bytes | Future[Payload]]]) -> Sample:
     return key, [(extension, one if isinstance(one, bytes) else one.result()) for extension, one in members]
 
 
-def _fetched(wanted: RangePayload) -> Payload:
+def _fetched(wanted: RangePayload, options: Mapping[str, Any] | None) -> Payload:
     """Return the bytes of one file; a store that does not answer is an error of packing, not of the sample."""
     where = storage.shown(wanted.path)
     try:
-        data = storage.read(wanted.path)
+        data = storage.read(wanted.path, options)
     except FileNotFoundError:
         return BrokenPayload(f"{where} has vanished since it was listed: pack again once the source is at rest")
     if len(data) != wanted.size:
@@ -85,6 +88,8 @@ class RemoteFolder(OfListing):
     listed: Listed
     """A file's place is its number in ``entries``."""
     entries: list[storage.Entry]
+    options: Mapping[str, Any] | None = field(repr=False)
+    """Passed to fsspec."""
     kind: str = "folder"
 
     def fingerprint(self) -> str:
@@ -93,7 +98,8 @@ class RemoteFolder(OfListing):
     def take(self, indices: Int64s) -> RemoteSamples:
         taken = self.listed.take(indices)
         places = taken.places or ()
-        return RemoteSamples(taken, {place: storage.join(self.url, self.entries[place].name) for place in places})
+        urls = {place: storage.join(self.url, self.entries[place].name) for place in places}
+        return RemoteSamples(taken, urls, self.options)
 
 
 def find(url: str, options: SourceOptions, find_local: Callable[[Path, SourceOptions], Source]) -> Source:
@@ -107,7 +113,7 @@ def find(url: str, options: SourceOptions, find_local: Callable[[Path, SourceOpt
     location = storage.normalise(url)
     if not url.endswith("/") and Path(storage.split(location)[1]).suffix:
         try:
-            entry = storage.entry(location)
+            entry = storage.entry(location, options.storage_options)
         except FileNotFoundError as error:
             raise SourceNotFoundError(f"{storage.shown(location)} does not exist") from error
         if not entry.is_folder:
@@ -123,7 +129,7 @@ def _file(
     def make(scratch: Path) -> Source:
         path = scratch / entry.name
         try:
-            storage.fetch(url, path)
+            storage.fetch(url, path, options.storage_options)
         except ShardNotFoundError as error:
             raise SourceNotFoundError(f"{where} does not exist") from error
         if entry.size not in (-1, path.stat().st_size):
@@ -141,7 +147,7 @@ def _folder(url: str, options: SourceOptions) -> RemoteFolder:
     if options.columns:
         raise ArgumentError(f"columns is {options.columns!r}, but {where} is a folder, not a table")
     tree = Tree(where, options.on_error, keep_root=True)
-    entries = storage.listing(url)
+    entries = storage.listing(url, options.storage_options)
     if not entries:
         raise SourceNotFoundError(f"{where} does not exist, holds no file, or cannot be reached")
     for number, entry in enumerate(entries):
@@ -150,4 +156,4 @@ def _folder(url: str, options: SourceOptions) -> RemoteFolder:
         if "?" not in entry.name or not url.startswith("http"):
             problem = "" if entry.size >= 0 else "has a size that its store does not tell: download it first"
             tree.add(name, max(entry.size, 0), number, problem)
-    return RemoteFolder(where, url, tree.listed(options), entries)
+    return RemoteFolder(where, url, tree.listed(options), entries, options.storage_options)

@@ -16,11 +16,11 @@ import numpy as np
 from wdsdist.encode import encode
 from wdsdist.errors import EncodeError, SourceError
 from wdsdist.permutation import Int64s
-from wdsdist.sources.base import FilePayload, Payload, Sample, payload_size
-from wdsdist.sources.mapping import Column, Layout
+from wdsdist.sources.base import FilePayload, LeftOut, OnError, Payload, Sample, payload_size
+from wdsdist.sources.items import broken, numbered
+from wdsdist.sources.mapping import Column, Layout, suffix
 from wdsdist.tarformat import split_name, stored_size
 
-_DIGITS = 9
 _IN_WORDS = frozenset(("txt", "text", "transcript"))
 _ADVICE = "map columns otherwise with columns= (--column)"
 
@@ -78,8 +78,9 @@ class RowSamples:
                 ]
                 key = _key(self.layout, row, index, members)
             except _RowError as error:
-                raise SourceError(f"{self.rows.place(number)}: {error}") from error
-            yield key, sorted(members, key=lambda member: member[0])
+                yield broken(_any_key(self.layout, row, index), SourceError(f"{self.rows.place(number)}: {error}"))
+            else:
+                yield key, sorted(members, key=lambda member: member[0])
 
     def _payload(self, data: bytes | str | Length, sizes: Iterator[int]) -> Payload:
         if isinstance(data, bytes):
@@ -93,6 +94,9 @@ class Listing:
 
     layout: Layout
     root: str
+    on_error: OnError = "raise"
+    wrong: dict[int, LeftOut] = field(default_factory=dict)
+    """The rows that are left out, by their numbers."""
     state: Any = field(default_factory=hashlib.sha256)
     """A digest of the files that the rows name."""
     sizes: array[int] = field(default_factory=lambda: array("q"))
@@ -119,7 +123,8 @@ class Listing:
                         members.append((extension, data))
                 key = _key(layout, row, index, members)
             except _RowError as error:
-                raise SourceError(f"{place(index)}: {error}") from error
+                self._leave_out(index, row, SourceError(f"{place(index)}: {error}"))
+                key, members, sizes = "", [], []
             self.files.extend(sizes + [-1] * (of_files - len(sizes)))  # a row may lack some
             self.sizes.append(
                 sum(
@@ -136,22 +141,40 @@ class Listing:
         files = np.frombuffer(self.files, np.int64) if self.files else np.zeros(0, np.int64)
         return sizes, files.reshape(len(sizes), -1).T if len(sizes) else files.reshape(0, 0)
 
+    def kept(self) -> Int64s | None:
+        """int64: the rows that are not left out; all where there is nothing."""
+        if not self.wrong:
+            return None
+        return np.delete(np.arange(len(self.sizes)), list(self.wrong))
+
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Return what is noted of the rows that are left out, in their order."""
+        return tuple(self.wrong[row] for row in sorted(self.wrong))
+
     def check_keys(self, rows: Callable[[], Iterable[Row]], place: Callable[[int], str]) -> None:
-        """Refuse two rows with the same key; ``rows`` reads all of them once more, to find the two."""
+        """Refuse a row whose key an earlier one has; ``rows`` reads all of them once more, to find the two."""
         digests = np.frombuffer(self.keys, np.uint64) if self.keys else np.zeros(0, np.uint64)
         ordered = np.sort(digests)
         twice = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
         first: dict[str, int] = {}
         for index, row in enumerate(rows() if twice else ()):
             key = _text_key(self.layout, row)
-            if hash_of(key) not in twice:
+            if hash_of(key) not in twice or index in self.wrong:
                 continue
             if key in first:
-                raise SourceError(
+                error = SourceError(
                     f"{place(index)}: the key {key!r} stands in {place(first[key])} already: make keys unique, or "
                     f"{_ADVICE} so that another column, or none, gives the key"
                 )
-            first[key] = index
+                self._leave_out(index, row, error)
+            first.setdefault(key, index)
+
+    def _leave_out(self, index: int, row: Row, error: SourceError) -> None:
+        """Raise what is wrong with a row, or note it where such rows are left out."""
+        if self.on_error == "raise":
+            raise error
+        key = _any_key(self.layout, row, index).encode("utf-8", "backslashreplace").decode()
+        self.wrong[index] = LeftOut(key, str(error).replace(self.root + os.sep, ""))
 
     def _file(self, path: str) -> FilePayload:
         status = _status(path)
@@ -230,16 +253,6 @@ def _own(extension: str, value: Any, column: Column) -> str:
     return extension[:-1] + own
 
 
-def suffix(path: str) -> str:
-    """Return what stands behind the last dot of a file's name, in lower case.
-
-    >>> suffix("img.v2/0001.seg.PNG"), suffix("img.v2/README")
-    ('png', '')
-    """
-    name = path.rpartition("/")[2]
-    return name.rpartition(".")[2].lower() if "." in name[1:] else ""
-
-
 def _status(path: str) -> os.stat_result:
     try:
         status = os.stat(path)  # noqa: PTH116 - as in _path
@@ -257,6 +270,11 @@ def _text_key(layout: Layout, row: Row) -> str:
     return "" if value is None else str(value)
 
 
+def _any_key(layout: Layout, row: Row, index: int) -> str:
+    """Return the key of a row, or its number where it has none."""
+    return _text_key(layout, row) or numbered(index)
+
+
 def _key(layout: Layout, row: Row, index: int, members: list[tuple[str, Any]]) -> str:
     """Return the key of a row; make sure that readers will find this key and these members."""
     if not members:
@@ -266,7 +284,7 @@ def _key(layout: Layout, row: Row, index: int, members: list[tuple[str, Any]]) -
             f"two members have one extension, of {', '.join(extension for extension, _ in members)}: {_ADVICE}"
         )
     if layout.key is None:
-        return f"{index:0{_DIGITS}d}"
+        return numbered(index)
     key = _text_key(layout, row)
     column = layout.columns[layout.key].name
     try:

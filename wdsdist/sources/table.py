@@ -57,15 +57,26 @@ class TableSource:
     digest: str
     """Of the files that its rows name."""
     sizes: Int64s
+    """int64 [rows]: bytes that each takes in a tar."""
     file_sizes: Int64s
     """int64 [members that are files, rows]: as in `RowSamples`."""
     take_rows: Callable[[Int64s], Rows]
+    kept: Int64s | None
+    """int64 [samples]: the rows that can be packed; all where there is none."""
+    left_out: tuple[LeftOut, ...]
+    """The other rows."""
     has_exact_sizes: bool = True
-    left_out: tuple[LeftOut, ...] = ()
-    blocks: Blocks | None = None
+    groups: Blocks | None = None
+    """Runs of rows that are read together."""
+
+    @property
+    def blocks(self) -> Blocks | None:
+        if self.groups is None or self.kept is None:
+            return self.groups
+        return self.groups._replace(cuts=np.searchsorted(self.kept, self.groups.cuts))
 
     def __len__(self) -> int:
-        return len(self.sizes)
+        return len(self.sizes) if self.kept is None else len(self.kept)
 
     def fingerprint(self) -> str:
         notes, classes = self.layout.notes(), self.layout.classes
@@ -73,6 +84,8 @@ class TableSource:
         for file in self.files:
             name = os.path.relpath(file.path, self.root)
             state.update(f"{name}\0{file.size}\0{file.mtime_ns}\n".encode("utf-8", "surrogatepass"))
+        for one in self.left_out:
+            state.update(f"{one.key}\0{one.reason}\n".encode("utf-8", "surrogatepass"))
         return state.hexdigest()
 
     def extra(self) -> dict[str, Any]:
@@ -80,18 +93,23 @@ class TableSource:
         return {**classes, "columns": self.layout.notes()}
 
     def stored_sizes(self) -> Int64s:
-        return self.sizes
+        return self.sizes if self.kept is None else self.sizes[self.kept]
 
     def take(self, indices: Int64s) -> RowSamples:
-        sizes = self.file_sizes[:, indices] if self.file_sizes.size else np.zeros((0, len(indices)), np.int64)
-        return RowSamples(
-            self.take_rows(indices), self.layout, self.root, np.asarray(indices, np.int64), np.ascontiguousarray(sizes)
-        )
+        rows = np.asarray(indices if self.kept is None else self.kept[indices], np.int64)
+        sizes = self.file_sizes[:, rows] if self.file_sizes.size else np.zeros((0, len(rows)), np.int64)
+        return RowSamples(self.take_rows(rows), self.layout, self.root, rows, np.ascontiguousarray(sizes))
 
 
 def listed(listing: Listing, again: Callable[[], Iterable[Any]], place: Callable[[int], str]) -> Listing:
-    """Return a listing once it is whole: its keys differ, and it is not empty."""
+    """Return a listing once it is whole: its keys differ, and it is not empty.
+
+    Raises `SourceError` for a table without a row to pack, and for two rows with one key unless such are left out.
+    """
     if not listing.sizes:
         raise SourceError(f"{place(0)}: the table holds no row that could be a sample: is it the right file?")
     listing.check_keys(again, place)
+    if len(listing.wrong) == len(listing.sizes):
+        why = listing.wrong[0].reason
+        raise SourceError(f"no row of the table in {listing.root} can be packed, for instance: {why}")
     return listing

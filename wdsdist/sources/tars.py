@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,19 +87,31 @@ def _source(path: Path, label: str, options: SourceOptions) -> ArchiveSource:
 
 def _list(path: Path, label: str, tree: Tree) -> None:
     with _mapped(path, label) as content:
-        members = tarformat.scan(content, label=label)
-        if members.names and all(name.lower().endswith(".tar") for name in members.names):
-            for name, start, size in zip(members.names, members.offsets.tolist(), members.sizes.tolist(), strict=True):
-                inner = tarformat.scan(content[start : start + size], label=f"{label}/{name}")
-                _add(tree, inner, name[: -len(".tar")] + "/", start)
-        else:
-            _add(tree, members, "", 0)
-    tree.skipped.update(members.skipped)
+        nested = _are_tars(tarformat.scan_parts(content, label=label))
+        for part in tarformat.scan_parts(content, label=label):
+            tree.skipped.update(part.skipped)
+            for name, offset, size in _files(part):
+                if not nested:
+                    tree.add(name, size, offset)
+                    continue
+                folder = name[: -len(".tar")] + "/"
+                for inner in tarformat.scan_parts(content, label=f"{label}/{name}", start=offset, stop=offset + size):
+                    for one, place, length in _files(inner):
+                        tree.add(folder + one, length, place)
 
 
-def _add(tree: Tree, members: Members, folder: str, base: int) -> None:
-    for name, offset, size in zip(members.names, members.offsets.tolist(), members.sizes.tolist(), strict=True):
-        tree.add(folder + name, size, base + offset)
+def _are_tars(parts: Iterable[Members]) -> bool:
+    """Say whether there are members, and each is a tar by its name."""
+    found = False
+    for part in parts:
+        if not all(name.lower().endswith(".tar") for name in part.names):
+            return False
+        found = found or bool(part.names)
+    return found
+
+
+def _files(part: Members) -> Iterator[tuple[str, int, int]]:
+    return zip(part.names, part.offsets.tolist(), part.sizes.tolist(), strict=True)
 
 
 @contextlib.contextmanager

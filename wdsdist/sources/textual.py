@@ -79,7 +79,7 @@ def find(path: Path, options: SourceOptions, *, kind: str) -> Source | None:
         columns = [profile.column(root) for profile in profiles]
         layout = choose(columns, wanted, str(path))
         names = tuple(profile.name for profile in profiles)
-        listing = Listing(layout, root)
+        listing = Listing(layout, root, options.on_error)
         starts = array("q")
         listing.add(manifest.rows(names, starts), manifest.place)
         listed(listing, functools.partial(manifest.rows, names), manifest.place)
@@ -101,6 +101,8 @@ def find(path: Path, options: SourceOptions, *, kind: str) -> Source | None:
         sizes=sizes,
         file_sizes=file_sizes,
         take_rows=functools.partial(_take, stamp, kind, names, bounds),
+        kept=listing.kept(),
+        left_out=listing.left_out(),
     )
 
 

@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from wdsdist.processes import pool
 from wdsdist.shardindex import ShardIndex
 from wdsdist.sources.base import BrokenPayload, LeftOut, Payload, RangePayload, Sample
 from wdsdist.sources.kinds import SourceOptions
+from wdsdist.sources.renaming import Keys, Renamed, normal, renamed
 from wdsdist.tarformat import BLOCK, is_header_of, is_tar, stored_size
 
 _PLAIN_NAME = 100  # bytes of ASCII that every tar header holds
@@ -66,8 +67,7 @@ class ShardsSource:
     indexes: list[ShardIndex]
     notes: dict[str, Any]
     """What ``index.json`` says of the data set and stays true."""
-    renamed: Mapping[int, str]
-    """The keys of the samples that cannot keep theirs."""
+    renamed: Renamed
     starts: Int64s
     """int64 [shards + 1]: the number of each shard's first sample, and of all samples."""
     folders: frozenset[str]
@@ -94,12 +94,12 @@ class ShardsSource:
 
     def stored_sizes(self) -> Int64s:
         stored = np.concatenate([_stored_sizes(index) for index in self.indexes])
-        odd = [*self.renamed]
-        for start, index in zip(self.starts.tolist(), self.indexes, strict=False):
-            odd += (start + _odd_samples(index)).tolist()
-        for number in odd:
-            key, _, _, members = self._sample(number)
-            stored[number] = sum(stored_size(f"{key}.{extension}", size) for extension, _, size in members)
+        longer = np.zeros(len(self), np.int64)
+        longer[self.renamed.samples] = 1 + len(str(self.renamed.suffixes.max(initial=0)))
+        for start, stop, index in zip(self.starts[:-1].tolist(), self.starts[1:].tolist(), self.indexes, strict=True):
+            for number in (start + _odd_samples(index, longer[start:stop])).tolist():
+                key, _, _, members = self._sample(number)
+                stored[number] = sum(stored_size(f"{key}.{extension}", size) for extension, _, size in members)
         return stored
 
     def take(self, indices: Int64s) -> ShardSamples:
@@ -109,7 +109,7 @@ class ShardsSource:
         shard = int(np.searchsorted(self.starts, number, side="right")) - 1
         index, place = self.indexes[shard], number - int(self.starts[shard])
         stored = index.key(place)
-        key = self.renamed.get(number) or _normal(stored)
+        key = self.renamed.key(number, normal(stored.encode("utf-8", "surrogateescape")).decode())
         return key, stored, self.paths[shard], index.members(place)
 
 
@@ -123,19 +123,19 @@ def find(source: object, options: SourceOptions) -> ShardsSource | None:
     if isinstance(source, Manifest):
         return _source(source)
     if isinstance(source, (list, tuple)) and source and all(isinstance(one, (str, os.PathLike)) for one in source):
-        return _source(catalog.open(source))
+        return _source(catalog.open(source, storage_options=options.storage_options))
     if not isinstance(source, (str, os.PathLike)):
         return None
     location = storage.normalise(source)
-    if not forced and not _are_shards(location):
+    if not forced and not _are_shards(location, options.storage_options):
         return None
     try:
-        return _source(catalog.open(_tars(location) or location))
+        return _source(catalog.open(_tars(location) or location, storage_options=options.storage_options))
     except IndexNotFoundError as error:
         raise SourceNotFoundError(str(error)) from error
 
 
-def _are_shards(location: str) -> bool:
+def _are_shards(location: str, storage_options: Mapping[str, Any] | None) -> bool:
     if "{" in location and not os.path.exists(location):  # noqa: PTH110 - it may be a URL
         return True
     name = storage.split(location)[1]
@@ -143,7 +143,7 @@ def _are_shards(location: str) -> bool:
         return False
     index = location if location.endswith(".json") else storage.join(location, manifests.FILE_NAME)
     try:
-        listed = manifests.load(index)
+        listed = manifests.load(index, storage_options)
     except (IndexNotFoundError, IndexFormatError):
         pass  # or a file of another purpose with that name
     else:
@@ -186,9 +186,11 @@ def _source(manifest: Manifest) -> ShardsSource:
         if listed.num_samples != index.num_samples or (listed.sha256 and listed.sha256 != index.file.sha256):
             raise SourceError(f"{path} is not as its index.json says: run `wdsdist verify` on its folder")
     notes = {name: manifest.extra[name] for name in ("classes",) if name in manifest.extra}
-    folders = frozenset(storage.split(manifest.location(number))[0] for number in shards)
+    keys = Keys.of(indexes)
     tars = [str(path) for path in paths]
-    return ShardsSource(location, tars, indexes, notes, _renamed(paths, indexes), starts, folders)
+    _check(keys, tars, starts)
+    folders = frozenset(storage.split(manifest.location(number))[0] for number in shards)
+    return ShardsSource(location, tars, indexes, notes, renamed(keys), starts, folders)
 
 
 def _stored_sizes(index: ShardIndex) -> Int64s:
@@ -198,11 +200,11 @@ def _stored_sizes(index: ShardIndex) -> Int64s:
     return sums
 
 
-def _odd_samples(index: ShardIndex) -> Int64s:
-    """int64: the samples whose members may need more than plain headers, or whose keys change."""
+def _odd_samples(index: ShardIndex, longer: Int64s) -> Int64s:
+    """int64: the samples whose members may need more than plain headers, once keys have so many more bytes."""
     if not index.num_samples:
         return np.empty(0, np.int64)
-    counts, lengths = np.diff(index.sample_starts), np.diff(index.key_starts)
+    counts, lengths = np.diff(index.sample_starts), np.diff(index.key_starts) + longer
     letters = index.key_bytes
     first = letters[np.minimum(index.key_starts[:-1], len(letters) - 1)]
     odd = (np.maximum.reduceat(letters, index.key_starts[:-1]) > 127) | (first == ord(".")) | (first == ord("/"))
@@ -213,44 +215,20 @@ def _odd_samples(index: ShardIndex) -> Int64s:
     return np.flatnonzero(odd)
 
 
-def _renamed(paths: Iterable[Path], indexes: Iterable[ShardIndex]) -> dict[int, str]:
-    """Return new keys for the samples whose key has occurred before, by their numbers."""
-    seen: dict[str, int] = {}
-    again: list[tuple[int, str]] = []
-    number = 0
-    for path, index in zip(paths, indexes, strict=True):
-        for sample in range(index.num_samples):
-            key = _normal(index.key(sample))
-            _check(key, path)
-            if key in seen:
-                again.append((number, key))
-            seen.setdefault(key, 1)
-            number += 1
-    renamed: dict[int, str] = {}
-    for number, key in again:
-        name = key
-        while name in seen:  # the new one may be another sample's as well
-            seen[key] += 1
-            name = f"{key}~{seen[key]}"
-        seen[name] = 1
-        renamed[number] = name
-    return renamed
-
-
-def _check(key: str, path: Path) -> None:
-    if ".." in key and ".." in re.split(r"[/\\]", key):
-        raise SourceError(f"{path} holds sample {key!r}, whose key leads out of the folder: rename it")
-    try:
-        key.encode()
-    except UnicodeEncodeError as error:
-        raise SourceError(f"{path} holds sample {key!r}, whose key is not UTF-8: pack it as an archive") from error
-
-
-def _normal(key: str) -> str:
-    """Return a key without leading ``./`` and slashes, as packing writes keys."""
-    while key.startswith(("./", "/")):
-        key = key.removeprefix(".").lstrip("/")
-    return key
+def _check(keys: Keys, paths: list[str], starts: Int64s) -> None:
+    """Raise `SourceError` for the first key that cannot be that of a file."""
+    for number in np.union1d(keys.holding(b".."), keys.beyond_ascii()).tolist():
+        key = keys.key(number)
+        shown = key.decode(errors="backslashreplace")
+        path = paths[int(np.searchsorted(starts, number, side="right")) - 1]
+        if b".." in re.split(rb"[/\\]", key):
+            raise SourceError(f"{path} holds sample {shown!r}, whose key leads out of the folder: rename it")
+        try:
+            key.decode()
+        except UnicodeDecodeError as error:
+            raise SourceError(
+                f"{path} holds sample {shown!r}, whose key is not UTF-8: pack it as an archive"
+            ) from error
 
 
 def _is_there(path: str, name: str, offset: int) -> bool:

@@ -14,13 +14,14 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 from wdsdist.errors import SourceError
 from wdsdist.sources.archive import ArchiveSource, Stamp, Tree, check_stamp, stamp
 from wdsdist.sources.base import BrokenPayload, Payload, RangePayload, Sample
 from wdsdist.sources.kinds import SourceOptions
 from wdsdist.sources.listed import Taken
+from wdsdist.sources.zipdirectory import Directory
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, length of the name, length of the extra field
 _ENCRYPTED = 0x41  # flags: by a password, or strongly
@@ -32,16 +33,6 @@ _DAMAGE = (
 )  # fmt: skip
 
 
-class _Entry(NamedTuple):
-    """A file as the directory of the archive describes it."""
-
-    header: int
-    """Offset of its local header."""
-    stored_size: int
-    method: int
-    crc: int
-
-
 @dataclass(frozen=True, slots=True)
 class ZipSamples:
     """Some samples of a zip archive."""
@@ -49,30 +40,30 @@ class ZipSamples:
     path: str
     state: Stamp
     taken: Taken
-    entries: dict[int, _Entry]
-    """Those of the samples' files, by their place in the directory."""
+    """A file's place is that of its entry in the directory of the archive."""
 
     def __len__(self) -> int:
         return len(self.taken)
 
     def __iter__(self) -> Iterator[Sample]:
         check_stamp(self.path, self.state)
-        with Path(self.path).open("rb") as stream:
-            yield from self.taken.samples(functools.partial(self._payload, stream))
+        places = self.taken.places or []
+        with Path(self.path).open("rb") as stream, Directory(self.path) as directory:
+            entries = dict(zip(places, directory.at(places), strict=True))
+            yield from self.taken.samples(lambda name, size, place: self._payload(stream, entries[place], name, size))
 
-    def _payload(self, stream: IO[bytes], name: str, size: int, place: int) -> Payload:
-        entry = self.entries[place]
+    def _payload(self, stream: IO[bytes], entry: zipfile.ZipInfo, name: str, size: int) -> Payload:
         try:
-            start = _data_offset(stream, entry.header)
+            start = _data_offset(stream, entry.header_offset)
             stream.seek(start)
-            if entry.method != zipfile.ZIP_STORED:
+            if entry.compress_type != zipfile.ZIP_STORED:
                 return _decompressed(stream, entry, size)
             if size <= _SMALL:
                 data = stream.read(size)
                 crc, found = zlib.crc32(data), len(data)
             else:
                 data, (crc, found) = b"", _checksum(stream, size)
-            if found != size or crc != entry.crc:
+            if found != size or crc != entry.CRC:
                 raise zipfile.BadZipFile("its checksum is wrong")
             return data or RangePayload(self.path, start, size)
         except _DAMAGE as error:
@@ -85,9 +76,7 @@ def find(path: Path, options: SourceOptions) -> ArchiveSource | None:
         return None
     state = stamp(path)
     tree = Tree(str(path), options.on_error)
-    entries: list[_Entry] = []
-    for place, info in enumerate(_directory(path)):
-        entries.append(_Entry(info.header_offset, info.compress_size, info.compress_type, info.CRC))
+    for place, info in _directory(path):
         if info.filename.endswith("/"):
             tree.add_folder(info.filename)
         elif info.create_system == 3 and stat.S_ISLNK(info.external_attr >> 16):  # 3: Unix
@@ -95,16 +84,13 @@ def find(path: Path, options: SourceOptions) -> ArchiveSource | None:
         else:
             tree.add(info.filename, info.file_size, place, _problem(info))
 
-    def samples(taken: Taken) -> ZipSamples:
-        return ZipSamples(str(path), state, taken, {place: entries[place] for place in taken.places or ()})
-
-    return ArchiveSource("zip", str(path), tree.listed(options), state, samples)
+    return ArchiveSource("zip", str(path), tree.listed(options), state, functools.partial(ZipSamples, str(path), state))
 
 
-def _directory(path: Path) -> list[zipfile.ZipInfo]:
+def _directory(path: Path) -> Iterator[tuple[int, zipfile.ZipInfo]]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.infolist()
+        with Directory(str(path)) as directory:
+            yield from directory
     except PermissionError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from error
     except (*_DAMAGE, OverflowError, IndexError) as error:
@@ -134,11 +120,8 @@ def _data_offset(stream: IO[bytes], header: int) -> int:
     return header + _LOCAL_HEADER.size + int(name) + int(extra)
 
 
-def _decompressed(stream: IO[bytes], entry: _Entry, size: int) -> bytes:
-    info = zipfile.ZipInfo()
-    info.compress_type, info.compress_size = entry.method, entry.stored_size
-    info.file_size, info.CRC = size, entry.crc
-    with zipfile.ZipExtFile(stream, "r", info) as file:  # checks the CRC, and gives no more than the size
+def _decompressed(stream: IO[bytes], entry: zipfile.ZipInfo, size: int) -> bytes:
+    with zipfile.ZipExtFile(stream, "r", entry) as file:  # checks the CRC, and gives no more than the size
         data = file.read()
     if len(data) != size:
         raise zipfile.BadZipFile(f"it has {len(data):,} bytes, but {size:,} in the directory")

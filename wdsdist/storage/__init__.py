@@ -8,7 +8,17 @@ are made on first use in each process. Errors of the many back ends leave here a
 from wdsdist.storage.clients import StorageOptions
 from wdsdist.storage.entries import Entry, entry, listing
 from wdsdist.storage.local import atomic_write, sha256
-from wdsdist.storage.locations import beside, is_read_only, is_remote, join, local_path, normalise, shown, split
+from wdsdist.storage.locations import (
+    beside,
+    is_read_only,
+    is_remote,
+    join,
+    local_path,
+    normalise,
+    scheme,
+    shown,
+    split,
+)
 from wdsdist.storage.objects import exists, fetch, names, read, read_range, remove, sizes, upload, write
 
 __all__ = [
@@ -29,6 +39,7 @@ __all__ = [
     "read",
     "read_range",
     "remove",
+    "scheme",
     "sha256",
     "shown",
     "sizes",

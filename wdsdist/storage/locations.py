@@ -18,6 +18,15 @@ def is_remote(location: str) -> bool:
     return bool(_SCHEME.match(location)) and not location.startswith("file://")
 
 
+def scheme(location: str) -> str:
+    """Return what stands before ``://``; empty for a local path.
+
+    >>> scheme("s3://bucket/train"), scheme("/data/train")
+    ('s3', '')
+    """
+    return location.partition("://")[0].lower() if is_remote(location) else ""
+
+
 def is_read_only(location: str) -> bool:
     """Say whether nothing can be written near a location, because it is on the web."""
     return location.startswith(("http://", "https://"))

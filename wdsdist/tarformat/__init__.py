@@ -8,7 +8,7 @@ from wdsdist.tarformat.blocks import Readable
 from wdsdist.tarformat.grouping import Samples, group
 from wdsdist.tarformat.headers import plain_headers
 from wdsdist.tarformat.naming import is_compressed, is_tar, is_text, split_name
-from wdsdist.tarformat.reader import Members, is_header_of, scan
+from wdsdist.tarformat.reader import Members, is_header_of, scan, scan_parts
 from wdsdist.tarformat.writer import BLOCK, END, PLAIN_NAME, SIZE_LIMIT, header, padding, stored_size
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "padding",
     "plain_headers",
     "scan",
+    "scan_parts",
     "split_name",
     "stored_size",
 ]

@@ -53,12 +53,12 @@ class Run:
     """Offset of the entry after them."""
 
 
-def read_run(buffer: Readable, start: int, most: int) -> Run:
-    """Return the ordinary entries from ``start`` on, about ``most`` header blocks of them or fewer."""
-    chain, sizes = _follow(buffer, start, most)
+def read_run(buffer: Readable, start: int, end: int, most: int) -> Run:
+    """Return the ordinary entries between two offsets, about ``most`` header blocks of them or fewer."""
+    chain, sizes = _follow(buffer, start, end, most)
     heads = gather(buffer, chain)
     kinds = _KINDS[heads[:, 156]]
-    ordinary = (chain + BLOCK + sizes <= len(buffer)) & (kinds != _OPAQUE) & _has_plain_size(heads)
+    ordinary = (chain + BLOCK + sizes <= end) & (kinds != _OPAQUE) & _has_plain_size(heads)
     ordinary &= ((kinds != _EMPTY) | (sizes == 0)) & ~_may_be_old_directory(heads)
     ordinary[wrong_checksums(heads)] = False
     taken = len(ordinary) if ordinary.all() else int(ordinary.argmin())
@@ -85,16 +85,16 @@ def read_run(buffer: Readable, start: int, most: int) -> Run:
     )
 
 
-def _follow(buffer: Readable, start: int, most: int) -> tuple[Int64s, Int64s]:
+def _follow(buffer: Readable, start: int, end: int, most: int) -> tuple[Int64s, Int64s]:
     """Follow the size fields alone; what they lead to, and whether they are sizes at all, is checked afterwards."""
     chain: list[int] = []
     sizes: list[int] = []
-    offset, last = start, len(buffer) - BLOCK
+    offset, last = start, end - BLOCK
     try:
         while 0 <= offset <= last and len(chain) < most:
             if len(chain) == _SAMPLED and offset - start < _SAMPLED * _DENSE:
                 blocks = (most - _SAMPLED) * (offset - start) // _SAMPLED // BLOCK
-                more, more_sizes = _follow_dense(buffer, offset, blocks)
+                more, more_sizes = _follow_dense(buffer, offset, end, blocks)
                 return np.append(chain, more), np.append(sizes, more_sizes)
             size = int(buffer[offset + 124 : offset + 135], 8)
             chain.append(offset)
@@ -105,9 +105,9 @@ def _follow(buffer: Readable, start: int, most: int) -> tuple[Int64s, Int64s]:
     return np.array(chain, np.int64), np.array(sizes, np.int64)
 
 
-def _follow_dense(buffer: Readable, start: int, most: int) -> tuple[Int64s, Int64s]:
+def _follow_dense(buffer: Readable, start: int, end: int, most: int) -> tuple[Int64s, Int64s]:
     """Take each of ``most`` blocks for a header and follow the sizes that this gives: faster where many are headers."""
-    count = min((len(buffer) - start) // BLOCK, most)
+    count = min((end - start) // BLOCK, most)
     blocks = np.frombuffer(buffer, np.uint8, count * BLOCK, start).reshape(count, BLOCK)  # type: ignore[call-overload]
     sizes = ((blocks[:, 124:135] - ord("0")).astype(np.float64) @ _PLACES).astype(np.int64)
     following = (np.arange(1, count + 1) + (sizes + BLOCK - 1) // BLOCK).tolist()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 from array import array
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,7 @@ _PAX, _PAX_SOLARIS, _PAX_GLOBAL, _LONG_NAME, _LONG_LINK, _SPARSE = b"xXgLKS"
 _EXTENDED = frozenset((_PAX, _PAX_SOLARIS, _PAX_GLOBAL, _LONG_NAME, _LONG_LINK))
 _FEWEST, _MOST = 64, 4096
 """Header blocks asked of one run: few where runs are short, and no more than stay in the processor's cache."""
+_PART = 1 << 16  # members whose names are held as Python objects together
 _LONGEST_PAUSE = 256
 """Entries that the walk takes one by one, where there are no ordinary ones, before it looks for a run again."""
 
@@ -44,7 +46,7 @@ class Members:
     skipped: dict[str, int]
     """How many entries were passed over, by what they were."""
     end: int
-    """Offset of the closing blocks."""
+    """Offset of the closing blocks; 0 where they come in a later part."""
 
 
 def scan(buffer: Readable, *, label: str) -> Members:
@@ -59,22 +61,29 @@ def scan(buffer: Readable, *, label: str) -> Members:
     >>> members.names, members.offsets.tolist(), members.sizes.tolist()
     (['a.txt'], [512], [5])
     """
-    walk = _Walk(buffer, label)
+    (members,) = scan_parts(buffer, label=label, most=len(buffer))
+    return members
+
+
+def scan_parts(
+    buffer: Readable, *, label: str, start: int = 0, stop: int | None = None, most: int = _PART
+) -> Iterator[Members]:
+    """Yield what `scan` returns in parts: the names of millions of members take too much memory together.
+
+    The tar may be a part of the buffer, between ``start`` and ``stop``; offsets are those in the buffer. A part has
+    about ``most`` members. Raises what `scan` does, if only after the parts before the damage.
+    """
+    walk = _Walk(buffer, label, start, len(buffer) if stop is None else stop)
     try:
-        walk.run()
+        for _ in walk.run(most):
+            walk.check_headers()
+            yield walk.take()
     except ShardDamagedError:
         # A garbled header sends the walk astray: report the header, not the place where it led.
         walk.check_headers()
         raise
     walk.check_headers()
-    return Members(
-        names=walk.names,
-        headers=np.array(walk.headers),
-        offsets=np.array(walk.offsets),
-        sizes=np.array(walk.sizes),
-        skipped=dict(walk.skipped),
-        end=walk.stop,
-    )
+    yield walk.take()
 
 
 def is_header_of(name: str, block: bytes) -> bool:
@@ -92,11 +101,15 @@ def is_header_of(name: str, block: bytes) -> bool:
 class _Walk:
     """One pass over the headers of a tar; keeps what it found so that a failure can be explained."""
 
-    def __init__(self, buffer: Readable, label: str) -> None:
+    def __init__(self, buffer: Readable, label: str, start: int, end: int) -> None:
         self.buffer = buffer
-        self.end = len(buffer)
+        self.start = start
+        self.end = end
         self.label = label
         self.stop = 0
+        self._begin()
+
+    def _begin(self) -> None:
         self.names: list[str] = []
         self.headers = array("q")
         self.offsets = array("q")
@@ -105,16 +118,33 @@ class _Walk:
         self.blocks: list[int] = []  # every header block that no run has checked
 
     def damaged(self, offset: int, problem: str) -> ShardDamagedError:
-        return ShardDamagedError(f"{self.label}: {problem} at byte {offset:,} of {self.end:,}")
+        start = self.start
+        return ShardDamagedError(f"{self.label}: {problem} at byte {offset - start:,} of {self.end - start:,}")
 
-    def run(self) -> None:
+    def take(self) -> Members:
+        """Return what was found since this was called last."""
+        found = Members(
+            names=self.names,
+            headers=np.array(self.headers),
+            offsets=np.array(self.offsets),
+            sizes=np.array(self.sizes),
+            skipped=dict(self.skipped),
+            end=self.stop,
+        )
+        self._begin()
+        return found
+
+    def run(self, most: int) -> Iterator[None]:
+        """Go through the tar; yield whenever ``most`` members or more have been found since `take`."""
         buffer, end = self.buffer, self.end
-        offset = 0
+        offset = self.start
         ahead, pause = _FEWEST, 1
         alone = 0 if isinstance(buffer, (bytes, mmap.mmap)) else end  # others are read where they must be
         while offset + BLOCK <= end:
+            if len(self.names) >= most:
+                yield
             if not alone:
-                run = read_run(buffer, offset, ahead)
+                run = read_run(buffer, offset, end, ahead)
                 offset = self._take(run)
                 is_short = 4 * run.blocks < _FEWEST
                 ahead = max(ahead // 2, _FEWEST) if run.is_cut else min(2 * ahead, _MOST)
@@ -123,7 +153,8 @@ class _Walk:
                 continue
             block = buffer[offset : offset + BLOCK]
             if block == ZEROS:
-                return self._check_end(offset)
+                self._check_end(offset)
+                return
             alone -= 1
             self.blocks.append(offset)
             if block[156] in REGULAR:
@@ -160,16 +191,17 @@ class _Walk:
         if self.end - offset < 2 * BLOCK:
             raise self.damaged(offset, "the tar ends after one of its two closing blocks of zeros")
         for start in range(offset, self.end, _CHUNK):
-            if self.buffer[start : start + _CHUNK].strip(b"\0"):
+            if self.buffer[start : min(start + _CHUNK, self.end)].strip(b"\0"):
                 raise self.damaged(offset, "there is data after the closing blocks (two tars in one file?)")
 
     def _add(self, first: int, offset: int, name: str | None, size: int | None) -> int:
         """Add the regular file at ``offset``; return the offset of the next entry."""
         buffer = self.buffer
         data = offset + BLOCK
+        block = buffer[offset:data]
+        own = decode(block[:100])
         if name is None:
-            block = buffer[offset:data]
-            name = decode(block[:100])
+            name = own
             # Only POSIX headers have a prefix: GNU's keep times in its place.
             if block[345] and block[257:263] == b"ustar\0":
                 name = f"{decode(block[345:500])}/{name}"
@@ -178,7 +210,7 @@ class _Walk:
         stop = data + size
         if stop > self.end:
             raise self._cut(offset, name, size)
-        if name[-1:] == "/" and buffer[offset:data][156] == 0:  # how V7 tar spelled a directory
+        if own[-1:] == "/" and block[156] == 0:  # how V7 tar spelled a directory
             self._skip("directory")
             return data
         self.names.append(name)
