@@ -55,6 +55,7 @@ def join(parts: Sequence[Manifest], labels: Sequence[str]) -> JoinedManifest:
 
     Raises `ArgumentError` where there is none, or where two have the same label.
 
+    >>> from wdsdist.manifest import Shard
     >>> one, other = (Manifest.of(f"/data/{name}", [Shard("0.tar", 3, -1, "")]) for name in ("a", "b"))
     >>> joined = join([one, other], ["a", "b"])
     >>> joined.num_samples, joined.location(1), joined.label(1)
