@@ -78,7 +78,7 @@ def _single_records(bodies: Blocks, sizes: Int64s, is_pax: Rows, keyword: bytes)
 def _texts(bodies: Blocks, sizes: Int64s, rows: Int64s, column: int) -> tuple[Int64s, list[str]]:
     """Read names that start in one column and end before the last byte; those that are not so simple are left out."""
     ends = bodies[rows, sizes[rows] - 2]
-    rows = rows[(ends != 0) & (ends != _SLASH)]
+    rows = rows[(sizes[rows] > column + 1) & (ends != 0) & (ends != _SLASH)]
     if not len(rows):
         return rows, []
     letters = bodies[rows, column:]
