@@ -185,9 +185,7 @@ def test_long_names_are_taken_in_runs(form: int) -> None:
 
 def test_what_stands_behind_a_long_name_is_no_part_of_it() -> None:
     body = b"ab.c\0".ljust(BLOCK, b"x")
-    content = b"".join(
-        extended(b"L", b"ab.c\0")[:BLOCK] + body + header(f"{number}.txt", 0) for number in range(99)
-    )
+    content = b"".join(extended(b"L", b"ab.c\0")[:BLOCK] + body + header(f"{number}.txt", 0) for number in range(99))
     assert tarformat.scan(content + END, label="x.tar").names == 99 * ["ab.c"]
 
 
@@ -213,3 +211,32 @@ def test_samples_grouped_at_once_are_those_grouped_one_by_one(groups: list[tuple
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shardindex, "group", lambda names: None)
         assert index() == at_once
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".h.jpg",
+        "a/.h.jpg",
+        "b",
+        "b.",
+        "b/c",
+        "d.x/b",
+        "d.x/b.jpg",
+        "b\n.jpg",
+        "__m__/b.jpg",
+        "b.__k__",
+        "b.x\0c.jpg",
+        "",
+    ],
+)
+def test_a_name_that_is_not_so_plain_is_left_to_be_looked_at_by_itself(name: str) -> None:
+    for beside in ([name], [name, "z.jpg"], ["a.jpg", name], ["a.jpg", name, "z.jpg"]):
+        assert tarformat.group(beside) is None
+
+
+def test_names_beyond_ascii_are_grouped_as_they_are_stored() -> None:
+    samples = tarformat.group(["ä/1.jpg", "ä/1.ü", "\udce4.jpg"])
+    assert samples is not None
+    assert samples.keys == ["ä/1".encode(), b"\xe4"]
+    assert samples.extensions == ("jpg", "ü")

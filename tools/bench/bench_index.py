@@ -37,6 +37,7 @@ Headers are what costs: webdataset writes two a member, and a long name is a thi
 from __future__ import annotations
 
 import argparse
+import functools
 import io
 import statistics
 import tarfile
@@ -69,16 +70,24 @@ def by_webdataset(samples: int) -> bytes:
     return buffer.getvalue()
 
 
-def with_long_names(samples: int) -> bytes:
-    """A tar with GNU long-name headers."""
+def with_long_names(samples: int, form: int) -> bytes:
+    """A tar with an extended header for each name."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
+    with tarfile.open(fileobj=buffer, mode="w", format=form) as tar:
         for number in range(samples):
             for extension, size in SIZES.items():
                 entry = tarfile.TarInfo(f"{'folder' * 20}/{number:08}.{extension}")
                 entry.size = size
                 tar.addfile(entry, io.BytesIO(bytes(size)))
     return buffer.getvalue()
+
+
+TARS: dict[str, Callable[[int], bytes]] = {
+    "plain": plain,
+    "webdataset's": by_webdataset,
+    "long names, PAX": functools.partial(with_long_names, form=tarfile.PAX_FORMAT),
+    "long names, GNU": functools.partial(with_long_names, form=tarfile.GNU_FORMAT),
+}
 
 
 def standard_library(content: bytes) -> int:
@@ -122,7 +131,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=7, help="rounds of all ways in turn")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="samples of each tar, of two members")
     arguments = parser.parse_args()
-    for kind, make in (("plain", plain), ("webdataset's", by_webdataset), ("long names", with_long_names)):
+    for kind, make in TARS.items():
         content = make(arguments.samples)
         ways = dict(WAYS) if kind == "plain" else {name: way for name, way in WAYS.items() if way is not bare_loop}
         rates: dict[str, list[float]] = {name: [] for name in ways}
