@@ -14,22 +14,26 @@ them, with a PAX header for each time; with names that need a GNU long-name head
 
     taskset -c 0 python tools/bench/bench_index.py [--repeat 7]
 
-Results, medians with (minimum-maximum) of 7 runs in turn on one core of a busy 4-core AMD EPYC, Python 3.11.7,
-2026-11-21:
+Results, medians with (minimum-maximum) of 5 runs in turn on one core of a very busy 4-core AMD EPYC, Python 3.11.7; on
+a quieter one, the indexes of plain tars come at 1,000, of webdataset's at 600, of long names at 440 and 500:
 
     plain, 128,001,024 bytes; thousand members a second:
-    tarfile                  56   (55-58)     1.0 x tarfile
-    a bare loop            1039   (1015-1081)    18.5 x tarfile
-    wdsdist, members       1654   (1237-1721)    29.8 x tarfile
-    wdsdist, index          914   (822-970)    16.5 x tarfile
+    tarfile                  48   (46-52)     1.0 x tarfile
+    a bare loop             951   (664-1032)    19.7 x tarfile
+    wdsdist, members       1129   (436-1630)    21.8 x tarfile
+    wdsdist, index          849   (664-1025)    18.3 x tarfile
     webdataset's, 230,410,240 bytes; thousand members a second:
-    tarfile                  24   (24-25)     1.0 x tarfile
-    wdsdist, members        813   (730-824)    33.7 x tarfile
-    wdsdist, index          597   (564-609)    24.7 x tarfile
-    long names, 230,410,240 bytes; thousand members a second:
-    tarfile                  30   (30-31)     1.0 x tarfile
-    wdsdist, members        413   (387-427)    13.7 x tarfile
-    wdsdist, index          286   (267-298)     9.4 x tarfile
+    tarfile                  20   (15-22)     1.0 x tarfile
+    wdsdist, members        623   (429-693)    30.2 x tarfile
+    wdsdist, index          480   (443-590)    26.3 x tarfile
+    long names, PAX, 230,410,240 bytes; thousand members a second:
+    tarfile                  16   (15-20)     1.0 x tarfile
+    wdsdist, members        527   (474-584)    31.3 x tarfile
+    wdsdist, index          367   (243-387)    18.7 x tarfile
+    long names, GNU, 230,410,240 bytes; thousand members a second:
+    tarfile                  25   (22-29)     1.0 x tarfile
+    wdsdist, members        596   (573-738)    25.5 x tarfile
+    wdsdist, index          411   (357-417)    15.5 x tarfile
 
 Headers are what costs: webdataset writes two a member, and a long name is a third block to read and a text to make.
 """

@@ -17,7 +17,28 @@ Medians, and the least and greatest ratio of a round.
     python tools/bench/bench_pack.py --files 10000 1000 --rounds 3
     python tools/bench/bench_pack.py --listing 10000000   # no files: memory of a listing and its plan
 
-RESULTS
+Results, medians with (minimum-maximum) of 3 rounds on a busy 4-core AMD EPYC, Python 3.11.7, in seconds; the files lie
+on ext4 on a virtual disk that takes 2.4 GB/s when nobody else writes:
+
+                            100,000 of 2.4 KB      10,000 of 65.1 KB
+    wdsdist, 1 process      2.05 (1.70-2.14)       1.01 (0.79-1.04)
+    ShardWriter             7.60 (6.78-7.99)       1.39 (1.37-1.46)
+    ShardWriter, fastest    4.53 (4.16-4.83)       1.10 (1.07-1.21)
+    wdsdist, 4 workers      1.32 (1.27-1.41)       0.66 (0.52-0.68)
+    tar cf                  0.98 (0.89-1.07)       0.67 (0.66-0.76)
+    write and fsync         0.18 (0.18-0.24)       0.38 (0.34-0.41)
+
+    ShardWriter / wdsdist, 1 process: 3.7 and 1.4, fastest 2.4 and 1.2 (aim: 6, not reached)
+    wdsdist, 4 workers / tar cf: 1.4 and 0.9 (aim: at most 1.5)
+
+The busier the machine, the less is gained by threads beside the one that reads: on a quieter one, 65 KB files took one
+process 0.59 s before it wrote two shards at a time, 2.2 x ShardWriter.
+
+What bounds each: a small file costs 7 us of system calls (stat, open, read, close) and 8 us of Python, in one thread.
+A large one costs SHA-256 (1.8 GB/s a core, with the processor's instructions for it) and the disk: 6 x ShardWriter
+would ask more of one process than ``write and fsync`` alone gets. ``copy_file_range`` and ``sendfile`` gain nothing,
+for the digest has to read the bytes all the same; nor does opening files relative to their folder (4.3 us a file
+instead of 4.5), or to write past the page cache (2.4 GB/s, as with fsync).
 """
 
 from __future__ import annotations
