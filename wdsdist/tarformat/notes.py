@@ -81,7 +81,7 @@ def _texts(bodies: Blocks, sizes: Int64s, rows: Int64s, column: int) -> tuple[In
     rows = rows[(sizes[rows] > column + 1) & (ends != 0) & (ends != _SLASH)]
     if not len(rows):
         return rows, []
-    letters = bodies[rows, column:]
+    letters = np.ascontiguousarray(bodies[rows, column:])
     letters[np.arange(len(rows)), sizes[rows] - 1 - column] = 0
     text = b"\0".join(letters.view(f"S{letters.shape[1]}")[:, 0].tolist())  # without the NULs at their ends
     if text.count(0) != len(rows) - 1:  # one has a NUL within, or something stands behind it
