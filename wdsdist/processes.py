@@ -61,10 +61,11 @@ def _take(number: int) -> Carried[Any]:
 
 
 @contextlib.contextmanager
-def pool(workers: int | None, tasks: int) -> Iterator[concurrent.futures.Executor]:
-    """Give an executor for ``tasks`` pieces of work: processes, or a thread where there is only one to do.
+def pool(workers: int | None, tasks: int, *, threads: int = 1) -> Iterator[concurrent.futures.Executor]:
+    """Give an executor for ``tasks`` pieces of work: processes, or threads where there is only one to do.
 
-    ``workers`` is the most processes to start; by default one for each core that this process may use.
+    ``workers`` is the most processes to start; by default one for each core that this process may use. ``threads`` is
+    how many pieces this process does at once where it starts none.
 
     Processes are forked where this process has a single thread: that needs no ``if __name__ == "__main__"`` in the
     caller's script and copies nothing. A second thread could hold a lock at the moment of the fork, and the child
@@ -76,7 +77,7 @@ def pool(workers: int | None, tasks: int) -> Iterator[concurrent.futures.Executo
     all work that has not begun.
     """
     carried = dict(_alive.items())  # unlike the dictionary itself, these may be read while values are collected
-    executor = _executor(min(workers or cpu_count(), tasks), carried)
+    executor = _executor(min(workers or cpu_count(), tasks), min(threads, tasks), carried)
     _travelling.update(carried.keys())
     try:
         yield executor
@@ -103,9 +104,9 @@ def apart(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         ) from error
 
 
-def _executor(count: int, carried: dict[int, Carried[Any]]) -> concurrent.futures.Executor:
+def _executor(count: int, threads: int, carried: dict[int, Carried[Any]]) -> concurrent.futures.Executor:
     if count <= 1 or multiprocessing.current_process().daemon:
-        return _thread()
+        return _threads(threads)
     if threading.active_count() == 1:
         context: Any = multiprocessing.get_context("fork")
         given: dict[int, Carried[Any]] | bytes = carried
@@ -126,13 +127,14 @@ def _executor(count: int, carried: dict[int, Carried[Any]]) -> concurrent.future
 
 def _one_thread(reason: str) -> concurrent.futures.Executor:
     _warn(f"working in one process: this one has threads, so that it must not fork, and {reason}")
-    return _thread()
+    return _threads(1)
 
 
-def _thread() -> concurrent.futures.Executor:
-    executor = concurrent.futures.ThreadPoolExecutor(1)
-    # An interrupt while its thread starts would leave that running, unknown to the executor: it starts before work.
-    executor.submit(int).result()
+def _threads(count: int) -> concurrent.futures.Executor:
+    executor = concurrent.futures.ThreadPoolExecutor(count)
+    # An interrupt while a thread starts would leave that running, unknown to the executor: they start before work.
+    started = threading.Barrier(count)
+    concurrent.futures.wait([executor.submit(started.wait) for _ in range(count)])
     return executor
 
 

@@ -156,6 +156,12 @@ def test_what_webdataset_writes_is_taken_in_runs(tmp_path_factory: pytest.TempPa
     assert outcome(content) == one_by_one(content)
 
 
+def extended(kind: bytes, body: bytes) -> bytes:
+    """Return an extended header with any content."""
+    block = header("./PaxHeaders/a", len(body))
+    return with_checksum(block[:156] + kind + block[157:]) + body + padding(len(body))
+
+
 @pytest.mark.parametrize(
     "record",
     [
@@ -165,14 +171,52 @@ def test_what_webdataset_writes_is_taken_in_runs(tmp_path_factory: pytest.TempPa
         b"13 mtime=1.5x",
         b"9 mtime=\n",
         b"24 mtime=1\n13 path=a.txt\n",  # all of it the value of mtime
-        b"11 mtime=1\n14 path=ab.txt\n",
+        b"11 mtime=1\n15 path=ab.txt\n",
+        b"15 path=ab.txt\n",
+        b"5 a=\n",
+        b"10 path=a\n",
+        b"9 path=a\n",
+        b"8 path=\n",
+        b"13 path=a/b/\n",
+        b"14 path=a\nb.c\n",
+        b"15 path=a\0b.cd\n",
+        b"15 path=abcde\0\n",
+        b"16 path=ab.txt\n",
+        b"14 path=ab.txt\n",
+        b"015 path=ab.tx\n",
+        b"15 path=ab.txtx",
+        b"16 path=\xc3\xa4\xff.txt\n",
+        b"109 path=" + b"n" * 99 + b"\n",
+        b"511 path=" + b"n" * 501 + b"\n",
+        b"512 path=" + b"n" * 502 + b"\n",
+        b"15 path=ab.txt\n11 mtime=1\n",
+        b"15 size=000007\n",
     ],
 )
-def test_a_time_record_is_passed_over_at_once_where_it_would_be_one_by_one(record: bytes) -> None:
-    block = header("./PaxHeaders/a", len(record))
-    notes = with_checksum(block[:156] + b"x" + block[157:]) + record + padding(len(record))
-    content = b"".join(notes + header(f"{number}.txt", 0) for number in range(99)) + END
+def test_a_record_says_at_once_what_it_would_one_by_one(record: bytes) -> None:
+    content = b"".join(extended(b"x", record) + header(f"{number}.txt", 0) for number in range(99)) + END
     assert outcome(content) == one_by_one(content)
+
+
+@pytest.mark.parametrize("name", [b"ab.c\0", b"ab.c", b"a\n", b"a\0", b"a", b"\0", b"a/\0", b"a/", b"a\0b\0", b"a\0\0"])
+def test_a_long_name_is_at_once_what_it_would_be_one_by_one(name: bytes) -> None:
+    content = b"".join(extended(b"L", name) + header(f"{number}.txt", 0) for number in range(99)) + END
+    assert outcome(content) == one_by_one(content)
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_long_names_are_taken_in_runs(form: int) -> None:
+    names = [f"{'n' * (100 + 7 * number % 300)}/ä/{number}.bin" for number in range(500)]
+    content = tar_bytes([(file_entry(name, 3), b"abc") for name in names], format=form)
+    run = read_run(content, 0, len(content), 10_000)
+    assert run.names == names
+    assert outcome(content) == one_by_one(content)
+
+
+def test_what_stands_behind_a_long_name_is_no_part_of_it() -> None:
+    body = b"ab.c\0".ljust(BLOCK, b"x")
+    content = b"".join(extended(b"L", b"ab.c\0")[:BLOCK] + body + header(f"{number}.txt", 0) for number in range(99))
+    assert tarformat.scan(content + END, label="x.tar").names == 99 * ["ab.c"]
 
 
 # Names to samples, all at once
@@ -197,3 +241,32 @@ def test_samples_grouped_at_once_are_those_grouped_one_by_one(groups: list[tuple
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shardindex.building, "group", lambda names: None)
         assert index() == at_once
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".h.jpg",
+        "a/.h.jpg",
+        "b",
+        "b.",
+        "b/c",
+        "d.x/b",
+        "d.x/b.jpg",
+        "b\n.jpg",
+        "__m__/b.jpg",
+        "b.__k__",
+        "b.x\0c.jpg",
+        "",
+    ],
+)
+def test_a_name_that_is_not_so_plain_is_left_to_be_looked_at_by_itself(name: str) -> None:
+    for beside in ([name], [name, "z.jpg"], ["a.jpg", name], ["a.jpg", name, "z.jpg"]):
+        assert tarformat.group(beside) is None
+
+
+def test_names_beyond_ascii_are_grouped_as_they_are_stored() -> None:
+    samples = tarformat.group(["ä/1.jpg", "ä/1.ü", "\udce4.jpg"])
+    assert samples is not None
+    assert samples.keys == ["ä/1".encode(), b"\xe4"]
+    assert samples.extensions == ("jpg", "ü")

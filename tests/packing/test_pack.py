@@ -21,7 +21,7 @@ import pytest
 
 from wdsdist import catalog, shardindex, tarindex
 from wdsdist.errors import ArgumentError, ArgumentTypeError
-from wdsdist.packing import PackProgress, pack
+from wdsdist.packing import PackProgress, pack, parallel
 
 DataBytes = Callable[[Path], dict[str, bytes]]
 
@@ -42,6 +42,19 @@ def test_the_bytes_are_the_same_for_any_number_of_workers(
     pack(source, tmp_path / "many", shard_samples=6, workers=workers)
     assert data_bytes(tmp_path / "one") == data_bytes(tmp_path / "many")
     assert len(data_bytes(tmp_path / "one")) == 2 * 7 + 1
+
+
+def test_one_process_writes_two_shards_of_files_at_a_time(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, write_shard = threading.Barrier(2, timeout=30), parallel.write_shard
+
+    def write(*args: Any) -> Any:
+        both.wait()  # broken, unless another one is begun before this one is written
+        return write_shard(*args)
+
+    monkeypatch.setattr(parallel, "write_shard", write)
+    assert len(pack(source, tmp_path / "dest", shard_samples=20, workers=1).shards) == 2
 
 
 def test_a_process_with_threads_is_not_forked_and_gets_the_same_bytes(

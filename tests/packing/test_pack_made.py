@@ -49,6 +49,17 @@ def test_they_are_read_as_they_were_made(source: dict[str, Any], tmp_path: Path)
     assert found == {sample["__key__"]: (sample["npy"].tolist(), sample["cls"]) for sample in made.samples()}
 
 
+def test_one_process_asks_a_data_set_from_one_thread_only(tmp_path: Path) -> None:
+    threads = set()
+
+    def encode(item: Any, index: int) -> dict[str, Any]:
+        threads.add(threading.get_ident())
+        return made.encode(item, index)
+
+    pack(made.Squares(), tmp_path / "dest", encode=encode, shard_samples=7, workers=1)
+    assert len(threads - {threading.get_ident()}) == 1
+
+
 def test_webdataset_reads_the_same(source: dict[str, Any], tmp_path: Path) -> None:
     import webdataset
 

@@ -17,8 +17,11 @@ from wdsdist.packing.progress import PackProgress, ShowProgress
 from wdsdist.packing.writer import WrittenShard, whole_shard, write_shard
 from wdsdist.processes import pool
 from wdsdist.sources import OnError, Source
+from wdsdist.sources.folder import FolderSource
 
 _AHEAD = 2  # shards handed out for each process: one that it writes, and one so that it need not wait
+_ABREAST = 2
+"""Shards of files that one process writes at once: while one is digested, or waits for the disk, the other is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +49,11 @@ def write_planned(source: Source, plan: PackPlan, place: Place, job: Job, how: W
     if missing:
         lent = how.executor
         workers = how.workers or (parallelism(lent) if lent else None)
+        # Only files can be read by any thread, at any time; what other sources give may be made, or decoded in order.
+        threads = _ABREAST if isinstance(source, FolderSource) else 1
         try:
-            with borrowed(lent, place, job) if lent else pool(workers, len(missing)) as executor:
-                shards.write(executor, missing, _AHEAD * min(workers or cpu_count(), len(missing)))
+            with borrowed(lent, place, job) if lent else pool(workers, len(missing), threads=threads) as executor:
+                shards.write(executor, missing, _AHEAD * max(min(workers or cpu_count(), len(missing)), threads))
         except BrokenExecutor as error:
             raise WdsdistError(
                 "a process that was writing shards died, perhaps killed for want of memory: run the same command "

@@ -62,16 +62,14 @@ class ShardIndexBuilder:
             sizes=np.array(self._sizes, np.int64),
             extension_ids=np.array(self._ids, np.uint32),
             skipped=dict(skipped or {}),
-            **_key_arrays(list(self._keys)),
+            **_key_arrays([key.encode("utf-8", "surrogateescape") for key in self._keys]),
         )
 
 
-def _key_arrays(keys: list[str]) -> dict[str, Any]:
-    text = "".join(keys)
-    lengths = map(len, keys if text.isascii() else [key.encode("utf-8", "surrogateescape") for key in keys])
+def _key_arrays(keys: list[bytes]) -> dict[str, Any]:
     return {
-        "key_starts": np.append(0, np.cumsum(np.fromiter(lengths, np.int64, len(keys)))),
-        "key_bytes": np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8),
+        "key_starts": np.append(0, np.cumsum(np.fromiter(map(len, keys), np.int64, len(keys)))),
+        "key_bytes": np.frombuffer(b"".join(keys), np.uint8),
     }
 
 

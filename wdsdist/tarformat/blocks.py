@@ -26,13 +26,13 @@ class Readable(Protocol):
     def __getitem__(self, place: slice, /) -> bytes: ...
 
 
-def gather(buffer: Readable, offsets: npt.NDArray[np.int64]) -> Blocks:
-    """Return copies of the blocks at the given offsets, all of which lie inside the buffer."""
+def gather(buffer: Readable, offsets: npt.NDArray[np.int64], width: int = BLOCK) -> Blocks:
+    """Return copies of the blocks at the given offsets, or of their starts; all lie inside the buffer."""
     if isinstance(buffer, (bytes, mmap.mmap)):
-        views = np.lib.stride_tricks.sliding_window_view(np.frombuffer(buffer, np.uint8), BLOCK)
+        views = np.lib.stride_tricks.sliding_window_view(np.frombuffer(buffer, np.uint8), width)
         return views[offsets]
-    parts = b"".join(buffer[offset : offset + BLOCK] for offset in offsets.tolist())
-    return np.frombuffer(parts, np.uint8).reshape(-1, BLOCK).copy()
+    parts = b"".join(buffer[offset : offset + width] for offset in offsets.tolist())
+    return np.frombuffer(parts, np.uint8).reshape(-1, width).copy()
 
 
 def wrong_checksums(blocks: Blocks) -> npt.NDArray[np.int64]:

@@ -7,14 +7,14 @@ else the run ends, so that the walk, one entry at a time, decides what it is.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist.tarformat.blocks import BLOCK, Blocks, Readable, decode, gather, pax_records, wrong_checksums
+from wdsdist.tarformat.blocks import BLOCK, Blocks, Readable, decode, gather, wrong_checksums
+from wdsdist.tarformat.notes import read_notes
 
 REGULAR = b"0\x007"
 DATALESS = dict(zip(b"123456", ("hard link", "symbolic link", "device", "device", "directory", "device"), strict=True))
@@ -28,7 +28,6 @@ _KINDS[[_PAX, _LONG_NAME]] = _NOTES
 _SAMPLED, _DENSE = 16, 6 * BLOCK
 """After so many headers, no further apart on average than this, all blocks are looked at."""
 _PLACES = 8.0 ** np.arange(10, -1, -1)
-_SETS_A_SIZE = re.compile(r"size|GNU\.sparse.*", re.DOTALL)
 
 Int64s = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.bool_]
@@ -62,19 +61,15 @@ def read_run(buffer: Readable, start: int, end: int, most: int) -> Run:
     ordinary &= ((kinds != _EMPTY) | (sizes == 0)) & ~_may_be_old_directory(heads)
     ordinary[wrong_checksums(heads)] = False
     taken = len(ordinary) if ordinary.all() else int(ordinary.argmin())
-    taken, long_names = _read_notes(buffer, chain, sizes, heads[:taken, 156])
+    taken, long_named, long_names = _read_notes(buffer, chain, sizes, heads[:taken, 156])
     kinds, ends = kinds[:taken], chain[:taken] + BLOCK + sizes[:taken]
     files = np.flatnonzero(kinds == _FILE)
     follows_notes = np.append(False, kinds == _NOTES)[files]
     skipped: Counter[str] = Counter()
     for kind, count in Counter(heads[np.flatnonzero(kinds == _EMPTY), 156].tolist()).items():
         skipped[DATALESS[kind]] += count
-    names = _names(heads[files])
-    for row, place in zip(long_names, np.searchsorted(files, list(long_names)).tolist(), strict=True):
-        if kinds[row] == _FILE:
-            names[place] = long_names[row]
     return Run(
-        names=names,
+        names=_names(heads, files, long_named, long_names),
         headers=chain[files - follows_notes],
         offsets=chain[files] + BLOCK,
         sizes=sizes[files],
@@ -140,55 +135,35 @@ def _may_be_old_directory(heads: Blocks) -> Rows:
 
 def _read_notes(
     buffer: Readable, chain: Int64s, sizes: Int64s, types: npt.NDArray[np.uint8]
-) -> tuple[int, dict[int, str]]:
+) -> tuple[int, Int64s, list[str]]:
     """Read the extended headers among some entries.
 
-    Returns how many entries stand before the first one that has to be read by itself, and the names that extended
-    headers give to the entries after them, by the row of the entry.
+    Returns how many entries stand before the first one that has to be read by itself; the rows of those that extended
+    headers give a name to; and these names.
     """
     is_notes = _KINDS[types] == _NOTES
     rows = np.flatnonzero(is_notes)
-    names: dict[int, str] = {}
-    if not len(rows):
-        return len(types), names
-    is_clear = (types[rows] == _PAX) & _set_a_time(buffer, chain[rows] + BLOCK, sizes[rows])
-    for row in rows[~is_clear | np.append(is_notes, True)[rows + 1]].tolist():
-        data, size = int(chain[row]) + BLOCK, int(sizes[row])
-        if row + 1 == len(types) or is_notes[row + 1]:
-            return int(row), names
-        if types[row] == _LONG_NAME:
-            name = decode(buffer[data : data + size + -size % BLOCK])
-            if not name or name[-1] == "/":
-                return int(row), names
-            names[row + 1] = name
-            continue
-        records = pax_records(buffer[data : data + size])
-        if records is None or any(map(_SETS_A_SIZE.fullmatch, records)):
-            return int(row), names
-        if "path" in records:
-            name = records["path"]
-            if not name or name[-1] == "/" or "\0" in name:
-                return int(row), names
-            names[row + 1] = name
-    return len(types), names
+    followed = ~np.append(is_notes, True)[rows + 1]  # by an entry that was looked at
+    count = len(rows) if followed.all() else int(followed.argmin())
+    notes = read_notes(buffer, chain[rows[:count]] + BLOCK, sizes[rows[:count]], types[rows[:count]] == _LONG_NAME)
+    taken = len(types) if notes.count == len(rows) else int(rows[notes.count])
+    return taken, rows[notes.named] + 1, notes.names
 
 
-def _set_a_time(buffer: Readable, data: Int64s, sizes: Int64s) -> Rows:
-    """Say which PAX headers hold one record that sets the time of the last change, as webdataset writes them."""
-    found = np.zeros(len(data), np.bool_)
-    one_block = np.flatnonzero((sizes < BLOCK) & (data + BLOCK <= len(buffer)))
-    bodies = gather(buffer, data[one_block])
-    for size in np.unique(sizes[one_block]).tolist():
-        rows = np.flatnonzero(sizes[one_block] == size)
-        start = b"%d mtime=" % size
-        record = bodies[rows, :size]
-        if size > len(start):
-            begins = (record[:, : len(start)] == np.frombuffer(start, np.uint8)).all(axis=1)
-            found[one_block[rows]] = begins & (record[:, -1] == ord("\n"))
+def _names(heads: Blocks, files: Int64s, long_named: Int64s, long_names: list[str]) -> list[str]:
+    """Return the names of files, some of which extended headers give."""
+    if not len(long_named):
+        return _short_names(heads[files])
+    is_long = np.zeros(len(heads), np.bool_)
+    is_long[long_named] = True
+    short = files[~is_long[files]]
+    names = np.empty(len(heads), object)
+    names[long_named], names[short] = long_names, _short_names(heads[short])
+    found: list[str] = names[files].tolist()
     return found
 
 
-def _names(heads: Blocks) -> list[str]:
+def _short_names(heads: Blocks) -> list[str]:
     """Read the name fields of headers, all at once."""
     fields = np.ascontiguousarray(heads[:, :100]).view("S100")[:, 0].tolist()  # without the NULs at their ends
     text = b"\0".join(fields)

@@ -15,7 +15,8 @@ import numpy.typing as npt
 class Samples:
     """The samples that the members of a tar form; ``n`` samples with ``m`` members in all."""
 
-    keys: list[str]
+    keys: list[bytes]
+    """UTF-8, as stored."""
     starts: npt.NDArray[np.int64]
     """int64 [n + 1]: the first member of each sample, and ``m``."""
     extensions: tuple[str, ...]
@@ -32,27 +33,42 @@ def group(names: Sequence[str]) -> Samples | None:
 
     >>> samples = group(["a/1.jpg", "a/1.cls", "a/2.jpg"])
     >>> samples.keys, samples.starts.tolist(), samples.extensions, samples.extension_ids.tolist()
-    (['a/1', 'a/2'], [0, 2, 3], ('jpg', 'cls'), [0, 1, 0])
+    ([b'a/1', b'a/2'], [0, 2, 3], ('jpg', 'cls'), [0, 1, 0])
     >>> group(["a.jpg", "README"]) is None
     True
     """
-    text = "\0" + "\0".join(names)
-    if "__" in text or "\n" in text or "\0." in text or "/." in text:
+    if not names:
+        return Samples([], np.zeros(1, np.int64), (), np.zeros(0, np.uint32))
+    text = "\0".join(names).encode("utf-8", "surrogateescape")
+    letters = np.frombuffer(text, np.uint8).copy()
+    ends = np.append(np.flatnonzero(letters == 0), len(text))
+    begins = np.append(0, ends[:-1] + 1)
+    dots = np.append(np.flatnonzero(letters == ord(".")), len(text))
+    dots = dots[np.searchsorted(dots, begins)]  # the first of each name
+    if len(ends) != len(names) or (dots >= ends - 1).any() or (dots == begins).any():
+        return None  # a NUL within, no extension, or no key
+    if (letters[dots - 1] == ord("/")).any() or b"\n" in text or _has_pairs(letters, ord("_")):
         return None
-    # Twice, for to keep the pairs would have the garbage collector look through them over and over.
-    keys = [name.partition(".")[0] for name in names]
-    found = [name.partition(".")[2] for name in names]
-    extensions = tuple(dict.fromkeys(found))
-    if any(not extension or "/" in extension for extension in extensions):  # no extension, or a dot in a folder
+    letters[dots] = 0
+    parts = letters.tobytes().split(b"\0")  # at once, and beside one another: names lie all over the memory
+    keys, found = parts[::2], parts[1::2]
+    places = {extension: place for place, extension in enumerate(dict.fromkeys(found))}
+    if any(b"/" in extension for extension in places):  # the dot is a folder's
         return None
-    places = {extension: place for place, extension in enumerate(extensions)}
+    extensions = tuple(extension.decode("utf-8", "surrogateescape") for extension in places)
     ids = np.fromiter(map(places.__getitem__, found), np.uint32, len(found))
-    is_first = np.append(True, np.fromiter(map(ne, islice(keys, 1, None), keys), np.bool_))[: len(keys)]
+    is_first = np.append(True, np.fromiter(map(ne, islice(keys, 1, None), keys), np.bool_))
     starts = np.flatnonzero(is_first)
     sample_keys = [keys[start] for start in starts.tolist()]
     if len(set(sample_keys)) < len(sample_keys) or _has_twins(np.cumsum(is_first), ids, extensions):
         return None
-    return Samples(sample_keys, np.append(starts, len(names)).astype(np.int64), extensions, ids)
+    return Samples(sample_keys, np.append(starts, len(names)), extensions, ids)
+
+
+def _has_pairs(letters: npt.NDArray[np.uint8], letter: int) -> bool:
+    """Say whether a letter stands twice in a row."""
+    places = np.flatnonzero(letters == letter)
+    return bool((np.diff(places) == 1).any())
 
 
 def _has_twins(samples: npt.NDArray[np.int64], ids: npt.NDArray[np.uint32], extensions: tuple[str, ...]) -> bool:
