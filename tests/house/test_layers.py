@@ -16,13 +16,14 @@ import wdsdist
 
 HOUSE = [
     ("errors",),  # what can go wrong, one name for each
-    ("checks", "encode"),  # of arguments; values to bytes
+    ("checks", "encode", "sizes"),  # of arguments; values to bytes; counts of bytes as people write them
     ("tarformat", "permutation"),  # pure: bytes and numbers in, values out
     ("storage", "node", "memory"),  # the outside: files and objects; who this process is; what processes share
     # pools of workers; clusters of the user's; where members lie; which sample stands where
     ("processes", "engines", "shardindex", "order"),
     ("plan",),  # who takes which positions
-    ("mixing",),  # how well an order mixes
+    ("mixing", "lookahead"),  # how well an order mixes; which shards a rank needs next
+    ("footprint",),  # how many bytes of shards ranks need at once
     ("forecast",),  # what an epoch will be like
     ("manifest",),  # the shards of a data set
     ("tarindex",),  # the index of one tar, read or made

@@ -1,0 +1,72 @@
+"""What a rank needs next: held to the epoch itself, batch by batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from wdsdist.lookahead import Use, upcoming
+from wdsdist.order import Order, OrderSettings, ShardOrder, epoch_order
+from wdsdist.permutation import Int64s
+from wdsdist.plan import EpochPlan
+
+
+@st.composite
+def epochs(draw: st.DrawFn) -> tuple[Order, EpochPlan]:
+    counts = np.array(draw(st.lists(st.integers(0, 30), min_size=1, max_size=8).filter(any)))
+    settings = OrderSettings(
+        name=draw(st.sampled_from(["shard", "shard", "sampler"])),
+        shuffle=draw(st.booleans()),
+        seed=draw(st.integers(0, 1000)),
+        window=draw(st.integers(1, 60)),
+        num_canonical_replicas=draw(st.integers(1, 8)),
+    )
+    plan = EpochPlan(
+        num_samples=int(counts.sum()),
+        num_replicas=draw(st.integers(1, 6)),
+        batch_size=draw(st.integers(1, 10)),
+        drop_last=draw(st.booleans()),
+        drop_last_batch=draw(st.booleans()),
+        start=draw(st.integers(0, int(counts.sum()))),
+    )
+    return epoch_order(counts, settings, 3), plan
+
+
+def walked(order: Order, plan: EpochPlan, rank: int, batch: int) -> list[set[int]]:
+    """Return the shards of each batch of a rank from ``batch`` on, by making the batches."""
+    return [set(shards.tolist()) for shards, _ in islice(plan.batches(order, rank=rank), batch, None)]
+
+
+def first_uses(batches: list[set[int]], batch: int) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for number, shards in enumerate(batches, batch):
+        for shard in shards:
+            found.setdefault(shard, number)
+    return found
+
+
+@given(epochs(), st.data())
+def test_it_names_each_shard_at_the_batch_that_first_needs_it(epoch: tuple[Order, EpochPlan], data: st.DataObject) -> None:
+    order, plan = epoch
+    rank = data.draw(st.integers(0, plan.num_replicas - 1))
+    batch = data.draw(st.integers(0, plan.batches_per_rank))
+    told: dict[int, int] = {}
+    uses = list(upcoming(order, plan, rank=rank, batch=batch))
+    for use in uses:
+        told.setdefault(use.shard, use.first)
+    assert told == first_uses(walked(order, plan, rank, batch), batch)
+    assert [use.first for use in uses] == sorted(use.first for use in uses)
+
+
+@given(epochs(), st.data())
+def test_each_batch_reads_from_the_windows_that_it_lies_in(epoch: tuple[Order, EpochPlan], data: st.DataObject) -> None:
+    order, plan = epoch
+    rank = data.draw(st.integers(0, plan.num_replicas - 1))
+    uses = list(upcoming(order, plan, rank=rank))
+    for number, shards in enumerate(walked(order, plan, rank, 0)):
+        assert shards <= {use.shard for use in uses if use.first <= number <= use.last}
