@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +15,10 @@ from wdsdist.errors import ArgumentError
 from wdsdist.lookahead import BLOCK_SAMPLES
 from wdsdist.order import OrderSettings, ShardOrder, epoch_order
 from wdsdist.permutation import Int64s
+
+if TYPE_CHECKING:
+    from wdsdist.manifest import Manifest
+    from wdsdist.node import Identity
 
 _INDEX_BYTES, _INDEX_BYTES_OF_A_SAMPLE = 4096, 64
 """What the index of a shard takes beside it, about."""
@@ -31,6 +36,16 @@ class Readers:
     """All ranks."""
     ranks: int
     """Those that share the cache."""
+
+
+def readers_of(manifest: Manifest, here: Identity) -> Readers:
+    """Return the ranks of this node, and what they read of a data set through its cache."""
+    return Readers(
+        counts=manifest.counts,
+        sizes=np.where(manifest.is_remote, manifest.sizes, 0),
+        num_replicas=here.world_size,
+        ranks=min(here.local_world_size, here.world_size),
+    )
 
 
 def bytes_at_once(readers: Readers, settings: OrderSettings, *, ranks: int, epoch: int = 0) -> int:

@@ -108,6 +108,15 @@ class Manifest:
         """Return the path or URL of one shard."""
         return storage.join(self.base, self.names[number].decode())
 
+    @functools.cached_property
+    def is_remote(self) -> npt.NDArray[np.bool_]:
+        """bool [shards]: which have to be fetched."""
+        remote = np.full(len(self.names), storage.is_remote(self.base))
+        with_place = (np.char.find(self.names, b"://") >= 0) | np.char.startswith(self.names, b"/")
+        for number in np.flatnonzero(with_place).tolist():
+            remote[number] = storage.is_remote(self.location(number))
+        return remote
+
     @property
     def fingerprint(self) -> str:
         """A digest of what the data set holds, whatever folder or store it lies in.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-from wdsdist.errors import ArgumentError
+from wdsdist.checks import check_integer
+from wdsdist.errors import ArgumentError, ArgumentTypeError
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _FACTORS = {"": 1, "b": 1}
@@ -26,6 +27,20 @@ def byte_size(text: str) -> int:
     if match is None or match[2].lower() not in _FACTORS:
         raise ArgumentError(f"{text!r} is not a size: write it as 64MiB, 1GB or a number of bytes")
     return int(Decimal(match[1]) * _FACTORS[match[2].lower()])
+
+
+def check_bytes(name: str, value: object) -> int:
+    """Return an argument that is a number of bytes, or a text that `byte_size` reads; at least 1.
+
+    Raises `ArgumentTypeError` for what is neither, and `ArgumentError` for a text that means none, or for less than 1.
+
+    >>> check_bytes("cache_limit", "200GB"), check_bytes("cache_limit", 4096)
+    (200000000000, 4096)
+    """
+    try:
+        return check_integer(name, byte_size(value) if isinstance(value, str) else value, 1)
+    except ArgumentTypeError:
+        raise ArgumentTypeError(f"{name} is {value!r}: it must be a number of bytes, or a text such as '200GB'") from None
 
 
 def human(count: float) -> str:

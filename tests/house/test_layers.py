@@ -16,8 +16,8 @@ import wdsdist
 
 HOUSE = [
     ("errors",),  # what can go wrong, one name for each
-    ("checks", "encode", "sizes"),  # of arguments; values to bytes; counts of bytes as people write them
-    ("tarformat", "permutation"),  # pure: bytes and numbers in, values out
+    ("checks", "encode"),  # of arguments; values to bytes
+    ("tarformat", "permutation", "sizes"),  # pure: bytes, numbers and texts in, values out
     ("storage", "node", "memory"),  # the outside: files and objects; who this process is; what processes share
     # pools of workers; clusters of the user's; where members lie; which sample stands where
     ("processes", "engines", "shardindex", "order"),
@@ -30,7 +30,7 @@ HOUSE = [
     ("remotetar",),  # the index of one tar in a store
     ("catalog", "cache"),  # find data sets and index tars; keep one copy of each remote shard
     ("indexing", "exports"),  # make data sets of tars that others wrote; the indexes of other tools
-    ("shards", "sources"),  # read shards; read what people download
+    ("shards", "sources", "prefetch"),  # read shards; read what people download; fetch what will be read
     ("packing",),  # write shards
     ("images",),  # encoded images to pixels
     ("resizing",),  # pixels of another size
@@ -41,6 +41,7 @@ HOUSE = [
     ("verification",),  # check shards
     ("repairing",),  # mend what can be mended
     ("samples", "handover", "state"),  # samples into batches; word to the workers; what a checkpoint holds
+    ("share",),  # what one worker makes of an epoch
     ("dataset",),  # the samples of this rank, as torch iterates them
     ("loader",),  # the batches of this rank, as torch loads them
     ("profiling",),  # what loading costs on this machine

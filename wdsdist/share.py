@@ -1,0 +1,87 @@
+"""What one worker of one rank makes of an epoch, while the shards of what comes later are fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from wdsdist.cache import ShardCache
+from wdsdist.lookahead import upcoming
+from wdsdist.manifest import Manifest
+from wdsdist.order import OrderSettings, epoch_order
+from wdsdist.permutation import Int64s
+from wdsdist.plan import EpochPlan
+from wdsdist.prefetch import Prefetch
+from wdsdist.samples import SampleReader
+from wdsdist.transport import grouped
+
+Collate = Callable[[list[Any]], Any]
+
+_BYTES_AHEAD = 256 << 20
+"""Fetched ahead beyond the next window, where the cache has no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One worker's part of one rank's part of an epoch, or of what is left of it."""
+
+    manifest: Manifest
+    cache: ShardCache
+    samples: SampleReader
+    settings: OrderSettings
+    epoch: int
+    plan: EpochPlan
+    rank: int
+    worker: int
+    num_workers: int
+    group: int = 1
+    """Batches that the worker makes one after another."""
+
+    def single_samples(self) -> Iterator[Any]:
+        """Yield the samples one by one."""
+        for shards, samples in self._places():
+            for shard, sample in zip(shards.tolist(), samples.tolist(), strict=True):
+                yield self.samples.sample(shard, sample, self.epoch)
+
+    def groups(self, collate_fn: Collate | None, *, deferred: bool = False) -> Iterator[list[Any]]:
+        """Yield the batches in groups; with ``deferred`` as pieces that last until the shards are released."""
+        batches = (
+            self.samples.batch(shards, samples, self.epoch, collate_fn, deferred=deferred)
+            for shards, samples in self._places()
+        )
+        return grouped(batches, self.group)
+
+    def parcels(self, collate_fn: Collate | None, send: Callable[[list[Any]], Any]) -> Iterator[Any]:
+        """Yield the groups of batches as ``send`` returns them, which copies what they are made of."""
+        for group in self.groups(collate_fn, deferred=True):
+            parcel = send(group)
+            group.clear()  # views keep their shards in the cache
+            self.samples.release()
+            yield parcel
+
+    def _places(self) -> Iterator[tuple[Int64s, Int64s]]:
+        """Yield the shards and samples of each batch."""
+        plan, rank, first = self.plan, self.rank, self.worker * self.group
+        order = epoch_order(self.manifest.counts, self.settings, self.epoch)
+        batches = plan.batches(
+            order, rank=rank, worker=self.worker, num_workers=self.num_workers, group=self.group
+        )  # fmt: skip
+        if not self.manifest.is_remote.any():
+            yield from batches
+            return
+        prefetch = Prefetch(self.cache, self.manifest, upcoming(order, plan, rank=rank, batch=first), room=self._room())
+        try:
+            for number in plan.batch_numbers(self.worker, self.num_workers, group=self.group):
+                prefetch.reach(number)
+                yield next(batches)
+        finally:
+            prefetch.close()
+
+    def _room(self) -> int:
+        """Return the bytes of shards to look ahead: what the cache holds, or about the current and the next window."""
+        if self.cache.limit is not None:
+            return self.cache.limit
+        lanes = max(1, self.settings.num_canonical_replicas // self.plan.num_replicas)
+        window = lanes * self.settings.window * self.manifest.num_bytes // max(1, self.manifest.num_samples)
+        return 2 * window + _BYTES_AHEAD
