@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsdist import catalog
+from wdsdist.cache import ShardCache
 from wdsdist.catalog import Shards
 from wdsdist.checks import check_integer
 from wdsdist.columns import Sample
@@ -113,7 +114,7 @@ class StreamingDataset(IterableDataset[Any]):
         if transform is not None and not callable(transform):
             raise ArgumentTypeError(f"transform is {transform!r}: it must be a function of a sample")
         self._samples = SampleReader(
-            ShardReader(self.manifest, None if cache_dir is None else Path(cache_dir)),
+            ShardReader(self.manifest, ShardCache(None if cache_dir is None else Path(cache_dir))),
             Fields(fields),
             Decoder(decode),
             transform,
