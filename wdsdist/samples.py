@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from wdsdist.columns import Batch, Ragged, Sample, collate, column
 from wdsdist.decode import Decoder
 from wdsdist.errors import ArgumentTypeError, DecodeError, SampleError
@@ -119,8 +121,8 @@ class SampleReader:
 
         With ``deferred``, tensors may come as `Stacked` pieces, and columns as views of the shards until `release`.
         """
+        self._reader.hold(np.unique(shards).tolist())
         seeds = self._seeds(shards, samples, epoch)
-        self._reader.hold(set(shards.tolist()))
         try:
             if collate_fn is None and self._transform is None:
                 return self._columns(shards.tolist(), samples.tolist(), seeds, deferred)

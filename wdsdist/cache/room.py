@@ -1,0 +1,221 @@
+"""The room in a cache folder: what is in use, who may have more, and what has to go.
+
+Files get and lose their names only here, under one lock that is held for moments. The use of the folder is the sum of
+all files that are the cache's own, parts at the size that is reserved for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from wdsdist.cache import places, stamps
+from wdsdist.cache.fetching import Fetched, Wanted
+from wdsdist.cache.locks import LockableFile, pauses
+from wdsdist.cache.needs import Need, Needs, Rank, Reader, all_needs
+from wdsdist.cache.places import Place
+from wdsdist.errors import CacheError
+
+_STAMP_BYTES = 512
+"""More than a stamp takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A shard of which something is in the cache."""
+
+    place: Place
+    size: int
+    """Bytes of all its files, or the bytes that are reserved for them where that is more."""
+    is_whole: bool
+    """Whether there is a copy, and no part."""
+    last_use: int
+    """Nanoseconds since 1970."""
+
+
+class Room:
+    """The room in one cache folder, as one process deals with it."""
+
+    def __init__(self, root: Path, limit: int | None) -> None:
+        self.root = root
+        self._limit = limit
+        self.reader = Reader(root / places.READERS)
+
+    @contextlib.contextmanager
+    def alone(self, deadline: float) -> Iterator[None]:
+        """Keep all others from changing which files there are; what processes that died left is removed at first."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.closing(LockableFile(self.root / places.LOCK, writable=True, create=True)) as file:
+            for _ in pauses(deadline):
+                if file.lock(alone=True):
+                    break
+            else:
+                raise CacheError(f"{self.root} stays locked by a process that is stopped: end that process")
+            if not self.reader.has_joined:
+                self.reader.join()
+                self._held()
+            yield
+
+    def take(self, place: Place, deadline: float, *, anew: bool = False) -> LockableFile | None:
+        """Open and lock the part of a shard, to fetch it; nothing where that is done already, or being done.
+
+        With ``anew`` the shard is to be fetched even where there is a copy.
+        """
+        with self.alone(deadline):
+            place.folder.mkdir(mode=0o700, exist_ok=True)
+            if not anew and place.copy.is_file() and not place.copy.is_symlink():
+                return None
+            part = LockableFile(place.part, writable=True, create=True)
+            return part if part.lock(alone=True) else None
+
+    def expect(self, needs: Iterable[Need], deadline: float) -> None:
+        """Publish what this process will read, nearest first."""
+        if not self.reader.has_joined:
+            with self.alone(deadline):
+                pass
+        self.reader.expect(needs)
+
+    def reserve(self, part: LockableFile, wanted: Wanted, batch: Collection[str] | None) -> str:
+        """Reserve room for a part and its index, evicting what is needed later; say why where there is not enough.
+
+        ``batch`` lists all copies that the batch in the making needs; it is ``None`` where one is fetched ahead.
+        """
+        place, size = wanted.place, wanted.size
+        if size < 0 and self._limit is not None:
+            raise CacheError(
+                f"{wanted.shown} has a size that neither index.json nor its store tells, so cache_limit cannot be "
+                f"kept: index the data set with `wdsdist index`, or set no cache_limit"
+            )
+        reserved = size + wanted.index_bytes + _STAMP_BYTES
+        with self.alone(wanted.deadline):
+            if self._limit is not None:
+                needs = all_needs(self.root / places.READERS)
+                rank = needs.rank(place.key) if batch is None else self.reader.claim(batch, needs.latest)
+                if why := self._make_room(place, reserved, rank, needs):
+                    return why
+            stamps.write(place.stamp, stamps.Stamp(reserved=reserved))
+            os.ftruncate(part.fileno(), 0)
+            _allocate(part.fileno(), size)
+        return ""
+
+    def give_up(self, part: LockableFile, place: Place, deadline: float) -> None:
+        """Remove a part that this process has taken."""
+        with contextlib.closing(part), self.alone(deadline):
+            _remove(place.part)
+            if not place.copy.exists():
+                _remove(place.index, place.stamp)
+
+    def install(self, part: LockableFile, wanted: Wanted, fetched: Fetched) -> None:
+        """Give a part that was verified the name of the copy, and its index the name beside it."""
+        place, sidecar = wanted.place, fetched.sidecar
+        # Of an index that had to be made the size was not known: where it takes more than its room it is not kept.
+        is_kept = sidecar is not None and (self._limit is None or len(sidecar) <= wanted.index_bytes)
+        with self.alone(wanted.deadline):
+            _remove(place.index)  # never written over: others may have mapped it
+            if sidecar is not None and is_kept:
+                place.index.write_bytes(sidecar)
+            place.part.replace(place.copy)
+            stamps.stamp(part.fileno(), place.stamp, fetched.sha256)
+
+    def discard(self, place: Place, copy: LockableFile, deadline: float) -> None:
+        """Remove a copy that this process has opened and locked alone."""
+        with self.alone(deadline):
+            if copy.is_at(place.copy):
+                _drop(place, copy)
+
+    def _make_room(self, place: Place, wanted: int, rank: Rank, needs: Needs) -> str:
+        """Evict copies that are needed later than ``rank``, as far as need be; say why where that is not enough."""
+        held = [one for one in self._held() if one.place != place or place.copy.exists()]
+        whole = [one for one in held if one.is_whole]
+        later = [one for one in whole if needs.rank(one.place.key) > rank]
+        missing = sum(one.size for one in held) + wanted - (self._limit or 0)
+        if missing <= sum(one.size for one in later):
+            # Those that nobody needs go by their last use, the others by the next, furthest first.
+            later.sort(key=lambda one: one.last_use)
+            later.sort(key=lambda one: needs.rank(one.place.key), reverse=True)
+            for one in later:
+                if missing > 0 and _evict(one.place):
+                    missing -= one.size
+        if missing <= 0:
+            return ""
+        sooner = sum(one.size for one in whole) - sum(one.size for one in later)
+        return (
+            f"{missing:,} bytes of the {self._limit:,} of cache_limit are missing, where {sooner:,} hold what is "
+            f"needed sooner and the rest is being read or fetched"
+        )
+
+    def _held(self) -> list[Held]:
+        """List all that is in the folder, after removing what processes that died have left."""
+        with os.scandir(self.root) as entries:
+            folders = [Path(entry) for entry in entries if places.is_store(entry.name) and entry.is_dir()]
+        return [held for folder in folders for held in _held_in(folder)]
+
+
+def _held_in(folder: Path) -> Iterator[Held]:
+    with os.scandir(folder) as entries:
+        found = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
+    # Only what has a stamp or is a part is the cache's own: other files may lie here too.
+    ours = {name.removesuffix(places.STAMP).removesuffix(places.PART) for name in found
+            if name.endswith((places.STAMP, places.PART))}  # fmt: skip
+    for name in sorted(ours):
+        place = Place(folder, name)
+        if place.part.name in found and _was_left(place):
+            place.part.unlink()
+            del found[place.part.name]
+        if not {place.part.name, name} & found.keys():
+            _remove(place.index, place.stamp)
+            continue
+        stats = [found[path.name] for path in (place.copy, place.index, place.part, place.stamp) if path.name in found]
+        size = sum(one.st_size for one in stats)
+        is_part = place.part.name in found
+        if is_part and (reserved := stamps.read(place.stamp)):
+            size = max(size, reserved.reserved)
+        yield Held(place, size, not is_part, stats[-1].st_mtime_ns)
+
+
+def _was_left(place: Place) -> bool:
+    """Say whether nobody is fetching a part any more."""
+    with contextlib.closing(LockableFile(place.part, writable=True)) as part:
+        return part.lock(alone=True)
+
+
+def _evict(place: Place) -> bool:
+    """Remove a copy and what belongs to it; say whether that could be done, because nobody is reading it."""
+    try:
+        with contextlib.closing(LockableFile(place.copy)) as file:
+            if file.lock(alone=True):
+                _drop(place, file)
+                return True
+    except OSError:  # it is gone, or not ours to write
+        pass
+    return False
+
+
+def _drop(place: Place, copy: LockableFile) -> None:
+    """Remove a copy that is locked alone, with its index and its stamp."""
+    if copy.stat().st_nlink == 1:
+        # A map that somebody has kept must not keep the room. Of several names one may be that of somebody's data.
+        os.truncate(place.copy, 0)
+    place.copy.unlink()
+    # Last the stamp: what is killed before leaves something that the next one knows to be the cache's own.
+    _remove(place.index, place.stamp)
+
+
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def _allocate(descriptor: int, size: int) -> None:
+    """Give a file its size and its room on the disk, so that a full disk shows before anything is fetched."""
+    if size:
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
+            os.ftruncate(descriptor, size)
