@@ -122,9 +122,10 @@ class StreamingDataset(IterableDataset[Any]):
         if transform is not None and not callable(transform):
             raise ArgumentTypeError(f"transform is {transform!r}: it must be a function of a sample")
         self.shuffle_window = shuffle_window
+        self.cache_limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
         self._cache = ShardCache(
             None if cache_dir is None else Path(cache_dir),
-            limit=None if cache_limit is None else check_bytes("cache_limit", cache_limit),
+            limit=self.cache_limit,
             timeout=check_seconds("download_timeout", download_timeout),
         )
         self._samples = SampleReader(
@@ -177,8 +178,8 @@ class StreamingDataset(IterableDataset[Any]):
         lanes = self.num_canonical_replicas or lanes or self.identity().world_size
         settings = dataclasses.replace(self._settings, num_canonical_replicas=lanes)
         window = self.shuffle_window or window
-        if window is None and self._cache.limit is not None:
-            window = fitting_window(readers_of(self.manifest, self.identity()), settings, self._cache.limit)
+        if window is None and self.cache_limit is not None:
+            window = fitting_window(readers_of(self.manifest, self.identity()), settings, self.cache_limit)
         return settings if window is None else dataclasses.replace(settings, window=window)
 
     def check_cache_limit(self, settings: OrderSettings) -> None:
@@ -186,8 +187,8 @@ class StreamingDataset(IterableDataset[Any]):
 
         Raises ``ArgumentError`` where it is too little for one rank; warns where it is for those of this node.
         """
-        if self._cache.limit is not None:
-            check_limit(readers_of(self.manifest, self.identity()), settings, self._cache.limit)
+        if self.cache_limit is not None:
+            check_limit(readers_of(self.manifest, self.identity()), settings, self.cache_limit)
 
     def __getitem__(self, index: int) -> Any:
         """Return sample ``index`` of the data set, in the order of its shards, decoded and transformed.

@@ -193,7 +193,7 @@ class StreamingDataLoader(DataLoader[Any]):
             self.dataset.check_cache_limit(settings)
             self._checked = settings
         if self.num_workers and self._iterator is None:
-            self._prepare()
+            self._prepare(settings)
         self._loading.start.write(
             Start(
                 epoch=position.epoch,
@@ -207,7 +207,7 @@ class StreamingDataLoader(DataLoader[Any]):
         )
         return super().__iter__(), plan
 
-    def _prepare(self) -> None:
+    def _prepare(self, settings: OrderSettings) -> None:
         """Make what new workers need: memory to share, and how many batches they send together.
 
         A message costs as much as making a batch of small samples.
@@ -215,6 +215,9 @@ class StreamingDataLoader(DataLoader[Any]):
         batch_bytes = self.dataset.mean_sample_bytes * self._loading.batch_size
         is_light = self._loading.collate_fn is None and self.dataset.is_light
         group = group_size(len(self), batch_bytes, self.num_workers) if is_light else 1
+        if self.dataset.cache_limit is not None:
+            # The shards of a group are in the cache together; the groups in the making should lie in one window.
+            group = max(1, min(group, settings.window // (self._loading.batch_size * self.num_workers)))
         ahead = self.prefetch_factor or 2
         self._group = self._loading.channel.prepare(self.num_workers, ahead, batch_bytes, group=group)
 

@@ -22,7 +22,7 @@ from wdsdist.errors import ArgumentError
 
 SHARDS, SAMPLES, SAMPLE_BYTES = 30, 40, 5000
 SHARD = SAMPLES * (512 + 5120) + 1024
-COPY = SHARD + 8192
+COPY = SHARD + 12_000
 """What a copy takes with its index and its stamp, about."""
 
 
