@@ -81,9 +81,7 @@ class Wanted:
                 return self._fetch_once(attempt)
             except ShardDamagedError as error:
                 if attempt + 1 == _ATTEMPTS or time.monotonic() > self.deadline:
-                    raise ShardDamagedError(
-                        f"{error} (fetched {attempt + 1} times)" if attempt else str(error)
-                    ) from error
+                    raise ShardDamagedError(f"{error} (after {attempt + 1} attempts)") from error
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _fetch_once(self, retries: int) -> Fetched:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from wdsdist.errors import CacheError
 
-_LONGEST_PAUSE = 0.05  # seconds
+_LONGEST_PAUSE = 0.02  # seconds
 
 _open_files: weakref.WeakSet[LockableFile] = weakref.WeakSet()
 # Held while files are opened and closed, so that no fork comes between a descriptor and the note of it. Reentrant,
@@ -84,7 +84,7 @@ class LockableFile:
         self.close()
 
 
-def pauses(deadline: float) -> Iterator[None]:
+def pauses(deadline: float, longest: float = _LONGEST_PAUSE) -> Iterator[None]:
     """Yield at once, and then after pauses that grow, until a time of ``time.monotonic``."""
     pause = 0.001
     while True:
@@ -93,7 +93,7 @@ def pauses(deadline: float) -> Iterator[None]:
         if left <= 0:
             return
         time.sleep(min(left, pause * random.uniform(0.7, 1.3)))  # in step, the same one would come first each time
-        pause = min(1.5 * pause, _LONGEST_PAUSE)
+        pause = min(1.5 * pause, longest)
 
 
 def _close_in_child() -> None:

@@ -12,6 +12,7 @@ import secrets
 import threading
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ class Reader:
         self._name = secrets.token_hex(8)
         self._file = LockableFile(self._folder / self._name, writable=True, create=True)
         self._file.lock(alone=True)
+        Finalize(self, _leave, (self._folder / self._name,), exitpriority=0)  # also where workers end, unlike atexit
 
     def expect(self, needs: Iterable[Need]) -> None:
         """Publish what this process will read, nearest first."""
@@ -119,8 +121,7 @@ def all_needs(folder: Path) -> Needs:
     latest = 0
     for name in sorted({path.name.partition(".")[0] for path in folder.glob("*")}):
         if _is_dead(folder / name):
-            for suffix in (_NEW, _LIST, ""):
-                (folder / f"{name}{suffix}").unlink(missing_ok=True)
+            _leave(folder / name)
             continue
         listed = _listed(folder / f"{name}{_LIST}")
         for number, keys in listed.get("claims", ()):
@@ -130,6 +131,11 @@ def all_needs(folder: Path) -> Needs:
         for place, (key, position) in enumerate(listed.get("upcoming", ())):
             ranks[key] = min(ranks.get(key, NEVER), (1, place, position, name))
     return Needs(ranks, latest)
+
+
+def _leave(path: Path) -> None:
+    for suffix in (_NEW, _LIST, ""):
+        path.with_name(f"{path.name}{suffix}").unlink(missing_ok=True)
 
 
 def _is_dead(path: Path) -> bool:

@@ -23,6 +23,9 @@ from wdsdist.errors import CacheError
 _STAMP_BYTES = 512
 """More than a stamp takes."""
 
+_MOMENT = 0.002
+"""Seconds after which to look again whether the folder is still locked."""
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -50,7 +53,7 @@ class Room:
         """Keep all others from changing which files there are; what processes that died left is removed at first."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.closing(LockableFile(self.root / places.LOCK, writable=True, create=True)) as file:
-            for _ in pauses(deadline):
+            for _ in pauses(deadline, _MOMENT):
                 if file.lock(alone=True):
                     break
             else:
@@ -91,6 +94,10 @@ class Room:
                 f"kept: index the data set with `wdsdist index`, or set no cache_limit"
             )
         reserved = size + wanted.index_bytes + _STAMP_BYTES
+        if self._limit is not None and reserved > self._limit:
+            raise CacheError(
+                f"cache_limit is {self._limit:,} bytes but {wanted.shown} takes {reserved:,} with its index: raise it"
+            )
         with self.alone(wanted.deadline):
             if self._limit is not None:
                 needs = all_needs(self.root / places.READERS)

@@ -47,6 +47,8 @@ def touch(path: Path) -> None:
 
 
 def write(path: Path, content: Stamp) -> None:
+    if path.is_symlink():  # to write through it would be to write over somebody's data
+        path.unlink()
     path.write_text(json.dumps(asdict(content)))
 
 

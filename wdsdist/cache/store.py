@@ -45,7 +45,7 @@ class ShardCache:
         self.limit = limit
         self.timeout = timeout
         self.hits = 0
-        """Shards that were asked for and were there."""
+        """Shards that were asked for and that this process did not have to fetch."""
         self.fetches = 0
         """Shards that this process has fetched."""
         self.bytes_fetched = 0
@@ -163,9 +163,12 @@ class ShardCache:
         self, wanted: Wanted, batch: Collection[str], let_go: Callable[[], object] | None, *, anew: bool = False
     ) -> Pinned:
         """Fetch a shard, or wait until another process has."""
-        found: Pinned | str | None = ""
+        found: Pinned | str = ""
         for _ in pauses(wanted.deadline):
-            found = (None if anew else self._copy(wanted)) or self._fetch(wanted, batch, anew=anew)
+            if not anew and (pinned := self._copy(wanted)):
+                self.hits += 1
+                return pinned
+            found = self._fetch(wanted, batch, anew=anew)
             if isinstance(found, Pinned):
                 return found
             if let_go is not None:
