@@ -22,8 +22,9 @@ _BYTES_AT_A_TIME = 64 << 20
 _MOST_THREADS = 8
 """Shards are fetched at a time until they make up so many bytes, or are so many."""
 
-_RETRY_SECONDS = 0.1
-"""Room may have been made by other processes at any time; to look for it after every small batch would cost more."""
+_PATIENCE = 50
+"""Other processes may have made room at any time. To look for it takes the lock of the whole cache, so that is done again
+after this many times the time that it took."""
 
 class Prefetch:
     """Follows one process through an epoch.
@@ -48,7 +49,7 @@ class Prefetch:
         self._wanted: list[int] = []  # shards, nearest first
         self._settled: set[int] = set()  # those of them that are there, or being fetched here
         self._refused: set[int] = set()
-        self._tried = 0.0
+        self._retry_at = 0.0
         self._is_closed = False
         # Where sizes are unknown, look ahead no further than if shards were large.
         self._sizes = np.where(manifest.sizes < 0, _BYTES_AT_A_TIME, manifest.sizes)
@@ -57,7 +58,7 @@ class Prefetch:
         """Note that the process makes this batch now, and will read what comes after it."""
         if batch > self._until:
             self._look_ahead(batch)
-        elif self._refused and time.monotonic() > self._tried + _RETRY_SECONDS:
+        elif self._refused and time.monotonic() > self._retry_at:
             with self._changed:
                 self._try_again()
 
@@ -85,25 +86,29 @@ class Prefetch:
 
     def _try_again(self) -> None:
         self._refused.clear()
-        self._tried = time.monotonic()
         self._changed.notify_all()
 
     def _fetch(self) -> None:
         while (shard := self._next()) is not None:
-            is_there = self._cache.fetch_ahead(self._manifest, shard)
-            if not is_there:
+            began = time.monotonic()
+            if not self._cache.fetch_ahead(self._manifest, shard):
+                ended = time.monotonic()
                 with self._changed:
                     self._settled.discard(shard)
                     self._refused.add(shard)
+                    self._retry_at = ended + _PATIENCE * (ended - began)
 
     def _next(self) -> int | None:
         """Wait for the nearest shard that is to be fetched; ``None`` where there will be none."""
         with self._changed:
             while not self._is_closed:
-                for shard in self._wanted:
-                    if shard not in self._settled and shard not in self._refused:
-                        self._settled.add(shard)
-                        return shard
+                # Where this many are refused there is no room, or others are busy with them: those further on would
+                # be refused too.
+                if len(self._refused) < _MOST_THREADS:
+                    for shard in self._wanted:
+                        if shard not in self._settled and shard not in self._refused:
+                            self._settled.add(shard)
+                            return shard
                 self._changed.wait()
         return None
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
 from typing import Any
 
 from wdsdist.cache import ShardCache
@@ -22,7 +23,7 @@ _BYTES_AHEAD = 256 << 20
 """Fetched ahead beyond the next window, where the cache has no limit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Share:
     """One worker's part of one rank's part of an epoch, or of what is left of it."""
 
@@ -37,6 +38,8 @@ class Share:
     num_workers: int
     group: int = 1
     """Batches that the worker makes one after another."""
+    _prefetch: Prefetch | None = field(default=None, init=False)
+    _next: int = field(default=0, init=False)
 
     def single_samples(self) -> Iterator[Any]:
         """Yield the samples one by one."""
@@ -58,21 +61,23 @@ class Share:
             parcel = send(group)
             group.clear()  # views keep their shards in the cache
             self.samples.release()
+            if self._prefetch is not None:
+                self._prefetch.reach(self._next)  # now, for it may be long until the next batch is asked for
             yield parcel
 
     def _places(self) -> Iterator[tuple[Int64s, Int64s]]:
         """Yield the shards and samples of each batch."""
         plan, rank, first = self.plan, self.rank, self.worker * self.group
         order = epoch_order(self.manifest.counts, self.settings, self.epoch)
-        batches = plan.batches(
-            order, rank=rank, worker=self.worker, num_workers=self.num_workers, group=self.group
-        )  # fmt: skip
+        batches = plan.batches(order, rank=rank, worker=self.worker, num_workers=self.num_workers, group=self.group)
         if not self.manifest.is_remote.any():
             yield from batches
             return
-        prefetch = Prefetch(self.cache, self.manifest, upcoming(order, plan, rank=rank, batch=first), room=self._room())
+        uses = upcoming(order, plan, rank=rank, batch=first)
+        prefetch = self._prefetch = Prefetch(self.cache, self.manifest, uses, room=self._room())
+        numbers = plan.batch_numbers(self.worker, self.num_workers, group=self.group)
         try:
-            for number in plan.batch_numbers(self.worker, self.num_workers, group=self.group):
+            for number, self._next in pairwise(chain(numbers, (plan.batches_per_rank,))):
                 prefetch.reach(number)
                 yield next(batches)
         finally:

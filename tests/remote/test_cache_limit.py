@@ -45,7 +45,7 @@ def store(stored: Path) -> Iterator[web.Web]:
         yield served
 
 
-def loader(shards: Any, *, batch_size: int = 16, workers: int = 4, **options: Any) -> StreamingDataLoader:
+def loader(shards: Any, *, batch_size: int = 4, workers: int = 4, **options: Any) -> StreamingDataLoader:
     return StreamingDataLoader(StreamingDataset(shards, **options), batch_size, num_workers=workers, drop_last=False)
 
 

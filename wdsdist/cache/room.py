@@ -16,7 +16,7 @@ from pathlib import Path
 from wdsdist.cache import places, stamps
 from wdsdist.cache.fetching import Fetched, Wanted
 from wdsdist.cache.locks import LockableFile, pauses
-from wdsdist.cache.needs import Need, Needs, Rank, Reader, all_needs
+from wdsdist.cache.needs import NEVER, Need, Needs, Rank, Reader, all_needs
 from wdsdist.cache.places import Place
 from wdsdist.errors import CacheError
 
@@ -102,6 +102,8 @@ class Room:
             if self._limit is not None:
                 needs = all_needs(self.root / places.READERS)
                 rank = needs.rank(place.key) if batch is None else self.reader.claim(batch, needs.latest)
+                if rank == NEVER and needs.ranks:  # it was read and evicted since somebody chose to fetch it ahead
+                    return "nobody needs it any more"
                 if why := self._make_room(place, reserved, rank, needs):
                     return why
             stamps.write(place.stamp, stamps.Stamp(reserved=reserved))
