@@ -7,14 +7,13 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from folders import SHARDS
 from helpers import write_shard
 from web import Web, served
 
 import wdsdist
 from wdsdist import shardindex
 from wdsdist.manifest import Manifest
-
-SHARDS = 30
 
 
 @pytest.fixture(scope="session")

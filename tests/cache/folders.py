@@ -9,6 +9,9 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+SHARDS = 30
+"""In the data set of these tests."""
+
 
 def use(folder: Path) -> int:
     """Return the bytes of all that is in the folders of stores, as it is at some moment."""

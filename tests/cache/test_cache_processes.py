@@ -16,9 +16,9 @@ from typing import Any
 
 import folders
 import pytest
+from folders import SHARDS
 from web import Web
 
-from conftest import SHARDS
 from wdsdist import storage
 from wdsdist.cache import ShardCache, cached_path, stamps
 from wdsdist.errors import CacheError

@@ -17,7 +17,7 @@ import pytest
 import wdsdist
 from wdsdist import shardindex, storage
 from wdsdist.cache import Need, ShardCache, cached_path, copy_key, fetching, refetch
-from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError
+from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.manifest import Manifest, Shard
 from wdsdist.shards import ShardReader
 
@@ -221,6 +221,30 @@ def test_fetching_ahead_takes_only_what_is_needed_later(
     assert folders.copies(tmp_path) == ["00.tar", "02.tar"]
     cache.expect([Need(copy_key(remote, number), 0) for number in (0, 2, 1)])
     assert not cache.fetch_ahead(remote, 1)
+
+
+def test_who_waits_for_a_fetch_that_fails_is_told_why(
+    remote: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two need a shard from a store that has gone: the error of each names it, also of the one that only waited."""
+    arrived, over = threading.Event(), threading.Event()
+
+    def hang(*_: object, **__: object) -> None:
+        arrived.set()
+        over.wait()
+        raise StorageError("the store has gone")
+
+    monkeypatch.setattr(fetching.storage, "fetch", hang)
+    ahead = threading.Thread(target=ShardCache(tmp_path).fetch_ahead, args=(remote, 0))
+    ahead.start()
+    arrived.wait()
+    monkeypatch.setattr(fetching.storage, "entry", hang)
+    over_soon = threading.Timer(0.3, over.set)
+    over_soon.start()
+    with pytest.raises(StorageError, match="the store has gone"):
+        ShardCache(tmp_path, timeout=0.1).pin(remote, 0)
+    ahead.join()
+    over_soon.join()
 
 
 def test_fetching_ahead_raises_nothing(remote: Manifest, tmp_path: Path) -> None:

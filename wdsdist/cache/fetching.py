@@ -48,10 +48,7 @@ class Wanted:
         """Bytes of the copy; -1 where neither the manifest nor the store says."""
         if self.listed.size >= 0:
             return self.listed.size
-        try:
-            return storage.entry(self._location, self._options).size
-        except FileNotFoundError as error:
-            raise ShardNotFoundError(f"{self.shown} does not exist") from error
+        return self.look().size
 
     @functools.cached_property
     def sidecar(self) -> bytes | None:
@@ -86,7 +83,7 @@ class Wanted:
 
     def _fetch_once(self, retries: int) -> Fetched:
         part = self.place.part
-        storage.fetch(self._location, part, self._options)  # the one place for size= and deadline=
+        storage.fetch(self._location, part, self._options)
         size, sha256 = part.stat().st_size, storage.sha256(part)
         self._check("its index.json", size, sha256, self.listed.size, self.listed.sha256)
         sidecar = self.sidecar
@@ -103,17 +100,39 @@ class Wanted:
             sidecar = shardindex.dumps(index)
         return Fetched(index, sidecar, sha256, retries)
 
-    def index_of_copy(self) -> ShardIndex:
-        """Return the index of the copy, whose bytes are right; one that could not be kept is made anew.
+    def look(self) -> storage.Entry:
+        """Return what the store says of the shard. Raises `ShardNotFoundError` or `StorageError` where it does not."""
+        try:
+            return storage.entry(self._location, self._options)
+        except FileNotFoundError as error:
+            raise ShardNotFoundError(f"{self.shown} does not exist") from error
 
-        Raises `ShardDamagedError` where it is damaged.
+    def check_copy(self, known: str, *, is_trusted: bool) -> str:
+        """Return the digest of the copy. Raises `ShardDamagedError` where it is not the shard that is listed.
+
+        ``known`` is its digest as it was verified; it is trusted where the file has not changed since.
+        """
+        copy = self.place.copy
+        sha256 = known if is_trusted else storage.sha256(copy)
+        promised = self.listed.sha256 or known
+        if sha256 != promised or 0 <= self.listed.size != copy.stat().st_size:
+            raise ShardDamagedError(f"{copy} is not the shard that is listed")
+        return sha256
+
+    def index_of_copy(self, size: int, sha256: str) -> ShardIndex:
+        """Return the index of the copy, whose bytes are right; one that was not kept is made anew.
+
+        Raises `ShardDamagedError` where it is damaged, or that of another shard.
         """
         for path in (self.place.index, self._listed_index):
             if path and path.exists():
                 try:
-                    return shardindex.load(path)
+                    index = shardindex.load(path)
                 except IndexFormatError as error:
                     raise ShardDamagedError(str(error)) from error
+                if index.size != size or (index.sha256 and index.sha256 != sha256):
+                    raise ShardDamagedError(f"{path} is the index of another shard")
+                return index
         return tarindex.scan_shard(self.place.copy)
 
     def _check(self, promise: str, size: int, sha256: str, listed_size: int, listed_sha256: str) -> None:

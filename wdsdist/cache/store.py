@@ -25,6 +25,9 @@ from wdsdist.node import user_cache_dir
 TIMEOUT = 300.0
 """Seconds in which a shard has to be had."""
 
+_PATIENCE_AHEAD = 0.8
+"""Part of the timeout in which a shard is fetched ahead: who waits for it then has time to find out what is wrong."""
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -113,7 +116,7 @@ class ShardCache:
         """
         if not storage.is_remote(manifest.location(number)):
             return True
-        wanted = self._wanted(manifest, number)
+        wanted = self._wanted(manifest, number, _PATIENCE_AHEAD)
         try:
             with self._clear_errors(wanted):
                 pinned = self._copy(wanted) or self._fetch(wanted, None)
@@ -155,9 +158,9 @@ class ShardCache:
                 f"raise it, or take smaller batches"
             )
 
-    def _wanted(self, manifest: Manifest, number: int) -> Wanted:
+    def _wanted(self, manifest: Manifest, number: int, patience: float = 1.0) -> Wanted:
         place = places.place_of(self._room.root, manifest, number)
-        return Wanted(manifest, number, place, time.monotonic() + self.timeout)
+        return Wanted(manifest, number, place, time.monotonic() + patience * self.timeout)
 
     def _obtain(
         self, wanted: Wanted, batch: Collection[str], let_go: Callable[[], object] | None, *, anew: bool = False
@@ -173,6 +176,7 @@ class ShardCache:
                 return found
             if let_go is not None:
                 let_go()
+        wanted.look()  # what keeps the others from it
         raise CacheError(
             f"{wanted.shown} could not be had within {self.timeout:g} seconds: {found}; raise download_timeout if the "
             f"store is slow, or cache_limit if the processes that share {self._room.root} need more at once"
@@ -192,32 +196,28 @@ class ShardCache:
         return pinned
 
     def _checked(self, wanted: Wanted, file: LockableFile) -> Pinned | None:
-        place, listed = wanted.place, wanted.listed
+        """Return an open copy, locked, once its bytes and its index have proved to be right; discard what is wrong."""
+        place = wanted.place
         if not (file.lock(alone=False) and file.is_at(place.copy)):
             return None
         known = stamps.read(place.stamp)
-        is_known = known is not None and known.agrees(file.stat())
+        is_trusted = known is not None and known.agrees(file.stat())
         # Alone, so that one process hashes it for all.
-        if not is_known and not file.lock(alone=True):
+        if not is_trusted and not file.lock(alone=True):
             return None
-        sha256 = known.sha256 if known and is_known else storage.sha256(place.copy)
-        promised = listed.sha256 or (known.sha256 if known else "")
-        size = file.stat().st_size
         try:
-            if (sha256 != promised and (listed.sha256 or not is_known)) or 0 <= listed.size != size:
-                raise ShardDamagedError(f"{place.copy} is not the shard that is listed")
-            index = wanted.index_of_copy()
-            if index.size != size or (index.sha256 and index.sha256 != sha256):
-                raise ShardDamagedError(f"{place.index} is the index of another shard")
+            sha256 = wanted.check_copy(known.sha256 if known else "", is_trusted=is_trusted)
+            index = wanted.index_of_copy(file.stat().st_size, sha256)
         except ShardDamagedError:
             if file.lock(alone=True):
                 self._room.discard(place, file, wanted.deadline)
             return None
-        if not is_known:
+        if is_trusted:
+            stamps.touch(place.stamp)
+        else:
             stamps.stamp(file.fileno(), place.stamp, sha256)
             if not (file.lock(alone=False) and file.is_at(place.copy)):
                 return None
-        stamps.touch(place.stamp)
         return Pinned(place.copy, index, file)
 
     def _fetch(self, wanted: Wanted, batch: Collection[str] | None, *, anew: bool = False) -> Pinned | str:
