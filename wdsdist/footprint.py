@@ -58,7 +58,7 @@ def bytes_at_once(readers: Readers, settings: OrderSettings, *, ranks: int, epoc
     >>> bytes_at_once(readers, OrderSettings(window=100), ranks=1)  # two shards, with their indexes
     2020992
     """
-    sizes = _copies(readers)
+    sizes = copy_sizes(readers.counts, readers.sizes)
     if settings.name == "sampler" and settings.shuffle:
         # Any shard may be needed at any time; but within two blocks, no more of them than samples.
         return int(np.sort(sizes)[-2 * BLOCK_SAMPLES * ranks :].sum())
@@ -110,11 +110,14 @@ def check_limit(readers: Readers, settings: OrderSettings, limit: int) -> None:
         )
 
 
-def _copies(readers: Readers) -> Int64s:
-    """Return the bytes that the copy of each shard takes, with its index."""
-    sizes = np.where(readers.sizes < 0, readers.sizes.max(initial=0), readers.sizes)
-    whole = sizes + _INDEX_BYTES + _INDEX_BYTES_OF_A_SAMPLE * readers.counts
-    return np.where((sizes > 0) & (readers.counts > 0), whole, 0)
+def copy_sizes(counts: Int64s, sizes: Int64s) -> Int64s:
+    """Return the bytes that the copies of shards take with their indexes, about; 0 where there will be none.
+
+    Where the size of a shard is not known it is taken to be that of the largest.
+    """
+    known = np.where(sizes < 0, sizes.max(initial=0), sizes)
+    whole = known + _INDEX_BYTES + _INDEX_BYTES_OF_A_SAMPLE * counts
+    return np.where((known > 0) & (counts > 0), whole, 0)
 
 
 def _bytes_of_lane(order: ShardOrder, up_to: Int64s, lane: int) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from wdsdist.cache import Need, ShardCache, copy_key
+from wdsdist.footprint import copy_sizes
 from wdsdist.lookahead import Use
 from wdsdist.manifest import Manifest
 
@@ -40,6 +41,7 @@ class Prefetch:
         self._cache = cache
         self._manifest = manifest
         self._uses = uses
+        self._following: Use | None = None  # the first of those that are not known
         self._room = room
         self._known: list[Use] = []  # nearest first
         self._until = -1  # the last batch for which they hold
@@ -47,29 +49,32 @@ class Prefetch:
         self._changed = threading.Condition()
         # All below is changed under the condition's lock only.
         self._wanted: list[int] = []  # shards, nearest first
-        self._settled: set[int] = set()  # those of them that are there, or being fetched here
-        self._refused: set[int] = set()
+        self._settled: set[int] = set()  # those of them that are there, or being fetched
+        self._is_refused = False  # whether there was no room for one of them
         self._retry_at = 0.0
         self._is_closed = False
-        # Where sizes are unknown, look ahead no further than if shards were large.
-        self._sizes = np.where(manifest.sizes < 0, _BYTES_AT_A_TIME, manifest.sizes)
+        sizes = copy_sizes(manifest.counts, manifest.sizes)
+        self._sizes = np.where(sizes > 0, sizes, _BYTES_AT_A_TIME)  # where none is known: look ahead, but not for ever
 
     def reach(self, batch: int) -> None:
         """Note that the process makes this batch now, and will read what comes after it."""
         if batch > self._until:
             self._look_ahead(batch)
-        elif self._refused and time.monotonic() > self._retry_at:
+        elif self._is_refused and time.monotonic() > self._retry_at:
             with self._changed:
                 self._try_again()
 
     def _look_ahead(self, batch: int) -> None:
         """Leave the windows that end before a batch, and look as far ahead as there is room."""
         is_first = self._until < 0
+        if is_first:
+            self._following = next(self._uses, None)
         known = [use for use in self._known if use.last >= batch]
         ahead = int(self._sizes[list({use.shard for use in known})].sum())
-        while ahead < self._room and (use := next(self._uses, None)) is not None:
-            known.append(use)
-            ahead += int(self._sizes[use.shard])
+        while self._following is not None and ahead + self._sizes[self._following.shard] <= self._room:
+            known.append(self._following)
+            ahead += int(self._sizes[self._following.shard])
+            self._following = next(self._uses, None)
         self._known = known
         self._until = min((use.last for use in known), default=batch)
         first = {use.shard: use.first for use in reversed(known)}
@@ -85,30 +90,28 @@ class Prefetch:
                 threading.Thread(target=self._fetch, name=f"wdsdist-prefetch-{number}", daemon=True).start()
 
     def _try_again(self) -> None:
-        self._refused.clear()
+        self._is_refused = False
         self._changed.notify_all()
 
     def _fetch(self) -> None:
         while (shard := self._next()) is not None:
             began = time.monotonic()
-            if not self._cache.fetch_ahead(self._manifest, shard):
+            if self._cache.fetch_ahead(self._manifest, shard) is False:
                 ended = time.monotonic()
                 with self._changed:
                     self._settled.discard(shard)
-                    self._refused.add(shard)
+                    self._is_refused = True
                     self._retry_at = ended + _PATIENCE * (ended - began)
 
     def _next(self) -> int | None:
         """Wait for the nearest shard that is to be fetched; ``None`` where there will be none."""
         with self._changed:
             while not self._is_closed:
-                # Where this many are refused there is no room, or others are busy with them: those further on would
-                # be refused too.
-                if len(self._refused) < _MOST_THREADS:
-                    for shard in self._wanted:
-                        if shard not in self._settled and shard not in self._refused:
-                            self._settled.add(shard)
-                            return shard
+                # What is needed later must not take the room for which something nearer waits.
+                missing = (shard for shard in self._wanted if shard not in self._settled)
+                if not self._is_refused and (shard := next(missing, None)) is not None:
+                    self._settled.add(shard)
+                    return shard
                 self._changed.wait()
         return None
 

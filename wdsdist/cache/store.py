@@ -28,6 +28,8 @@ TIMEOUT = 300.0
 _PATIENCE_AHEAD = 0.8
 """Part of the timeout in which a shard is fetched ahead: who waits for it then has time to find out what is wrong."""
 
+_BUSY = "another process is fetching it, or looking at its copy"
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -108,11 +110,11 @@ class ShardCache:
                 if not batch:
                     self.rest()
 
-    def fetch_ahead(self, manifest: Manifest, number: int) -> bool:
+    def fetch_ahead(self, manifest: Manifest, number: int) -> bool | None:
         """Fetch a remote shard that will be needed, where there is room for it; say whether there is a copy now.
 
-        Nothing that is needed sooner is evicted for it. It is false too where another process is fetching it, or it
-        cannot be had: `pin` raises what is wrong.
+        Nothing that is needed sooner is evicted for it. It is false where there is no room, or the shard cannot be had:
+        `pin` raises what is wrong. It is None where another process or thread is at it.
         """
         if not storage.is_remote(manifest.location(number)):
             return True
@@ -123,7 +125,7 @@ class ShardCache:
         except WdsdistError:
             return False
         if isinstance(pinned, str):
-            return False
+            return None if pinned == _BUSY else False
         pinned.close()
         return True
 
@@ -225,7 +227,7 @@ class ShardCache:
         room, place = self._room, wanted.place
         part = room.take(place, wanted.deadline, anew=anew)
         if part is None:
-            return "another process is fetching it, or looking at its copy"
+            return _BUSY
         try:
             if why := room.reserve(part, wanted, batch):
                 room.give_up(part, place, wanted.deadline)
