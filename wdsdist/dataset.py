@@ -29,10 +29,9 @@ from wdsdist.permutation import Int64s
 from wdsdist.plan import EpochPlan
 from wdsdist.progress import Progress
 from wdsdist.samples import Fields, SampleReader
-from wdsdist.share import Share
 from wdsdist.shards import ShardReader
+from wdsdist.share import Share
 from wdsdist.sizes import check_bytes
-
 
 
 class StreamingDataset(IterableDataset[Any]):

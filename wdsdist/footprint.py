@@ -99,7 +99,10 @@ def check_limit(readers: Readers, settings: OrderSettings, limit: int) -> None:
         if settings.name == "sampler":
             what, remedy = "shards all over the data set", 'take order="shard"'
         else:
-            what, remedy = f"its current and its next shuffle window of {settings.window:,} samples", "lower shuffle_window"
+            what, remedy = (
+                f"its current and its next shuffle window of {settings.window:,} samples",
+                "lower shuffle_window",
+            )
         short = f"cache_limit is {limit:,} bytes, and"
         if ranks == 1:
             raise ArgumentError(f"{short} one rank needs {needed:,} at once, for {what}: raise the limit, or {remedy}")

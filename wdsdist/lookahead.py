@@ -83,7 +83,7 @@ def _uses(order: Order, plan: EpochPlan, rank: int, steps: range, most: int | No
     at = 0
     while at < len(steps) and (most is None or len(found) < most):
         some = steps[at : at + size]
-        part = np.arange(some.start, some.stop, some.step, np.int64)
+        part = np.arange(some.start, some.stop, some.step, dtype=np.int64)
         shards = order.locate((plan.start + part * plan.num_replicas + rank) % plan.num_samples)[0]
         for place in np.sort(np.unique(shards, return_index=True)[1]).tolist():
             found.setdefault(int(shards[place]), int(part[place]))

@@ -24,8 +24,9 @@ _MOST_THREADS = 8
 """Shards are fetched at a time until they make up so many bytes, or are so many."""
 
 _PATIENCE = 50
-"""Other processes may have made room at any time. To look for it takes the lock of the whole cache, so that is done again
-after this many times the time that it took."""
+"""Other processes may have made room at any time. To look for it takes the lock of the whole cache, so it is done again
+only after this many times the time that it took."""
+
 
 class Prefetch:
     """Follows one process through an epoch.

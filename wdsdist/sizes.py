@@ -40,7 +40,9 @@ def check_bytes(name: str, value: object) -> int:
     try:
         return check_integer(name, byte_size(value) if isinstance(value, str) else value, 1)
     except ArgumentTypeError:
-        raise ArgumentTypeError(f"{name} is {value!r}: it must be a number of bytes, or a text such as '200GB'") from None
+        raise ArgumentTypeError(
+            f"{name} is {value!r}: it must be a number of bytes, or a text such as '200GB'"
+        ) from None
 
 
 def human(count: float) -> str:

@@ -96,7 +96,9 @@ def test_a_limit_below_the_need_of_one_rank_says_how_much_that_is() -> None:
     settings = OrderSettings(window=800)
     needed = bytes_at_once(readers(30), settings, ranks=1)
     check_limit(readers(30), settings, needed)
-    with pytest.raises(ArgumentError, match=rf"cache_limit is {needed - 1:,} .* needs {needed:,} at once.*lower shuffle"):
+    with pytest.raises(
+        ArgumentError, match=rf"cache_limit is {needed - 1:,} .* needs {needed:,} at once.*lower shuffle"
+    ):
         check_limit(readers(30), settings, needed - 1)
     with pytest.raises(ArgumentError, match='take order="shard"'):
         check_limit(readers(30), OrderSettings(name="sampler"), needed)
@@ -105,5 +107,7 @@ def test_a_limit_below_the_need_of_one_rank_says_how_much_that_is() -> None:
 def test_a_limit_below_the_need_of_a_node_is_a_warning() -> None:
     who, settings = readers(60, ranks=2), OrderSettings(window=800, num_canonical_replicas=2)
     needed = bytes_at_once(who, settings, ranks=2)
-    with pytest.warns(UserWarning, match=f"the 2 ranks of this node need {needed:,} at once: .* fetched more than once"):
+    with pytest.warns(
+        UserWarning, match=f"the 2 ranks of this node need {needed:,} at once: .* fetched more than once"
+    ):
         check_limit(who, settings, needed - 1)

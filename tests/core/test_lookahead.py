@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import islice
 
 import numpy as np
-import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist.lookahead import Use, upcoming
-from wdsdist.order import Order, OrderSettings, ShardOrder, epoch_order
-from wdsdist.permutation import Int64s
+from wdsdist.lookahead import upcoming
+from wdsdist.order import Order, OrderSettings, epoch_order
 from wdsdist.plan import EpochPlan
 
 
@@ -51,7 +48,9 @@ def first_uses(batches: list[set[int]], batch: int) -> dict[int, int]:
 
 
 @given(epochs(), st.data())
-def test_it_names_each_shard_at_the_batch_that_first_needs_it(epoch: tuple[Order, EpochPlan], data: st.DataObject) -> None:
+def test_it_names_each_shard_at_the_batch_that_first_needs_it(
+    epoch: tuple[Order, EpochPlan], data: st.DataObject
+) -> None:
     order, plan = epoch
     rank = data.draw(st.integers(0, plan.num_replicas - 1))
     batch = data.draw(st.integers(0, plan.batches_per_rank))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,12 +12,10 @@ from typing import Any
 import helpers
 import numpy as np
 import pytest
-import torch
 import web
 
 import wdsdist
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.errors import ArgumentError
 
 SHARDS, SAMPLES, SAMPLE_BYTES = 30, 40, 5000
 SHARD = SAMPLES * (512 + 5120) + 1024
