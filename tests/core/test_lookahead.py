@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdsdist.lookahead import upcoming
-from wdsdist.order import Order, OrderSettings, epoch_order
+from wdsdist.order import Order, OrderSettings, ShardOrder, epoch_order
+from wdsdist.permutation import Int64s
 from wdsdist.plan import EpochPlan
 
 
@@ -69,3 +70,20 @@ def test_each_batch_reads_from_the_windows_that_it_lies_in(epoch: tuple[Order, E
     uses = list(upcoming(order, plan, rank=rank))
     for number, shards in enumerate(walked(order, plan, rank, 0)):
         assert shards <= {use.shard for use in uses if use.first <= number <= use.last}
+
+
+def test_the_next_shards_of_a_billion_samples_are_told_by_looking_at_few() -> None:
+    looked_at = 0
+
+    class Counting(ShardOrder):
+        def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
+            nonlocal looked_at
+            looked_at += len(positions)
+            return super().locate(positions)
+
+    order = Counting(np.full(100_000, 10_000), OrderSettings(window=160_000, num_canonical_replicas=64), 0)
+    plan = EpochPlan(num_samples=10**9, num_replicas=64, batch_size=256, drop_last=True, drop_last_batch=True)
+    uses = list(islice(upcoming(order, plan, rank=7, batch=30_000), 32))
+    assert len({use.shard for use in uses}) >= 30
+    assert uses[0].first == 30_000
+    assert looked_at < 3000
