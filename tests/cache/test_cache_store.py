@@ -16,7 +16,8 @@ import pytest
 
 import wdsdist
 from wdsdist import shardindex, storage
-from wdsdist.cache import Need, ShardCache, cached_path, copy_key, fetching, refetch
+from wdsdist.cache import Need, ShardCache, cached_path, copy_key, fetching, kept, refetch
+from wdsdist.cache.locks import LockableFile
 from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.manifest import Manifest, Shard
 from wdsdist.shards import ShardReader
@@ -129,6 +130,50 @@ def test_an_altered_copy_is_never_served(
         assert shardindex.dumps(pinned.index) == (packed / "00.tar.wdsindex").read_bytes()
     if alter is replace_by_link:
         assert (tmp_path / "precious").read_bytes() == b"precious"
+
+
+def test_nothing_is_written_through_a_link(cache: ShardCache, remote: Manifest, tmp_path: Path) -> None:
+    cache.pin(remote, 0).close()
+    part = copy_of(cache, remote, 1).with_name("01.tar.wdspart")
+    (tmp_path / "precious").write_bytes(b"precious")
+    part.symlink_to(tmp_path / "precious")
+    with pytest.raises(CacheError, match="symbolic links"):
+        cache.pin(remote, 1)
+    assert (tmp_path / "precious").read_bytes() == b"precious"
+
+
+def test_a_copy_that_goes_between_opening_and_locking_is_fetched_again(
+    cache: ShardCache, remote: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.pin(remote, 0).close()
+    copy = copy_of(cache, remote, 0)
+    lock = LockableFile.lock
+
+    def late(self: LockableFile, *, alone: bool) -> bool:
+        if self.path == copy:
+            monkeypatch.undo()
+            copy.unlink()
+        return lock(self, alone=alone)
+
+    monkeypatch.setattr(LockableFile, "lock", late)
+    with cache.pin(remote, 0) as pinned:
+        assert pinned.path.exists()
+
+
+def test_a_part_counts_as_what_is_reserved_for_it(
+    limited: Callable[..., ShardCache], remote: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch = storage.fetch
+
+    def slow(location: str, part: Path, *args: Any, **more: Any) -> None:
+        monkeypatch.undo()
+        os.truncate(part, 0)
+        with pytest.raises(CacheError, match="cache_limit are missing"):
+            limited(1).pin(remote, 1)
+        fetch(location, part, *args, **more)
+
+    monkeypatch.setattr(fetching.storage, "fetch", slow)
+    limited(1).pin(remote, 0).close()
 
 
 def test_a_copy_that_only_moved_is_hashed_and_kept(
@@ -273,6 +318,22 @@ def test_wrong_bytes_once_are_fetched_again(
     assert (cache.fetches, cache.retries) == (1, 2)
 
 
+def test_a_wrong_index_once_is_fetched_again(
+    limited: Callable[..., ShardCache], remote: Manifest, monkeypatch: pytest.MonkeyPatch, room: int, tmp_path: Path
+) -> None:
+    read = storage.read
+    times: list[bytes] = []
+
+    def bad(location: str, *args: Any, **more: Any) -> bytes:
+        times.append(read(location, *args, **more))
+        return times[0][::-1] if len(times) == 1 else times[0]
+
+    monkeypatch.setattr(fetching.storage, "read", bad)
+    with limited(1).pin(remote, 0) as pinned:
+        assert shardindex.dumps(pinned.index) == times[0] == pinned.path.with_name("00.tar.wdsindex").read_bytes()
+    assert folders.use(tmp_path / "cache") <= room
+
+
 def test_wrong_bytes_always_are_an_error_and_never_in_the_cache(
     cache: ShardCache, remote: Manifest, packed: Path, tmp_path: Path
 ) -> None:
@@ -310,6 +371,16 @@ def test_shards_without_index_or_size_are_indexed_once(
         assert pinned.index.num_samples == 20
     with ShardCache(tmp_path / "unlimited").pin(Manifest.of("memory://train", [Shard("01.tar", 20, -1, "")]), 0) as one:
         assert one.index.sha256 == remote.shard(1).sha256
+
+
+def test_a_copy_that_is_being_verified_stays(limited: Callable[..., ShardCache], remote: Manifest) -> None:
+    cache = limited(1)
+    cache.pin(remote, 0).close()
+    with kept(copy_of(cache, remote, 0)), pytest.raises(CacheError, match="cache_limit are missing"):
+        cache.pin(remote, 1)
+    cache.pin(remote, 1).close()
+    with kept(copy_of(cache, remote, 0)):
+        assert not copy_of(cache, remote, 0).exists()
 
 
 def test_files_of_others_are_neither_counted_nor_touched(

@@ -119,11 +119,11 @@ class Room:
     def install(self, part: LockableFile, wanted: Wanted, fetched: Fetched) -> None:
         """Give a part that was verified the name of the copy, and its index the name beside it."""
         place, sidecar = wanted.place, fetched.sidecar
-        # Of an index that had to be made the size was not known: where it takes more than its room it is not kept.
-        is_kept = sidecar is not None and (self._limit is None or len(sidecar) <= wanted.index_bytes)
+        taken = part.stat().st_size + len(sidecar or b"") + _STAMP_BYTES
         with self.alone(wanted.deadline):
             _remove(place.index)  # never written over: others may have mapped it
-            if sidecar is not None and is_kept:
+            # Of an index that had to be made the size was not known: where it takes more than its room it is not kept.
+            if sidecar is not None and (self._limit is None or taken <= _reserved(place)):
                 place.index.write_bytes(sidecar)
             place.part.replace(place.copy)
             stamps.stamp(part.fileno(), place.stamp, fetched.sha256)
@@ -179,9 +179,15 @@ def _held_in(folder: Path) -> Iterator[Held]:
         stats = [found[path.name] for path in (place.copy, place.index, place.part, place.stamp) if path.name in found]
         size = sum(one.st_size for one in stats)
         is_part = place.part.name in found
-        if is_part and (reserved := stamps.read(place.stamp)):
-            size = max(size, reserved.reserved)
+        if is_part:
+            size = max(size, _reserved(place))
         yield Held(place, size, not is_part, stats[-1].st_mtime_ns)
+
+
+def _reserved(place: Place) -> int:
+    """Return how many bytes are reserved for a part and what belongs to it."""
+    stamp = stamps.read(place.stamp)
+    return 0 if stamp is None else stamp.reserved
 
 
 def _was_left(place: Place) -> bool:
