@@ -18,6 +18,7 @@ import wdsdist
 from wdsdist import shardindex, storage
 from wdsdist.cache import Need, ShardCache, cached_path, copy_key, fetching, kept, refetch
 from wdsdist.cache.locks import LockableFile
+from wdsdist.cache.needs import all_needs
 from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.manifest import Manifest, Shard
 from wdsdist.shards import ShardReader
@@ -54,9 +55,16 @@ def copy_of(cache: ShardCache, remote: Manifest, number: int) -> Path:
 
 
 def test_a_shard_is_fetched_once_and_its_index_loaded_once(
-    cache: ShardCache, remote: Manifest, packed: Path, fetched: list[str], monkeypatch: pytest.MonkeyPatch
+    limited: Callable[..., ShardCache],
+    remote: Manifest,
+    packed: Path,
+    fetched: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    cache = limited(3)
     with cache.pin(remote, 3) as pinned:
+        assert all_needs(tmp_path / "cache" / "readers").ranks == {}  # it waits for nothing any more
         assert pinned.path.read_bytes() == (packed / "03.tar").read_bytes()
         assert shardindex.dumps(pinned.index) == (packed / "03.tar.wdsindex").read_bytes()
     loaded = []
@@ -160,6 +168,16 @@ def test_a_copy_that_goes_between_opening_and_locking_is_fetched_again(
         assert pinned.path.exists()
 
 
+def test_an_index_of_another_shard_is_not_used(cache: ShardCache, remote: Manifest, packed: Path) -> None:
+    for number in (0, 1):
+        cache.pin(remote, number).close()
+    copy_of(cache, remote, 1).with_name("01.tar.wdsindex").replace(
+        copy_of(cache, remote, 0).with_name("00.tar.wdsindex")
+    )
+    with cache.pin(remote, 0) as pinned:
+        assert shardindex.dumps(pinned.index) == (packed / "00.tar.wdsindex").read_bytes()
+
+
 def test_a_part_counts_as_what_is_reserved_for_it(
     limited: Callable[..., ShardCache], remote: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +185,7 @@ def test_a_part_counts_as_what_is_reserved_for_it(
 
     def slow(location: str, part: Path, *args: Any, **more: Any) -> None:
         monkeypatch.undo()
+        assert part.stat().st_blocks * 512 >= remote.shard(0).size  # so that a full disk shows before the first byte
         os.truncate(part, 0)
         with pytest.raises(CacheError, match="cache_limit are missing"):
             limited(1).pin(remote, 1)
@@ -255,13 +274,19 @@ def test_a_limit_that_cannot_do_is_an_error_at_once(
 
 
 def test_fetching_ahead_takes_only_what_is_needed_later(
-    limited: Callable[..., ShardCache], remote: Manifest, tmp_path: Path, fetched: list[str]
+    limited: Callable[..., ShardCache],
+    remote: Manifest,
+    tmp_path: Path,
+    fetched: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cache = limited(2)
     assert all(cache.fetch_ahead(remote, number) for number in (0, 1, 0))
     assert fetched == ["00.tar", "01.tar"]
     cache.expect([Need(copy_key(remote, number), 0) for number in (0, 2)])
-    assert not cache.fetch_ahead(remote, 3)  # nobody needs it, as nobody needs shard 1
+    with monkeypatch.context() as without_store:
+        without_store.setattr(fetching.storage, "read", None)
+        assert not cache.fetch_ahead(remote, 3)  # nobody needs it, as nobody needs shard 1
     assert cache.fetch_ahead(remote, 2)
     assert folders.copies(tmp_path) == ["00.tar", "02.tar"]
     cache.expect([Need(copy_key(remote, number), 0) for number in (0, 2, 1)])
@@ -417,11 +442,15 @@ def test_a_data_set_that_was_uploaded_anew_replaces_the_old_copy(
 def test_a_shard_is_refetched_under_readers_that_keep_the_old_one(
     cache: ShardCache, remote: Manifest, packed: Path, fetched: list[str]
 ) -> None:
+    cache.pin(remote, 0).close()
     reader = ShardReader(remote, cache)
     shard = reader.shard(0)
-    whole = bytes(shard.content)
+    whole, key = bytes(shard.content), shard.key(0)
+    index = copy_of(cache, remote, 0).with_name("00.tar.wdsindex")
+    before = index.stat().st_ino
     assert refetch(remote, 0, cache.folder) == copy_of(cache, remote, 0)
-    assert bytes(shard.content) == whole
+    assert (bytes(shard.content), shard.key(0)) == (whole, key)
+    assert index.stat().st_ino != before  # readers have the old one mapped
     reader.release()
     assert reader.shard(0) is not shard
     assert fetched == ["00.tar"] * 2

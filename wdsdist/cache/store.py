@@ -119,13 +119,12 @@ class ShardCache:
         wanted = self._wanted(manifest, number, _PATIENCE_AHEAD)
         try:
             with self._clear_errors(wanted):
-                pinned = self._copy(wanted) or self._fetch(wanted, None)
+                pinned = self._copy(wanted) or (self._room.may_fit(wanted) and self._fetch(wanted, None))
         except WdsdistError:
             return False
-        if isinstance(pinned, str):
-            return False
-        pinned.close()
-        return True
+        if isinstance(pinned, Pinned):
+            pinned.close()
+        return isinstance(pinned, Pinned)
 
     def refetch(self, manifest: Manifest, number: int) -> Path:
         """Fetch a remote shard even where there is a copy, which it replaces once it has proved to be whole.
