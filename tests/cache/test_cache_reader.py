@@ -11,6 +11,7 @@ import folders
 import numpy as np
 import pytest
 
+import wdsdist
 from wdsdist.cache import Pinned, ShardCache, cached_path
 from wdsdist.errors import CacheError
 from wdsdist.manifest import Manifest
@@ -34,6 +35,13 @@ def test_what_is_released_stays_mapped_while_it_stays(remote: Manifest, tmp_path
         shard.member(0, 0)  # never bytes that may be gone
     assert reader.shard(0) is shard
     assert not folders.is_free(cached_path(remote, 0, tmp_path))
+
+
+def test_what_lies_on_a_local_disk_stays_readable(packed: Path) -> None:
+    reader = ShardReader(wdsdist.open(packed))
+    shard = reader.shard(0)
+    reader.release()
+    assert bytes(shard.member(0, 0)) == b"shard00-0000.txt"
 
 
 @pytest.mark.parametrize("kind", [lambda view: view, lambda view: np.frombuffer(view, np.uint8)])

@@ -188,11 +188,11 @@ def test_a_part_counts_as_what_is_reserved_for_it(
         assert part.stat().st_blocks * 512 >= remote.shard(0).size  # so that a full disk shows before the first byte
         os.truncate(part, 0)
         with pytest.raises(CacheError, match="cache_limit are missing"):
-            limited(1).pin(remote, 1)
+            limited(1.5).pin(remote, 1)
         fetch(location, part, *args, **more)
 
     monkeypatch.setattr(fetching.storage, "fetch", slow)
-    limited(1).pin(remote, 0).close()
+    limited(1.5).pin(remote, 0).close()
 
 
 def test_a_copy_that_only_moved_is_hashed_and_kept(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,9 @@ _STAMP_BYTES = 512
 
 _MOMENT = 0.002
 """Seconds after which to look again whether the folder is still locked."""
+
+_PATIENCE = 10.0
+"""Seconds in which the folder is locked whatever the deadline: what was fetched at the last moment is not lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class Room:
         """Keep all others from changing which files there are; what processes that died left is removed at first."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.closing(LockableFile(self.root / places.LOCK, writable=True, create=True)) as file:
-            for _ in pauses(deadline, _MOMENT):
+            for _ in pauses(max(deadline, time.monotonic() + _PATIENCE), _MOMENT):
                 if file.lock(alone=True):
                     break
             else:

@@ -39,7 +39,8 @@ class ShardCache:
 
     Args:
         folder: where the copies are; by default ``shards`` in the user's cache folder.
-        limit: bytes that the folder may take at any time, parts and indexes included. None: nothing is evicted.
+        limit: bytes that the folder may take at any time, parts and indexes included, the short lists of who needs
+            what aside. Without one nothing is evicted.
         timeout: seconds in which a shard has to be had, with all attempts and all waiting.
     """
 
