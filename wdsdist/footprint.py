@@ -76,7 +76,15 @@ def fitting_window(readers: Readers, settings: OrderSettings, limit: int) -> int
 
     Windows are tried from 16 shards' worth down to a quarter of one, less than which needs no fewer shards. Where
     none fits, the smallest is returned.
+
+    Raises `ArgumentError` where nodes have different numbers of ranks: each would find a window of its own, and their
+    orders would not be one.
     """
+    if readers.num_replicas % readers.ranks:
+        raise ArgumentError(
+            f"this node has {readers.ranks} of {readers.num_replicas} ranks, so nodes differ, and which shuffle window "
+            f"fits cache_limit too: pass the same shuffle_window on all of them"
+        )
     filled = max(1, int(np.count_nonzero(readers.counts)))
     shard = -(-int(readers.counts.sum()) // filled)
     smaller = (max(1, int(shard * worth)) for worth in (16, 8, 4, 2, 1, 1 / 2, 1 / 4))

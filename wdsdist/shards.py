@@ -59,9 +59,12 @@ class MappedShard:
 
     def release(self) -> None:
         """Let the shard be evicted as soon as no view of its bytes is left."""
-        self.content = _RELEASED
+        if not self._pinned.is_in_place:
+            self.content = _RELEASED
 
     def _view(self) -> memoryview:
+        if self._pinned.is_in_place:
+            return memoryview(self._map)
         owner = None if self._owner is None else self._owner()
         if owner is None:
             # Every view of a part keeps this array alive. Were the shard evicted before the last view is gone, to

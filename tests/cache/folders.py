@@ -29,10 +29,14 @@ def copies(folder: Path) -> list[str]:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """Return what processes that died have left: parts, and files that belong to no copy, and readers."""
-    stores = [path for path in folder.glob("?" * 24 + "/*") if path.suffix != ".tar"]
-    lonely = [path for path in stores if not path.with_suffix("").exists()]
-    return lonely + [path for path in (folder / "readers").glob("*") if not path.suffix and is_free(path)]
+    """Return what processes that died have left: files without a copy, and the notes of readers."""
+    return lonely(folder) + [path for path in (folder / "readers").glob("*") if not path.suffix and is_free(path)]
+
+
+def lonely(folder: Path) -> list[Path]:
+    """Return files that belong to no copy, such as parts."""
+    files = [path for path in folder.glob("?" * 24 + "/*") if path.suffix != ".tar"]
+    return [path for path in files if path.suffix == ".wdspart" or not path.with_suffix("").exists()]
 
 
 def is_free(path: Path) -> bool:

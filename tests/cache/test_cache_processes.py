@@ -58,10 +58,12 @@ def test_without_a_limit_each_shard_is_fetched_once(web: Web, packed: Path, tmp_
     assert list((tmp_path / "cache" / "readers").iterdir()) == []
 
 
-@pytest.mark.parametrize("together", [1, 3])
-def test_four_processes_share_room_for_three_shards(web: Web, tmp_path: Path, room: int, together: int) -> None:
+@pytest.mark.parametrize(("processes", "together"), [(4, 1), (2, 3)])
+def test_processes_share_room_for_three_shards(
+    web: Web, tmp_path: Path, room: int, processes: int, together: int
+) -> None:
     folder = tmp_path / "cache"
-    jobs = [start(web, folder, 3 * room, seed, together) for seed in range(4)]
+    jobs = [start(web, folder, 3 * room, seed, together) for seed in range(processes)]
     assert 2 * room < greatest_use(folder, jobs) <= 3 * room
     counts = [finish(job) for job in jobs]
     assert folders.leftovers(folder) == []
@@ -70,7 +72,8 @@ def test_four_processes_share_room_for_three_shards(web: Web, tmp_path: Path, ro
     assert SHARDS <= fetches <= (1 if together == 1 else 2) * len(jobs) * SHARDS
 
 
-@pytest.mark.parametrize("rounds", [4, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rounds", [3, pytest.param(50, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_they_leave_nothing_that_hurts(web: Web, tmp_path: Path, room: int, rounds: int) -> None:
     folder = tmp_path / "cache"
     moments = random.Random(0)
@@ -131,12 +134,12 @@ def test_killed_at_each_step_they_leave_nothing_that_hurts(
 
     assert folders.status(folders.forked(fetch)) == -signal.SIGKILL
     assert folders.use(tmp_path / "cache") <= 2 * room
-    for number in (3, 0, 2, 1):
+    for number in (3, 0, 1, 2):
         with cache.pin(remote, number) as pinned:
             assert pinned.path.read_bytes() == (packed / f"{number:02}.tar").read_bytes()
         assert folders.use(tmp_path / "cache") <= 2 * room
-    del cache
-    assert folders.leftovers(tmp_path / "cache") == []
+        if number == 1:  # what was killed is not needed, and goes all the same
+            assert folders.lonely(tmp_path / "cache") == []
 
 
 def test_a_lock_ends_with_its_process_though_a_fork_of_it_lives_on(remote: Manifest, tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import threading
 from pathlib import Path
+from typing import Any
 
 import folders
 import numpy as np
 import pytest
 
-from wdsdist.cache import ShardCache, cached_path
+import wdsdist
+from wdsdist.cache import Pinned, ShardCache, cached_path
 from wdsdist.errors import CacheError
 from wdsdist.manifest import Manifest
 from wdsdist.shards import ShardReader
@@ -33,6 +35,13 @@ def test_what_is_released_stays_mapped_while_it_stays(remote: Manifest, tmp_path
         shard.member(0, 0)  # never bytes that may be gone
     assert reader.shard(0) is shard
     assert not folders.is_free(cached_path(remote, 0, tmp_path))
+
+
+def test_what_lies_on_a_local_disk_stays_readable(packed: Path) -> None:
+    reader = ShardReader(wdsdist.open(packed))
+    shard = reader.shard(0)
+    reader.release()
+    assert bytes(shard.member(0, 0)) == b"shard00-0000.txt"
 
 
 @pytest.mark.parametrize("kind", [lambda view: view, lambda view: np.frombuffer(view, np.uint8)])
@@ -58,6 +67,25 @@ def test_a_reader_that_is_dropped_lets_go(remote: Manifest, tmp_path: Path) -> N
     del kept
     gc.collect()
     assert folders.is_free(cached_path(remote, 0, tmp_path))
+
+
+def test_what_goes_while_another_shard_of_the_batch_is_waited_for_is_mapped_anew(
+    remote: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = ShardCache(tmp_path)
+    pin = cache.pin
+
+    def after_a_wait(manifest: Manifest, number: int, **more: Any) -> Pinned:
+        if number == 1:
+            more["let_go"]()
+            cached_path(remote, 0, tmp_path).unlink()
+        return pin(manifest, number, **more)
+
+    monkeypatch.setattr(cache, "pin", after_a_wait)
+    reader = ShardReader(remote, cache)
+    reader.hold([0, 1])
+    assert not any(folders.is_free(cached_path(remote, number, tmp_path)) for number in (0, 1))
+    assert bytes(reader.shard(0).member(0, 0)) == b"shard00-0000.txt"
 
 
 def test_batches_that_each_need_all_the_room_take_turns(remote: Manifest, tmp_path: Path, room: int) -> None:

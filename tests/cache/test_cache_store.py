@@ -16,7 +16,9 @@ import pytest
 
 import wdsdist
 from wdsdist import shardindex, storage
-from wdsdist.cache import Need, ShardCache, cached_path, copy_key, fetching, refetch
+from wdsdist.cache import Need, ShardCache, cached_path, copy_key, fetching, kept, refetch
+from wdsdist.cache.locks import LockableFile
+from wdsdist.cache.needs import all_needs
 from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.manifest import Manifest, Shard
 from wdsdist.shards import ShardReader
@@ -53,9 +55,16 @@ def copy_of(cache: ShardCache, remote: Manifest, number: int) -> Path:
 
 
 def test_a_shard_is_fetched_once_and_its_index_loaded_once(
-    cache: ShardCache, remote: Manifest, packed: Path, fetched: list[str], monkeypatch: pytest.MonkeyPatch
+    limited: Callable[..., ShardCache],
+    remote: Manifest,
+    packed: Path,
+    fetched: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    cache = limited(3)
     with cache.pin(remote, 3) as pinned:
+        assert all_needs(tmp_path / "cache" / "readers").ranks == {}  # it waits for nothing any more
         assert pinned.path.read_bytes() == (packed / "03.tar").read_bytes()
         assert shardindex.dumps(pinned.index) == (packed / "03.tar.wdsindex").read_bytes()
     loaded = []
@@ -129,6 +138,61 @@ def test_an_altered_copy_is_never_served(
         assert shardindex.dumps(pinned.index) == (packed / "00.tar.wdsindex").read_bytes()
     if alter is replace_by_link:
         assert (tmp_path / "precious").read_bytes() == b"precious"
+
+
+def test_nothing_is_written_through_a_link(cache: ShardCache, remote: Manifest, tmp_path: Path) -> None:
+    cache.pin(remote, 0).close()
+    part = copy_of(cache, remote, 1).with_name("01.tar.wdspart")
+    (tmp_path / "precious").write_bytes(b"precious")
+    part.symlink_to(tmp_path / "precious")
+    with pytest.raises(CacheError, match="symbolic links"):
+        cache.pin(remote, 1)
+    assert (tmp_path / "precious").read_bytes() == b"precious"
+
+
+def test_a_copy_that_goes_between_opening_and_locking_is_fetched_again(
+    cache: ShardCache, remote: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.pin(remote, 0).close()
+    copy = copy_of(cache, remote, 0)
+    lock = LockableFile.lock
+
+    def late(self: LockableFile, *, alone: bool) -> bool:
+        if self.path == copy:
+            monkeypatch.undo()
+            copy.unlink()
+        return lock(self, alone=alone)
+
+    monkeypatch.setattr(LockableFile, "lock", late)
+    with cache.pin(remote, 0) as pinned:
+        assert pinned.path.exists()
+
+
+def test_an_index_of_another_shard_is_not_used(cache: ShardCache, remote: Manifest, packed: Path) -> None:
+    for number in (0, 1):
+        cache.pin(remote, number).close()
+    copy_of(cache, remote, 1).with_name("01.tar.wdsindex").replace(
+        copy_of(cache, remote, 0).with_name("00.tar.wdsindex")
+    )
+    with cache.pin(remote, 0) as pinned:
+        assert shardindex.dumps(pinned.index) == (packed / "00.tar.wdsindex").read_bytes()
+
+
+def test_a_part_counts_as_what_is_reserved_for_it(
+    limited: Callable[..., ShardCache], remote: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch = storage.fetch
+
+    def slow(location: str, part: Path, *args: Any, **more: Any) -> None:
+        monkeypatch.undo()
+        assert part.stat().st_blocks * 512 >= remote.shard(0).size  # so that a full disk shows before the first byte
+        os.truncate(part, 0)
+        with pytest.raises(CacheError, match="cache_limit are missing"):
+            limited(1.5).pin(remote, 1)
+        fetch(location, part, *args, **more)
+
+    monkeypatch.setattr(fetching.storage, "fetch", slow)
+    limited(1.5).pin(remote, 0).close()
 
 
 def test_a_copy_that_only_moved_is_hashed_and_kept(
@@ -210,13 +274,19 @@ def test_a_limit_that_cannot_do_is_an_error_at_once(
 
 
 def test_fetching_ahead_takes_only_what_is_needed_later(
-    limited: Callable[..., ShardCache], remote: Manifest, tmp_path: Path, fetched: list[str]
+    limited: Callable[..., ShardCache],
+    remote: Manifest,
+    tmp_path: Path,
+    fetched: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cache = limited(2)
     assert all(cache.fetch_ahead(remote, number) for number in (0, 1, 0))
     assert fetched == ["00.tar", "01.tar"]
     cache.expect([Need(copy_key(remote, number), 0) for number in (0, 2)])
-    assert not cache.fetch_ahead(remote, 3)  # nobody needs it, as nobody needs shard 1
+    with monkeypatch.context() as without_store:
+        without_store.setattr(fetching.storage, "read", None)
+        assert not cache.fetch_ahead(remote, 3)  # nobody needs it, as nobody needs shard 1
     assert cache.fetch_ahead(remote, 2)
     assert folders.copies(tmp_path) == ["00.tar", "02.tar"]
     cache.expect([Need(copy_key(remote, number), 0) for number in (0, 2, 1)])
@@ -273,6 +343,22 @@ def test_wrong_bytes_once_are_fetched_again(
     assert (cache.fetches, cache.retries) == (1, 2)
 
 
+def test_a_wrong_index_once_is_fetched_again(
+    limited: Callable[..., ShardCache], remote: Manifest, monkeypatch: pytest.MonkeyPatch, room: int, tmp_path: Path
+) -> None:
+    read = storage.read
+    times: list[bytes] = []
+
+    def bad(location: str, *args: Any, **more: Any) -> bytes:
+        times.append(read(location, *args, **more))
+        return times[0][::-1] if len(times) == 1 else times[0]
+
+    monkeypatch.setattr(fetching.storage, "read", bad)
+    with limited(1).pin(remote, 0) as pinned:
+        assert shardindex.dumps(pinned.index) == times[0] == pinned.path.with_name("00.tar.wdsindex").read_bytes()
+    assert folders.use(tmp_path / "cache") <= room
+
+
 def test_wrong_bytes_always_are_an_error_and_never_in_the_cache(
     cache: ShardCache, remote: Manifest, packed: Path, tmp_path: Path
 ) -> None:
@@ -312,6 +398,16 @@ def test_shards_without_index_or_size_are_indexed_once(
         assert one.index.sha256 == remote.shard(1).sha256
 
 
+def test_a_copy_that_is_being_verified_stays(limited: Callable[..., ShardCache], remote: Manifest) -> None:
+    cache = limited(1)
+    cache.pin(remote, 0).close()
+    with kept(copy_of(cache, remote, 0)), pytest.raises(CacheError, match="cache_limit are missing"):
+        cache.pin(remote, 1)
+    cache.pin(remote, 1).close()
+    with kept(copy_of(cache, remote, 0)):
+        assert not copy_of(cache, remote, 0).exists()
+
+
 def test_files_of_others_are_neither_counted_nor_touched(
     limited: Callable[..., ShardCache], remote: Manifest, tmp_path: Path, packed: Path
 ) -> None:
@@ -346,11 +442,15 @@ def test_a_data_set_that_was_uploaded_anew_replaces_the_old_copy(
 def test_a_shard_is_refetched_under_readers_that_keep_the_old_one(
     cache: ShardCache, remote: Manifest, packed: Path, fetched: list[str]
 ) -> None:
+    cache.pin(remote, 0).close()
     reader = ShardReader(remote, cache)
     shard = reader.shard(0)
-    whole = bytes(shard.content)
+    whole, key = bytes(shard.content), shard.key(0)
+    index = copy_of(cache, remote, 0).with_name("00.tar.wdsindex")
+    before = index.stat().st_ino
     assert refetch(remote, 0, cache.folder) == copy_of(cache, remote, 0)
-    assert bytes(shard.content) == whole
+    assert (bytes(shard.content), shard.key(0)) == (whole, key)
+    assert index.stat().st_ino != before  # readers have the old one mapped
     reader.release()
     assert reader.shard(0) is not shard
     assert fetched == ["00.tar"] * 2

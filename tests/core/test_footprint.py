@@ -111,3 +111,10 @@ def test_a_limit_below_the_need_of_a_node_is_a_warning() -> None:
         UserWarning, match=f"the 2 ranks of this node need {needed:,} at once: .* fetched more than once"
     ):
         check_limit(who, settings, needed - 1)
+
+
+def test_nodes_that_differ_cannot_each_find_a_window() -> None:
+    counts = np.full(30, 100)
+    who = Readers(counts=counts, sizes=counts * MB, num_replicas=12, ranks=8)
+    with pytest.raises(ArgumentError, match=r"this node has 8 of 12 ranks.*pass the same shuffle_window"):
+        fitting_window(who, OrderSettings(window=100), 10**9)

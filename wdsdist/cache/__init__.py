@@ -6,15 +6,18 @@ Shards that are local already are read where they lie.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
+from wdsdist.cache.locks import LockableFile
 from wdsdist.cache.needs import Need
 from wdsdist.cache.pins import Pinned
 from wdsdist.cache.places import copy_key
 from wdsdist.cache.store import TIMEOUT, ShardCache
 from wdsdist.manifest import Manifest
 
-__all__ = ["TIMEOUT", "Need", "Pinned", "ShardCache", "copy_key", "cached_path", "local_shard", "refetch"]
+__all__ = ["TIMEOUT", "Need", "Pinned", "ShardCache", "copy_key", "cached_path", "kept", "local_shard", "refetch"]
 
 
 def local_shard(manifest: Manifest, number: int, cache_dir: Path | None = None) -> Path:
@@ -29,6 +32,19 @@ def local_shard(manifest: Manifest, number: int, cache_dir: Path | None = None) 
 def cached_path(manifest: Manifest, number: int, cache_dir: Path | None = None) -> Path:
     """Return where the local copy of a remote shard is, or would be."""
     return ShardCache(cache_dir).path(manifest, number)
+
+
+@contextlib.contextmanager
+def kept(copy: Path) -> Iterator[None]:
+    """Keep a copy from being evicted, whatever it holds; where there is none, do nothing."""
+    try:
+        file = LockableFile(copy)
+    except FileNotFoundError:
+        yield
+        return
+    with contextlib.closing(file):
+        file.lock(alone=False)
+        yield
 
 
 def refetch(manifest: Manifest, number: int, cache_dir: Path | None = None) -> Path:

@@ -79,10 +79,12 @@ class Wanted:
             except ShardDamagedError as error:
                 if attempt + 1 == _ATTEMPTS or time.monotonic() > self.deadline:
                     raise ShardDamagedError(f"{error} (after {attempt + 1} attempts)") from error
+                self.__dict__.pop("sidecar", None)  # it may be the one that came wrong
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _fetch_once(self, retries: int) -> Fetched:
         part = self.place.part
+        # Whatever this does, the part keeps its inode. A shard that has to be unpacked is unpacked here, into the part.
         storage.fetch(self._location, part, self._options)
         size, sha256 = part.stat().st_size, storage.sha256(part)
         self._check("its index.json", size, sha256, self.listed.size, self.listed.sha256)

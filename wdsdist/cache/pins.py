@@ -24,6 +24,11 @@ class Pinned:
         self._is_locked = True
 
     @property
+    def is_in_place(self) -> bool:
+        """Whether it is a local shard, which no cache ever touches."""
+        return self._file is None
+
+    @property
     def is_locked(self) -> bool:
         """Whether the shard may be read now. In a forked child nothing is that was locked before."""
         return self._is_locked and (self._file is None or self._file.is_open)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +20,16 @@ from wdsdist.cache.locks import LockableFile, pauses
 from wdsdist.cache.needs import NEVER, Need, Needs, Rank, Reader, all_needs
 from wdsdist.cache.places import Place
 from wdsdist.errors import CacheError
+from wdsdist.shardindex import SUFFIX
 
 _STAMP_BYTES = 512
 """More than a stamp takes."""
 
 _MOMENT = 0.002
 """Seconds after which to look again whether the folder is still locked."""
+
+_PATIENCE = 10.0
+"""Seconds in which the folder is locked whatever the deadline: what was fetched at the last moment is not lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ class Room:
         """Keep all others from changing which files there are; what processes that died left is removed at first."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.closing(LockableFile(self.root / places.LOCK, writable=True, create=True)) as file:
-            for _ in pauses(deadline, _MOMENT):
+            for _ in pauses(max(deadline, time.monotonic() + _PATIENCE), _MOMENT):
                 if file.lock(alone=True):
                     break
             else:
@@ -121,11 +126,11 @@ class Room:
     def install(self, part: LockableFile, wanted: Wanted, fetched: Fetched) -> None:
         """Give a part that was verified the name of the copy, and its index the name beside it."""
         place, sidecar = wanted.place, fetched.sidecar
-        # Of an index that had to be made the size was not known: where it takes more than its room it is not kept.
-        is_kept = sidecar is not None and (self._limit is None or len(sidecar) <= wanted.index_bytes)
+        taken = part.stat().st_size + len(sidecar or b"") + _STAMP_BYTES
         with self.alone(wanted.deadline):
             _remove(place.index)  # never written over: others may have mapped it
-            if sidecar is not None and is_kept:
+            # Of an index that had to be made the size was not known: where it takes more than its room it is not kept.
+            if sidecar is not None and (self._limit is None or taken <= _reserved(place)):
                 place.index.write_bytes(sidecar)
             place.part.replace(place.copy)
             stamps.stamp(part.fileno(), place.stamp, fetched.sha256)
@@ -136,12 +141,26 @@ class Room:
             if copy.is_at(place.copy):
                 _drop(place, copy)
 
-    def _make_room(self, place: Place, wanted: int, rank: Rank, needs: Needs) -> str:
-        """Evict copies that are needed later than ``rank``, as far as need be; say why where that is not enough."""
+    def may_fit(self, wanted: Wanted) -> bool:
+        """Say whether there can be room to fetch a shard ahead, before its store is asked for anything."""
+        if self._limit is None:
+            return True
+        with self.alone(wanted.deadline):
+            needs = all_needs(self.root / places.READERS)
+            missing, _, later = self._shortage(wanted.place, wanted.listed.size, needs.rank(wanted.place.key), needs)
+        return missing <= sum(one.size for one in later)
+
+    def _shortage(self, place: Place, wanted: int, rank: Rank, needs: Needs) -> tuple[int, list[Held], list[Held]]:
+        """Return how many bytes are missing for a shard, the copies that are there, and those needed later than it."""
         held = [one for one in self._held() if one.place != place or place.copy.exists()]
         whole = [one for one in held if one.is_whole]
-        later = [one for one in whole if needs.rank(one.place.key) > rank]
         missing = sum(one.size for one in held) + wanted - (self._limit or 0)
+        return missing, whole, [one for one in whole if needs.rank(one.place.key) > rank]
+
+    def _make_room(self, place: Place, wanted: int, rank: Rank, needs: Needs) -> str:
+        """Evict copies that are needed later than ``rank``, as far as need be; say why where that is not enough."""
+        missing, whole, later = self._shortage(place, wanted, rank, needs)
+        sooner = sum(one.size for one in whole) - sum(one.size for one in later)
         if missing <= sum(one.size for one in later):
             # Those that nobody needs go by their last use, the others by the next, furthest first.
             later.sort(key=lambda one: one.last_use)
@@ -151,7 +170,6 @@ class Room:
                     missing -= one.size
         if missing <= 0:
             return ""
-        sooner = sum(one.size for one in whole) - sum(one.size for one in later)
         return (
             f"{missing:,} bytes of the {self._limit:,} of cache_limit are missing, where {sooner:,} hold what is "
             f"needed sooner and the rest is being read or fetched"
@@ -165,25 +183,32 @@ class Room:
 
 
 def _held_in(folder: Path) -> Iterator[Held]:
+    # There may be many thousands of copies, and the folder is locked meanwhile: no paths where names will do.
     with os.scandir(folder) as entries:
         found = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
     # Only what has a stamp or is a part is the cache's own: other files may lie here too.
-    ours = {name.removesuffix(places.STAMP).removesuffix(places.PART) for name in found
-            if name.endswith((places.STAMP, places.PART))}  # fmt: skip
-    for name in sorted(ours):
+    stamped = {name.removesuffix(places.STAMP) for name in found if name.endswith(places.STAMP)}
+    parts = {name.removesuffix(places.PART) for name in found if name.endswith(places.PART)}
+    for name in stamped | parts:
         place = Place(folder, name)
-        if place.part.name in found and _was_left(place):
+        if name in parts and _was_left(place):
             place.part.unlink()
-            del found[place.part.name]
-        if not {place.part.name, name} & found.keys():
+            del found[name + places.PART]
+            parts.remove(name)
+        if name not in parts and name not in found:
             _remove(place.index, place.stamp)
             continue
-        stats = [found[path.name] for path in (place.copy, place.index, place.part, place.stamp) if path.name in found]
-        size = sum(one.st_size for one in stats)
-        is_part = place.part.name in found
-        if is_part and (reserved := stamps.read(place.stamp)):
-            size = max(size, reserved.reserved)
-        yield Held(place, size, not is_part, stats[-1].st_mtime_ns)
+        stats = [found[one] for one in (name, name + SUFFIX, name + places.PART, name + places.STAMP) if one in found]
+        size = sum([one.st_size for one in stats])
+        if name in parts:
+            size = max(size, _reserved(place))
+        yield Held(place, size, name not in parts, stats[-1].st_mtime_ns)
+
+
+def _reserved(place: Place) -> int:
+    """Return how many bytes are reserved for a part and what belongs to it."""
+    stamp = stamps.read(place.stamp)
+    return 0 if stamp is None else stamp.reserved
 
 
 def _was_left(place: Place) -> bool:

@@ -41,7 +41,8 @@ class ShardCache:
 
     Args:
         folder: where the copies are; by default ``shards`` in the user's cache folder.
-        limit: bytes that the folder may take at any time, parts and indexes included. None: nothing is evicted.
+        limit: bytes that the folder may take at any time, parts and indexes included, the short lists of who needs
+            what aside. Without one nothing is evicted.
         timeout: seconds in which a shard has to be had, with all attempts and all waiting.
     """
 
@@ -121,13 +122,13 @@ class ShardCache:
         wanted = self._wanted(manifest, number, _PATIENCE_AHEAD)
         try:
             with self._clear_errors(wanted):
-                pinned = self._copy(wanted) or self._fetch(wanted, None)
+                pinned = self._copy(wanted) or (self._room.may_fit(wanted) and self._fetch(wanted, None))
         except WdsdistError:
             return False
-        if isinstance(pinned, str):
-            return None if pinned == _BUSY else False
-        pinned.close()
-        return True
+        if isinstance(pinned, Pinned):
+            pinned.close()
+            return True
+        return None if pinned == _BUSY else False
 
     def refetch(self, manifest: Manifest, number: int) -> Path:
         """Fetch a remote shard even where there is a copy, which it replaces once it has proved to be whole.
