@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -11,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import pytest
@@ -20,9 +20,15 @@ from torch.utils.data import DataLoader
 from web import served
 
 import wdsdist
-from wdsdist import StreamingDataset, cache, compression, shardindex, storage, unpacking
-from wdsdist.errors import ArgumentError, DestinationError, IndexNotFoundError, ShardDamagedError, ShardNotFoundError
-from wdsdist.manifest import Shard
+from wdsdist import StreamingDataset, cache, compression, shardindex
+from wdsdist.cache import fetching, room
+from wdsdist.errors import (
+    ArgumentError,
+    CacheError,
+    IndexNotFoundError,
+    ShardDamagedError,
+    ShardNotFoundError,
+)
 
 NAMES = ["0.tar.gz", "1.tgz", "2.tar.bz2", "3.tar.xz", "4.tar.zst", "5.tar"]
 SAMPLES = 7
@@ -57,9 +63,9 @@ def packed(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def fresh_process() -> Iterator[None]:
-    unpacking._say.cache_clear()
+    fetching._say.cache_clear()
     yield
-    unpacking._say.cache_clear()
+    fetching._say.cache_clear()
 
 
 def texts(shards: object, **options: object) -> dict[str, str]:
@@ -68,8 +74,8 @@ def texts(shards: object, **options: object) -> dict[str, str]:
 
 
 def copies(folder: Path) -> dict[str, tuple[int, int]]:
-    """The files of a cache, and what changes when one is made anew."""
-    found = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    """The copies and indexes in a cache, and what changes when one is made anew."""
+    found = [*folder.rglob("*.tar"), *folder.rglob("*.wdsindex")]
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in found}
 
 
@@ -175,12 +181,13 @@ def test_each_shard_is_decompressed_once_and_each_process_that_does_says_so(
 def test_many_processes_decompress_each_shard_once(packed: Path, tmp_path: Path) -> None:
     script = (
         "import pathlib, sys\n"
-        "from wdsdist import catalog, unpacking\n"
+        "from wdsdist import catalog, compression\n"
+        "from wdsdist.cache import ShardCache\n"
         "from wdsdist.shards import ShardReader\n"
-        "make = unpacking.make_copy\n"
-        "def counted(file, *args, **more): print(file.name); make(file, *args, **more)\n"
-        "unpacking.make_copy = counted\n"
-        "reader = ShardReader(catalog.open(sys.argv[1]), pathlib.Path(sys.argv[2]))\n"
+        "unpack = compression.unpack\n"
+        "def counted(file, *args, **more): print(file.name); unpack(file, *args, **more)\n"
+        "compression.unpack = counted\n"
+        "reader = ShardReader(catalog.open(sys.argv[1]), ShardCache(pathlib.Path(sys.argv[2])))\n"
         "print('ready', flush=True); sys.stdin.read()\n"
         "assert [reader.shard(n).index.num_samples for n in range(3)] == [4, 4, 4]\n"
     )
@@ -234,7 +241,7 @@ def test_the_copy_of_a_shard_that_was_replaced_is_not_used(tmp_path: Path, how: 
     assert len(list((tmp_path / "cache").rglob("*.tar"))) == 1
 
 
-@pytest.mark.parametrize("lost", ["x.tar.zst.tar.made-of", "x.tar.zst.tar.wdsindex", "x.tar.zst.tar"])
+@pytest.mark.parametrize("lost", ["x.tar.zst.tar.wdsstamp", "x.tar.zst.tar"])
 def test_a_copy_that_is_not_complete_is_made_anew(tmp_path: Path, lost: str) -> None:
     path = write(tmp_path / "shards", "x.tar.zst", "s0-")
     assert texts(path, cache_dir=tmp_path / "cache") == everything(1)
@@ -259,7 +266,7 @@ def test_a_file_that_is_not_what_its_index_describes_is_damage(packed: Path, tmp
     with pytest.raises(ShardDamagedError, match=r"shard-000000\.tar\.zst does not have the digest that index\.json"):
         StreamingDataset(packed, cache_dir=tmp_path / "cache")[0]
     path.write_bytes(bytes(content[:-1]))
-    with pytest.raises(ShardDamagedError, match=r"shard-000000\.tar\.zst is 1 bytes short of its index"):
+    with pytest.raises(ShardDamagedError, match=r"shard-000000\.tar\.zst has [\d,]+ bytes but index\.json says"):
         StreamingDataset(packed, cache_dir=tmp_path / "cache")[0]
     path.unlink()
     with pytest.raises(ShardNotFoundError, match=r"shard-000000\.tar\.zst does not exist"):
@@ -282,37 +289,12 @@ def test_a_file_that_changes_while_it_is_read_gives_no_copy(
     assert not copies(tmp_path / "cache")
 
 
-def test_a_copy_of_which_a_part_was_replaced_counts_for_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    location, copy = "memory://store/x.tar.gz", tmp_path / "cache" / "0" / "x.tar.gz.tar"
-    copy.parent.mkdir(parents=True)
-    files = [write(tmp_path / name, "x.tar.gz", name) for name in ("old", "new")]
-    old, new = (Shard("x.tar.gz", SAMPLES, path.stat().st_size, storage.sha256(path), 10_240) for path in files)
-    unpacking.make_copy(files[0], copy, location, old, listed_in="memory://store")
-    assert unpacking.is_copy(copy, location, old)
-    assert not unpacking.is_copy(copy, location, new)
-    replace = Path.replace
-
-    def killed(path: Path, target: Path) -> None:
-        if path.suffix == shardindex.SUFFIX:
-            raise KeyboardInterrupt
-        replace(path, target)
-
-    monkeypatch.setattr(Path, "replace", killed)
-    with pytest.raises(KeyboardInterrupt):
-        unpacking.make_copy(files[1], copy, location, new, listed_in="memory://store")
-    assert not unpacking.is_copy(copy, location, old)  # as it would be if the store had the old one again
-
-
 def test_a_full_cache_is_an_error_that_names_it(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = Path.open
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def on_a_full_disk(path: Path, *args: Any, **options: Any) -> Any:
-        return opened(Path("/dev/full") if path.name.endswith(".zst.tar") else path, *args, **options)
-
-    monkeypatch.setattr(Path, "open", on_a_full_disk)
-    with pytest.raises(DestinationError, match=r"cache/.* cannot take .*zst, decompressed \(No space left on device\)"):
+    monkeypatch.setattr(room, "_allocate", full)
+    with pytest.raises(CacheError, match=r"/cache has no room for .*zst of [\d,]+ bytes \(No space left on device"):
         StreamingDataset(packed, cache_dir=tmp_path / "cache")[0]
     assert not copies(tmp_path / "cache")
 

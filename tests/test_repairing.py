@@ -126,7 +126,7 @@ def test_cached_copies_of_remote_shards_are_checked_and_fetched_again(shards: Pa
         where = {"cached": True, "cache_dir": tmp_path / "cache"}
         assert wdsdist.verify(manifest, **where) == []
         for number in (0, 1):
-            ShardReader(manifest, tmp_path / "cache").shard(number)
+            ShardReader(manifest, cache.ShardCache(tmp_path / "cache")).shard(number)
         assert wdsdist.verify(manifest, **where) == []
         copy = cache.cached_path(manifest, 1, tmp_path / "cache")
         whole = copy.read_bytes()

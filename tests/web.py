@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,8 @@ class Web:
         self.ranges = ranges
         self.sent = 0
         """Bytes of file contents sent so far."""
+        self.bytes_of: Counter[str] = Counter()
+        """The same for each file, by its name."""
         self.url = ""
 
 
@@ -58,6 +61,7 @@ def served(folder: Path, *, ranges: bool = True) -> Iterator[Web]:
                 with contextlib.suppress(ConnectionError):
                     self.wfile.write(content)
                     web.sent += len(content)
+                    web.bytes_of[path.name] += len(content)
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     web.url = f"http://127.0.0.1:{server.server_port}"

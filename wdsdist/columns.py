@@ -41,7 +41,7 @@ class Ragged:
     sequences element by element, as pinning and device transfer do, would take it apart.
 
     Where batches are made in this process (``num_workers=0``) the strings are views of the mapped shard, and cannot
-    be written; ``data`` copies them on first use.
+    be written; ``data`` copies them on first use. With a ``cache_limit`` they are copies.
 
     >>> column = Ragged.of([b"one", b"", b"three"])
     >>> len(column), bytes(column[2]), column.offsets.tolist()
@@ -96,6 +96,10 @@ class Ragged:
             view = self._bytes.data
             self._parts = [view[start:stop] for start, stop in pairwise(self.bounds.tolist())]
         return self._parts
+
+    def copied(self) -> Ragged:
+        """Return the column in memory of its own."""
+        return Ragged.within(np.frombuffer(bytearray().join(self.parts), np.uint8), self.bounds)
 
     def __len__(self) -> int:
         return len(self._parts) if self._parts is not None else len(self.bounds) - 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -56,7 +57,7 @@ def unpack(path: Path, target: Path, *, size: int = -1, label: str = "") -> None
 
     Args:
         path: what is compressed, by gzip, bzip2, xz or zstd.
-        target: the file to write.
+        target: the file to write; an existing one keeps its inode.
         size: how many bytes have to come out; -1 where that is not known, so that there must be fewer than a bomb has.
         label: names the file in errors; by default its path.
 
@@ -67,12 +68,14 @@ def unpack(path: Path, target: Path, *, size: int = -1, label: str = "") -> None
     most = size if size >= 0 else max(_ALWAYS, _EXPANSION * path.stat().st_size)
     written = 0
     try:
-        with target.open("wb", buffering=_CHUNK) as out:
+        # In place: the target may have been given its room before.
+        with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT, 0o666), "wb", buffering=_CHUNK) as out:
             for piece in _pieces(path, label):
                 written += len(piece)
                 if written > most:
                     raise ShardDamagedError(_too_large(label, size, most))
                 out.write(piece)
+            out.truncate()
     except WdsdistError:
         raise
     except OSError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,12 +14,15 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsdist import catalog
+from wdsdist.cache import ShardCache
 from wdsdist.catalog import Shards
-from wdsdist.checks import check_integer
+from wdsdist.checks import check_integer, check_seconds
 from wdsdist.columns import Sample
 from wdsdist.decode import Decode, Decoder
 from wdsdist.errors import ArgumentTypeError, SampleIndexError
+from wdsdist.footprint import check_limit, fitting_window, readers_of
 from wdsdist.handover import EpochRequest, Loading
+from wdsdist.memory import leave_inherited_objects
 from wdsdist.node import Identity, identity
 from wdsdist.order import Order, OrderName, OrderSettings, default_window, epoch_order, split_line
 from wdsdist.permutation import Int64s
@@ -28,7 +30,8 @@ from wdsdist.plan import EpochPlan
 from wdsdist.progress import Progress
 from wdsdist.samples import Fields, SampleReader
 from wdsdist.shards import ShardReader
-from wdsdist.transport import grouped
+from wdsdist.share import Share
+from wdsdist.sizes import check_bytes
 
 
 class StreamingDataset(IterableDataset[Any]):
@@ -54,13 +57,16 @@ class StreamingDataset(IterableDataset[Any]):
         order: ``"shard"`` shuffles shards, then samples within windows, so that each rank reads shards of its own
             almost in sequence; ``"sampler"`` is the sequence of ``DistributedSampler``, bit for bit.
         shuffle_window: samples that are shuffled together when ``order="shard"``; by default 16 shards' worth, at
-            least 4,096.
+            least 4,096, but no more than fit ``cache_limit`` with all ranks of a node. Kept in a loader's state.
         num_canonical_replicas: lanes that the order is made of when ``order="shard"``; by default the world size of
             the first run. Runs with the same number see the same global batches, whatever their world size.
         batch_size: give it only where a foreign ``DataLoader`` makes batches of this size, so that workers are dealt
             whole batches. A `StreamingDataLoader` brings its own.
-        cache_dir: where remote shards, and compressed ones once they are decompressed, are kept; by default in the
-            user's cache folder.
+        cache_dir: where the ranks and jobs of a node keep remote shards, and compressed ones once they are
+            decompressed; by default in the user's cache folder.
+        cache_limit: bytes that this folder may take at any time, as a number or a text such as ``"200GB"``: shards
+            whose next use is furthest make room for others. By default nothing is ever removed.
+        download_timeout: seconds in which a remote shard has to be had, all attempts and waiting included.
         storage_options: passed to fsspec for remote shards.
 
     Raises:
@@ -96,6 +102,8 @@ class StreamingDataset(IterableDataset[Any]):
         num_canonical_replicas: int | None = None,
         batch_size: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
+        cache_limit: int | str | None = None,
+        download_timeout: float = 300.0,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -113,8 +121,15 @@ class StreamingDataset(IterableDataset[Any]):
         self.num_canonical_replicas = num_canonical_replicas
         if transform is not None and not callable(transform):
             raise ArgumentTypeError(f"transform is {transform!r}: it must be a function of a sample")
+        self.shuffle_window = shuffle_window
+        self.cache_limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
+        self._cache = ShardCache(
+            None if cache_dir is None else Path(cache_dir),
+            limit=self.cache_limit,
+            timeout=check_seconds("download_timeout", download_timeout),
+        )
         self._samples = SampleReader(
-            ShardReader(self.manifest, None if cache_dir is None else Path(cache_dir)),
+            ShardReader(self.manifest, self._cache),
             Fields(fields),
             Decoder(decode),
             transform,
@@ -155,10 +170,25 @@ class StreamingDataset(IterableDataset[Any]):
         """Return a watcher of what `set_epoch` asks for."""
         return self._request.watch()
 
-    def order_settings(self, num_replicas: int) -> OrderSettings:
-        """Return the settings of the order; a world of ``num_replicas`` decides its lanes where nothing else does."""
-        lanes = self.num_canonical_replicas or num_replicas
-        return dataclasses.replace(self._settings, num_canonical_replicas=lanes)
+    def order_settings(self, *, lanes: int | None = None, window: int | None = None) -> OrderSettings:
+        """Return the settings of the order: ``lanes`` and ``window``, as far as this data set was given none.
+
+        What neither gives is decided by the world size, and by the room in the cache.
+        """
+        lanes = self.num_canonical_replicas or lanes or self.identity().world_size
+        settings = dataclasses.replace(self._settings, num_canonical_replicas=lanes)
+        window = self.shuffle_window or window
+        if window is None and self.cache_limit is not None:
+            window = fitting_window(readers_of(self.manifest, self.identity()), settings, self.cache_limit)
+        return settings if window is None else dataclasses.replace(settings, window=window)
+
+    def check_cache_limit(self, settings: OrderSettings) -> None:
+        """Check that ``cache_limit`` is enough for an order.
+
+        Raises ``ArgumentError`` where it is too little for one rank; warns where it is for those of this node.
+        """
+        if self.cache_limit is not None:
+            check_limit(readers_of(self.manifest, self.identity()), settings, self.cache_limit)
 
     def order(self, settings: OrderSettings, epoch: int) -> Order:
         """Return which sample stands at which position of an epoch."""
@@ -201,19 +231,36 @@ class StreamingDataset(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
-        share = (0, 1) if worker is None else (worker.id, worker.num_workers)
         if worker is not None:
-            _leave_inherited_objects()
+            leave_inherited_objects()
+        share = functools.partial(
+            Share,
+            manifest=self.manifest,
+            cache=self._cache,
+            samples=self._samples,
+            worker=0 if worker is None else worker.id,
+            num_workers=1 if worker is None else worker.num_workers,
+        )
         if self._loading is None:
-            return self._single_samples(*share)
-        groups = self._groups(self._loading, *share, deferred=worker is not None)
-        return groups if worker is None else map(self._loading.channel.sender(worker.id), groups)
+            return self._single_samples(share)
+        loading, start = self._loading, self._loading.start.read()
+        settings = self.order_settings(lanes=start.num_canonical_replicas, window=start.shuffle_window)
+        mine = share(
+            order=self.order(settings, start.epoch),
+            settings=settings,
+            plan=self.plan(loading, start.num_replicas, start.consumed),
+            rank=start.rank,
+            group=start.group,
+        )
+        if worker is None:
+            return mine.groups(loading.collate_fn)
+        return mine.parcels(loading.collate_fn, loading.channel.sender(worker.id))
 
-    def _single_samples(self, worker: int, num_workers: int) -> Iterator[Any]:
+    def _single_samples(self, share: Callable[..., Share]) -> Iterator[Any]:
         """Yield single samples: this worker's part of this rank's, for a foreign ``DataLoader`` or none."""
-        here = self.identity()
+        here, settings = self.identity(), self.order_settings()
+        self.check_cache_limit(settings)
         self._request.pass_to(self._progress)
-        epoch = self._progress.start(lambda position: True).epoch
         plan = EpochPlan(
             num_samples=self.num_samples,
             num_replicas=here.world_size,
@@ -221,22 +268,8 @@ class StreamingDataset(IterableDataset[Any]):
             drop_last=self.drop_last,
             drop_last_batch=False,
         )
-        order = self.order(self.order_settings(here.world_size), epoch)
-        batches = plan.batches(order, rank=here.rank, worker=worker, num_workers=num_workers)
-        return (
-            self._samples.sample(*place)
-            for places in batches
-            for place in zip(*(part.tolist() for part in places), strict=True)
-        )
-
-    def _groups(self, loading: Loading, worker: int, num_workers: int, *, deferred: bool) -> Iterator[list[Any]]:
-        """Yield this worker's part of this rank's batches, from where the loader wants them, group by group."""
-        start = loading.start.read()
-        plan = self.plan(loading, start.num_replicas, start.consumed)
-        order = self.order(self.order_settings(start.num_canonical_replicas), start.epoch)
-        places = plan.batches(order, rank=start.rank, worker=worker, num_workers=num_workers, group=start.group)
-        batches = (self._samples.batch(*batch, loading.collate_fn, deferred=deferred) for batch in places)
-        return grouped(batches, start.group)
+        epoch = self._progress.start(lambda position: True).epoch
+        return share(order=self.order(settings, epoch), settings=settings, plan=plan, rank=here.rank).single_samples()
 
     def plan(self, loading: Loading, num_replicas: int, consumed: int = 0) -> EpochPlan:
         """Return the batches that a loader makes of an epoch from ``consumed`` samples on."""
@@ -273,9 +306,3 @@ class StreamingDataset(IterableDataset[Any]):
             here = self.identity()
             state["_rank"], state["_num_replicas"] = here.rank, here.world_size
         return state
-
-
-@functools.cache
-def _leave_inherited_objects() -> None:
-    """Take what a forked worker inherited out of its garbage collection: to look at an object is to copy its page."""
-    gc.freeze()

@@ -60,6 +60,10 @@ class StorageError(WdsdistError, OSError):
     """A file or object could not be read from its storage."""
 
 
+class CacheError(WdsdistError, OSError):
+    """The cache of remote shards has no room, is not given room in time, or cannot be written."""
+
+
 class SampleError(WdsdistError, ValueError):
     """A sample lacks a member that was asked for, or its members do not form a batch."""
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from itertools import zip_longest
 
 import numpy as np
 
 from wdsdist import mixing
 from wdsdist.checks import check_integer
 from wdsdist.errors import ArgumentError
+from wdsdist.footprint import Readers, bytes_at_once
 from wdsdist.mixing import Mixing
 from wdsdist.order import Order, OrderSettings, ShardOrder, epoch_order
 from wdsdist.permutation import Int64s
@@ -39,6 +38,11 @@ class World:
         """Return the order of the epoch."""
         return epoch_order(self.counts, self.settings, self.epoch)
 
+    def readers(self) -> Readers:
+        """Return what the ranks of one node read, all of it through a cache."""
+        ranks = min(self.ranks_per_node, self.plan.num_replicas)
+        return Readers(counts=self.counts, sizes=self.sizes, num_replicas=self.plan.num_replicas, ranks=ranks)
+
     def nodes(self) -> list[range]:
         """Return the ranks of each node."""
         ranks = range(self.plan.num_replicas)
@@ -60,8 +64,10 @@ class Forecast:
     """Shards that each node opens."""
     bytes_per_node: tuple[int, ...]
     """Bytes of those shards: what a node fetches when they are remote."""
+    cache_bytes_per_rank: int
+    """The most bytes of copies that a rank needs at once, for the current and the next window of its lanes."""
     cache_bytes_per_node: int
-    """The most bytes of shards that a node needs at once, for the current and the next window of its ranks."""
+    """The same for all ranks of a node."""
     mixing: Mixing
     uniform: Mixing
     """The same figures for a uniform shuffle."""
@@ -77,12 +83,8 @@ def forecast(world: World) -> Forecast:
     if plan.drop_last_batch:
         per_rank = plan.batches_per_rank * plan.batch_size
     taken = per_rank * plan.num_replicas
-    opened, needed = [], []
-    for ranks in world.nodes():
-        steps = [_windows_of(order, plan, rank) for rank in ranks]
-        windows = [np.unique(np.concatenate(parts)) for parts in zip_longest(*steps, fillvalue=np.arange(0))]
-        opened.append(np.unique(np.concatenate([*windows, np.arange(0)])))
-        needed.append(max((_bytes(world, pair) for pair in zip_longest(windows, windows[1:])), default=0))
+    opened = [np.unique(np.concatenate([_shards_of(order, plan, rank) for rank in ranks])) for ranks in world.nodes()]
+    readers = world.readers()
     return Forecast(
         batches_per_rank=plan.batches_per_rank,
         samples_per_rank=per_rank,
@@ -90,23 +92,16 @@ def forecast(world: World) -> Forecast:
         samples_repeated=max(0, taken - plan.num_samples),
         shards_per_node=tuple(len(shards) for shards in opened),
         bytes_per_node=tuple(int(world.sizes[shards].sum()) for shards in opened),
-        cache_bytes_per_node=max(needed),
+        cache_bytes_per_rank=bytes_at_once(readers, world.settings, ranks=1, epoch=world.epoch),
+        cache_bytes_per_node=bytes_at_once(readers, world.settings, ranks=readers.ranks, epoch=world.epoch),
         mixing=mixing.measure(order, world.counts, plan),
         uniform=mixing.uniform(world.counts, plan),
     )
 
 
-def _windows_of(order: Order, plan: EpochPlan, rank: int) -> list[Int64s]:
-    """Return the shards that a rank needs, window after window; all of them at once where there are no windows."""
+def _shards_of(order: Order, plan: EpochPlan, rank: int) -> Int64s:
+    """Return the shards that a rank reads."""
     if not isinstance(order, ShardOrder):
-        positions = np.arange(rank, plan.num_samples, plan.num_replicas)
-        return [np.unique(order.locate(positions)[0])]
-    # Striding over the positions by W, a rank meets the lanes that agree with it modulo the common divisor.
-    stride = math.gcd(order.num_lanes, plan.num_replicas)
-    lanes = [order.lane_windows(lane) for lane in range(rank % stride, order.num_lanes, stride)]
-    return [np.unique(np.concatenate(parts)) for parts in zip_longest(*lanes, fillvalue=np.arange(0))]
-
-
-def _bytes(world: World, windows: tuple[Int64s | None, ...]) -> int:
-    shards = np.unique(np.concatenate([shards for shards in windows if shards is not None]))
-    return int(world.sizes[shards].sum())
+        return np.unique(order.locate(np.arange(rank, plan.num_samples, plan.num_replicas))[0])
+    lanes = order.lanes_of(rank, plan.num_replicas)
+    return np.concatenate([order.lane_shards(lane, *order.lane_stretches(lane)[[0, -1]].tolist()) for lane in lanes])

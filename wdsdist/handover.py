@@ -70,6 +70,7 @@ class Start:
     rank: int
     num_replicas: int
     num_canonical_replicas: int
+    shuffle_window: int
     group: int
     """Batches that a worker makes and sends together."""
 
@@ -78,9 +79,12 @@ class StartingPoint:
     """The `Start` of the current iteration: the loader writes it, then each worker reads it as it begins.
 
     >>> point = StartingPoint()
-    >>> point.write(Start(epoch=1, consumed=0, rank=0, num_replicas=1, num_canonical_replicas=1, group=1))
-    >>> point.read().epoch
-    1
+    >>> start = Start(
+    ...     epoch=1, consumed=0, rank=0, num_replicas=1, num_canonical_replicas=1, shuffle_window=64, group=1
+    ... )
+    >>> point.write(start)
+    >>> point.read() == start
+    True
     """
 
     def __init__(self) -> None:

@@ -93,7 +93,8 @@ class StreamingDataLoader(DataLoader[Any]):
         )
         self._progress = Progress()
         self._request = dataset.epoch_request()
-        self._lanes: int | None = None  # what a loaded state brought
+        self._settings: OrderSettings | None = None  # of the first run, or what a loaded state brought
+        self._checked: OrderSettings | None = None
         self._passes = 0
         self._group = 1
         super().__init__(
@@ -142,28 +143,29 @@ class StreamingDataLoader(DataLoader[Any]):
         The next iteration gives what was left of that epoch. Raises `StateMismatchError` for the state of another
         data set, seed or order, and lists the differences.
         """
-        lanes = self._lanes
-        if self.dataset.num_canonical_replicas is None and isinstance(state, Mapping):
-            lanes = state.get("num_canonical_replicas") or None
-        position = read_state(state, self._state(Position(0, 0), lanes))
+        settings = self._order_settings()
+        if isinstance(state, Mapping):
+            lanes, window = state.get("num_canonical_replicas"), state.get("shuffle_window")
+            settings = self.dataset.order_settings(lanes=lanes or None, window=window or None)
+        position = read_state(state, self._state(Position(0, 0), settings))
         self._request.pass_to(self._progress)  # what was asked for before no longer counts
         self._progress.resume(position)
-        self._lanes = lanes
+        self._settings = settings
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_iterator": None}  # workers stay with the process that started them
 
-    def _state(self, position: Position, lanes: int | None = None) -> State:
+    def _state(self, position: Position, settings: OrderSettings | None = None) -> State:
         return make_state(
             position,
             num_samples=self.dataset.num_samples,
             fingerprint=self.dataset.fingerprint,
-            settings=self._order_settings(lanes),
+            settings=settings or self._order_settings(),
             notes=self.dataset.order_notes(),
         )
 
-    def _order_settings(self, lanes: int | None = None) -> OrderSettings:
-        return self.dataset.order_settings(lanes or self._lanes or self.dataset.identity().world_size)
+    def _order_settings(self) -> OrderSettings:
+        return self._settings or self.dataset.order_settings()
 
     def _plan(self, position: Position) -> EpochPlan:
         """Return the plan of what is left at a position; raise where a whole epoch would have no batch."""
@@ -187,23 +189,26 @@ class StreamingDataLoader(DataLoader[Any]):
         position = self._progress.start(lambda place: self._plan(place).batches_per_rank > 0)
         here = self.dataset.identity()
         plan = self._plan(position)
-        if self._lanes is None:
-            self._lanes = here.world_size  # the first run's, whatever the world becomes
+        settings = self._settings = self._order_settings()  # the first run's, whatever the world becomes
+        if settings != self._checked:
+            self.dataset.check_cache_limit(settings)
+            self._checked = settings
         if self.num_workers and self._iterator is None:
-            self._prepare()
+            self._prepare(settings)
         self._loading.start.write(
             Start(
                 epoch=position.epoch,
                 consumed=position.consumed,
                 rank=here.rank,
                 num_replicas=here.world_size,
-                num_canonical_replicas=self._lanes,
+                num_canonical_replicas=settings.num_canonical_replicas,
+                shuffle_window=min(settings.window, max(1, plan.num_samples)),  # a larger one means the same
                 group=self._group,
             )
         )
         return super().__iter__(), plan
 
-    def _prepare(self) -> None:
+    def _prepare(self, settings: OrderSettings) -> None:
         """Make what new workers need: memory to share, and how many batches they send together.
 
         A message costs as much as making a batch of small samples.
@@ -211,6 +216,9 @@ class StreamingDataLoader(DataLoader[Any]):
         batch_bytes = self.dataset.mean_sample_bytes * self._loading.batch_size
         is_light = self._loading.collate_fn is None and self.dataset.is_light
         group = group_size(len(self), batch_bytes, self.num_workers) if is_light else 1
+        if self.dataset.cache_limit is not None:
+            # The shards of a group are in the cache together; the groups in the making should lie in one window.
+            group = max(1, min(group, settings.window // (self._loading.batch_size * self.num_workers)))
         ahead = self.prefetch_factor or 2
         self._group = self._loading.channel.prepare(self.num_workers, ahead, batch_bytes, group=group)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import functools
+import gc
 import mmap
 import os
 import pickle
@@ -145,3 +147,9 @@ def _lines(path: str) -> list[str]:
         return Path(path).read_text().splitlines()
     except OSError:
         return []
+
+
+@functools.cache
+def leave_inherited_objects() -> None:
+    """Take what a forked worker inherited out of its garbage collection: to look at an object is to copy its page."""
+    gc.freeze()

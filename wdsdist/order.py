@@ -14,7 +14,8 @@ numbers, as the original does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -32,6 +33,12 @@ _SHARDS, _WINDOWS = 1, 2
 # beyond it less and less, while the disk for two windows doubles each time. See docs/order.md.
 _WINDOW_SHARDS = 16
 _WINDOW_SAMPLES = 4096
+
+_GROWTH = 4
+"""Times by which a window is larger than the one before it, at the start of a lane."""
+
+_STRETCHES = 4
+"""For each shard, the most stretches that a lane is looked at in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +99,9 @@ def epoch_order(counts: Int64s, settings: OrderSettings, epoch: int) -> Order:
     """
     epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
     if settings.name == "sampler":
-        return SamplerOrder(counts, settings, epoch)
+        if settings.shuffle:
+            return SamplerOrder(counts, settings, epoch)
+        settings = replace(settings, num_canonical_replicas=1)  # the shards as they lie
     return ShardOrder(counts, settings, epoch)
 
 
@@ -102,18 +111,15 @@ class SamplerOrder:
     def __init__(self, counts: Int64s, settings: OrderSettings, epoch: int) -> None:
         self._epoch = epoch
         self._ends = np.cumsum(counts, dtype=np.int64)
-        self._samples: Int64s | None = None
-        if settings.shuffle:
-            check_integer("seed + epoch", settings.seed + epoch, 0, 2**64 - 1)
-            self._samples = torch_randperm(self.num_samples, settings.seed + epoch)
+        check_integer("seed + epoch", settings.seed + epoch, 0, 2**64 - 1)
+        self._samples = torch_randperm(self.num_samples, settings.seed + epoch)
 
     @property
     def num_samples(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-        samples = positions if self._samples is None else self._samples[positions]
-        return split_line(self._ends, samples)
+        return split_line(self._ends, self._samples[positions])
 
     def epochs(self, positions: Int64s) -> Int64s:
         return np.full(positions.shape, self._epoch)
@@ -130,8 +136,10 @@ class ShardOrder:
         self._key = mix_key(settings.seed, epoch)
         self._shuffle = settings.shuffle
         shards = shuffled(len(counts), mix_key(settings.seed, epoch, _SHARDS)) if self._shuffle else None
-        self._shards = np.arange(len(counts)) if shards is None else shards
-        self._ends = np.cumsum(counts[self._shards], dtype=np.int64)
+        self.shards = np.arange(len(counts)) if shards is None else shards
+        """int64 [shards]: all of them, as they lie on the line."""
+        self._is_filled = counts[self.shards] > 0
+        self._ends = np.cumsum(counts[self.shards], dtype=np.int64)
         self._window = max(1, min(settings.window, self.num_samples))  # a larger one means the same and overflows
         lanes = np.arange(settings.num_canonical_replicas + 1, dtype=np.int64)
         share, more = divmod(self.num_samples, settings.num_canonical_replicas)
@@ -147,30 +155,54 @@ class ShardOrder:
     def num_lanes(self) -> int:
         return len(self._lane_starts) - 1
 
-    def lane_windows(self, lane: int) -> list[Int64s]:
-        """Return the shards that each window of a lane reads, window after window; without shuffle, one at a time."""
-        start, stop = self._lane_starts[lane : lane + 2].tolist()
-        if not self._shuffle:
-            return np.split(shards := self._shards_between(start, stop), range(1, len(shards)))
-        length, first = stop - start, int(self._first_piece[lane])
-        found = []
-        offset = np.array([0])
-        while offset[0] < length:
-            size = _windows(offset, self._first_length[lane : lane + 1], self._window, np.array([length]))[2]
-            begin = (first + int(offset[0])) % length
-            end = begin + int(size[0])
-            # Where a window runs over the end of its lane it goes on at the lane's start.
-            parts = ((start + begin, start + min(end, length)), (start, start + max(end - length, 0)))
-            found.append(np.unique(np.concatenate([self._shards_between(*part) for part in parts])))
-            offset = offset + size
-        return found
+    def lanes_of(self, rank: int, num_replicas: int) -> range:
+        """Return the lanes that a rank meets as it strides over the positions."""
+        # Those that agree with it modulo the common divisor of lanes and ranks.
+        step = math.gcd(self.num_lanes, num_replicas)
+        return range(rank % step, self.num_lanes, step)
 
-    def _shards_between(self, start: int, stop: int) -> Int64s:
-        """Return the shards, in order, that hold the samples from ``start`` to ``stop`` on the line of all samples."""
-        places = np.unique(split_line(self._ends, np.array([start, stop - 1]))[0]) if start < stop else np.arange(0)
-        if len(places):
-            places = np.arange(places[0], places[-1] + 1)
-        return self._shards[places[np.diff(self._ends, prepend=0)[places] > 0]]
+    def lane_stretches(self, lane: int) -> Int64s:
+        """Return the offsets at which the windows of a lane begin, and behind them the lane's length.
+
+        Windows much smaller than a shard are taken together, so that there are never many more stretches than shards.
+        Without shuffle, each shard is a stretch.
+        """
+        start, stop = self._lane_starts[lane : lane + 2].tolist()
+        length = stop - start
+        if not self._shuffle:
+            inside = self._ends[(self._ends > start) & (self._ends < stop)]
+            return np.unique(np.concatenate(((0,), inside - start, (length,))))
+        begin, size = 0, min(int(self._first_length[lane]), self._window)
+        ramp = []
+        while begin < length and size < self._window:
+            ramp.append(begin)
+            begin, size = begin + size, size * _GROWTH
+        together = max(1, self.num_samples // (_STRETCHES * len(self.shards) * self._window))
+        regular = np.arange(begin, length, together * self._window)
+        return np.concatenate((ramp, regular, (length,))).astype(np.int64)
+
+    def lane_spans(self, lane: int, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
+        """Return where in `shards` those lie that hold the samples of a lane from offsets ``begins`` to ``ends``.
+
+        What runs over the end of its lane goes on at the lane's start, so there are two spans for each.
+
+        Returns:
+            int64 [2, n] and [2, n]: the first place of each span, and one past the last.
+        """
+        start, stop = self._lane_starts[lane : lane + 2].tolist()
+        length = max(1, stop - start)
+        first = (begins + (self._first_piece[lane] if self._shuffle else 0)) % length
+        last = first + ends - begins
+        firsts = start + np.stack((first, np.zeros_like(first)))
+        lasts = start + np.stack((np.minimum(last, length), np.maximum(last - length, 0)))
+        places = np.searchsorted(self._ends, firsts, side="right")
+        return places, np.where(firsts < lasts, np.searchsorted(self._ends, lasts - 1, side="right") + 1, places)
+
+    def lane_shards(self, lane: int, begin: int, end: int) -> Int64s:
+        """Return the shards that hold the samples of a lane from offset ``begin`` to ``end``, in increasing order."""
+        firsts, lasts = self.lane_spans(lane, np.array([begin]), np.array([end]))
+        places = np.concatenate([np.arange(*span) for span in zip(firsts.flat, lasts.flat, strict=True)])
+        return np.unique(self.shards[places[self._is_filled[places]]])
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         offset, lane = np.divmod(positions, self.num_lanes)
@@ -182,7 +214,7 @@ class ShardOrder:
             offset = begin + permute(offset - begin, size, keys)
             offset = (offset + self._first_piece[lane]) % length
         places, samples = split_line(self._ends, start + offset)
-        return self._shards[places], samples
+        return self.shards[places], samples
 
     def epochs(self, positions: Int64s) -> Int64s:
         return np.full(positions.shape, self._epoch)
@@ -221,8 +253,8 @@ def _longest_pieces(ends: Int64s, lane_starts: Int64s) -> tuple[Int64s, Int64s]:
 def _windows(offset: Int64s, first: Int64s, window: int, length: Int64s) -> tuple[Int64s, Int64s, Int64s]:
     """Return the number, the start and the size of the window that holds each offset of a lane.
 
-    The first window is the lane's first piece, so that the first batch needs one shard; each next one is four times
-    as large, up to ``window``. Doubling would let data in more gently, but mixes less: on short lanes, half of an
+    The first window is the lane's first piece, so that the first batch needs one shard; each next one is `_GROWTH`
+    times as large, up to ``window``. Doubling would let data in more gently, but mixes less: on short lanes, half of an
     epoch would be spent in small windows.
     """
     first = np.minimum(first, window)

@@ -80,15 +80,19 @@ class EpochPlan:
         steps = np.arange(first, min(first + self.batch_size, self.samples_per_rank), dtype=np.int64)
         return (self.start + steps * self.num_replicas + rank) % self.num_samples
 
-    def batches(
-        self, order: Order, *, rank: int, worker: int = 0, num_workers: int = 1, group: int = 1
-    ) -> Iterator[Places]:
-        """Yield the batches that one worker of one rank makes.
+    def batch_numbers(self, worker: int, num_workers: int, *, group: int = 1) -> Iterator[int]:
+        """Yield the numbers of the batches that one worker makes.
 
         Batches are dealt to workers in groups: worker ``w`` of ``n`` has groups ``w, w + n, ...``, one after another.
         """
-        firsts = range(worker * group, self.batches_per_rank, num_workers * group)
-        mine = (batch for first in firsts for batch in range(first, min(first + group, self.batches_per_rank)))
+        for first in range(worker * group, self.batches_per_rank, num_workers * group):
+            yield from range(first, min(first + group, self.batches_per_rank))
+
+    def batches(
+        self, order: Order, *, rank: int, worker: int = 0, num_workers: int = 1, group: int = 1
+    ) -> Iterator[Places]:
+        """Yield the batches that one worker of one rank makes."""
+        mine = self.batch_numbers(worker, num_workers, group=group)
         at_once = max(1, _BLOCK_SAMPLES // self.batch_size)
         while block := list(islice(mine, at_once)):
             positions = [self.positions(rank=rank, batch=batch) for batch in block]

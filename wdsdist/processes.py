@@ -77,7 +77,7 @@ def pool(workers: int | None, tasks: int, *, threads: int = 1) -> Iterator[concu
     all work that has not begun.
     """
     carried = dict(_alive.items())  # unlike the dictionary itself, these may be read while values are collected
-    executor = _executor(min(workers or cpu_count(), tasks), min(threads, tasks), carried)
+    executor = _executor(min(workers or cpu_count(), tasks), max(1, min(threads, tasks)), carried)
     _travelling.update(carried.keys())
     try:
         yield executor

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from wdsdist.columns import Batch, Ragged, Sample, collate, column
 from wdsdist.decode import Decoder
 from wdsdist.errors import ArgumentTypeError, DecodeError, SampleError
@@ -91,13 +93,20 @@ class SampleReader:
         """Whether making a batch is little work and gives about as many bytes as it reads."""
         return self._transform is None and self._decoder.is_light
 
+    def release(self) -> None:
+        """Let the shards that were read be evicted from the cache, once no view of them is left."""
+        self._reader.release()
+
     def sample(self, shard: int, sample: int, epoch: int) -> Any:
         """Return one sample, decoded and transformed.
 
         Raises `SampleError` where a field is missing and `DecodeError`, naming shard and member, where one is bad.
         """
         seed = mix_key(self._seed, epoch, _AUGMENTATION, shard, sample) >> 1 if self._needs_seeds else 0
-        return self._sample(shard, sample, seed)
+        try:
+            return self._sample(shard, sample, seed)
+        finally:
+            self.release()  # a sample holds copies
 
     def batch(
         self,
@@ -110,13 +119,18 @@ class SampleReader:
     ) -> Any:
         """Return the batch of the given samples, made by ``collate_fn`` or as columns.
 
-        With ``deferred``, tensors may come as `Stacked` pieces.
+        With ``deferred``, tensors may come as `Stacked` pieces, and columns as views of the shards until `release`.
         """
+        self._reader.hold(np.unique(shards).tolist())
         seeds = self._seeds(shards, samples, epochs)
-        if collate_fn is None and self._transform is None:
-            return self._columns(shards.tolist(), samples.tolist(), seeds, deferred)
-        made = [self._sample(*one) for one in zip(shards.tolist(), samples.tolist(), seeds, strict=True)]
-        return collate(made, deferred=deferred) if collate_fn is None else collate_fn(made)
+        try:
+            if collate_fn is None and self._transform is None:
+                return self._columns(shards.tolist(), samples.tolist(), seeds, deferred)
+            made = [self._sample(*one) for one in zip(shards.tolist(), samples.tolist(), seeds, strict=True)]
+            return collate(made, deferred=deferred) if collate_fn is None else collate_fn(made)
+        finally:
+            if not deferred:
+                self.release()
 
     def _seeds(self, shards: Int64s, samples: Int64s, epochs: Int64s) -> list[int]:
         if not self._needs_seeds:
@@ -180,7 +194,8 @@ class SampleReader:
         deferred: bool,
     ) -> Any:
         if self._decoder.is_raw:
-            return Ragged.of(parts)
+            # A batch that is kept must not keep room for ever.
+            return Ragged.of(parts) if deferred or not self._reader.is_bounded else Ragged.of(parts).copied()
         pieces = self._decoder.stacked(extensions, parts)
         if pieces is not None:
             return pieces if deferred else pieces.tensor()

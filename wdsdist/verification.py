@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -60,6 +61,8 @@ class Task:
     """Where the index.json that lists it stands."""
     options: Mapping[str, Any]
     deep: bool
+    is_copy: bool = False
+    """Whether it is the cached copy of a remote shard."""
 
 
 def verify(
@@ -127,13 +130,14 @@ def find_tasks(manifest: Manifest, *, deep: bool, cached: bool, cache_dir: Path 
     for number in range(len(manifest.counts)):
         location = manifest.location(number)
         listed = manifest.shard(number)
-        if cached and cache.is_copied(manifest, number):
+        is_copy = cached and bool(manifest.is_copied[number])
+        if is_copy:
             copy = cache.cached_path(manifest, number, cache_dir)
             if not copy.exists():
                 continue
             location = str(copy)
             listed = _decompressed(listed, copy) if listed.is_compressed else listed
-        tasks[number] = Task(location, listed, manifest.base, manifest.storage_options, deep)
+        tasks[number] = Task(location, listed, manifest.base, manifest.storage_options, deep, is_copy)
     return tasks
 
 
@@ -149,7 +153,10 @@ def _decompressed(listed: Shard, copy: Path) -> Shard:
 def check(task: Task, number: int = 0) -> list[Damage]:
     """Return everything that is wrong with one shard."""
     if not storage.is_remote(task.location):
-        problems = _check(storage.local_path(task.location), task)
+        path = storage.local_path(task.location)
+        # A copy that is evicted while it is mapped would kill the process that reads it.
+        with cache.kept(path) if task.is_copy else contextlib.nullcontext():
+            problems = _check(path, task)
     else:
         with tempfile.TemporaryDirectory(prefix="wdsdist-") as folder:
             path = Path(folder) / storage.split(task.location)[1]

@@ -14,6 +14,7 @@ from web import Web, served
 
 import wdsdist
 from wdsdist import remotetar, shardindex, storage, tarindex
+from wdsdist.cache import ShardCache
 from wdsdist.errors import (
     ArgumentError,
     DestinationError,
@@ -142,7 +143,7 @@ def test_a_data_set_indexed_so_is_read_without_another_scan(
         raise AssertionError(f"{path} was scanned")
 
     monkeypatch.setattr(tarindex, "scan_shard", scan)
-    shard = ShardReader(wdsdist.open(tmp_path / "own"), tmp_path / "cache").shard(0)
+    shard = ShardReader(wdsdist.open(tmp_path / "own"), ShardCache(tmp_path / "cache")).shard(0)
     assert bytes(shard.member(3, 0)) == LARGE[3][1]
 
 

@@ -17,21 +17,22 @@ import wdsdist
 HOUSE = [
     ("errors",),  # what can go wrong, one name for each
     ("checks", "encode"),  # of arguments; values to bytes
-    ("tarformat", "permutation"),  # pure: bytes and numbers in, values out
+    ("tarformat", "permutation", "sizes"),  # pure: bytes, numbers and texts in, values out
     # the outside: files and objects; who this process is; what processes share; compressed tars as streams
     ("storage", "node", "memory", "compression"),
     # pools of workers; clusters of the user's; where members lie; which sample stands where
     ("processes", "engines", "shardindex", "order"),
     ("plan", "shares"),  # who takes which positions; which of several data sets stands where
     ("mixture",),  # the order of several data sets in one stream
-    ("mixing",),  # how well an order mixes
+    ("mixing", "lookahead"),  # how well an order mixes; which shards a rank needs next
+    ("footprint",),  # how many bytes of shards ranks need at once
     ("forecast",),  # what an epoch will be like
     ("manifest",),  # the shards of a data set
     ("tarindex", "joined"),  # the index of one tar, read or made; several data sets as one
-    ("remotetar", "unpacking"),  # the index of one tar in a store; decompressed copies of shards
+    ("remotetar",),  # the index of one tar in a store
     ("catalog", "cache"),  # find data sets and index tars; keep one copy of each remote shard
     ("indexing", "exports"),  # make data sets of tars that others wrote; the indexes of other tools
-    ("shards", "sources"),  # read shards; read what people download
+    ("shards", "sources", "prefetch"),  # read shards; read what people download; fetch what will be read
     ("packing",),  # write shards
     ("images",),  # encoded images to pixels
     ("resizing",),  # pixels of another size
@@ -42,6 +43,7 @@ HOUSE = [
     ("verification",),  # check shards
     ("repairing",),  # mend what can be mended
     ("samples", "handover", "state"),  # samples into batches; word to the workers; what a checkpoint holds
+    ("share",),  # what one worker makes of an epoch
     ("dataset",),  # the samples of this rank, as torch iterates them
     ("together",),  # several data sets in one stream
     ("loader",),  # the batches of this rank, as torch loads them
@@ -53,7 +55,7 @@ HOUSE = [
 READS_ENVIRONMENT = {"node"}
 TOUCHES_FILES = {
     "storage", "node", "shardindex", "manifest", "tarindex", "catalog", "cache", "shards", "sources", "packing",
-    "verification", "memory", "remotetar", "indexing", "exports", "decodable", "repairing", "compression", "unpacking",
+    "verification", "memory", "remotetar", "indexing", "exports", "decodable", "repairing", "compression",
 }  # fmt: skip
 IMPORTS_TORCH = {"columns", "numeric", "transport", "decode", "handover", "dataset", "loader", "profiling"}
 """With the module itself; others do inside a function, so that the command line starts without it."""

@@ -146,7 +146,8 @@ def _lines(world: World, found: Forecast, workers: int) -> list[str]:
         f"{found.samples_repeated:,} repeated, of {total:,}",
         "shards opened": f"{_range(found.shards_per_node)} on each node, {sum(found.shards_per_node):,} in all",
         "bytes read": f"{_range(found.bytes_per_node, human)} on each node, {human(sum(found.bytes_per_node))} in all",
-        "cache needed": f"{human(found.cache_bytes_per_node)} a node, for the current and the next window of its ranks",
+        "cache needed": f"{human(found.cache_bytes_per_rank)} a rank, {human(found.cache_bytes_per_node)} a node, for "
+        "the current and the next window",
         "mixing": "of this order, and of a uniform shuffle",
         "  same shard": f"{found.mixing.same_shard:.3f}  {found.uniform.same_shard:.3f}  of neighbours in a batch",
         "  moved": f"{found.mixing.moved:.3f}  {found.uniform.moved:.3f}  of the data set, on average",

@@ -119,6 +119,28 @@ class Manifest:
         """Return the path or URL of one shard."""
         return storage.join(self.base, self.names[number].decode())
 
+    @functools.cached_property
+    def is_copied(self) -> npt.NDArray[np.bool_]:
+        """bool [shards]: which are read from copies in the cache, for they have to be fetched or decompressed."""
+        copied = self._is_compressed | storage.is_remote(self.base)
+        with_place = (np.char.find(self.names, b"://") >= 0) | np.char.startswith(self.names, b"/")
+        for number in np.flatnonzero(with_place).tolist():
+            copied[number] = storage.is_remote(self.location(number)) or self._is_compressed[number]
+        return copied
+
+    @property
+    def read_sizes(self) -> Int64s:
+        """int64 [shards]: bytes of what is read: of the tar in each that is compressed; -1 where unknown."""
+        return np.where(self._is_compressed, self.tar_sizes, self.sizes)
+
+    @functools.cached_property
+    def _is_compressed(self) -> npt.NDArray[np.bool_]:
+        """bool [shards]."""
+        compressed = ~np.char.endswith(self.names, b".tar")
+        for number in np.flatnonzero(compressed).tolist():
+            compressed[number] = self.shard(number).is_compressed
+        return compressed
+
     def part(self, number: int) -> tuple[Manifest, int]:
         """Return the manifest that first listed a shard, and its number there: another where data sets are joined."""
         return self, number

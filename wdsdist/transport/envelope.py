@@ -6,6 +6,7 @@ protocol 5 allows (PEP 574), and copied once, straight to where they are needed.
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 from collections.abc import Iterable, Sequence
@@ -40,13 +41,9 @@ def unseal(rest: bytes | memoryview, buffers: Iterable[Any]) -> Any:
 
 class _Pickler(pickle.Pickler):
     def __init__(self, stream: io.BytesIO) -> None:
-        super().__init__(stream, protocol=5, buffer_callback=self._take)
         self.pieces: list[Piece] = []
         self._scattered: dict[int, tuple[pickle.PickleBuffer, Piece]] = {}
-
-    def _take(self, buffer: pickle.PickleBuffer) -> None:
-        _, piece = self._scattered.pop(id(buffer), (buffer, None))
-        self.pieces.append([buffer.raw()] if piece is None else piece)
+        super().__init__(stream, protocol=5, buffer_callback=functools.partial(_take, self.pieces, self._scattered))
 
     def _bulk(self, piece: Piece) -> pickle.PickleBuffer:
         """Return what stands for a piece in the pickle."""
@@ -81,6 +78,14 @@ class _Pickler(pickle.Pickler):
             else:
                 tensor = tensor.contiguous()
         return _tensor, (self._bulk([memory_of(tensor)]), tensor.dtype, tuple(tensor.shape), stride)
+
+
+def _take(
+    pieces: list[Piece], scattered: dict[int, tuple[pickle.PickleBuffer, Piece]], buffer: pickle.PickleBuffer
+) -> None:
+    # No method of the pickler: that would be a cycle, and what was pickled would stay until the collector finds it.
+    _, piece = scattered.pop(id(buffer), (buffer, None))
+    pieces.append([buffer.raw()] if piece is None else piece)
 
 
 def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...] | None) -> torch.Tensor:

@@ -40,6 +40,7 @@ def grouped(batches: Iterable[Any], size: int) -> Iterator[list[Any]]:
     try:
         for batch in batches:
             group.append(batch)
+            del batch  # whoever is done with a group must not find that one of it is still held here
             if len(group) == size:
                 yield group
                 group = []

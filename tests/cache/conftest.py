@@ -1,0 +1,50 @@
+"""Remote data sets of small shards, in memory and on the web."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+from folders import SHARDS
+from helpers import write_shard
+from web import Web, served
+
+import wdsdist
+from wdsdist import shardindex
+from wdsdist.manifest import Manifest
+
+
+@pytest.fixture(scope="session")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of shards of one size, with their indexes and an index.json."""
+    folder = tmp_path_factory.mktemp("packed")
+    for number in range(SHARDS):
+        write_shard(folder / f"{number:02}.tar", 20, prefix=f"shard{number:02}-")
+    wdsdist.index(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def room(packed: Path) -> int:
+    """Bytes that must be free for one shard, with its index and its stamp."""
+    copy = packed / "00.tar"
+    return copy.stat().st_size + shardindex.beside(copy).stat().st_size + 512
+
+
+@pytest.fixture
+def remote(packed: Path) -> Iterator[Manifest]:
+    """The shards in a store in memory."""
+    store = fsspec.filesystem("memory")
+    for path in packed.iterdir():
+        store.pipe_file(f"/train/{path.name}", path.read_bytes())
+    yield wdsdist.open("memory://train")
+    store.rm("/train", recursive=True)
+
+
+@pytest.fixture
+def web(packed: Path) -> Iterator[Web]:
+    """The shards on the web, for several processes."""
+    with served(packed) as server:
+        yield server

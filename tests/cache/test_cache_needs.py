@@ -1,0 +1,91 @@
+"""Whose need comes first."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import folders
+import pytest
+
+from wdsdist.cache.needs import NEVER, Need, Reader, all_needs
+
+
+@pytest.fixture
+def readers(tmp_path: Path) -> list[Reader]:
+    made = [Reader(tmp_path) for _ in range(3)]
+    for reader in made:
+        reader.join()
+    return made
+
+
+def in_order(folder: Path) -> list[str]:
+    needs = all_needs(folder)
+    return sorted(needs.ranks, key=needs.rank)
+
+
+def test_what_is_near_comes_before_what_is_far_whoever_needs_it(readers: list[Reader], tmp_path: Path) -> None:
+    readers[0].expect([Need("a", 4), Need("b", 5), Need("c", 6)])
+    readers[1].expect([Need("d", 3), Need("c", 7)])
+    assert in_order(tmp_path) == ["d", "a", "b", "c"] or in_order(tmp_path) == ["d", "a", "c", "b"]
+    assert all_needs(tmp_path).rank("e") == NEVER > all_needs(tmp_path).rank("c")
+    readers[0].expect([])
+    assert in_order(tmp_path) == ["d", "c"]
+
+
+def test_batches_that_wait_come_first_the_eldest_with_all_its_shards(readers: list[Reader], tmp_path: Path) -> None:
+    readers[2].expect([Need("x", 0)])
+    for reader, keys in zip(readers, (["p", "q"], ["q", "r"], ["a", "b"]), strict=True):
+        reader.claim(keys, all_needs(tmp_path).latest)
+    first = readers[0].claim(["q", "p"], all_needs(tmp_path).latest)
+    assert first == all_needs(tmp_path).rank("q")  # asked for again, it is as old as before
+    assert [set(in_order(tmp_path)[place : place + 2]) for place in (0, 3)] == [{"p", "q"}, {"a", "b"}]
+    assert in_order(tmp_path)[2::3] == ["r", "x"]
+    readers[0].rest()
+    assert set(in_order(tmp_path)[:2]) == {"q", "r"}
+    assert readers[0].claim(["p"], all_needs(tmp_path).latest) > all_needs(tmp_path).rank("a")
+
+
+def test_each_thread_has_a_claim_of_its_own(readers: list[Reader], tmp_path: Path) -> None:
+    readers[0].claim(["a"], 0)
+    other = threading.Thread(target=readers[0].claim, args=(["b"], 1))
+    other.start()
+    other.join()
+    readers[0].rest()
+    assert in_order(tmp_path) == ["b"]
+
+
+def test_the_dead_need_nothing(tmp_path: Path) -> None:
+    def need_and_die() -> None:
+        reader = Reader(tmp_path)
+        reader.join()
+        reader.expect([Need("a", 0)])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert folders.status(folders.forked(need_and_die)) == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 2
+    assert all_needs(tmp_path).ranks == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_ends_leaves_nothing(readers: list[Reader], tmp_path: Path) -> None:
+    readers[0].expect([Need("a", 0)])
+    readers.clear()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fork_joins_anew_and_its_parent_stays(readers: list[Reader], tmp_path: Path) -> None:
+    reader = readers[0]
+    reader.expect([Need("a", 0)])
+
+    def join() -> None:
+        assert not reader.has_joined
+        reader.rest()
+        reader.join()
+        reader.expect([Need("b", 0)])
+        assert set(all_needs(tmp_path).ranks) == {"a", "b"}
+
+    assert folders.status(folders.forked(join)) == 0
+    assert set(all_needs(tmp_path).ranks) == {"a"}

@@ -1,0 +1,120 @@
+"""What ranks need at once: never less than what is then read, and windows that make it fit."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wdsdist.errors import ArgumentError
+from wdsdist.footprint import Readers, bytes_at_once, check_limit, fitting_window
+from wdsdist.lookahead import upcoming
+from wdsdist.order import OrderSettings, default_window, epoch_order
+from wdsdist.plan import EpochPlan
+
+MB = 10**6
+
+
+def readers(shards: int, *, ranks: int = 1, last: int = 100) -> Readers:
+    """Return the ranks of one node, which read shards of 100 samples and 10 MB, the last one perhaps smaller."""
+    counts = np.full(shards, 100)
+    counts[-1] = last
+    return Readers(counts=counts, sizes=counts * MB // 10, num_replicas=ranks, ranks=ranks)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Readers, OrderSettings]:
+    counts = np.array(draw(st.lists(st.integers(0, 30), min_size=1, max_size=8).filter(any)))
+    ranks = draw(st.integers(1, 6))
+    settings = OrderSettings(
+        name=draw(st.sampled_from(["shard", "sampler"])),
+        shuffle=draw(st.booleans()),
+        seed=draw(st.integers(0, 1000)),
+        window=draw(st.integers(1, 60)),
+        num_canonical_replicas=draw(st.integers(1, 8)),
+    )
+    sizes = np.array(draw(st.lists(st.integers(0, 9) | st.just(0), min_size=len(counts), max_size=len(counts)))) * MB
+    return Readers(counts=counts, sizes=sizes, num_replicas=ranks, ranks=draw(st.integers(1, ranks))), settings
+
+
+@given(cases())
+def test_the_windows_that_ranks_are_in_never_take_more_than_is_told(case: tuple[Readers, OrderSettings]) -> None:
+    who, settings = case
+    order = epoch_order(who.counts, settings, 0)
+    plan = EpochPlan(
+        num_samples=order.num_samples, num_replicas=who.num_replicas, batch_size=1, drop_last=True, drop_last_batch=True
+    )
+    told = bytes_at_once(who, settings, ranks=who.ranks)
+    uses = [list(upcoming(order, plan, rank=rank)) for rank in range(who.ranks)]
+    for batch in range(plan.batches_per_rank):
+        needed = {use.shard for rank in uses for use in rank if use.first <= batch <= use.last}
+        assert sum(int(who.sizes[shard]) for shard in needed) <= told
+    assert told >= bytes_at_once(who, settings, ranks=1)
+
+
+@pytest.mark.parametrize(("window", "shards"), [(100, 2), (400, 8), (25, 2), (10**6, 25)])  # 1, 4, 16 and 9 shards
+def test_it_is_two_windows_worth_of_equal_shards(window: int, shards: int) -> None:
+    found = bytes_at_once(readers(30), OrderSettings(window=window), ranks=1)
+    assert found // (10 * MB) == shards
+
+
+def test_ranks_that_share_a_lane_need_its_shards_once() -> None:
+    who = readers(30, ranks=4)
+    settings = OrderSettings(window=100, num_canonical_replicas=1)
+    assert bytes_at_once(who, settings, ranks=4) == bytes_at_once(who, settings, ranks=1)
+
+
+def test_shards_without_a_copy_take_nothing_and_those_of_unknown_size_as_much_as_the_largest() -> None:
+    counts = np.full(4, 10)
+    who = Readers(counts=counts, sizes=np.array([0, -1, 7 * MB, 5 * MB]), num_replicas=1, ranks=1)
+    assert bytes_at_once(who, OrderSettings(window=40), ranks=1) // MB == 7 + 7 + 5
+    nothing = Readers(counts=counts, sizes=np.full(4, -1), num_replicas=1, ranks=1)
+    assert bytes_at_once(nothing, OrderSettings(window=40), ranks=1) == 0
+
+
+@pytest.mark.parametrize("last", [100, 30])
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+@pytest.mark.parametrize("shards_of_a_rank", [3.1, 5, 10, 40])
+def test_the_default_window_is_the_largest_that_fits(shards_of_a_rank: float, ranks: int, last: int) -> None:
+    who = readers(30 * ranks, ranks=ranks, last=last)
+    limit = int(shards_of_a_rank * ranks * 10 * MB)
+    usual = OrderSettings(window=default_window(who.counts), num_canonical_replicas=ranks)
+    window = fitting_window(who, usual, limit)
+    chosen = OrderSettings(window=window, num_canonical_replicas=ranks)
+    twice = OrderSettings(window=min(2 * window, usual.window), num_canonical_replicas=ranks)
+    assert bytes_at_once(who, chosen, ranks=ranks) <= limit
+    assert window == usual.window or bytes_at_once(who, twice, ranks=ranks) > limit
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_limit(who, chosen, limit)
+
+
+def test_a_limit_below_the_need_of_one_rank_says_how_much_that_is() -> None:
+    settings = OrderSettings(window=800)
+    needed = bytes_at_once(readers(30), settings, ranks=1)
+    check_limit(readers(30), settings, needed)
+    with pytest.raises(
+        ArgumentError, match=rf"cache_limit is {needed - 1:,} .* needs {needed:,} at once.*lower shuffle"
+    ):
+        check_limit(readers(30), settings, needed - 1)
+    with pytest.raises(ArgumentError, match='take order="shard"'):
+        check_limit(readers(30), OrderSettings(name="sampler"), needed)
+
+
+def test_a_limit_below_the_need_of_a_node_is_a_warning() -> None:
+    who, settings = readers(60, ranks=2), OrderSettings(window=800, num_canonical_replicas=2)
+    needed = bytes_at_once(who, settings, ranks=2)
+    with pytest.warns(
+        UserWarning, match=f"the 2 ranks of this node need {needed:,} at once: .* fetched more than once"
+    ):
+        check_limit(who, settings, needed - 1)
+
+
+def test_nodes_that_differ_cannot_each_find_a_window() -> None:
+    counts = np.full(30, 100)
+    who = Readers(counts=counts, sizes=counts * MB, num_replicas=12, ranks=8)
+    with pytest.raises(ArgumentError, match=r"this node has 8 of 12 ranks.*pass the same shuffle_window"):
+        fitting_window(who, OrderSettings(window=100), 10**9)

@@ -1,0 +1,89 @@
+"""What a rank needs next: held to the epoch itself, batch by batch."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wdsdist.lookahead import upcoming
+from wdsdist.order import Order, OrderSettings, ShardOrder, epoch_order
+from wdsdist.permutation import Int64s
+from wdsdist.plan import EpochPlan
+
+
+@st.composite
+def epochs(draw: st.DrawFn) -> tuple[Order, EpochPlan]:
+    counts = np.array(draw(st.lists(st.integers(0, 30), min_size=1, max_size=8).filter(any)))
+    settings = OrderSettings(
+        name=draw(st.sampled_from(["shard", "shard", "sampler"])),
+        shuffle=draw(st.booleans()),
+        seed=draw(st.integers(0, 1000)),
+        window=draw(st.integers(1, 60)),
+        num_canonical_replicas=draw(st.integers(1, 8)),
+    )
+    plan = EpochPlan(
+        num_samples=int(counts.sum()),
+        num_replicas=draw(st.integers(1, 6)),
+        batch_size=draw(st.integers(1, 10)),
+        drop_last=draw(st.booleans()),
+        drop_last_batch=draw(st.booleans()),
+        start=draw(st.integers(0, int(counts.sum()))),
+    )
+    return epoch_order(counts, settings, 3), plan
+
+
+def walked(order: Order, plan: EpochPlan, rank: int, batch: int) -> list[set[int]]:
+    """Return the shards of each batch of a rank from ``batch`` on, by making the batches."""
+    return [set(shards.tolist()) for shards, *_ in islice(plan.batches(order, rank=rank), batch, None)]
+
+
+def first_uses(batches: list[set[int]], batch: int) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for number, shards in enumerate(batches, batch):
+        for shard in shards:
+            found.setdefault(shard, number)
+    return found
+
+
+@given(epochs(), st.data())
+def test_it_names_each_shard_at_the_batch_that_first_needs_it(
+    epoch: tuple[Order, EpochPlan], data: st.DataObject
+) -> None:
+    order, plan = epoch
+    rank = data.draw(st.integers(0, plan.num_replicas - 1))
+    batch = data.draw(st.integers(0, plan.batches_per_rank))
+    told: dict[int, int] = {}
+    uses = list(upcoming(order, plan, rank=rank, batch=batch))
+    for use in uses:
+        told.setdefault(use.shard, use.first)
+    assert told == first_uses(walked(order, plan, rank, batch), batch)
+    assert [use.first for use in uses] == sorted(use.first for use in uses)
+
+
+@given(epochs(), st.data())
+def test_each_batch_reads_from_the_windows_that_it_lies_in(epoch: tuple[Order, EpochPlan], data: st.DataObject) -> None:
+    order, plan = epoch
+    rank = data.draw(st.integers(0, plan.num_replicas - 1))
+    uses = list(upcoming(order, plan, rank=rank))
+    for number, shards in enumerate(walked(order, plan, rank, 0)):
+        assert shards <= {use.shard for use in uses if use.first <= number <= use.last}
+
+
+def test_the_next_shards_of_a_billion_samples_are_told_by_looking_at_few() -> None:
+    looked_at = 0
+
+    class Counting(ShardOrder):
+        def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
+            nonlocal looked_at
+            looked_at += len(positions)
+            return super().locate(positions)
+
+    order = Counting(np.full(100_000, 10_000), OrderSettings(window=160_000, num_canonical_replicas=64), 0)
+    plan = EpochPlan(num_samples=10**9, num_replicas=64, batch_size=256, drop_last=True, drop_last_batch=True)
+    uses = list(islice(upcoming(order, plan, rank=7, batch=30_000), 32))
+    assert len({use.shard for use in uses}) >= 30
+    assert uses[0].first == 30_000
+    assert looked_at < 3000

@@ -1,0 +1,220 @@
+"""Loaders whose node holds less than the data: HTTP, real workers, a cache of a few shards."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import helpers
+import numpy as np
+import pytest
+import web
+
+import wdsdist
+from wdsdist import StreamingDataLoader, StreamingDataset
+from wdsdist.cache import ShardCache
+from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.lookahead import Use
+from wdsdist.prefetch import Prefetch
+
+SHARDS, SAMPLES, SAMPLE_BYTES = 30, 40, 5000
+SHARD = SAMPLES * (512 + 5120) + 1024
+COPY = SHARD + 12_000
+"""What a copy takes with its index and its stamp, about."""
+
+
+@pytest.fixture(scope="session")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of 30 shards of 40 samples and 226 KB."""
+    folder = tmp_path_factory.mktemp("stored")
+    contents = np.random.default_rng(0).integers(0, 256, (SHARDS * SAMPLES, SAMPLE_BYTES), np.uint8)
+    for shard in range(SHARDS):
+        numbers = range(shard * SAMPLES, (shard + 1) * SAMPLES)
+        members = [(f"{number:05}.bin", contents[number].tobytes()) for number in numbers]
+        (folder / f"{shard:03}.tar").write_bytes(helpers.plain_tar(members))
+    wdsdist.index(folder, workers=1)
+    return folder
+
+
+@pytest.fixture
+def store(stored: Path) -> Iterator[web.Web]:
+    with web.served(stored) as served:
+        yield served
+
+
+def loader(shards: Any, *, batch_size: int = 4, workers: int = 4, **options: Any) -> StreamingDataLoader:
+    return StreamingDataLoader(StreamingDataset(shards, **options), batch_size, num_workers=workers, drop_last=False)
+
+
+def read(batches: Any) -> list[tuple[list[str], list[bytes]]]:
+    return [(batch["__key__"], [bytes(part) for part in batch["bin"]]) for batch in batches]
+
+
+def used(folder: Path) -> int:
+    sizes = []
+    for path in folder.rglob("*"):
+        try:
+            sizes.append(path.lstat().st_size if path.is_file() and path.parent.name != "readers" else 0)
+        except FileNotFoundError:
+            continue
+    return sum(sizes)
+
+
+@contextmanager
+def watched(folder: Path) -> Iterator[list[int]]:
+    """Note the use of a folder, over and over, until the block ends."""
+    found: list[int] = []
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.002):
+            found.append(used(folder))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        thread.join()
+
+
+def fetched(store: web.Web) -> Counter[str]:
+    """Return how often each shard was sent, in whole."""
+    counts = Counter()
+    for name, sent in store.bytes_of.items():
+        if name.endswith(".tar"):
+            counts[name] = round(sent / SHARD)
+    return counts
+
+
+@pytest.mark.parametrize("workers", [0, 4])
+def test_three_shards_of_thirty_are_room_enough(store: web.Web, stored: Path, tmp_path: Path, workers: int) -> None:
+    cache, limit = tmp_path / "cache", 3 * COPY
+    mine = loader(store.url, workers=workers, cache_dir=cache, cache_limit=limit, download_timeout=60)
+    with watched(cache) as use:
+        found = read(mine)
+    window = mine.state_dict()["shuffle_window"]
+    assert SAMPLES // 2 <= window <= SAMPLES
+    assert found == read(loader(stored, workers=0, shuffle_window=window))
+    assert len(use) > 20
+    assert max(use) <= limit
+    times = fetched(store)
+    assert set(times) == {f"{shard:03}.tar" for shard in range(SHARDS)}
+    # Workers of one rank are at different batches; with this little room one may fetch what drives out another's.
+    assert sum(times.values()) <= SHARDS + (6 if workers else 0)
+
+
+RANK = """
+import json, sys, wdsdist
+url, cache, limit, rank = sys.argv[1:]
+dataset = wdsdist.StreamingDataset(
+    url, num_replicas=2, rank=int(rank), cache_dir=cache, cache_limit=int(limit), shuffle_window=80
+)
+loader = wdsdist.StreamingDataLoader(dataset, 4, num_workers=2)
+json.dump([key for batch in loader for key in batch["__key__"]], sys.stdout)
+"""
+
+
+def test_two_ranks_share_a_limited_cache(store: web.Web, stored: Path, tmp_path: Path) -> None:
+    cache, limit = tmp_path / "cache", 12 * COPY
+    command = [sys.executable, "-W", "error", "-c", RANK, store.url, str(cache), str(limit)]
+    with watched(cache) as use:
+        ranks = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE) for rank in range(2)]
+        found = [json.loads(rank.communicate(timeout=60)[0]) for rank in ranks]
+    local = [loader(stored, workers=0, num_replicas=2, rank=rank, shuffle_window=80) for rank in range(2)]
+    assert found == [[key for batch in one for key in batch["__key__"]] for one in local]
+    assert max(use) <= limit
+    assert sum(fetched(store).values()) <= SHARDS + 2 + 4  # the lanes may share two; the rest as above
+
+
+def test_a_run_resumes_with_another_limit_in_the_window_of_its_state(store: web.Web, tmp_path: Path) -> None:
+    first = loader(store.url, workers=0, cache_dir=tmp_path / "a", cache_limit=4 * COPY)
+    batches = iter(first)
+    read(next(batches) for _ in range(7))
+    state = first.state_dict()
+    rest = read(batches)
+    for limit in (f"{3 * COPY}B", "1GB", None):
+        second = loader(store.url, workers=0, cache_dir=tmp_path / "b", cache_limit=limit)
+        second.load_state_dict(state)
+        assert second.state_dict() == state
+        assert read(second) == rest
+
+
+def test_a_window_that_was_asked_for_and_does_not_fit_is_an_error_before_anything_is_fetched(
+    store: web.Web, tmp_path: Path
+) -> None:
+    mine = loader(store.url, cache_dir=tmp_path, cache_limit=3 * COPY, shuffle_window=10 * SAMPLES)
+    with pytest.raises(ArgumentError, match=r"cache_limit is 71\d,\d+ bytes, and one rank needs 4,\d+,\d+ at once"):
+        next(iter(mine))
+    assert not fetched(store)
+
+
+def test_data_on_a_local_disk_knows_no_limit(stored: Path, tmp_path: Path) -> None:
+    mine = loader(stored, workers=0, cache_dir=tmp_path / "cache", cache_limit=1)
+    assert read(mine) == read(loader(stored, workers=0))
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_that_was_broken_off_is_followed_by_the_next(
+    store: web.Web, stored: Path, tmp_path: Path, workers: int
+) -> None:
+    mine = loader(store.url, workers=workers, cache_dir=tmp_path, cache_limit=3 * COPY)
+    for _ in zip(range(20), mine, strict=False):
+        pass
+    local = loader(stored, workers=0, shuffle_window=mine.state_dict()["shuffle_window"])
+    local.set_epoch(1)
+    assert read(mine) == read(local)
+
+
+def test_batches_and_samples_that_are_kept_hold_no_room(store: web.Web, stored: Path, tmp_path: Path) -> None:
+    mine = loader(store.url, workers=0, cache_dir=tmp_path, cache_limit=3 * COPY, download_timeout=20)
+    kept = list(mine)
+    assert read(kept) == read(loader(stored, workers=0, shuffle_window=mine.state_dict()["shuffle_window"]))
+    dataset = StreamingDataset(store.url, cache_dir=tmp_path, cache_limit=3 * COPY, download_timeout=20)
+    samples = [dataset[number] for number in range(0, SHARDS * SAMPLES, SAMPLES)]
+    assert [sample["__key__"] for sample in samples] == [f"{number:05}" for number in range(0, 1200, SAMPLES)]
+
+
+@pytest.mark.parametrize(
+    ("limit", "error", "message"),
+    [
+        ("much", ArgumentError, "'much' is not a size"),
+        (0, ArgumentError, "cache_limit is 0: it must be at least 1"),
+        (1.5, ArgumentTypeError, "cache_limit is 1.5: it must be a number of bytes, or a text such as '200GB'"),
+    ],
+)
+def test_a_limit_that_is_none_is_refused(stored: Path, limit: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        StreamingDataset(stored, cache_limit=limit)
+
+
+def test_what_comes_next_is_fetched_while_nothing_is_asked_for(store: web.Web, tmp_path: Path) -> None:
+    cache = ShardCache(tmp_path)
+    manifest = wdsdist.open(store.url)
+    uses = [Use(0, 9, 3), Use(10, 19, 5), Use(12, 19, 4), Use(20, 29, 6)]
+    prefetch = Prefetch(cache, manifest, iter(uses), room=750_000)
+    try:
+        prefetch.reach(0)
+        wait_for(lambda: set(fetched(store)) == {"003.tar", "004.tar", "005.tar"})
+        prefetch.reach(10)  # the first window is left behind: there is room for the next one
+        wait_for(lambda: fetched(store)["006.tar"] == 1)
+    finally:
+        prefetch.close()
+    assert sum(fetched(store).values()) == 4
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -1,0 +1,155 @@
+"""Who needs which copy how soon: each process that reads publishes its list, and eviction goes by all of them.
+
+A process has two files in ``readers``: one that it keeps locked, so that others see whether it lives, and beside it
+its list, replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import threading
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
+
+from wdsdist.cache.locks import LockableFile
+
+Rank = tuple[int | str, ...]
+"""The lower, the sooner a copy is needed. First come the shards of batches that are being made and lack some of them,
+in the order in which these were started to be made: so the eldest batch gets all of its shards, then the next, and no
+process waits for ever. Then what will be needed, nearest first."""
+
+NEVER: Rank = (2,)
+
+_LIST = ".json"
+_NEW = ".new"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A copy that a process will read."""
+
+    key: str
+    """What `copy_key` gives."""
+    position: int
+    """When, as a batch number: it decides between needs that are equally near in the lists of two processes."""
+
+
+class Reader:
+    """This process, as the others that share the cache see it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: LockableFile | None = None
+        self._name = ""
+        self._changing = threading.Lock()
+        self._upcoming: list[tuple[str, int]] = []
+        self._claims: dict[int, tuple[int, list[str]]] = {}  # by thread
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether the others see this process; a fork of one that they see has to join anew."""
+        return self._file is not None and self._file.is_open
+
+    def join(self) -> None:
+        """Let the others see this process; only under the lock of the folder, for they sweep what is not locked."""
+        self._folder.mkdir(exist_ok=True)
+        self._changing = threading.Lock()  # a thread of the parent may have held it when this process was forked
+        self._upcoming, self._claims = [], {}
+        self._name = secrets.token_hex(8)
+        self._file = LockableFile(self._folder / self._name, writable=True, create=True)
+        self._file.lock(alone=True)
+        Finalize(self, _leave, (self._folder / self._name,), exitpriority=0)  # also where workers end, unlike atexit
+
+    def expect(self, needs: Iterable[Need]) -> None:
+        """Publish what this process will read, nearest first."""
+        upcoming = [(need.key, need.position) for need in needs]
+        with self._changing:
+            if upcoming != self._upcoming:
+                self._upcoming = upcoming
+                self._publish()
+
+    def claim(self, keys: Collection[str], latest: int) -> Rank:
+        """Publish that this thread is making a batch of these copies; return how soon it needs them.
+
+        ``latest`` is the number of the latest claim of any process: the next number goes to a new claim, hence only
+        under the lock of the folder.
+        """
+        thread = threading.get_ident()
+        with self._changing:
+            number, claimed = self._claims.get(thread, (0, []))
+            if claimed != sorted(keys):
+                number = latest + 1
+                self._claims[thread] = number, sorted(keys)
+                self._publish()
+        return 0, number, self._name
+
+    def rest(self) -> None:
+        """Withdraw this thread's claim: its batch is made."""
+        if self.has_joined:  # else its lock may be one that a thread of the parent held at the fork
+            with self._changing:
+                if threading.get_ident() in self._claims:
+                    del self._claims[threading.get_ident()]
+                    self._publish()
+
+    def _publish(self) -> None:
+        content = json.dumps({"upcoming": self._upcoming, "claims": list(self._claims.values())})
+        new = self._folder / f"{self._name}{_NEW}"
+        new.write_text(content)
+        new.replace(self._folder / f"{self._name}{_LIST}")
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What all live processes need."""
+
+    ranks: dict[str, Rank]
+    latest: int
+    """The number of the latest claim."""
+
+    def rank(self, key: str) -> Rank:
+        return self.ranks.get(key, NEVER)
+
+
+def all_needs(folder: Path) -> Needs:
+    """Read the lists of all live processes, and remove those of the dead; only under the lock of the folder."""
+    ranks: dict[str, Rank] = {}
+    latest = 0
+    for name in sorted({path.name.partition(".")[0] for path in folder.glob("*")}):
+        if _is_dead(folder / name):
+            _leave(folder / name)
+            continue
+        listed = _listed(folder / f"{name}{_LIST}")
+        for number, keys in listed.get("claims", ()):
+            latest = max(latest, number)
+            for key in keys:
+                ranks[key] = min(ranks.get(key, NEVER), (0, number, name))
+        for place, (key, position) in enumerate(listed.get("upcoming", ())):
+            ranks[key] = min(ranks.get(key, NEVER), (1, place, position, name))
+    return Needs(ranks, latest)
+
+
+def _leave(path: Path) -> None:
+    for suffix in (_NEW, _LIST, ""):
+        path.with_name(f"{path.name}{suffix}").unlink(missing_ok=True)
+
+
+def _is_dead(path: Path) -> bool:
+    try:
+        file = LockableFile(path, writable=True)
+    except FileNotFoundError:
+        return True
+    with contextlib.closing(file):
+        return file.lock(alone=True)
+
+
+def _listed(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_bytes())
+    except FileNotFoundError:  # it has published nothing yet
+        return {}
+    return content

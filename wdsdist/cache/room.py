@@ -1,0 +1,255 @@
+"""The room in a cache folder: what is in use, who may have more, and what has to go.
+
+Files get and lose their names only here, under one lock that is held for moments. The use of the folder is the sum of
+all files that are the cache's own, parts at the size that is reserved for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from wdsdist.cache import places, stamps
+from wdsdist.cache.fetching import Fetched, Wanted
+from wdsdist.cache.locks import LockableFile, pauses
+from wdsdist.cache.needs import NEVER, Need, Needs, Rank, Reader, all_needs
+from wdsdist.cache.places import Place
+from wdsdist.errors import CacheError
+from wdsdist.shardindex import SUFFIX
+
+_STAMP_BYTES = 512
+"""More than a stamp takes."""
+
+_MOMENT = 0.002
+"""Seconds after which to look again whether the folder is still locked."""
+
+_PATIENCE = 10.0
+"""Seconds in which the folder is locked whatever the deadline: what was fetched at the last moment is not lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A shard of which something is in the cache."""
+
+    place: Place
+    size: int
+    """Bytes of all its files, or the bytes that are reserved for them where that is more."""
+    is_whole: bool
+    """Whether there is a copy, and no part."""
+    last_use: int
+    """Nanoseconds since 1970."""
+
+
+class Room:
+    """The room in one cache folder, as one process deals with it."""
+
+    def __init__(self, root: Path, limit: int | None) -> None:
+        self.root = root
+        self._limit = limit
+        self.reader = Reader(root / places.READERS)
+
+    @contextlib.contextmanager
+    def alone(self, deadline: float) -> Iterator[None]:
+        """Keep all others from changing which files there are; what processes that died left is removed at first."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.closing(LockableFile(self.root / places.LOCK, writable=True, create=True)) as file:
+            for _ in pauses(max(deadline, time.monotonic() + _PATIENCE), _MOMENT):
+                if file.lock(alone=True):
+                    break
+            else:
+                raise CacheError(f"{self.root} stays locked by a process that is stopped: end that process")
+            if not self.reader.has_joined:
+                self.reader.join()
+                self._held()
+            yield
+
+    def take(self, place: Place, deadline: float, *, anew: bool = False) -> LockableFile | None:
+        """Open and lock the part of a shard, to fetch it; nothing where that is done already, or being done.
+
+        With ``anew`` the shard is to be fetched even where there is a copy.
+        """
+        with self.alone(deadline):
+            place.folder.mkdir(mode=0o700, exist_ok=True)
+            if not anew and place.copy.is_file() and not place.copy.is_symlink():
+                return None
+            part = LockableFile(place.part, writable=True, create=True)
+            return part if part.lock(alone=True) else None
+
+    def expect(self, needs: Iterable[Need], deadline: float) -> None:
+        """Publish what this process will read, nearest first."""
+        if not self.reader.has_joined:
+            with self.alone(deadline):
+                pass
+        self.reader.expect(needs)
+
+    def reserve(self, part: LockableFile, wanted: Wanted, batch: Collection[str] | None) -> str:
+        """Reserve room for a part and its index, evicting what is needed later; say why where there is not enough.
+
+        ``batch`` lists all copies that the batch in the making needs; it is ``None`` where one is fetched ahead.
+        """
+        place, size = wanted.place, wanted.size
+        if size < 0 and self._limit is not None:
+            raise CacheError(
+                f"{wanted.shown} has a size that neither index.json nor its store tells, so cache_limit cannot be "
+                f"kept: index the data set with `wdsdist index`, or set no cache_limit"
+            )
+        reserved = max(0, size) + wanted.extra_bytes + wanted.index_bytes + _STAMP_BYTES
+        if self._limit is not None and reserved > self._limit:
+            raise CacheError(
+                f"cache_limit is {self._limit:,} bytes but {wanted.shown} takes {reserved:,} with its index: raise it"
+            )
+        with self.alone(wanted.deadline):
+            if self._limit is not None:
+                needs = all_needs(self.root / places.READERS)
+                rank = needs.rank(place.key) if batch is None else self.reader.claim(batch, needs.latest)
+                if rank == NEVER and needs.ranks:  # it was read and evicted since somebody chose to fetch it ahead
+                    return "nobody needs it any more"
+                if why := self._make_room(place, reserved, rank, needs):
+                    return why
+            stamps.write(place.stamp, stamps.Stamp(reserved=reserved))
+            os.ftruncate(part.fileno(), 0)
+            _allocate(part.fileno(), size)
+        return ""
+
+    def give_up(self, part: LockableFile, place: Place, deadline: float) -> None:
+        """Remove a part that this process has taken."""
+        with contextlib.closing(part), self.alone(deadline):
+            _remove(place.part)
+            if not place.copy.exists():
+                _remove(place.index, place.stamp)
+
+    def install(self, part: LockableFile, wanted: Wanted, fetched: Fetched) -> None:
+        """Give a part that was verified the name of the copy, and its index the name beside it."""
+        place, sidecar = wanted.place, fetched.sidecar
+        taken = part.stat().st_size + len(sidecar or b"") + _STAMP_BYTES
+        with self.alone(wanted.deadline):
+            _remove(place.index)  # never written over: others may have mapped it
+            # Of an index that had to be made the size was not known: where it takes more than its room it is not kept.
+            if sidecar is not None and (self._limit is None or taken <= _reserved(place)):
+                place.index.write_bytes(sidecar)
+            place.part.replace(place.copy)
+            stamps.stamp(part.fileno(), place.stamp, fetched.sha256, wanted.made_of)
+
+    def discard(self, place: Place, copy: LockableFile, deadline: float) -> None:
+        """Remove a copy that this process has opened and locked alone."""
+        with self.alone(deadline):
+            if copy.is_at(place.copy):
+                _drop(place, copy)
+
+    def may_fit(self, wanted: Wanted) -> bool:
+        """Say whether there can be room to fetch a shard ahead, before its store is asked for anything."""
+        if self._limit is None:
+            return True
+        with self.alone(wanted.deadline):
+            needs = all_needs(self.root / places.READERS)
+            missing, _, later = self._shortage(wanted.place, wanted.listed_size, needs.rank(wanted.place.key), needs)
+        return missing <= sum(one.size for one in later)
+
+    def _shortage(self, place: Place, wanted: int, rank: Rank, needs: Needs) -> tuple[int, list[Held], list[Held]]:
+        """Return how many bytes are missing for a shard, the copies that are there, and those needed later than it."""
+        held = [one for one in self._held() if one.place != place or place.copy.exists()]
+        whole = [one for one in held if one.is_whole]
+        missing = sum(one.size for one in held) + wanted - (self._limit or 0)
+        return missing, whole, [one for one in whole if needs.rank(one.place.key) > rank]
+
+    def _make_room(self, place: Place, wanted: int, rank: Rank, needs: Needs) -> str:
+        """Evict copies that are needed later than ``rank``, as far as need be; say why where that is not enough."""
+        missing, whole, later = self._shortage(place, wanted, rank, needs)
+        sooner = sum(one.size for one in whole) - sum(one.size for one in later)
+        if missing <= sum(one.size for one in later):
+            # Those that nobody needs go by their last use, the others by the next, furthest first.
+            later.sort(key=lambda one: one.last_use)
+            later.sort(key=lambda one: needs.rank(one.place.key), reverse=True)
+            for one in later:
+                if missing > 0 and _evict(one.place):
+                    missing -= one.size
+        if missing <= 0:
+            return ""
+        return (
+            f"{missing:,} bytes of the {self._limit:,} of cache_limit are missing, where {sooner:,} hold what is "
+            f"needed sooner and the rest is being read or fetched"
+        )
+
+    def _held(self) -> list[Held]:
+        """List all that is in the folder, after removing what processes that died have left."""
+        with os.scandir(self.root) as entries:
+            folders = [Path(entry) for entry in entries if places.is_store(entry.name) and entry.is_dir()]
+        return [held for folder in folders for held in _held_in(folder)]
+
+
+def _held_in(folder: Path) -> Iterator[Held]:
+    # There may be many thousands of copies, and the folder is locked meanwhile: no paths where names will do.
+    with os.scandir(folder) as entries:
+        found = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
+    # Only what has a stamp or is a part is the cache's own: other files may lie here too.
+    stamped = {name.removesuffix(places.STAMP) for name in found if name.endswith(places.STAMP)}
+    parts = {name.removesuffix(places.PART) for name in found if name.endswith(places.PART)}
+    for name in stamped | parts:
+        place = Place(folder, name)
+        if name in parts and _was_left(place):
+            place.part.unlink()
+            del found[name + places.PART]
+            parts.remove(name)
+        if name not in parts and name not in found:
+            _remove(place.index, place.stamp)
+            continue
+        stats = [found[one] for one in (name, name + SUFFIX, name + places.PART, name + places.STAMP) if one in found]
+        size = sum([one.st_size for one in stats])
+        if name in parts:
+            size = max(size, _reserved(place))
+        yield Held(place, size, name not in parts, stats[-1].st_mtime_ns)
+
+
+def _reserved(place: Place) -> int:
+    """Return how many bytes are reserved for a part and what belongs to it."""
+    stamp = stamps.read(place.stamp)
+    return 0 if stamp is None else stamp.reserved
+
+
+def _was_left(place: Place) -> bool:
+    """Say whether nobody is fetching a part any more."""
+    with contextlib.closing(LockableFile(place.part, writable=True)) as part:
+        return part.lock(alone=True)
+
+
+def _evict(place: Place) -> bool:
+    """Remove a copy and what belongs to it; say whether that could be done, because nobody is reading it."""
+    try:
+        with contextlib.closing(LockableFile(place.copy)) as file:
+            if file.lock(alone=True):
+                _drop(place, file)
+                return True
+    except OSError:  # it is gone, or not ours to write
+        pass
+    return False
+
+
+def _drop(place: Place, copy: LockableFile) -> None:
+    """Remove a copy that is locked alone, with its index and its stamp."""
+    if copy.stat().st_nlink == 1:
+        # A map that somebody has kept must not keep the room. Of several names one may be that of somebody's data.
+        os.truncate(place.copy, 0)
+    place.copy.unlink()
+    # Last the stamp: what is killed before leaves something that the next one knows to be the cache's own.
+    _remove(place.index, place.stamp)
+
+
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def _allocate(descriptor: int, size: int) -> None:
+    """Give a file its size and its room on the disk, so that a full disk shows before anything is fetched."""
+    if size > 0:
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
+            os.ftruncate(descriptor, size)
