@@ -32,6 +32,8 @@ class Web:
 class _Server(http.server.ThreadingHTTPServer):
     request_queue_size = 128  # ranks and workers come all at once
 
+    def handle_error(self, *_: object) -> None: ...  # a client that has gone away
+
 
 @contextlib.contextmanager
 def served(folder: Path, *, ranges: bool = True) -> Iterator[Web]:

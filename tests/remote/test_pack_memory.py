@@ -13,7 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from wdsdist import catalog
 from wdsdist.errors import DestinationError, DestinationExistsError, SourceError, StorageError
 from wdsdist.packing import PackProgress, pack, run
-from wdsdist.storage import clients
+from wdsdist.storage import deadline
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ class Puts:
             sound(filesystem, local, remote, *args, **options)
 
         monkeypatch.setattr(MemoryFileSystem, "put_file", put_file)
-        monkeypatch.setattr(clients, "_FIRST_PAUSE", 0.0)
+        monkeypatch.setattr(deadline, "_FIRST_PAUSE", 0.0)
 
 
 @pytest.fixture

@@ -6,14 +6,19 @@ are made on first use in each process. Errors of the many back ends leave here a
 """
 
 from wdsdist.storage.clients import StorageOptions
+from wdsdist.storage.deadline import Deadline
 from wdsdist.storage.entries import Entry, entry, listing
 from wdsdist.storage.local import atomic_write, sha256
 from wdsdist.storage.locations import beside, is_read_only, is_remote, join, local_path, normalise, shown, split
-from wdsdist.storage.objects import exists, fetch, names, read, read_range, remove, sizes, upload, write
+from wdsdist.storage.objects import exists, names, read, read_range, remove, sizes, upload, write
+from wdsdist.storage.transfer import Connections, Transfer, fetch
 
 __all__ = [
+    "Connections",
+    "Deadline",
     "Entry",
     "StorageOptions",
+    "Transfer",
     "atomic_write",
     "beside",
     "entry",
