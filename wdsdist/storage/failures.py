@@ -91,6 +91,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _status(error: BaseException) -> int | None:
+    if type(error).__module__ == "aiohttp.http_exceptions":
+        return None  # a body that was cut has code 400 there, which no server said
     response = getattr(error, "response", None)
     if isinstance(response, Mapping):  # botocore
         return _number(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
