@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import secrets
+import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from wdsdist import storage
 from wdsdist.errors import ShardNotFoundError, StorageError
-from wdsdist.storage import Deadline, deadline
+from wdsdist.storage import Connections, Deadline, Transfer, deadline, transfer
+from wdsdist.storage.deadline import Attempts
+from wdsdist.storage.failures import PassingError
 
 
 @pytest.fixture
@@ -96,3 +100,80 @@ def test_credentials_and_signatures_stay_out_of_messages_and_tracebacks(
         with pytest.raises(OSError) as caught_of_read:
             storage.read(location, deadline=Deadline(0.1))
         assert token not in "".join(traceback.format_exception(caught_of_read.value))
+
+
+def test_a_back_end_that_blocks_is_left_alone_and_asked_again(
+    stored: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sound = MemoryFileSystem.cat_file
+    stalled, left = [threading.Event()], threading.Event()
+
+    def stalling(self: MemoryFileSystem, *args: object, **more: object) -> bytes:
+        if stalled:
+            stalled.pop().set()
+            left.wait()
+            return b"evil!!!"
+        content: bytes = sound(self, *args, **more)
+        return content
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", stalling)
+    done = storage.fetch(stored, tmp_path / "a.tar", size=7, deadline=Deadline(2))
+    left.set()
+    assert done == Transfer(bytes=7, requests=2, retries=1)
+    assert (tmp_path / "a.tar").read_bytes() == b"content"
+
+
+def test_a_place_that_cannot_be_written_is_named(stored: str, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"memory://store/a\.tar cannot be kept in .*none/a\.tar: No such file"):
+        storage.fetch(stored, tmp_path / "none" / "a.tar")
+    with pytest.raises(StorageError, match=r"cannot be kept in /dev/full: No space left on device"):
+        storage.fetch(stored, Path("/dev/full"))
+
+
+def test_several_files_are_fetched_at_once_and_what_is_given_up_writes_no_more(
+    stored: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    both = threading.Barrier(2)
+    sound = MemoryFileSystem.cat_file
+
+    def together(self: MemoryFileSystem, *args: object, **more: object) -> bytes:
+        both.wait(10)
+        content: bytes = sound(self, *args, **more)
+        return content
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", together)
+    paths = [tmp_path / name for name in ("a", "b", "c")]
+    with storage.begin_fetch(stored, paths[0]) as one, storage.begin_fetch(stored, paths[1]) as other:
+        assert one.result().bytes == other.result().bytes == 7
+    assert [path.read_bytes() for path in paths[:2]] == [b"content"] * 2
+    with storage.begin_fetch(stored, paths[2]):
+        pass
+    both.abort()
+    assert not paths[2].exists() or not paths[2].stat().st_size
+
+
+def test_connections_travel_with_their_limit_and_a_wait_for_one_ends_with_the_deadline(
+    stored: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert pickle.loads(pickle.dumps(Connections(3))).limit == 3
+    begun, left = threading.Event(), threading.Event()
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", lambda *_: begun.set() or left.wait())
+    monkeypatch.setattr(transfer, "GRACE", 0.2)
+    connections = Connections(1)
+    with storage.begin_fetch(stored, tmp_path / "a", size=7, connections=connections):
+        assert begun.wait(10)
+        with pytest.raises(StorageError, match=r"memory://store/a\.tar cannot be read in time \(0 retries\)"):
+            storage.fetch(stored, tmp_path / "b", size=7, connections=connections, deadline=Deadline(0.1))
+    left.set()
+
+
+@pytest.mark.parametrize(("tries", "longest"), [(1, 0.2), (2, 0.4), (4, 1.6), (50, 10)])
+def test_pauses_grow_up_to_a_limit(tries: int, longest: float) -> None:
+    drawn = []
+    for _ in range(200):
+        attempts = Attempts(None, patience=300)
+        for _ in range(tries):
+            pause = attempts.failed(PassingError("x"))
+        drawn.append(pause)
+    assert max(drawn) <= longest
+    assert min(drawn) < longest / 4 < 3 * longest / 4 < max(drawn), "full jitter"

@@ -24,7 +24,7 @@ from web import served
 
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, ShardNotFoundError, StorageError
-from wdsdist.storage import Connections, Deadline, Transfer, deadline, transfer
+from wdsdist.storage import Connections, Deadline, Transfer, copying, deadline
 
 PART = 1 << 16
 CONTENT = secrets.token_bytes(20 * PART + 1000)
@@ -85,8 +85,8 @@ def store(request: pytest.FixtureRequest) -> Store:
 
 @pytest.fixture(autouse=True)
 def small_parts_and_little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "_PART", PART)
-    monkeypatch.setattr(transfer, "_STALL", 0.5)
+    monkeypatch.setattr(copying, "_PART", PART)
+    monkeypatch.setattr(copying, "_STALL", 0.5)
     monkeypatch.setattr(deadline, "_FIRST_PAUSE", 0.05)
 
 

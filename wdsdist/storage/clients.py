@@ -28,9 +28,9 @@ def persist(location: str, action: Callable[[], T], verb: str = "read", deadline
     """Do something with a remote location, and again after a pause where it fails for another reason than absence.
 
     Raises ``FileNotFoundError`` where there is nothing, `StorageError` with the number of attempts and the cause where
-    it cannot be done before the deadline, by default 30 seconds.
+    it cannot be done before the deadline; without one, within 30 seconds of the first failure.
     """
-    attempts = Attempts(deadline or Deadline(_PATIENCE))
+    attempts = Attempts(deadline, patience=_PATIENCE)
     while True:
         try:
             with mapped(location, verb):

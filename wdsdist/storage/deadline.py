@@ -36,8 +36,10 @@ class Attempts:
     Jitter keeps many processes that a store has refused together from coming back together.
     """
 
-    def __init__(self, deadline: Deadline) -> None:
+    def __init__(self, deadline: Deadline | None, *, patience: float) -> None:
+        """Begin to count. Without a deadline, there are so many seconds of patience from the first failure on."""
         self._deadline = deadline
+        self._patience = patience
         self._failed = 0
         self._misfits = 0
 
@@ -48,6 +50,8 @@ class Attempts:
         time is over before it.
         """
         self._failed += 1
+        if self._deadline is None:
+            self._deadline = Deadline(self._patience)
         if isinstance(error, PassingError):
             self._misfits += error.is_misfit
             most = min(_FIRST_PAUSE * 2 ** min(self._failed - 1, 10), _LONGEST_PAUSE)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from wdsdist.errors import StorageError
 
 T = TypeVar("T")
-_PIECE = 256 << 10  # bytes; what asyncio takes from a socket at once
+_PIECE = 1 << 20  # bytes at most; what has arrived is given at once
 
 
 class NoRangesError(StorageError):

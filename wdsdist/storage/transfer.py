@@ -1,75 +1,16 @@
-"""Copy a remote file to a local one: parts in parallel, each tried again until it is there or the time is over.
-
-Everything runs as coroutines on the event loop of fsspec's thread, which writes the bytes as they arrive. So there are
-no threads to wait for, none is made before a fork, and what is cancelled writes no more.
-"""
+"""Copy remote files to local ones."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
-import os
-import threading
-import time
-import weakref
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
 
-from wdsdist.errors import ArgumentError, ShardNotFoundError, StorageError
+from wdsdist.errors import ShardNotFoundError, StorageError
 from wdsdist.storage.clients import StorageOptions, filesystem
-from wdsdist.storage.deadline import Attempts, Deadline
-from wdsdist.storage.failures import FinalError, MisfitError, PassingError, mapped
+from wdsdist.storage.copying import GRACE, Connections, Copy, Transfer
+from wdsdist.storage.deadline import Deadline
 from wdsdist.storage.locations import shown
-from wdsdist.storage.streams import NoRangesError, pieces, size_of
-
-T = TypeVar("T")
-_PART = 8 << 20  # bytes
-_PATIENCE = 300.0  # seconds for one file
-_STALL = 20.0  # seconds without a byte
-_GRACE = 5.0  # seconds for what is cancelled to end
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """What it took to fetch a file."""
-
-    bytes: int
-    """Its size."""
-    requests: int
-    """All that were made, those that failed included."""
-    retries: int
-    """Of these, the ones that repeated another."""
-
-
-class Connections:
-    """At most so many requests at once, by all the fetches of a process that share it.
-
-    Any thread may use it. In another process it is another one with the same limit: where each of several workers
-    fetches, give each its share.
-    """
-
-    def __init__(self, limit: int = 16) -> None:
-        if limit < 1:
-            raise ArgumentError(f"limit={limit}: there must be at least one connection")
-        self.limit = limit
-        # Of each event loop, as a forked process has another; made when it is first used there.
-        self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            weakref.WeakKeyDictionary()
-        )
-
-    def __repr__(self) -> str:
-        return f"Connections({self.limit})"
-
-    def __reduce__(self) -> tuple[type[Connections], tuple[int]]:
-        return Connections, (self.limit,)
-
-    def slot(self) -> asyncio.Semaphore:
-        """Return what to hold during a request, on the running loop."""
-        return self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.limit))
-
 
 _SHARED = Connections()
 
@@ -86,171 +27,77 @@ def fetch(
     """Copy a remote file to a local path, in parallel parts, trying again after passing faults.
 
     An existing file keeps its inode and its room: it is written in place. Where the file cannot be had, what is at the
-    path is of no use. Threads may fetch several files at once, such as a shard and its index.
+    path is of no use.
 
     Args:
         location: a URL.
         path: of the local file.
         options: for the client of the back end.
         size: of the file in bytes, which saves asking; what has another size is not accepted.
-        deadline: until when, 5 minutes by default.
+        deadline: until when. Without one it goes on as long as bytes come, and a part that fails is tried again for
+            5 minutes.
         connections: shared with other fetches; by default with all of this process, 16 at once.
 
     Raises `ShardNotFoundError` where there is no such file, at once; `StorageError` with the number of attempts and
     the cause where it cannot be had before the deadline, or at once where another attempt would not help.
     """
+    with begin_fetch(location, path, options, size=size, deadline=deadline, connections=connections) as running:
+        return running.result()
+
+
+def begin_fetch(
+    location: str,
+    path: Path,
+    options: StorageOptions | None = None,
+    *,
+    size: int | None = None,
+    deadline: Deadline | None = None,
+    connections: Connections | None = None,
+) -> Fetching:
+    """Begin what `fetch` does, and return at once. So a thread has several fetched at the same time:
+
+        with begin_fetch(shard, path) as one, begin_fetch(index, other_path) as other:
+            one.result()
+            other.result()
+
+    Takes what `fetch` takes. Raises `StorageError` where there is no client for the location.
+    """
     import fsspec.asyn
 
     client, remote = filesystem(location, options, retries=False)
-    deadline = deadline or Deadline(_PATIENCE)
-    copy = _Copy(location, path, client, remote, deadline, connections or _SHARED)
-    future = asyncio.run_coroutine_threadsafe(copy.run(size), fsspec.asyn.get_loop())
-    try:
-        return future.result(timeout=deadline.left() + _GRACE)
-    except FileNotFoundError:
-        raise ShardNotFoundError(f"{shown(location)} does not exist") from None
-    except concurrent.futures.TimeoutError:
-        cause = f", last {copy.fault}" if copy.fault else ""
-        raise StorageError(
-            f"{shown(location)} cannot be read in {deadline.seconds:g} s: {copy.retries} retries{cause}"
-        ) from None
-    except StorageError as error:
-        raise StorageError(str(error)) from None
-    finally:  # also when the caller is interrupted
-        future.cancel()
-        copy.ended.wait(_GRACE)
+    copy = Copy(location, path, client, remote, deadline, connections or _SHARED)
+    return Fetching(copy, asyncio.run_coroutine_threadsafe(copy.run(size), fsspec.asyn.get_loop()))
 
 
-@dataclass(slots=True)
-class _Watch:
-    """Over one request and its repetitions."""
+class Fetching:
+    """A fetch that runs; at the end of a ``with`` block it is given up unless it is done."""
 
-    allowance: float
-    """Seconds without a byte that count as a fault."""
-    moved: float = 0.0
-    """When the last bytes came."""
+    def __init__(self, copy: Copy, future: concurrent.futures.Future[Transfer]) -> None:
+        self._copy = copy
+        self._future = future
 
+    def __enter__(self) -> Fetching:
+        return self
 
-@dataclass(eq=False)
-class _Copy:
-    """One fetch while it runs, on the event loop."""
+    def __exit__(self, *_: object) -> None:
+        self.give_up()
 
-    location: str
-    path: Path
-    client: Any
-    remote: str
-    deadline: Deadline
-    connections: Connections
-    requests: int = 0
-    retries: int = 0
-    fault: PassingError | None = None
-    """The last one that was ridden out."""
-    file: int = -1
-    ended: threading.Event = field(default_factory=threading.Event)
-    """Set when nothing is written any more."""
-
-    async def run(self, size: int | None) -> Transfer:
+    def result(self) -> Transfer:
+        """Wait until the file is there. Raises what `fetch` raises."""
+        copy, deadline = self._copy, self._copy.deadline
         try:
-            self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            if size is None:
-                size = await self._persist(lambda _: size_of(self.client, self.remote))
-            if size is None or size <= _PART:
-                size = await self._part(None, size)
-            else:
-                try:
-                    await self._parts(size)
-                except NoRangesError:
-                    await self._part(None, size)
-            if os.fstat(self.file).st_size != size:
-                os.ftruncate(self.file, size)
-        finally:
-            file, self.file = self.file, -1  # what does not heed its cancellation must not write into another's file
-            if file >= 0:
-                os.close(file)
-            self.ended.set()
-        return Transfer(size, self.requests, self.retries)
+            return self._future.result(timeout=deadline.left() + GRACE if deadline else None)
+        except FileNotFoundError:
+            raise ShardNotFoundError(f"{shown(copy.location)} does not exist") from None
+        except concurrent.futures.TimeoutError:  # also while it waited for a connection
+            cause = f", last: {copy.fault}" if copy.fault else ""
+            raise StorageError(
+                f"{shown(copy.location)} cannot be read in time ({copy.retries} retries{cause})"
+            ) from None
+        except StorageError as error:
+            raise StorageError(str(error)) from None
 
-    async def _parts(self, size: int) -> None:
-        starts = range(0, size, _PART)
-        tasks = [
-            asyncio.ensure_future(self._part(range(start, stop), stop - start))
-            for start, stop in zip(starts, [*starts[1:], size], strict=True)
-        ]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            await _cancel(*tasks)
-
-    async def _part(self, wanted: range | None, size: int | None) -> int:
-        """Copy a range, or the whole file, whose size may be known; returns its size."""
-        return await self._persist(lambda watch: self._receive(wanted, size, watch))
-
-    async def _receive(self, wanted: range | None, size: int | None, watch: _Watch) -> int:
-        start, got = wanted.start if wanted else 0, 0
-        async with contextlib.aclosing(pieces(self.client, self.remote, wanted)) as stream:
-            async for piece in stream:
-                if size is not None and got + len(piece) > size:
-                    raise MisfitError(f"more than {size:,} bytes")
-                self._write(piece, start + got)
-                got += len(piece)
-                watch.moved = time.monotonic()
-        if size is not None and got != size:
-            raise MisfitError(f"{got:,} bytes where there should be {size:,}")
-        return got
-
-    def _write(self, piece: bytes, at: int) -> None:
-        view = memoryview(piece)
-        try:
-            while view:
-                written = os.pwrite(self.file, view, at)
-                at, view = at + written, view[written:]
-        except OSError as error:
-            raise FinalError(f"{shown(self.location)} cannot be kept in {self.path}: {error.strerror}") from None
-
-    async def _persist(self, action: Callable[[_Watch], Coroutine[Any, Any, T]]) -> T:
-        """Make a request, and again after a pause where it fails.
-
-        The connection is held all the while, so a store that is too busy gets fewer requests.
-        """
-        attempts = Attempts(self.deadline)
-        watch = _Watch(min(_STALL, self.deadline.seconds / 4))
-        async with self.connections.slot():
-            while True:
-                self.requests += 1
-                try:
-                    with mapped(self.location):
-                        return await self._watched(action, watch)
-                except PassingError as error:
-                    self.fault = error
-                    pause = attempts.failed(error)
-                except FinalError as error:
-                    pause = attempts.failed(error)
-                self.retries += 1
-                await asyncio.sleep(pause)
-
-    async def _watched(self, action: Callable[[_Watch], Coroutine[Any, Any, T]], watch: _Watch) -> T:
-        """Await a request as long as bytes come, and drop its connection when none do."""
-        watch.moved = time.monotonic()
-        task = asyncio.ensure_future(action(watch))
-        try:
-            while not task.done():
-                idle = time.monotonic() - watch.moved
-                if idle >= watch.allowance:
-                    watch.allowance *= 2  # the line may be slow rather than dead, where bytes come in whole parts
-                    raise TimeoutError(f"no byte in {idle:.1f} s")
-                if not self.deadline.left():
-                    raise TimeoutError("the time is over")
-                await asyncio.wait({task}, timeout=min(watch.allowance - idle, self.deadline.left()))
-            return task.result()
-        finally:
-            await _cancel(task)
-
-
-async def _cancel(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel what still runs and wait until it has ended, as it writes into a file that will be closed."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks, timeout=_GRACE)
-    for task in tasks:
-        if task.done() and not task.cancelled():
-            task.exception()  # looked at, or asyncio would print it
+    def give_up(self) -> None:
+        """Stop, and wait until nothing is written to the file any more."""
+        self._future.cancel()
+        self._copy.ended.wait(GRACE)
