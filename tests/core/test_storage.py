@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import secrets
+import subprocess
+import sys
 import threading
 import traceback
 from collections.abc import Iterator
@@ -15,9 +17,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from wdsdist import storage
 from wdsdist.errors import ShardNotFoundError, StorageError
-from wdsdist.storage import Connections, Deadline, Transfer, deadline, transfer
+from wdsdist.storage import Connections, Deadline, copying, deadline, transfer
 from wdsdist.storage.deadline import Attempts
-from wdsdist.storage.failures import PassingError
+from wdsdist.storage.failures import FinalError, PassingError, mapped
 
 
 @pytest.fixture
@@ -102,25 +104,116 @@ def test_credentials_and_signatures_stay_out_of_messages_and_tracebacks(
         assert token not in "".join(traceback.format_exception(caught_of_read.value))
 
 
-def test_a_back_end_that_blocks_is_left_alone_and_asked_again(
+def test_what_a_blocked_back_end_gives_too_late_is_not_written(
     stored: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setattr(copying, "_PART", 4)
     sound = MemoryFileSystem.cat_file
-    stalled, left = [threading.Event()], threading.Event()
+    asked: list[threading.Thread] = []  # for the first part
+    again, release = threading.Event(), threading.Event()
 
-    def stalling(self: MemoryFileSystem, *args: object, **more: object) -> bytes:
-        if stalled:
-            stalled.pop().set()
-            left.wait()
-            return b"evil!!!"
-        content: bytes = sound(self, *args, **more)
+    def blocking(self: MemoryFileSystem, path: str, start: int, end: int) -> bytes:
+        if start == 0:
+            asked.append(threading.current_thread())
+            if len(asked) == 1:
+                release.wait()
+                return b"evil"
+            again.set()
+        else:  # the fetch goes on until the late answer has come
+            again.wait()
+            asked[1].join()
+            release.set()
+            asked[0].join()
+        content: bytes = sound(self, path, start, end)
         return content
 
-    monkeypatch.setattr(MemoryFileSystem, "cat_file", stalling)
-    done = storage.fetch(stored, tmp_path / "a.tar", size=7, deadline=Deadline(2))
-    left.set()
-    assert done == Transfer(bytes=7, requests=2, retries=1)
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", blocking)
+    assert storage.fetch(stored, tmp_path / "a.tar", size=7, deadline=Deadline(2)).retries
     assert (tmp_path / "a.tar").read_bytes() == b"content"
+
+
+def test_a_blocked_back_end_keeps_no_process_from_ending() -> None:
+    script = """
+import threading
+from pathlib import Path
+from fsspec.implementations.memory import MemoryFileSystem
+from wdsdist import storage
+asked = threading.Event()
+MemoryFileSystem.cat_file = lambda *_: asked.set() or threading.Event().wait()
+with storage.begin_fetch("memory://a", Path("/dev/null"), size=7):
+    asked.wait()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=20)
+
+
+def test_a_file_whose_fetch_fails_keeps_its_room(stored: str, faults: list[Exception], tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(b"x" * 7)
+    faults += [PermissionError("no")]
+    with pytest.raises(StorageError):
+        storage.fetch(stored, path, size=7)
+    assert path.stat().st_size == 7
+
+
+class AnswerError(Exception):
+    """As a back end words what a server said."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+
+class BotoError(Exception):
+    def __init__(self, status: int) -> None:
+        self.response = {"ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": {"retry-after": "7"}}}
+
+
+@pytest.mark.parametrize("kind", [AnswerError, BotoError])
+@pytest.mark.parametrize(
+    ("status", "meaning"),
+    [
+        (404, FileNotFoundError),
+        (401, FinalError),
+        (403, FinalError),
+        (400, FinalError),
+        (416, FinalError),
+        (501, FinalError),
+        (408, PassingError),
+        (429, PassingError),
+        (500, PassingError),
+        (503, PassingError),
+    ],
+)
+def test_a_status_tells_whether_to_try_again(
+    kind: type[Exception], status: int, meaning: type[Exception]
+) -> None:  # fmt: skip
+    translated = OSError("what a client makes of it")
+    translated.__cause__ = kind(status)  # type: ignore[call-arg]
+    for error in (kind(status), translated):
+        with pytest.raises(meaning) as caught, mapped("s3://bucket/a.tar"):
+            raise error
+        if meaning is PassingError and kind is BotoError:
+            assert caught.value.retry_after == 7  # type: ignore[attr-defined]
+
+
+class NoCredentialsError(Exception):
+    """Named as botocore's."""
+
+
+@pytest.mark.parametrize(
+    ("error", "meaning"),
+    [
+        (FileNotFoundError("x"), FileNotFoundError),
+        (PermissionError("x"), FinalError),
+        (TypeError("an option that there is not"), FinalError),
+        (NoCredentialsError("x"), FinalError),
+        (TimeoutError("x"), PassingError),
+        (ConnectionResetError("x"), PassingError),
+        (OSError("x"), PassingError),
+    ],
+)
+def test_without_a_status_the_kind_of_error_tells(error: Exception, meaning: type[Exception]) -> None:
+    with pytest.raises(meaning), mapped("s3://bucket/a.tar"):
+        raise error
 
 
 def test_a_place_that_cannot_be_written_is_named(stored: str, tmp_path: Path) -> None:
