@@ -9,11 +9,15 @@ least, median and greatest ratio of a round. A fetch should reach 0.9 of bare re
     python tools/bench/bench_remote.py                        # 5 rounds of 16 connections
     python tools/bench/bench_remote.py --connections 32 --rate 45e6
 
-What came out on 4 busy cores, with 16 connections, medians of 7 rounds: bare requests 1.15 GB/s with 0.23 CPU seconds
-per GB; HTTP 1.08 with 0.52, 0.96 of bare ones; S3 1.08 with 0.63, 0.95. fsspec's `cat_file` from 16 threads, its bytes
-written when all of a part is there, reached 0.58 to 0.74 GB/s with 2.1 to 2.9 CPU seconds, which is why parts are
-written as they arrive. obstore 0.12 (8 MiB ranges, from threads or a loop) reached 0.4 to 1.1 GB/s in the same minutes
-and with the same writes: no reason for another client.
+What came out with 16 connections, on 4 cores that other work kept busy (two to three times as many tasks as cores), as
+ratios to bare requests, median (least to greatest), of two runs: HTTP 0.96 (0.70 to 1.04) and 0.88 (0.75 to 1.02), S3
+0.95 (0.67 to 1.02) and 0.80 (0.58 to 0.99). Bare requests reached 1.15 GB/s with 0.2 CPU seconds per GB; a fetch took
+0.52 over HTTP and 0.65 from S3, all in one thread, so a busy machine slows it more than many. With most cores free
+both reached 1.15 to 1.18 GB/s, as bare requests did.
+
+Tried beside it, not part of this script: fsspec's `cat_file` from 16 threads, its bytes written when all of a part is
+there, 0.58 to 0.74 GB/s with 2.1 to 2.9 CPU seconds per GB where parts written as they arrive reached 1.1 to 1.2; and
+obstore 0.12, 0.4 to 1.1 GB/s where a fetch reached 0.7 to 1.1: no reason for another client.
 """
 
 from __future__ import annotations
