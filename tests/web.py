@@ -1,13 +1,22 @@
-"""A real HTTP server on loopback that serves a folder, with ranges or without, and notes what it was asked for."""
+"""A real HTTP server on loopback that serves a folder, with ranges or without, and notes what it was asked for.
+
+Tests have it in their own process through `served`. For many processes it is a script, which prints its address and
+ends with its standard input:
+
+    python tests/web.py FOLDER [--no-ranges]
+"""
 
 from __future__ import annotations
 
 import contextlib
 import http.server
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+
+_CHUNK = 1 << 20
 
 
 class Web:
@@ -23,13 +32,21 @@ class Web:
         self.url = ""
 
 
+class _Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 128  # ranks and workers come all at once
+
+    def handle_error(self, *_: object) -> None: ...  # a client that has gone away
+
+
 @contextlib.contextmanager
 def served(folder: Path, *, ranges: bool = True) -> Iterator[Web]:
     """Serve a folder until the block ends."""
     web = Web(folder, ranges=ranges)
+    lock = threading.Lock()
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # or a body waits for the acknowledgement of its header
 
         def log_message(self, *_: object) -> None: ...
 
@@ -40,30 +57,35 @@ def served(folder: Path, *, ranges: bool = True) -> Iterator[Web]:
             self._answer(with_body=True)
 
         def _answer(self, *, with_body: bool) -> None:
-            path = folder / self.path.lstrip("/")
+            path = folder / self.path.partition("?")[0].lstrip("/")
             if not path.is_file():
                 self.send_error(404)
                 return
-            content = path.read_bytes()
-            size = len(content)
-            wanted = self.headers.get("Range") if web.ranges else None
-            if wanted:
-                first, _, last = wanted.removeprefix("bytes=").partition("-")
-                start, stop = int(first), min(int(last or size - 1) + 1, size)
-                content = content[start:stop]
-                self.send_response(206)
-                self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
-            else:
-                self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            if with_body:
+            with path.open("rb") as stream:
+                size = path.stat().st_size
+                start, stop = 0, size
+                wanted = self.headers.get("Range") if web.ranges else None
+                if wanted:
+                    first, _, last = wanted.removeprefix("bytes=").partition("-")
+                    start, stop = int(first), min(int(last or size - 1) + 1, size)
+                    if start >= size:
+                        self.send_error(416)
+                        return
+                    self.send_response(206)
+                    self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
+                else:
+                    self.send_response(200)
+                self.send_header("Content-Length", str(stop - start))
+                self.end_headers()
                 with contextlib.suppress(ConnectionError):
-                    self.wfile.write(content)
-                    web.sent += len(content)
-                    web.bytes_of[path.name] += len(content)
+                    while with_body and start < stop:
+                        sent = self.connection.sendfile(stream, start, min(_CHUNK, stop - start))
+                        start += sent
+                        with lock:
+                            web.sent += sent
+                            web.bytes_of[path.name] += sent
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = _Server(("127.0.0.1", 0), Handler)
     web.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -73,3 +95,9 @@ def served(folder: Path, *, ranges: bool = True) -> Iterator[Web]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+if __name__ == "__main__":
+    with served(Path(sys.argv[1]), ranges="--no-ranges" not in sys.argv) as running:
+        print(running.url, flush=True)
+        sys.stdin.read()

@@ -248,6 +248,7 @@ class StreamingDataset(IterableDataset[Any]):
         mine = share(
             order=self.order(settings, start.epoch),
             settings=settings,
+            epoch=start.epoch,
             plan=self.plan(loading, start.num_replicas, start.consumed),
             rank=start.rank,
             group=start.group,
@@ -269,7 +270,9 @@ class StreamingDataset(IterableDataset[Any]):
             drop_last_batch=False,
         )
         epoch = self._progress.start(lambda position: True).epoch
-        return share(order=self.order(settings, epoch), settings=settings, plan=plan, rank=here.rank).single_samples()
+        return share(
+            order=self.order(settings, epoch), settings=settings, epoch=epoch, plan=plan, rank=here.rank
+        ).single_samples()
 
     def plan(self, loading: Loading, num_replicas: int, consumed: int = 0) -> EpochPlan:
         """Return the batches that a loader makes of an epoch from ``consumed`` samples on."""

@@ -36,9 +36,11 @@ class Prefetch:
         manifest: the data set.
         uses: what is needed from the process's first batch on, as `lookahead.upcoming` tells.
         room: bytes of shards up to which to look ahead.
+        job: the same for all processes that go through the same batches.
     """
 
-    def __init__(self, cache: ShardCache, manifest: Manifest, uses: Iterator[Use], *, room: int) -> None:
+    def __init__(self, cache: ShardCache, manifest: Manifest, uses: Iterator[Use], *, room: int, job: str = "") -> None:
+        self._job = job
         self._cache = cache
         self._manifest = manifest
         self._uses = uses
@@ -80,7 +82,8 @@ class Prefetch:
         self._until = min((use.last for use in known), default=batch)
         first = {use.shard: use.first for use in reversed(known)}
         wanted = [shard for shard in dict.fromkeys(use.shard for use in known) if self._manifest.is_copied[shard]]
-        self._cache.expect([Need(copy_key(self._manifest, shard), max(batch, first[shard])) for shard in wanted])
+        needs = [Need(copy_key(self._manifest, shard), max(batch, first[shard])) for shard in wanted]
+        self._cache.expect(needs, self._job)
         with self._changed:
             self._wanted = wanted
             self._settled.intersection_update(wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
@@ -31,6 +32,7 @@ class Share:
     samples: SampleReader
     order: Order
     settings: OrderSettings
+    epoch: int
     plan: EpochPlan
     rank: int
     worker: int
@@ -69,7 +71,7 @@ class Share:
             yield from batches
             return
         uses = upcoming(order, plan, rank=rank, batch=first)
-        prefetch = self._prefetch = Prefetch(self.cache, self.manifest, uses, room=self._room())
+        prefetch = self._prefetch = Prefetch(self.cache, self.manifest, uses, room=self._room(), job=self._job())
         numbers = plan.batch_numbers(self.worker, self.num_workers, group=self.group)
         try:
             for number, self._next in pairwise(chain(numbers, (plan.batches_per_rank,))):
@@ -77,6 +79,11 @@ class Share:
                 yield next(batches)
         finally:
             prefetch.close()
+
+    def _job(self) -> str:
+        """Return what all who go through the same batches have in common."""
+        text = f"{self.manifest.base} {self.settings} {self.plan} {self.epoch}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _room(self) -> int:
         """Return the bytes of shards to look ahead: what the cache holds, or about the current and the next window."""

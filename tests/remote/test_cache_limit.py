@@ -133,7 +133,7 @@ def test_two_ranks_share_a_limited_cache(store: web.Web, stored: Path, tmp_path:
     local = [loader(stored, workers=0, num_replicas=2, rank=rank, shuffle_window=80) for rank in range(2)]
     assert found == [[key for batch in one for key in batch["__key__"]] for one in local]
     assert max(use) <= limit
-    assert sum(fetched(store).values()) <= SHARDS + 2 + 4  # the lanes may share two; the rest as above
+    assert sum(fetched(store).values()) <= SHARDS + 2 + 8  # the lanes may share two; the rest as above
 
 
 def test_a_run_resumes_with_another_limit_in_the_window_of_its_state(store: web.Web, tmp_path: Path) -> None:

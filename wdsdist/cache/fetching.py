@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import logging
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,17 +35,19 @@ class Fetched:
     """The index as it is kept beside the copy; none where it stands in the folder of index.json."""
     sha256: str
     """Of the copy."""
-    retries: int
 
 
 class Wanted:
     """A shard of which a copy is to be had before a deadline; what its store says of it is asked once."""
 
-    def __init__(self, manifest: Manifest, number: int, place: Place, deadline: float) -> None:
+    retries: int
+    """Requests that were made again for it, and fetches of it whose bytes were wrong."""
+
+    def __init__(self, manifest: Manifest, number: int, place: Place, deadline: storage.Deadline) -> None:
+        self.retries = 0
         manifest, number = manifest.part(number)
         self.place = place
         self.deadline = deadline
-        """A time of ``time.monotonic``."""
         self.listed: Shard = manifest.shard(number)
         self.listed_size = int(manifest.read_sizes[number])
         """Bytes of the copy, as the manifest says; -1 where it does not."""
@@ -74,7 +75,8 @@ class Wanted:
         if self._listed_index_exists():
             return None
         try:
-            return storage.read(storage.beside(self._location, shardindex.SUFFIX), self._options)
+            index = storage.beside(self._location, shardindex.SUFFIX)
+            return storage.read(index, self._options, deadline=self.deadline)
         except FileNotFoundError:
             return None
 
@@ -113,16 +115,17 @@ class Wanted:
         """
         for attempt in range(_ATTEMPTS):
             try:
-                return self._fetch_once(attempt)
+                return self._fetch_once()
             except ShardDamagedError as error:
                 if not self._is_remote:
                     raise
-                if attempt + 1 == _ATTEMPTS or time.monotonic() > self.deadline:
+                if attempt + 1 == _ATTEMPTS or not self.deadline.left():
                     raise ShardDamagedError(f"{error} (after {attempt + 1} attempts)") from error
+                self.retries += 1
                 self.__dict__.pop("sidecar", None)  # it may be the one that came wrong
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _fetch_once(self, retries: int) -> Fetched:
+    def _fetch_once(self) -> Fetched:
         part = self.place.part  # whatever this does, it keeps its inode
         made_of = self.made_of
         if self.listed.is_compressed:
@@ -136,7 +139,7 @@ class Wanted:
                 raise ShardDamagedError(f"{self.shown} has changed while it was read: try again once it is at rest")
             tar = tarindex.stored(part)
         else:
-            storage.fetch(self._location, part, self._options)
+            self._fetch_file(part)
             file = tar = tarindex.stored(part)
             self._check("index.json", file, Stored(self.listed.size, self.listed.sha256))
         index, sidecar = self._known_index(), self.sidecar
@@ -146,12 +149,12 @@ class Wanted:
             sidecar = shardindex.dumps(index)  # that of a compressed shard has the name of its file, not of the copy
         self._check("its index", file, index.file)
         self._check("its index", tar, Stored(index.size, index.sha256))
-        return Fetched(index, sidecar, tar.sha256, retries)
+        return Fetched(index, sidecar, tar.sha256)
 
     def look(self) -> storage.Entry:
         """Return what the store says of the shard. Raises `ShardNotFoundError` or `StorageError` where it does not."""
         try:
-            return storage.entry(self._location, self._options)
+            return storage.entry(self._location, self._options, deadline=self.deadline)
         except FileNotFoundError as error:
             raise ShardNotFoundError(f"{self.shown} does not exist") from error
 
@@ -191,8 +194,13 @@ class Wanted:
             return
         with tempfile.TemporaryFile(dir=self.place.folder) as file:
             path = Path(f"/proc/self/fd/{file.fileno()}")
-            storage.fetch(self._location, path, self._options)
+            self._fetch_file(path)
             yield path
+
+    def _fetch_file(self, path: Path) -> None:
+        size = self.listed.size if self.listed.size >= 0 else None
+        transfer = storage.fetch(self._location, path, self._options, size=size, deadline=self.deadline)
+        self.retries += transfer.retries
 
     def _listed_index_exists(self) -> bool:
         return self._listed_index is not None and self._listed_index.exists()

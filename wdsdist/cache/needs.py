@@ -21,7 +21,7 @@ from wdsdist.cache.locks import LockableFile
 Rank = tuple[int | str, ...]
 """The lower, the sooner a copy is needed. First come the shards of batches that are being made and lack some of them,
 in the order in which these were started to be made: so the eldest batch gets all of its shards, then the next, and no
-process waits for ever. Then what will be needed, nearest first."""
+process waits for ever. Then what will be needed, by how many batches its job is from it."""
 
 NEVER: Rank = (2,)
 
@@ -35,8 +35,8 @@ class Need:
 
     key: str
     """What `copy_key` gives."""
-    position: int
-    """When, as a batch number: it decides between needs that are equally near in the lists of two processes."""
+    batch: int
+    """The number of the batch that it is needed for."""
 
 
 class Reader:
@@ -47,6 +47,7 @@ class Reader:
         self._file: LockableFile | None = None
         self._name = ""
         self._changing = threading.Lock()
+        self._job = ""
         self._upcoming: list[tuple[str, int]] = []
         self._claims: dict[int, tuple[int, list[str]]] = {}  # by thread
 
@@ -65,12 +66,12 @@ class Reader:
         self._file.lock(alone=True)
         Finalize(self, _leave, (self._folder / self._name,), exitpriority=0)  # also where workers end, unlike atexit
 
-    def expect(self, needs: Iterable[Need]) -> None:
-        """Publish what this process will read, nearest first."""
-        upcoming = [(need.key, need.position) for need in needs]
+    def expect(self, needs: Iterable[Need], job: str = "") -> None:
+        """Publish what this process will read, nearest first, with those that read the same epoch of the same job."""
+        upcoming = [(need.key, need.batch) for need in needs]
         with self._changing:
-            if upcoming != self._upcoming:
-                self._upcoming = upcoming
+            if (job, upcoming) != (self._job, self._upcoming):
+                self._job, self._upcoming = job, upcoming
                 self._publish()
 
     def claim(self, keys: Collection[str], latest: int) -> Rank:
@@ -97,7 +98,7 @@ class Reader:
                     self._publish()
 
     def _publish(self) -> None:
-        content = json.dumps({"upcoming": self._upcoming, "claims": list(self._claims.values())})
+        content = json.dumps({"job": self._job, "upcoming": self._upcoming, "claims": list(self._claims.values())})
         new = self._folder / f"{self._name}{_NEW}"
         new.write_text(content)
         new.replace(self._folder / f"{self._name}{_LIST}")
@@ -119,6 +120,7 @@ def all_needs(folder: Path) -> Needs:
     """Read the lists of all live processes, and remove those of the dead; only under the lock of the folder."""
     ranks: dict[str, Rank] = {}
     latest = 0
+    jobs: dict[str, list[tuple[str, int]]] = {}
     for name in sorted({path.name.partition(".")[0] for path in folder.glob("*")}):
         if _is_dead(folder / name):
             _leave(folder / name)
@@ -128,8 +130,12 @@ def all_needs(folder: Path) -> Needs:
             latest = max(latest, number)
             for key in keys:
                 ranks[key] = min(ranks.get(key, NEVER), (0, number, name))
-        for place, (key, position) in enumerate(listed.get("upcoming", ())):
-            ranks[key] = min(ranks.get(key, NEVER), (1, place, position, name))
+        jobs.setdefault(listed.get("job", ""), []).extend(listed.get("upcoming", ()))
+    for upcoming in jobs.values():
+        # From the batch of the process that is furthest behind: what it needs must not go for what others need later.
+        first = min((batch for _, batch in upcoming), default=0)
+        for key, batch in upcoming:
+            ranks[key] = min(ranks.get(key, NEVER), (1, batch - first))
     return Needs(ranks, latest)
 
 

@@ -21,6 +21,7 @@ from wdsdist.cache.needs import NEVER, Need, Needs, Rank, Reader, all_needs
 from wdsdist.cache.places import Place
 from wdsdist.errors import CacheError
 from wdsdist.shardindex import SUFFIX
+from wdsdist.storage import Deadline
 
 _STAMP_BYTES = 512
 """More than a stamp takes."""
@@ -54,11 +55,11 @@ class Room:
         self.reader = Reader(root / places.READERS)
 
     @contextlib.contextmanager
-    def alone(self, deadline: float) -> Iterator[None]:
+    def alone(self, deadline: Deadline) -> Iterator[None]:
         """Keep all others from changing which files there are; what processes that died left is removed at first."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.closing(LockableFile(self.root / places.LOCK, writable=True, create=True)) as file:
-            for _ in pauses(max(deadline, time.monotonic() + _PATIENCE), _MOMENT):
+            for _ in pauses(max(deadline.end, time.monotonic() + _PATIENCE), _MOMENT):
                 if file.lock(alone=True):
                     break
             else:
@@ -68,7 +69,7 @@ class Room:
                 self._held()
             yield
 
-    def take(self, place: Place, deadline: float, *, anew: bool = False) -> LockableFile | None:
+    def take(self, place: Place, deadline: Deadline, *, anew: bool = False) -> LockableFile | None:
         """Open and lock the part of a shard, to fetch it; nothing where that is done already, or being done.
 
         With ``anew`` the shard is to be fetched even where there is a copy.
@@ -80,12 +81,12 @@ class Room:
             part = LockableFile(place.part, writable=True, create=True)
             return part if part.lock(alone=True) else None
 
-    def expect(self, needs: Iterable[Need], deadline: float) -> None:
+    def expect(self, needs: Iterable[Need], job: str, deadline: Deadline) -> None:
         """Publish what this process will read, nearest first."""
         if not self.reader.has_joined:
             with self.alone(deadline):
                 pass
-        self.reader.expect(needs)
+        self.reader.expect(needs, job)
 
     def reserve(self, part: LockableFile, wanted: Wanted, batch: Collection[str] | None) -> str:
         """Reserve room for a part and its index, evicting what is needed later; say why where there is not enough.
@@ -116,7 +117,7 @@ class Room:
             _allocate(part.fileno(), size)
         return ""
 
-    def give_up(self, part: LockableFile, place: Place, deadline: float) -> None:
+    def give_up(self, part: LockableFile, place: Place, deadline: Deadline) -> None:
         """Remove a part that this process has taken."""
         with contextlib.closing(part), self.alone(deadline):
             _remove(place.part)
@@ -135,7 +136,7 @@ class Room:
             place.part.replace(place.copy)
             stamps.stamp(part.fileno(), place.stamp, fetched.sha256, wanted.made_of)
 
-    def discard(self, place: Place, copy: LockableFile, deadline: float) -> None:
+    def discard(self, place: Place, copy: LockableFile, deadline: Deadline) -> None:
         """Remove a copy that this process has opened and locked alone."""
         with self.alone(deadline):
             if copy.is_at(place.copy):

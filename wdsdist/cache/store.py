@@ -57,7 +57,7 @@ class ShardCache:
         self.bytes_fetched = 0
         """Bytes of those shards."""
         self.retries = 0
-        """Shards that were fetched again because their bytes were wrong."""
+        """Requests that were made again, and fetches whose bytes were wrong."""
         self.seconds_waited = 0.0
         """Time in `pin` for shards that were not there."""
 
@@ -141,10 +141,13 @@ class ShardCache:
             self._obtain(wanted, {wanted.place.key}, None, anew=True).close()
         return wanted.place.copy
 
-    def expect(self, needs: Sequence[Need]) -> None:
-        """Say what this process will read, nearest first: others evict what nobody needs, or needs last."""
+    def expect(self, needs: Sequence[Need], job: str = "") -> None:
+        """Say what this process will read, nearest first: others evict what nobody needs, or needs last.
+
+        ``job`` is the same for all processes that go through the same batches.
+        """
         if needs or self._room.reader.has_joined:
-            self._room.expect(needs, time.monotonic() + self.timeout)
+            self._room.expect(needs, job, storage.Deadline(self.timeout))
 
     def rest(self) -> None:
         """Say that this thread has all the shards of a batch, locked, and waits for none."""
@@ -164,14 +167,14 @@ class ShardCache:
 
     def _wanted(self, manifest: Manifest, number: int, patience: float = 1.0) -> Wanted:
         place = places.place_of(self._room.root, manifest, number)
-        return Wanted(manifest, number, place, time.monotonic() + patience * self.timeout)
+        return Wanted(manifest, number, place, storage.Deadline(patience * self.timeout))
 
     def _obtain(
         self, wanted: Wanted, batch: Collection[str], let_go: Callable[[], object] | None, *, anew: bool = False
     ) -> Pinned:
         """Fetch a shard, or wait until another process has."""
         found: Pinned | str = ""
-        for _ in pauses(wanted.deadline):
+        for _ in pauses(wanted.deadline.end):
             if not anew and (pinned := self._copy(wanted)):
                 self.hits += 1
                 return pinned
@@ -234,7 +237,10 @@ class ShardCache:
             if why := room.reserve(part, wanted, batch):
                 room.give_up(part, place, wanted.deadline)
                 return why
-            fetched = wanted.fetch()
+            try:
+                fetched = wanted.fetch()
+            finally:
+                self.retries += wanted.retries
             room.install(part, wanted, fetched)
         except BaseException:
             with contextlib.suppress(CacheError):  # whoever looks for room next sweeps it up
@@ -242,7 +248,6 @@ class ShardCache:
             raise
         self.fetches += 1
         self.bytes_fetched += fetched.index.size
-        self.retries += fetched.retries
         # The system gives up the one lock before it gives the other: somebody may have come between.
         if part.lock(alone=False) and part.is_at(place.copy):
             return Pinned(place.copy, fetched.index, part)

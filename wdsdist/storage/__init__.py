@@ -6,6 +6,8 @@ are made on first use in each process. Errors of the many back ends leave here a
 """
 
 from wdsdist.storage.clients import StorageOptions
+from wdsdist.storage.copying import Connections, Transfer
+from wdsdist.storage.deadline import Deadline
 from wdsdist.storage.entries import Entry, entry, listing
 from wdsdist.storage.local import atomic_write, sha256
 from wdsdist.storage.locations import (
@@ -19,12 +21,18 @@ from wdsdist.storage.locations import (
     shown,
     split,
 )
-from wdsdist.storage.objects import exists, fetch, names, read, read_range, remove, sizes, upload, write
+from wdsdist.storage.objects import exists, names, read, read_range, remove, sizes, upload, write
+from wdsdist.storage.transfer import Fetching, begin_fetch, fetch
 
 __all__ = [
+    "Connections",
+    "Deadline",
     "Entry",
+    "Fetching",
     "StorageOptions",
+    "Transfer",
     "atomic_write",
+    "begin_fetch",
     "beside",
     "entry",
     "exists",

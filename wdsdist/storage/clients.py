@@ -1,64 +1,101 @@
-"""The clients of fsspec, their errors as two of ours, and patience with passing faults."""
+"""The clients of fsspec, and patience with what they ask for."""
 
 from __future__ import annotations
 
-import contextlib
-import random
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from wdsdist.errors import StorageError
-from wdsdist.storage.locations import shown
+from wdsdist.storage.deadline import Attempts, Deadline
+from wdsdist.storage.failures import FinalError, PassingError, mapped
+from wdsdist.storage.locations import scrubbed, shown
+
+if TYPE_CHECKING:
+    import aiohttp
 
 StorageOptions = Mapping[str, Any]
 T = TypeVar("T")
 
-
-class FinalError(StorageError):
-    """What another attempt would not mend."""
-
-
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure",
            "hf": "hf", "http": "http", "https": "http"}  # fmt: skip
-_ATTEMPTS = 5
-_FIRST_PAUSE = 0.2  # seconds; doubled after each attempt, with jitter
+_PATIENCE = 30.0  # seconds for one small thing
+_STALL = 20.0  # seconds
+_POOL = 128
+"""Connections that a client may hold; more than anybody asks for at once, or requests would wait where nobody sees."""
 
 
-def persist(location: str, action: Callable[[], T], verb: str = "read") -> T:
-    """Do something with a remote location, and again after a pause where it fails for another reason than absence."""
-    for attempt in range(1, _ATTEMPTS + 1):
+def persist(location: str, action: Callable[[], T], verb: str = "read", deadline: Deadline | None = None) -> T:
+    """Do something with a remote location, and again after a pause where it fails for another reason than absence.
+
+    Raises ``FileNotFoundError`` where there is nothing, `StorageError` with the number of attempts and the cause where
+    it cannot be done before the deadline; without one, within 30 seconds of the first failure.
+    """
+    attempts = Attempts(deadline, patience=_PATIENCE)
+    while True:
         try:
             with mapped(location, verb):
                 return action()
-        except StorageError as error:
-            if attempt == _ATTEMPTS or isinstance(error, FinalError):
-                raise StorageError(f"{error} (after {attempt} attempts)" if attempt > 1 else str(error)) from error
-            time.sleep(_FIRST_PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))
-    raise AssertionError("unreachable: the last attempt returns or raises")
+        except (FinalError, PassingError) as error:
+            pause = attempts.failed(error)
+        time.sleep(pause)
 
 
-def filesystem(location: str, options: StorageOptions | None) -> tuple[Any, str]:
+def filesystem(location: str, options: StorageOptions | None, *, retries: bool = True) -> tuple[Any, str]:
+    """Return the client for a location, and what the location is called there.
+
+    Clients are shared by all threads, and made anew in a forked process; fsspec sees to both.
+
+    Args:
+        location: a URL.
+        options: for the client, as the user gave them.
+        retries: whether the client may try again by itself, unseen and without regard to a deadline.
+    """
     import fsspec
 
     try:
-        client, path = fsspec.core.url_to_fs(location, **dict(options or {}))
+        client, path = fsspec.core.url_to_fs(location, **_with_defaults(location, options, retries=retries))
     except ImportError as error:
         scheme = location.partition("://")[0]
         extra = _EXTRAS.get(scheme)
         advice = f'pip install "wdsdist[{extra}]"' if extra else f"install the fsspec back end for {scheme}://"
         raise FinalError(f"{shown(location)} needs a package that is not installed: {advice}") from error
     except ValueError as error:
-        raise StorageError(f"{shown(location)} cannot be opened: {error}") from error
+        raise FinalError(f"{shown(location)} cannot be opened: {scrubbed(str(error), location)}") from None
+    if not retries and hasattr(client, "retries"):  # s3fs and gcsfs
+        client.retries = 1
     return client, path
 
 
-@contextlib.contextmanager
-def mapped(location: str, verb: str = "read") -> Iterator[None]:
-    """Turn whatever a back end raises into the two errors that this module promises."""
-    try:
-        yield
-    except (FileNotFoundError, StorageError):
-        raise
-    except Exception as error:  # back ends share no base class: botocore, aiohttp, google and azure have their own
-        raise StorageError(f"{shown(location)} cannot be {verb}: {type(error).__name__}: {error}") from error
+def _with_defaults(location: str, options: StorageOptions | None, *, retries: bool) -> dict[str, Any]:
+    """Add what lets a client have enough connections and notice a stalled one; what the user gave stands."""
+    given = dict(options or {})
+    scheme = location.partition("://")[0]
+    if scheme in ("http", "https"):
+        return {"get_client": _session, **given}
+    if scheme in ("s3", "s3a"):
+        ours: dict[str, Any] = {"max_pool_connections": _POOL, "read_timeout": _STALL}
+        if not retries:
+            ours["retries"] = {"total_max_attempts": 1}
+        return {**given, "config_kwargs": {**ours, **given.get("config_kwargs", {})}}
+    return given
+
+
+async def _session(**options: Any) -> aiohttp.ClientSession:
+    import aiohttp
+
+    # aiohttp's own limit is five minutes for a whole file, however well it comes in
+    options.setdefault("timeout", aiohttp.ClientTimeout(total=None, sock_connect=_STALL, sock_read=_STALL))
+    options.setdefault("connector", aiohttp.TCPConnector(limit=_POOL))
+    return aiohttp.ClientSession(**options)
+
+
+def asked(client: Any, what: str, path: str, deadline: Deadline | None) -> Any:
+    """Return what a method of a client says of a path, or raise ``TimeoutError`` once the deadline is over.
+
+    Clients that are not asynchronous take as long as they take.
+    """
+    if deadline is None or not client.async_impl:
+        return getattr(client, what)(path)
+    import fsspec.asyn
+
+    return fsspec.asyn.sync(client.loop, getattr(client, f"_{what}"), path, timeout=max(0.1, deadline.left()))

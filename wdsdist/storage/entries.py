@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from wdsdist.storage.clients import StorageOptions, filesystem, persist
+from wdsdist.storage.clients import StorageOptions, asked, filesystem, persist
+from wdsdist.storage.deadline import Deadline
 from wdsdist.storage.locations import split
 
 _TOGETHER = 16  # requests at once
@@ -48,14 +49,14 @@ def listing(location: str, options: StorageOptions | None = None) -> list[Entry]
         return []
 
 
-def entry(location: str, options: StorageOptions | None = None) -> Entry:
+def entry(location: str, options: StorageOptions | None = None, *, deadline: Deadline | None = None) -> Entry:
     """Return what is known of one remote file. Raises ``FileNotFoundError`` where there is none."""
 
     def info() -> Entry:
         client, path = filesystem(location, options)
-        return _entry(split(location)[1], client.info(path))
+        return _entry(split(location)[1], asked(client, "info", path, deadline))
 
-    return persist(location, info)
+    return persist(location, info, deadline=deadline)
 
 
 def _entry(name: str, info: Mapping[str, Any]) -> Entry:

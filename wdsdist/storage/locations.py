@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"]+")
 
 
 def is_remote(location: str) -> bool:
@@ -89,3 +90,14 @@ def shown(location: str) -> str:
     if not is_remote(location):
         return location
     return re.sub(r"(?<=://)[^/@]*@", "", location.partition("?")[0])
+
+
+def scrubbed(text: str, location: str) -> str:
+    """Return the message of a back end about a location without credentials and queries.
+
+    >>> scrubbed("GET https://host/a.tar?signature=x failed", "https://host/a.tar?signature=x")
+    'GET https://host/a.tar failed'
+    """
+    text = _URL.sub(lambda found: shown(found[0]), text)
+    query = location.partition("?")[2]
+    return text.replace(query, "...") if query and is_remote(location) else text

@@ -10,15 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from wdsdist.errors import ShardNotFoundError, StorageError
-from wdsdist.storage.clients import FinalError, StorageOptions, filesystem, mapped, persist
+from wdsdist.errors import StorageError
+from wdsdist.storage.clients import StorageOptions, asked, filesystem, persist
+from wdsdist.storage.deadline import Deadline
+from wdsdist.storage.entries import entry
+from wdsdist.storage.failures import FinalError, MisfitError
 from wdsdist.storage.locations import is_remote, shown
 
-_CHUNK = 8 << 20
 
-
-def read(location: str, options: StorageOptions | None = None) -> bytes:
-    """Return everything that a location holds.
+def read(location: str, options: StorageOptions | None = None, *, deadline: Deadline | None = None) -> bytes:
+    """Return everything that a location holds, trying again after passing faults until the deadline.
 
     Raises ``FileNotFoundError`` where there is nothing, `StorageError` where it cannot be read.
     """
@@ -32,10 +33,10 @@ def read(location: str, options: StorageOptions | None = None) -> bytes:
 
     def cat() -> bytes:
         client, path = filesystem(location, options)
-        content: bytes = client.cat_file(path)
+        content: bytes = asked(client, "cat_file", path, deadline)
         return content
 
-    return persist(location, cat)
+    return persist(location, cat, deadline=deadline)
 
 
 def read_range(location: str, start: int, stop: int, options: StorageOptions | None = None) -> bytes:
@@ -56,9 +57,7 @@ def read_range(location: str, start: int, stop: int, options: StorageOptions | N
         else:
             content = client.cat_file(path, start=start, end=stop)
         if len(content) != stop - start:
-            raise StorageError(
-                f"{shown(location)} gave {len(content):,} of {stop - start:,} bytes from {start:,} on: was it replaced?"
-            )
+            raise MisfitError(f"{len(content):,} of {stop - start:,} bytes came from {start:,} on: was it replaced?")
         return content
 
     return persist(location, cat)
@@ -75,12 +74,14 @@ def write(location: str, content: bytes, options: StorageOptions | None = None) 
 
 
 def exists(location: str, options: StorageOptions | None = None) -> bool:
-    """Say whether there is a file or object at a location."""
+    """Say whether there is a file or object at a location. Raises `StorageError` where that cannot be found out."""
     if not is_remote(location):
         return Path(location).exists()
-    with mapped(location):
-        client, path = filesystem(location, options)
-        return bool(client.exists(path))
+    try:
+        entry(location, options)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def names(location: str, suffix: str, options: StorageOptions | None = None) -> list[str]:
@@ -89,12 +90,15 @@ def names(location: str, suffix: str, options: StorageOptions | None = None) -> 
         folder = Path(location)
         found = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     else:
-        with mapped(location):
+
+        def listed() -> list[str]:
             client, path = filesystem(location, options)
-            try:
-                found = [entry.rstrip("/").rpartition("/")[2] for entry in client.ls(path, detail=False)]
-            except FileNotFoundError:
-                found = []
+            return [entry.rstrip("/").rpartition("/")[2] for entry in client.ls(path, detail=False)]
+
+        try:
+            found = persist(location, listed)
+        except FileNotFoundError:
+            found = []
     return sorted(name for name in found if name.endswith(suffix))
 
 
@@ -154,24 +158,3 @@ def upload(location: str, options: StorageOptions | None = None) -> Iterator[IO[
             client.put_file(f"/proc/self/fd/{stream.fileno()}", path)
 
         persist(location, put, "written")
-
-
-def fetch(location: str, path: Path, options: StorageOptions | None = None) -> None:
-    """Copy a remote object to a local path, trying again after passing faults.
-
-    Raises `ShardNotFoundError` where there is no such object, `StorageError` with the number of attempts and the
-    cause where it cannot be had.
-    """
-
-    def copy() -> None:
-        client, remote = filesystem(location, options)
-        # Block size 0 streams: a web server that gives no ranges could not be read otherwise.
-        more = {"block_size": 0} if location.startswith("http") else {}
-        with client.open(remote, "rb", **more) as source, path.open("wb") as target:
-            while chunk := source.read(_CHUNK):
-                target.write(chunk)
-
-    try:
-        persist(location, copy)
-    except FileNotFoundError as error:
-        raise ShardNotFoundError(f"{shown(location)} does not exist") from error

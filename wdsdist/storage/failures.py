@@ -1,0 +1,117 @@
+"""What the exception of a back end means: there is nothing, try again, or trying again would not help.
+
+Back ends share no base class: aiohttp, botocore, google and azure have exceptions of their own. What they share is the
+status of HTTP, somewhere along the chain of causes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from wdsdist.errors import StorageError
+from wdsdist.storage.locations import scrubbed, shown
+
+_ABSENT = {404, 410}
+_REFUSED = {401, 403}
+_PASSING = {408, 425, 429}  # of 400 to 499: too slow, too early, too many
+_NEVER = {501, 505}  # of 500 and more: not implemented, another version of HTTP
+# Of the options, of the program, of the credentials: what is wrong with them stays wrong.
+_FINAL = (PermissionError, ImportError, NotImplementedError, TypeError, ValueError)
+_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"}
+
+
+class FinalError(StorageError):
+    """What another attempt would not mend."""
+
+
+class PassingError(StorageError):
+    """What another attempt may mend."""
+
+    retry_after: float | None = None
+    """Seconds that the store asks to wait for."""
+    is_misfit = False
+    """Whether the store answered well, but with another number of bytes."""
+
+
+class MisfitError(Exception):
+    """A range has more or fewer bytes than it should."""
+
+
+@contextlib.contextmanager
+def mapped(location: str, verb: str = "read") -> Iterator[None]:
+    """Turn whatever a back end raises into ``FileNotFoundError``, `FinalError` or `PassingError`.
+
+    Its own exception is not chained, because tracebacks are shown and it may hold a signed URL.
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except Exception as error:
+        raise _meaning(error, location, verb) from None
+
+
+def _meaning(error: Exception, location: str, verb: str) -> FileNotFoundError | FinalError | PassingError:
+    causes = list(_causes(error))
+    status = next(filter(None, map(_status, causes)), None)
+    told: BaseException = error
+    if isinstance(error, FileNotFoundError):
+        # fsspec calls a file on the web missing whatever kept it from asking; its cause tells why
+        told = next((cause for cause in causes if type(cause).__module__.startswith("aiohttp")), error)
+    if status in _ABSENT or isinstance(told, FileNotFoundError):
+        return FileNotFoundError(f"{shown(location)} does not exist")
+    name = "" if isinstance(told, MisfitError) else f"{type(told).__name__}: "
+    text = name + scrubbed(str(told), location)
+    message = f"{shown(location)} cannot be {verb}: {text}"
+    if status in _REFUSED or isinstance(told, PermissionError):
+        return FinalError(f"{message} (access is refused: check the credentials)")
+    if _is_final(told, causes, status):
+        return FinalError(message)
+    passing = PassingError(message)
+    passing.is_misfit = isinstance(told, MisfitError)
+    passing.retry_after = next((after for after in map(_retry_after, causes) if after is not None), None)
+    return passing
+
+
+def _is_final(error: BaseException, causes: list[BaseException], status: int | None) -> bool:
+    if isinstance(error, (TimeoutError, asyncio.TimeoutError)):  # S3 calls a slow request a bad one: 400
+        return False
+    if status is not None:
+        return status in _NEVER or (400 <= status < 500 and status not in _PASSING)
+    return isinstance(error, _FINAL) or any(type(cause).__name__ in _NO_CREDENTIALS for cause in causes)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _status(error: BaseException) -> int | None:
+    if type(error).__module__ == "aiohttp.http_exceptions":
+        return None  # a body that was cut has code 400 there, which no server said
+    response = getattr(error, "response", None)
+    if isinstance(response, Mapping):  # botocore
+        return _number(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
+    for owner, name in ((error, "status"), (error, "status_code"), (error, "code"), (response, "status_code")):
+        if found := _number(getattr(owner, name, None)):
+            return found
+    return None
+
+
+def _number(status: Any) -> int | None:
+    return status if isinstance(status, int) and 100 <= status < 600 else None
+
+
+def _retry_after(error: BaseException) -> float | None:
+    response = getattr(error, "response", None)
+    if isinstance(response, Mapping):
+        headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
+    else:
+        headers = getattr(error, "headers", None) or getattr(response, "headers", None)
+    with contextlib.suppress(AttributeError, TypeError, ValueError):  # none, or a date rather than seconds
+        return float(headers.get("Retry-After") or headers.get("retry-after"))
+    return None
