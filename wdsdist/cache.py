@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
@@ -20,13 +21,26 @@ from wdsdist.manifest import Manifest, Shard
 from wdsdist.node import user_cache_dir
 
 
-def local_shard(manifest: Manifest, number: int, cache_dir: Path | None = None) -> Path:
+@dataclass(slots=True)
+class CacheCounts:
+    """What a process has had from the cache."""
+
+    hits: int = 0
+    fetches: int = 0
+    bytes_fetched: int = 0
+    retries: int = 0
+
+
+def local_shard(
+    manifest: Manifest, number: int, cache_dir: Path | None = None, *, counts: CacheCounts | None = None
+) -> Path:
     """Return the local path of a shard, after fetching it where it is remote and not cached yet.
 
     Args:
         manifest: the data set.
         number: which of its shards.
         cache_dir: where fetched shards are kept; by default ``shards`` in the user's cache folder.
+        counts: is told of the hit or of the fetch.
 
     Raises `ShardNotFoundError` where the shard does not exist, `StorageError` where it cannot be had, and
     `ShardDamagedError` where it is not what the manifest promises.
@@ -35,10 +49,15 @@ def local_shard(manifest: Manifest, number: int, cache_dir: Path | None = None) 
     if not storage.is_remote(location):
         return storage.local_path(location)
     path = cached_path(manifest, number, cache_dir)
+    counts = counts or CacheCounts()
     if not _is_current(path, manifest.shard(number)):
         with _alone(path):
             if not _is_current(path, manifest.shard(number)):  # another process may have fetched it meanwhile
                 _fetch(manifest, number, location, path)
+                counts.fetches += 1
+                counts.bytes_fetched += path.stat().st_size
+                return path
+    counts.hits += 1
     return path
 
 

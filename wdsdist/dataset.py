@@ -230,7 +230,7 @@ class StreamingDataset(IterableDataset[Any]):
             self._samples.batch(shards, samples, start.epoch, loading.collate_fn, deferred=deferred)
             for shards, samples in places
         )
-        return grouped(batches, start.group)
+        return loading.tallies.counted(grouped(batches, start.group), worker, self._samples.counters)
 
     def plan(self, loading: Loading, num_replicas: int, consumed: int = 0) -> EpochPlan:
         """Return the batches that a loader makes of an epoch from ``consumed`` samples on."""

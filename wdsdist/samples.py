@@ -10,6 +10,7 @@ from wdsdist.decode import Decoder
 from wdsdist.errors import ArgumentTypeError, DecodeError, SampleError
 from wdsdist.permutation import Int64s, mix_key, mix_keys
 from wdsdist.shards import MappedShard, ShardReader
+from wdsdist.stats import Counters
 from wdsdist.transforms import is_seeded
 
 _AUGMENTATION = 3
@@ -76,6 +77,11 @@ class SampleReader:
         self._seed = seed
         self._transform_is_seeded = transform is not None and is_seeded(transform)
         self._needs_seeds = self._transform_is_seeded or decoder.is_seeded
+        self._bytes_read = 0
+
+    def counters(self) -> Counters:
+        """Return what this process has read and fetched so far."""
+        return Counters(self._bytes_read, *self._reader.counts())
 
     @property
     def is_raw(self) -> bool:
@@ -129,7 +135,9 @@ class SampleReader:
         key = shard.key(sample)
         entries: Sample = {"__key__": key, "__shard__": shard.name}
         for entry, extension, place in self._chosen(shard, sample):
-            entries[entry] = self._value(extension, shard.member(sample, place), seed, shard.name, key)
+            data = shard.member(sample, place)
+            self._bytes_read += len(data)
+            entries[entry] = self._value(extension, data, seed, shard.name, key)
         if self._transform is None:
             return entries
         return self._transform(entries, seed) if self._transform_is_seeded else self._transform(entries)
@@ -160,6 +168,7 @@ class SampleReader:
                     f"{len(parts)} of the {len(keys)} samples from {keys[0]!r} on have a member {entry!r}: "
                     f"name the fields that all samples have, as in fields=('jpg;png', 'cls')"
                 )
+            self._bytes_read += sum(map(len, parts))
             batch[entry] = self._column(entry, extensions[entry], parts, seeds, names, keys, deferred)
         return batch
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsdist import storage, tarindex
-from wdsdist.cache import local_shard
+from wdsdist.cache import CacheCounts, local_shard
 from wdsdist.errors import ShardDamagedError, ShardNotFoundError
 from wdsdist.manifest import Manifest
 from wdsdist.shardindex import ShardIndex
@@ -79,6 +79,12 @@ class ShardReader:
         self._manifest = manifest
         self._cache_dir = cache_dir
         self._open: OrderedDict[int, MappedShard] = OrderedDict()
+        self._counts = CacheCounts()
+
+    def counts(self) -> tuple[int, int, int, int]:
+        """Return hits in the cache, shards fetched, their bytes, and retries so far."""
+        counts = self._counts
+        return counts.hits, counts.fetches, counts.bytes_fetched, counts.retries
 
     def __getstate__(self) -> dict[str, Any]:
         # Maps stay behind when the reader moves to another process, which opens what it needs.
@@ -89,14 +95,14 @@ class ShardReader:
         if number in self._open:
             self._open.move_to_end(number)
             return self._open[number]
-        shard = self._open[number] = _open_shard(self._manifest, number, self._cache_dir)
+        shard = self._open[number] = _open_shard(self._manifest, number, self._cache_dir, self._counts)
         if len(self._open) > _OPEN_SHARDS:
             self._open.popitem(last=False)
         return shard
 
 
-def _open_shard(manifest: Manifest, number: int, cache_dir: Path | None) -> MappedShard:
-    path = local_shard(manifest, number, cache_dir)
+def _open_shard(manifest: Manifest, number: int, cache_dir: Path | None, counts: CacheCounts) -> MappedShard:
+    path = local_shard(manifest, number, cache_dir, counts=counts)
     listed = manifest.shard(number)
     index = tarindex.shard_index(path, listed_in=manifest.base)
     try:

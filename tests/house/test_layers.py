@@ -16,7 +16,7 @@ import wdsdist
 
 HOUSE = [
     ("errors",),  # what can go wrong, one name for each
-    ("checks", "encode"),  # of arguments; values to bytes
+    ("checks", "encode", "stats"),  # of arguments; values to bytes; what an epoch came to
     ("tarformat", "permutation"),  # pure: bytes and numbers in, values out
     ("storage", "node", "memory"),  # the outside: files and objects; who this process is; what processes share
     # pools of workers; clusters of the user's; where members lie; which sample stands where
@@ -40,7 +40,7 @@ HOUSE = [
     ("verification",),  # check shards
     ("repairing",),  # mend what can be mended
     ("samples", "handover", "state"),  # samples into batches; word to the workers; what a checkpoint holds
-    ("dataset",),  # the samples of this rank, as torch iterates them
+    ("dataset", "epoch"),  # the samples of this rank, as torch iterates them; the batches of an epoch, as they come
     ("loader",),  # the batches of this rank, as torch loads them
     ("profiling",),  # what loading costs on this machine
     ("cli",),  # the command line
