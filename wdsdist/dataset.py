@@ -28,6 +28,7 @@ from wdsdist.plan import EpochPlan
 from wdsdist.progress import Progress
 from wdsdist.samples import Fields, SampleReader
 from wdsdist.shards import ShardReader
+from wdsdist.stats import Counters
 from wdsdist.transport import grouped
 
 
@@ -179,6 +180,10 @@ class StreamingDataset(IterableDataset[Any]):
         """Bytes that a sample takes in its shard, as far as the manifest tells."""
         return self.manifest.num_bytes // max(1, self.num_samples)
 
+    def counters(self) -> Counters:
+        """Return what this process, not its workers, has had from the cache so far."""
+        return self._samples.counters()
+
     @property
     def is_light(self) -> bool:
         """Whether making a batch is little work and gives about as many bytes as it reads."""
@@ -197,7 +202,10 @@ class StreamingDataset(IterableDataset[Any]):
         if self._loading is None:
             return self._single_samples(*share)
         groups = self._groups(self._loading, *share, deferred=worker is not None)
-        return groups if worker is None else map(self._loading.channel.sender(worker.id), groups)
+        if worker is None:
+            return groups
+        counted = self._loading.tallies.counted(groups, worker.id, self.counters)
+        return map(self._loading.channel.sender(worker.id), counted)
 
     def _single_samples(self, worker: int, num_workers: int) -> Iterator[Any]:
         """Yield single samples: this worker's part of this rank's, for a foreign ``DataLoader`` or none."""
@@ -230,7 +238,7 @@ class StreamingDataset(IterableDataset[Any]):
             self._samples.batch(shards, samples, start.epoch, loading.collate_fn, deferred=deferred)
             for shards, samples in places
         )
-        return loading.tallies.counted(grouped(batches, start.group), worker, self._samples.counters)
+        return grouped(batches, start.group)
 
     def plan(self, loading: Loading, num_replicas: int, consumed: int = 0) -> EpochPlan:
         """Return the batches that a loader makes of an epoch from ``consumed`` samples on."""

@@ -25,12 +25,14 @@ class EpochMeter:
     Args:
         epoch: its number.
         plan: its batches.
-        count: returns what the workers have read and fetched, all together, from any moment on.
+        sample_bytes: what a sample takes in its shard.
+        count: returns what all workers together have had from the cache, since any moment before.
     """
 
-    def __init__(self, epoch: int, plan: EpochPlan, count: Callable[[], Counters]) -> None:
+    def __init__(self, epoch: int, *, plan: EpochPlan, sample_bytes: int, count: Callable[[], Counters]) -> None:
         self._epoch = epoch
         self._plan = plan
+        self._sample_bytes = sample_bytes
         self._count = count
         self._before = count()
         self._batches = 0
@@ -58,19 +60,16 @@ class EpochMeter:
         """Return what the epoch has come to."""
         if self._final is not None:
             return self._final
-        counters = self._count() - self._before
+        samples = min(self._batches * self._plan.batch_size, self._plan.samples_per_rank)
         return LoaderStats(
             epoch=self._epoch,
             batches=self._batches,
             planned_batches=self._plan.batches_per_rank,
-            samples=min(self._batches * self._plan.batch_size, self._plan.samples_per_rank),
-            bytes=counters.bytes_read,
+            samples=samples,
+            bytes=samples * self._sample_bytes,
             seconds=self._latest - self._began,
             seconds_waiting=self._waited,
-            cache_hits=counters.cache_hits,
-            shards_fetched=counters.shards_fetched,
-            bytes_fetched=counters.bytes_fetched,
-            retries=counters.retries,
+            **(self._count() - self._before)._asdict(),
         )
 
 

@@ -108,21 +108,21 @@ class StartingPoint:
 
 
 class Tallies:
-    """What the workers of a loader have read and fetched so far.
+    """What the workers of a loader have had from the cache so far.
 
     Each adds to a row of its own, so that none waits for another. Rows only grow: workers that are started in the
     place of others go on in their rows.
 
     >>> tallies = Tallies(2)
     >>> done = Counters()
-    >>> for group in tallies.counted("ab", worker=1, count=lambda: done):
-    ...     done = Counters(bytes_read=done.bytes_read + 100)
+    >>> for group in tallies.counted("abc", worker=1, count=lambda: done):
+    ...     done = Counters(cache_hits=done.cache_hits + 1)
     >>> tallies.total()
-    Counters(bytes_read=200, cache_hits=0, shards_fetched=0, bytes_fetched=0, retries=0)
+    Counters(cache_hits=3, shards_fetched=0, bytes_fetched=0, retries=0)
     """
 
     def __init__(self, num_workers: int) -> None:
-        self._rows = SharedNumbers(max(1, num_workers) * _WIDTH)  # with no workers, the main process has the row
+        self._rows = SharedNumbers(max(1, num_workers) * _WIDTH)  # there is no memory of no bytes
 
     def total(self) -> Counters:
         """Return the sum of all rows."""

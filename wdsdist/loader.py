@@ -207,7 +207,12 @@ class StreamingDataLoader(DataLoader[Any]):
         position = self._progress.start(lambda place: self._plan(place).batches_per_rank > 0)
         here = self.dataset.identity()
         plan = self._plan(position)
-        self._meter = EpochMeter(position.epoch, plan, self._loading.tallies.total)
+        self._meter = EpochMeter(
+            position.epoch,
+            plan=plan,
+            sample_bytes=self.dataset.mean_sample_bytes,
+            count=self._loading.tallies.total if self.num_workers else self.dataset.counters,
+        )
         if self._lanes is None:
             self._lanes = here.world_size  # the first run's, whatever the world becomes
         if self.num_workers and self._iterator is None:

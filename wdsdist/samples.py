@@ -77,11 +77,10 @@ class SampleReader:
         self._seed = seed
         self._transform_is_seeded = transform is not None and is_seeded(transform)
         self._needs_seeds = self._transform_is_seeded or decoder.is_seeded
-        self._bytes_read = 0
 
     def counters(self) -> Counters:
-        """Return what this process has read and fetched so far."""
-        return Counters(self._bytes_read, *self._reader.counts())
+        """Return what this process has had from the cache so far."""
+        return self._reader.counters()
 
     @property
     def is_raw(self) -> bool:
@@ -135,9 +134,7 @@ class SampleReader:
         key = shard.key(sample)
         entries: Sample = {"__key__": key, "__shard__": shard.name}
         for entry, extension, place in self._chosen(shard, sample):
-            data = shard.member(sample, place)
-            self._bytes_read += len(data)
-            entries[entry] = self._value(extension, data, seed, shard.name, key)
+            entries[entry] = self._value(extension, shard.member(sample, place), seed, shard.name, key)
         if self._transform is None:
             return entries
         return self._transform(entries, seed) if self._transform_is_seeded else self._transform(entries)
@@ -168,7 +165,6 @@ class SampleReader:
                     f"{len(parts)} of the {len(keys)} samples from {keys[0]!r} on have a member {entry!r}: "
                     f"name the fields that all samples have, as in fields=('jpg;png', 'cls')"
                 )
-            self._bytes_read += sum(map(len, parts))
             batch[entry] = self._column(entry, extensions[entry], parts, seeds, names, keys, deferred)
         return batch
 

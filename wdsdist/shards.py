@@ -12,6 +12,7 @@ from wdsdist.cache import CacheCounts, local_shard
 from wdsdist.errors import ShardDamagedError, ShardNotFoundError
 from wdsdist.manifest import Manifest
 from wdsdist.shardindex import ShardIndex
+from wdsdist.stats import Counters
 from wdsdist.tarformat import BLOCK, END, is_header_of
 
 _LOOKS = 8
@@ -81,10 +82,10 @@ class ShardReader:
         self._open: OrderedDict[int, MappedShard] = OrderedDict()
         self._counts = CacheCounts()
 
-    def counts(self) -> tuple[int, int, int, int]:
-        """Return hits in the cache, shards fetched, their bytes, and retries so far."""
-        counts = self._counts
-        return counts.hits, counts.fetches, counts.bytes_fetched, counts.retries
+    def counters(self) -> Counters:
+        """Return what this process has had from the cache so far."""
+        cache = self._counts
+        return Counters(cache.hits, cache.fetches, cache.bytes_fetched, cache.retries)
 
     def __getstate__(self) -> dict[str, Any]:
         # Maps stay behind when the reader moves to another process, which opens what it needs.

@@ -7,20 +7,19 @@ from typing import NamedTuple
 
 
 class Counters(NamedTuple):
-    """What a process has read and fetched since it began; a tuple, as it is a row of shared memory as well.
+    """What a process has had from the cache since it began; a tuple, as it is a row of shared memory as well.
 
-    >>> Counters(bytes_read=100, cache_hits=2) - Counters(bytes_read=40)
-    Counters(bytes_read=60, cache_hits=2, shards_fetched=0, bytes_fetched=0, retries=0)
+    >>> Counters(cache_hits=3, shards_fetched=1) - Counters(cache_hits=1)
+    Counters(cache_hits=2, shards_fetched=1, bytes_fetched=0, retries=0)
     """
 
-    bytes_read: int = 0
-    """Of the members that samples are made of."""
     cache_hits: int = 0
-    """Shards that were opened from the cache."""
+    """Times that a remote shard was opened which was in the cache."""
     shards_fetched: int = 0
+    """Times that one had to be fetched."""
     bytes_fetched: int = 0
     retries: int = 0
-    """Requests to a store that had failed and were made again."""
+    """Requests to the store that had failed and were made again."""
 
     def __sub__(self, before: Counters) -> Counters:
         return Counters(*[now - then for now, then in zip(self, before, strict=True)])
@@ -47,18 +46,19 @@ retries), 88 from the cache
     samples: int = 0
     """Samples in the batches that were handed out."""
     bytes: int = 0
-    """Bytes of the members that were read, as they lie in the shards; in mid-epoch also those of batches made ahead."""
+    """Bytes of the shards for these samples: as many times what a sample takes in its shard on average, members that
+    ``fields`` leaves out included. 0 where the sizes of the shards are not known."""
     seconds: float = 0.0
     """From the first ``next`` until the latest one returned, or found the end."""
     seconds_waiting: float = 0.0
     """Seconds of these inside of ``next``: starting the workers, waiting for them, receiving what they made. With
     ``num_workers=0`` batches are made there, and that counts too."""
     cache_hits: int = 0
-    """Times that a worker opened a remote shard from the cache."""
+    """Remote shards that were opened from the cache."""
     shards_fetched: int = 0
-    """Remote shards that this rank's workers fetched into the cache."""
+    """Remote shards that this rank fetched into the cache."""
     bytes_fetched: int = 0
-    """Bytes that were fetched for that."""
+    """Bytes of those."""
     retries: int = 0
     """Requests to the store that had failed and were made again."""
 
@@ -69,7 +69,7 @@ retries), 88 from the cache
 
     @property
     def bytes_per_second(self) -> float:
-        """Bytes that were read in a second."""
+        """Bytes of the shards for the samples that were handed out in a second."""
         return self.bytes / self.seconds if self.seconds else 0.0
 
     @property
@@ -79,12 +79,14 @@ retries), 88 from the cache
 
     def __str__(self) -> str:
         part = "" if self.batches == self.planned_batches else f", {self.batches:,} of {self.planned_batches:,} batches"
+        rate = f"{self.samples_per_second:,.0f}/s"
+        if self.bytes:
+            rate += f", {_decimal(self.bytes_per_second)}/s"
         text = (
-            f"epoch {self.epoch}{part}: {self.samples:,} samples in {self.seconds:.1f} s "
-            f"({self.samples_per_second:,.0f}/s, {_decimal(self.bytes_per_second)}/s), "
+            f"epoch {self.epoch}{part}: {self.samples:,} samples in {self.seconds:.1f} s ({rate}), "
             f"waited {self.seconds_waiting:.1f} s ({100 * self.waiting_share:.0f} %) for data"
         )
-        if self.cache_hits or self.shards_fetched or self.retries:  # never so where shards are local
+        if self.cache_hits or self.shards_fetched or self.retries:  # none of them where shards are local
             text += (
                 f", {self.shards_fetched:,} shards fetched ({_decimal(self.bytes_fetched)}, {self.retries:,} retries), "
                 f"{self.cache_hits:,} from the cache"
