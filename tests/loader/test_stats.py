@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, count
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 import web
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.handover import StartingPoint, Tallies
@@ -204,6 +205,11 @@ class TestTheCache:
         assert [one.cache_hits + one.shards_fetched for one in counted] == [NOT_EMPTY] * 2
         assert sum(one.shards_fetched for one in counted) == NOT_EMPTY
 
+    def test_loses_nothing_that_workers_count_at_the_same_time(self) -> None:
+        counting = Counting()
+        list(DataLoader(counting, batch_size=None, num_workers=2))
+        assert counting.tallies.total().cache_hits == 2 * Counting.TIMES
+
     def test_is_counted_up_to_an_error(self) -> None:
         done = [Counters()]
 
@@ -222,11 +228,28 @@ class TestTheCache:
     def test_is_summed_over_rows_whatever_was_counted_before(self, workers: list[list[tuple[int, ...]]]) -> None:
         tallies = Tallies(len(workers))
         for worker, steps in enumerate(workers):
-            count = [Counters(9, 9, 9, 9)]  # what a forked worker inherits
-            for step in tallies.counted(steps, worker, lambda count=count: count[0]):
-                count[0] = Counters(*map(sum, zip(count[0], step, strict=True)))
+            done = [Counters(9, 9, 9, 9)]  # what a forked worker inherits
+            for step in tallies.counted(steps, worker, lambda done=done: done[0]):
+                done[0] = Counters(*map(sum, zip(done[0], step, strict=True)))
         steps = [Counters(), *map(Counters._make, chain.from_iterable(workers))]
         assert tallies.total() == tuple(map(sum, zip(*steps, strict=True)))
+
+
+class Counting(IterableDataset[None]):
+    """Each worker counts hits, one by one, and yields nothing."""
+
+    TIMES = 50_000
+
+    def __init__(self) -> None:
+        self.tallies = Tallies(2)
+
+    def __iter__(self) -> Iterator[None]:
+        worker = get_worker_info()
+        assert worker is not None
+        hits = count(1)
+        for _ in self.tallies.counted(range(self.TIMES), worker.id, lambda: Counters(min(next(hits), self.TIMES + 1))):
+            pass
+        return iter(())
 
 
 class TestTheLog:
