@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Sampler
+from torch.utils.data._utils.signal_handling import _remove_worker_pids  # type: ignore[attr-defined]
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from wdsdist.checks import check_integer
@@ -215,6 +217,8 @@ class StreamingDataLoader(DataLoader[Any]):
         )
         if self._lanes is None:
             self._lanes = here.world_size  # the first run's, whatever the world becomes
+        if self._iterator is not None and _has_lost_workers(self._iterator):
+            self._stop_workers(self._iterator)
         if self.num_workers and self._iterator is None:
             self._prepare()
         self._loading.start.write(
@@ -243,8 +247,22 @@ class StreamingDataLoader(DataLoader[Any]):
     def _stop_workers(self, batches: Iterator[Any]) -> None:
         """End the worker processes behind ``batches`` now; the next iteration starts new ones."""
         if isinstance(batches, _MultiProcessingDataLoaderIter):
+            if _has_lost_workers(batches):
+                # Who was killed may have held the lock of torch's event: to set it would be to wait for ever. With
+                # another event there is no word to the rest, and they need none.
+                _remove_worker_pids(id(batches))
+                batches._worker_pids_set = False
+                batches._workers_done_event = threading.Event()  # type: ignore[assignment]
+                for worker in batches._workers:
+                    worker.kill()
             batches._shutdown_workers()
         self._iterator = None
+
+
+def _has_lost_workers(batches: Iterator[Any]) -> bool:
+    return isinstance(batches, _MultiProcessingDataLoaderIter) and not all(
+        worker.is_alive() for worker in batches._workers
+    )
 
 
 class EpochSampler(Sampler[None]):
