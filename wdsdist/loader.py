@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Sampler
-from torch.utils.data._utils.signal_handling import _remove_worker_pids  # type: ignore[attr-defined]
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from wdsdist.checks import check_integer
 from wdsdist.dataset import StreamingDataset
@@ -24,6 +21,7 @@ from wdsdist.progress import Position, Progress
 from wdsdist.state import State, make_state, read_state
 from wdsdist.stats import LoaderStats
 from wdsdist.transport import Channel, group_size
+from wdsdist.workers import end_workers, guarded, has_lost_workers
 
 _MOST_WORKERS = 8
 
@@ -217,7 +215,7 @@ class StreamingDataLoader(DataLoader[Any]):
         )
         if self._lanes is None:
             self._lanes = here.world_size  # the first run's, whatever the world becomes
-        if self._iterator is not None and _has_lost_workers(self._iterator):
+        if self._iterator is not None and has_lost_workers(self._iterator):
             self._stop_workers(self._iterator)
         if self.num_workers and self._iterator is None:
             self._prepare()
@@ -231,7 +229,8 @@ class StreamingDataLoader(DataLoader[Any]):
                 group=self._group,
             )
         )
-        return Epoch(super().__iter__(), plan=plan, progress=self._progress, request=self._request, meter=self._meter)
+        groups = guarded(super().__iter__())
+        return Epoch(groups, plan=plan, progress=self._progress, request=self._request, meter=self._meter)
 
     def _prepare(self) -> None:
         """Make what new workers need: memory to share, and how many batches they send together.
@@ -246,23 +245,8 @@ class StreamingDataLoader(DataLoader[Any]):
 
     def _stop_workers(self, batches: Iterator[Any]) -> None:
         """End the worker processes behind ``batches`` now; the next iteration starts new ones."""
-        if isinstance(batches, _MultiProcessingDataLoaderIter):
-            if _has_lost_workers(batches):
-                # Who was killed may have held the lock of torch's event: to set it would be to wait for ever. With
-                # another event there is no word to the rest, and they need none.
-                _remove_worker_pids(id(batches))
-                batches._worker_pids_set = False
-                batches._workers_done_event = threading.Event()  # type: ignore[assignment]
-                for worker in batches._workers:
-                    worker.kill()
-            batches._shutdown_workers()
+        end_workers(batches)
         self._iterator = None
-
-
-def _has_lost_workers(batches: Iterator[Any]) -> bool:
-    return isinstance(batches, _MultiProcessingDataLoaderIter) and not all(
-        worker.is_alive() for worker in batches._workers
-    )
 
 
 class EpochSampler(Sampler[None]):

@@ -39,7 +39,8 @@ HOUSE = [
     ("decodable",),  # which members do not decode
     ("verification",),  # check shards
     ("repairing",),  # mend what can be mended
-    ("samples", "handover", "state"),  # samples into batches; word to the workers; what a checkpoint holds
+    # samples into batches; word to the workers; their end; what a checkpoint holds
+    ("samples", "handover", "workers", "state"),
     ("dataset", "epoch"),  # the samples of this rank, as torch iterates them; the batches of an epoch, as they come
     ("loader",),  # the batches of this rank, as torch loads them
     ("profiling",),  # what loading costs on this machine
@@ -52,7 +53,7 @@ TOUCHES_FILES = {
     "storage", "node", "shardindex", "manifest", "tarindex", "catalog", "cache", "shards", "sources", "packing",
     "verification", "memory", "remotetar", "indexing", "exports", "decodable", "repairing",
 }  # fmt: skip
-IMPORTS_TORCH = {"columns", "numeric", "transport", "decode", "handover", "dataset", "loader", "profiling"}
+IMPORTS_TORCH = {"columns", "numeric", "transport", "decode", "handover", "workers", "dataset", "loader", "profiling"}
 """With the module itself; others do inside a function, so that the command line starts without it."""
 IMPORTS_WEBDATASET: set[str] = set()
 

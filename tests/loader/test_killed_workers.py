@@ -31,7 +31,8 @@ def test_one_that_held_a_lock_of_torch_keeps_nobody_waiting(loader: StreamingDat
     iterator = iter(loader)
     next(iterator)
     torch_iterator: Any = loader._iterator
-    torch_iterator._workers_done_event._cond.acquire()  # as it would be if a worker had died as it looked
+    event = torch_iterator._workers_done_event
+    getattr(event, "_event", event)._cond.acquire()  # as it is when a worker is killed while it looks
     kill_a_worker(loader)
     with pytest.raises(RuntimeError, match="worker"):
         list(iterator)
