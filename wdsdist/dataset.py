@@ -32,6 +32,7 @@ from wdsdist.samples import Fields, SampleReader
 from wdsdist.shards import ShardReader
 from wdsdist.share import Share
 from wdsdist.sizes import check_bytes
+from wdsdist.stats import Counters
 
 
 class StreamingDataset(IterableDataset[Any]):
@@ -219,6 +220,11 @@ class StreamingDataset(IterableDataset[Any]):
         """Bytes that a sample takes in its shard, as far as the manifest tells."""
         return self.manifest.num_bytes // max(1, self.manifest.num_samples)
 
+    def counters(self) -> Counters:
+        """Return what this process, not its workers, has had from the cache so far."""
+        cache = self._cache
+        return Counters(cache.hits, cache.fetches, cache.bytes_fetched, cache.retries)
+
     @property
     def is_light(self) -> bool:
         """Whether making a batch is little work and gives about as many bytes as it reads."""
@@ -255,7 +261,8 @@ class StreamingDataset(IterableDataset[Any]):
         )
         if worker is None:
             return mine.groups(loading.collate_fn)
-        return mine.parcels(loading.collate_fn, loading.channel.sender(worker.id))
+        parcels = mine.parcels(loading.collate_fn, loading.channel.sender(worker.id))
+        return loading.tallies.counted(parcels, worker.id, self.counters)
 
     def _single_samples(self, share: Callable[..., Share]) -> Iterator[Any]:
         """Yield single samples: this worker's part of this rank's, for a foreign ``DataLoader`` or none."""

@@ -1,16 +1,17 @@
-"""What the main process tells its workers, through shared memory that outlives an epoch.
+"""What the main process tells its workers, and they tell it, through shared memory that outlives an epoch.
 
 Persistent workers hold a copy of the data set that was made when they started; an epoch or a position that is decided
-later reaches them here.
+later reaches them here, and what they count reaches the main process.
 """
 
 from __future__ import annotations
 
 import copy
 import mmap
+import operator
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field, fields
 from typing import Any
 
@@ -19,7 +20,10 @@ from torch.utils.data import get_worker_info
 from wdsdist.errors import LoaderStateError
 from wdsdist.memory import AnonymousMemory, is_spawning
 from wdsdist.progress import Progress
+from wdsdist.stats import Counters
 from wdsdist.transport import Channel
+
+_WIDTH = len(Counters._fields)
 
 
 class EpochRequest:
@@ -107,6 +111,47 @@ class StartingPoint:
         return Start(**dict(zip((one.name for one in fields(Start)), numbers, strict=True)))
 
 
+class Tallies:
+    """What the workers of a loader have had from the cache so far.
+
+    Each adds to a row of its own, so that none waits for another. Rows only grow: workers that are started in the
+    place of others go on in their rows.
+
+    >>> tallies = Tallies(2)
+    >>> done = Counters()
+    >>> for group in tallies.counted("abc", worker=1, count=lambda: done):
+    ...     done = Counters(cache_hits=done.cache_hits + 1)
+    >>> tallies.total()
+    Counters(cache_hits=3, shards_fetched=0, bytes_fetched=0, retries=0)
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._rows = SharedNumbers(max(1, num_workers) * _WIDTH)  # there is no memory of no bytes
+
+    def total(self) -> Counters:
+        """Return the sum of all rows."""
+        numbers = self._rows.read()
+        return Counters(*[sum(numbers[column::_WIDTH]) for column in range(_WIDTH)])
+
+    def counted(self, groups: Iterable[Any], worker: int, count: Callable[[], Counters]) -> Iterator[Any]:
+        """Yield what a worker makes, and add to its row what has been counted by then.
+
+        Before a group is sent: who has received the last one finds everything in the row.
+        """
+        before = count()
+        try:
+            for group in groups:
+                before = self._add(worker, count(), before)
+                yield group
+        finally:
+            self._add(worker, count(), before)
+
+    def _add(self, worker: int, now: Counters, before: Counters) -> Counters:
+        if now != before:
+            self._rows.add(worker * _WIDTH, now - before)
+        return now
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
     """How a loader wants its batches made."""
@@ -116,11 +161,12 @@ class Loading:
     """Whether a rank's last batch is dropped when it is not full."""
     collate_fn: Callable[[list[Any]], Any] | None
     channel: Channel
+    tallies: Tallies
     start: StartingPoint = field(default_factory=StartingPoint)
 
 
 class SharedNumbers:
-    """A few integers that one process writes and its data loading workers read.
+    """A few integers that a process shares with its data loading workers; each has one writer at a time.
 
     Other processes that get a copy, such as ranks that are started with a data set as their argument, get numbers of
     their own: what one rank writes must not reach the workers of another.
@@ -142,6 +188,12 @@ class SharedNumbers:
 
     def write(self, numbers: list[int]) -> None:
         self._layout.pack_into(self._mine(), 0, *numbers)
+
+    def add(self, first: int, amounts: Sequence[int]) -> None:
+        """Add to the numbers from ``first`` on."""
+        content, place, layout = self._mine(), 8 * first, f"={len(amounts)}q"
+        sums = map(operator.add, struct.unpack_from(layout, content, place), amounts)
+        struct.pack_into(layout, content, place, *sums)
 
     def _mine(self) -> mmap.mmap:
         if self._owner != os.getpid() and get_worker_info() is None:

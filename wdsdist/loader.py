@@ -8,18 +8,20 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Sampler
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from wdsdist.checks import check_integer
 from wdsdist.dataset import StreamingDataset
-from wdsdist.errors import ArgumentTypeError, DatasetTooSmallError, LoaderStateError
-from wdsdist.handover import Loading, Start
+from wdsdist.epoch import Epoch, EpochMeter, Iteration
+from wdsdist.errors import ArgumentTypeError, DatasetTooSmallError
+from wdsdist.handover import Loading, Start, Tallies
 from wdsdist.node import cpu_count, identity
 from wdsdist.order import OrderSettings
 from wdsdist.plan import EpochPlan
 from wdsdist.progress import Position, Progress
 from wdsdist.state import State, make_state, read_state
-from wdsdist.transport import Channel, group_size, opened
+from wdsdist.stats import LoaderStats
+from wdsdist.transport import Channel, group_size
+from wdsdist.workers import end_workers, guarded, has_lost_workers
 
 _MOST_WORKERS = 8
 
@@ -90,13 +92,15 @@ class StreamingDataLoader(DataLoader[Any]):
             drop_last=bool(drop_last),
             collate_fn=collate_fn,
             channel=Channel(shared_memory=bool(shared_memory)),
+            tallies=Tallies(workers),
         )
         self._progress = Progress()
         self._request = dataset.epoch_request()
         self._settings: OrderSettings | None = None  # of the first run, or what a loaded state brought
         self._checked: OrderSettings | None = None
-        self._passes = 0
+        self._iterations = 0
         self._group = 1
+        self._meter: EpochMeter | None = None
         super().__init__(
             dataset.bound(self._loading),
             batch_size=None,  # the data set makes whole batches
@@ -122,8 +126,11 @@ class StreamingDataLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self._progress.restart()
-        self._passes += 1
-        return _LoaderIterator(self, self._passes)
+        self._iterations += 1
+        number = self._iterations
+        # The loader knows its iterations by number: a reference to one would be a cycle, and workers of a dropped
+        # loader would live until the collector finds it, perhaps in a forked child.
+        return Iteration(self._begin, self._stop_workers, lambda: self._iterations == number)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays; also counts between ``iter()`` and the first batch."""
@@ -152,8 +159,20 @@ class StreamingDataLoader(DataLoader[Any]):
         self._progress.resume(position)
         self._settings = settings
 
+    def stats(self) -> LoaderStats:
+        """Return what the current epoch has come to so far on this rank, or the last one where none is under way.
+
+        Its text is the line that is logged, as INFO of the logger ``wdsdist``, when an epoch ends; for one that was
+        given up, when the next one starts.
+
+        >>> LoaderStats(samples=32_000, seconds=1.6).samples_per_second
+        20000.0
+        """
+        return LoaderStats() if self._meter is None else self._meter.stats()
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_iterator": None}  # workers stay with the process that started them
+        # Workers stay with the process that started them, and so does what they did.
+        return {**self.__dict__, "_iterator": None, "_meter": None}
 
     def _state(self, position: Position, settings: OrderSettings | None = None) -> State:
         return make_state(
@@ -183,8 +202,10 @@ class StreamingDataLoader(DataLoader[Any]):
             )
         return plan
 
-    def _begin(self) -> tuple[Iterator[Any], EpochPlan]:
-        """Start the workers on the next epoch, or on the rest of one; return their batches."""
+    def _begin(self) -> Epoch:
+        """Start the workers on the next epoch, or on the rest of one."""
+        if self._meter is not None:
+            self._meter.finish()
         self._request.pass_to(self._progress)
         position = self._progress.start(lambda place: self._plan(place).batches_per_rank > 0)
         here = self.dataset.identity()
@@ -193,6 +214,14 @@ class StreamingDataLoader(DataLoader[Any]):
         if settings != self._checked:
             self.dataset.check_cache_limit(settings)
             self._checked = settings
+        self._meter = EpochMeter(
+            position.epoch,
+            plan=plan,
+            sample_bytes=self.dataset.mean_sample_bytes,
+            count=self._loading.tallies.total if self.num_workers else self.dataset.counters,
+        )
+        if self._iterator is not None and has_lost_workers(self._iterator):
+            self._stop_workers(self._iterator)
         if self.num_workers and self._iterator is None:
             self._prepare(settings)
         self._loading.start.write(
@@ -206,7 +235,8 @@ class StreamingDataLoader(DataLoader[Any]):
                 group=self._group,
             )
         )
-        return super().__iter__(), plan
+        groups = guarded(super().__iter__())
+        return Epoch(groups, plan=plan, progress=self._progress, request=self._request, meter=self._meter)
 
     def _prepare(self, settings: OrderSettings) -> None:
         """Make what new workers need: memory to share, and how many batches they send together.
@@ -224,52 +254,8 @@ class StreamingDataLoader(DataLoader[Any]):
 
     def _stop_workers(self, batches: Iterator[Any]) -> None:
         """End the worker processes behind ``batches`` now; the next iteration starts new ones."""
-        if isinstance(batches, _MultiProcessingDataLoaderIter):
-            batches._shutdown_workers()
+        end_workers(batches)
         self._iterator = None
-
-
-class _LoaderIterator(Iterator[Any]):
-    """One pass over a loader. Nothing happens before the first ``next``, so that a late ``set_epoch`` counts."""
-
-    def __init__(self, loader: StreamingDataLoader, number: int) -> None:
-        # The loader knows its passes by number: a reference back would be a cycle, and workers of a dropped loader
-        # would live until the collector finds it, perhaps in a forked child.
-        self._loader = loader
-        self._number = number
-        self._groups: Iterator[list[Any]] | None = None
-        self._group: list[Any] = []  # what is left of it, the next batch last
-        self._delivered = 0
-        self._failed = False
-
-    def __next__(self) -> Any:
-        loader = self._loader
-        if loader._passes != self._number:
-            raise LoaderStateError("this iterator was given up when the loader was iterated again: use the newer one")
-        if self._failed:
-            raise LoaderStateError("this iteration ended with an error: iterate the loader anew, or load a state first")
-        if self._groups is None:
-            self._groups, self._plan = loader._begin()
-            loader._progress.advance(self._plan.consumed(0))
-        try:
-            if not self._group:
-                self._group = next(self._groups)[::-1]
-            batch = opened(self._group.pop())
-        except StopIteration:
-            if self._delivered != self._plan.batches_per_rank:
-                raise LoaderStateError(
-                    f"the workers ended after {self._delivered:,} of {self._plan.batches_per_rank:,} batches"
-                ) from None
-            raise
-        except BaseException:
-            # A failed worker has lost its place: what the others still hold would be an epoch with holes.
-            self._failed = True
-            loader._stop_workers(self._groups)
-            raise
-        self._delivered += 1
-        loader._request.pass_to(loader._progress)
-        loader._progress.advance(self._plan.consumed(self._delivered))
-        return batch
 
 
 class EpochSampler(Sampler[None]):

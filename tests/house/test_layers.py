@@ -16,7 +16,7 @@ import wdsdist
 
 HOUSE = [
     ("errors",),  # what can go wrong, one name for each
-    ("checks", "encode"),  # of arguments; values to bytes
+    ("checks", "encode", "stats"),  # of arguments; values to bytes; what an epoch came to
     ("tarformat", "permutation", "sizes"),  # pure: bytes, numbers and texts in, values out
     # the outside: files and objects; who this process is; what processes share; compressed tars as streams
     ("storage", "node", "memory", "compression"),
@@ -42,9 +42,10 @@ HOUSE = [
     ("decodable",),  # which members do not decode
     ("verification",),  # check shards
     ("repairing",),  # mend what can be mended
-    ("samples", "handover", "state"),  # samples into batches; word to the workers; what a checkpoint holds
+    # samples into batches; word to the workers; their end; what a checkpoint holds
+    ("samples", "handover", "workers", "state"),
     ("share",),  # what one worker makes of an epoch
-    ("dataset",),  # the samples of this rank, as torch iterates them
+    ("dataset", "epoch"),  # the samples of this rank, as torch iterates them; the batches of an epoch, as they come
     ("together",),  # several data sets in one stream
     ("loader",),  # the batches of this rank, as torch loads them
     ("profiling",),  # what loading costs on this machine
@@ -57,7 +58,7 @@ TOUCHES_FILES = {
     "storage", "node", "shardindex", "manifest", "tarindex", "catalog", "cache", "shards", "sources", "packing",
     "verification", "memory", "remotetar", "indexing", "exports", "decodable", "repairing", "compression",
 }  # fmt: skip
-IMPORTS_TORCH = {"columns", "numeric", "transport", "decode", "handover", "dataset", "loader", "profiling"}
+IMPORTS_TORCH = {"columns", "numeric", "transport", "decode", "handover", "workers", "dataset", "loader", "profiling"}
 """With the module itself; others do inside a function, so that the command line starts without it."""
 IMPORTS_WEBDATASET: set[str] = set()
 

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from jobs import Process, Stage
 
 
+def killed(*_: object, **__: object) -> None:
+    """End a function as a signal would, with nothing cleared away."""
+    raise KeyboardInterrupt
+
+
 class TestWhatIsKept:
     @pytest.mark.parametrize(
         "returned",
@@ -105,10 +110,16 @@ report(data_download(prepare, force=forced))
         assert stage.start()[0].expect("returned") == 5
         assert len(stage.log) == 6
 
-    def test_nothing_but_lock_and_record_is_left_behind(self, temporary: Path) -> None:
+    def test_nothing_but_lock_and_record_is_left_behind(self, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         @data_download
         def prepare() -> int:
             return 1
 
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", killed)
+            patch.setattr(Path, "unlink", killed)
+            with pytest.raises(KeyboardInterrupt):
+                prepare()
+        assert [path for path in temporary.glob("wdsdist-*/*") if path.suffix.startswith(".tmp-")]
         prepare()
         assert sorted(path.suffix for path in temporary.glob("wdsdist-*/*")) == [".lock", ".outcome"]

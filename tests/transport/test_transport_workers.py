@@ -223,7 +223,7 @@ class TestLittleSharedMemory:
     def run(self, shards: Path, tmp_path: Path, memory: str, way: str) -> str:
         script = tmp_path / "job.py"
         script.write_text(LITTLE)
-        inner = f'mount -t tmpfs -o size=64k none /dev/shm && exec "{sys.executable}" "{script}" "{shards}" "$0" "$1"'
+        inner = f'mount -t tmpfs -o size=72k none /dev/shm && exec "{sys.executable}" "{script}" "{shards}" "$0" "$1"'
         done = subprocess.run(
             ["unshare", "--mount", "sh", "-c", inner, memory, way], capture_output=True, text=True, timeout=100
         )

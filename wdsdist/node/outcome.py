@@ -23,6 +23,7 @@ from typing import Any
 from wdsdist.errors import DataDownloadError, DestinationError
 
 _FORMAT = 1
+_TEMPORARY = "tmp-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,9 @@ class Records:
         self._outcome.unlink(missing_ok=True)
 
     def announce(self) -> None:
-        """Say that this process holds the lock."""
+        """Say that this process, which must, holds the lock; clear away what one that was killed was writing."""
+        for path in self.directory.glob(f"{self.key}.{_TEMPORARY}*"):
+            path.unlink(missing_ok=True)
         self._replace(self._holder, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
 
     def withdraw(self) -> None:
@@ -176,7 +179,7 @@ class Records:
     def _replace(self, path: Path, content: bytes) -> None:
         temporary = ""
         try:
-            descriptor, temporary = tempfile.mkstemp(prefix=f"{self.key}.", dir=self.directory)
+            descriptor, temporary = tempfile.mkstemp(prefix=f"{self.key}.{_TEMPORARY}", dir=self.directory)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
                 file.flush()

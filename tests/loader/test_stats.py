@@ -1,0 +1,313 @@
+"""loader.stats(): what an epoch gave, how long it took, and what its workers had from the cache, held to what is known
+of the data, of a clock that the test moves, and of the server."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from itertools import chain, count
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import web
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from wdsdist import StreamingDataLoader, StreamingDataset
+from wdsdist.handover import StartingPoint, Tallies
+from wdsdist.stats import Counters, LoaderStats
+
+TOTAL = 103
+NOT_EMPTY = 5  # of six shards
+EMPTY = "001.tar"
+
+
+class Clock:
+    """A clock that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("wdsdist.epoch.time", clock)
+    return clock
+
+
+@pytest.fixture
+def remote(shards: Path) -> Iterator[web.Web]:
+    with web.served(shards) as server:
+        yield server
+
+
+def make_loader(shards: Path | str, **options: Any) -> StreamingDataLoader:
+    dataset = StreamingDataset(shards, num_replicas=1, rank=0)
+    return StreamingDataLoader(dataset, 10, **{"num_workers": 0, "drop_last": False, **options})
+
+
+def remote_loader(server: web.Web, **options: Any) -> StreamingDataLoader:
+    return make_loader(f"{server.url}/index.json", **options)
+
+
+def play(loader: StreamingDataLoader) -> LoaderStats:
+    for _ in loader:
+        pass
+    return loader.stats()
+
+
+def from_the_cache(stats: LoaderStats) -> Counters:
+    return Counters(stats.cache_hits, stats.shards_fetched, stats.bytes_fetched, stats.retries)
+
+
+class TestBatchesAndSamples:
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_count_what_was_handed_out_at_any_time(self, shards: Path, workers: int) -> None:
+        loader = make_loader(shards, num_workers=workers)
+        assert loader.stats() == LoaderStats()
+        for epoch in range(2):
+            seen = 0
+            for number, batch in enumerate(loader, 1):
+                seen += len(batch["__key__"])
+                stats = loader.stats()
+                assert (stats.epoch, stats.batches, stats.samples, stats.planned_batches) == (epoch, number, seen, 11)
+            assert (loader.stats().batches, loader.stats().samples) == (11, TOTAL)
+
+    def test_are_this_ranks(self, shards: Path) -> None:
+        dataset = StreamingDataset(shards, num_replicas=4, rank=1)
+        stats = play(StreamingDataLoader(dataset, 10, num_workers=0))
+        assert (stats.batches, stats.samples) == (2, 20)
+
+    def test_of_a_resumed_epoch_are_those_of_its_rest(self, shards: Path) -> None:
+        loader, resumed = make_loader(shards), make_loader(shards)
+        loader.set_epoch(4)
+        iterator = iter(loader)
+        for _ in range(3):
+            next(iterator)
+        resumed.load_state_dict(loader.state_dict())
+        stats = play(resumed)
+        assert (stats.epoch, stats.batches, stats.planned_batches, stats.samples) == (4, 8, 8, TOTAL - 30)
+
+    def test_have_the_bytes_of_their_shards(self, shards: Path) -> None:
+        size = sum(path.stat().st_size for path in shards.glob("*.tar"))
+        assert play(make_loader(shards)).bytes == pytest.approx(size, abs=TOTAL)
+
+
+class TestTime:
+    WORKING, TRAINING, STARTING = 3.0, 5.0, 7.0
+
+    @pytest.fixture
+    def loader(self, shards: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> StreamingDataLoader:
+        """A loader that spends time on starting and on each batch, both inside of ``next``."""
+
+        def spend(seconds: float, value: Any = None) -> Any:
+            clock.now += seconds
+            return value
+
+        write = StartingPoint.write
+        monkeypatch.setattr(StartingPoint, "write", lambda *args: spend(self.STARTING, write(*args)))
+        return make_loader(shards, collate_fn=lambda samples: spend(self.WORKING, samples))
+
+    def test_inside_of_next_is_waiting(self, loader: StreamingDataLoader, clock: Clock) -> None:
+        for _ in loader:
+            clock.now += self.TRAINING
+        stats = loader.stats()
+        assert stats.seconds_waiting == self.STARTING + 11 * self.WORKING
+        assert stats.seconds == stats.seconds_waiting + 11 * self.TRAINING
+        assert stats.waiting_share == pytest.approx(stats.seconds_waiting / stats.seconds)
+        assert stats.samples_per_second == pytest.approx(TOTAL / stats.seconds)
+
+    def test_after_the_latest_batch_is_not_yet_part_of_the_epoch(
+        self, loader: StreamingDataLoader, clock: Clock
+    ) -> None:
+        iterator = iter(loader)
+        clock.now += self.TRAINING
+        next(iterator)
+        clock.now += self.TRAINING
+        stats = loader.stats()
+        assert stats.seconds == stats.seconds_waiting == self.STARTING + self.WORKING
+        next(iterator)
+        assert loader.stats().seconds == self.STARTING + self.WORKING + self.TRAINING + self.WORKING
+
+    def test_of_an_evaluation_between_epochs_is_in_neither(self, loader: StreamingDataLoader, clock: Clock) -> None:
+        next(iter(loader))
+        clock.now += 1000
+        assert play(loader).seconds == self.STARTING + 11 * self.WORKING
+
+
+class TestTheCache:
+    @pytest.mark.parametrize(
+        ("context", "persistent"), [("fork", True), ("fork", False), ("spawn", True), ("forkserver", False)]
+    )
+    def test_is_counted_over_all_workers_however_they_start(
+        self, remote: web.Web, context: str, persistent: bool
+    ) -> None:
+        loader = remote_loader(remote, num_workers=2, multiprocessing_context=context, persistent_workers=persistent)
+        first, second = play(loader), play(loader)
+        assert first.shards_fetched == NOT_EMPTY
+        assert first.bytes_fetched == sum(
+            path.stat().st_size for path in remote.folder.glob("*.tar") if path.name != EMPTY
+        )
+        assert second.shards_fetched == second.bytes_fetched == 0
+        if not persistent:  # workers keep open what they have opened
+            assert second.cache_hits >= NOT_EMPTY
+
+    def test_is_counted_without_workers(self, remote: web.Web) -> None:
+        dataset = StreamingDataset(f"{remote.url}/index.json")
+        dataset[0]  # fetched before the epoch
+        loader = StreamingDataLoader(dataset, 10, num_workers=0, drop_last=False)
+        assert play(loader).shards_fetched == NOT_EMPTY - 1
+        assert play(loader).shards_fetched == 0
+
+    def test_is_counted_by_the_workers_that_replace_a_killed_one(self, remote: web.Web) -> None:
+        loader = remote_loader(remote, num_workers=2, prefetch_factor=1)
+        iterator = iter(loader)
+        next(iterator)
+        for worker in loader._iterator._workers:  # type: ignore[union-attr]
+            os.kill(worker.pid, signal.SIGKILL)
+        with pytest.raises(RuntimeError):
+            list(iterator)
+        again = play(loader)
+        assert again.samples == TOTAL
+        assert again.cache_hits + again.shards_fetched >= NOT_EMPTY
+
+    def test_of_ranks_that_are_forked_is_counted_by_each_for_itself(self, remote: web.Web) -> None:
+        loader = remote_loader(remote, num_workers=1)
+
+        def rank(pipe: Connection) -> None:
+            iterator = iter(loader)
+            next(iterator)
+            pipe.send("begun")
+            pipe.recv()
+            list(iterator)
+            pipe.send(from_the_cache(loader.stats()))
+
+        context = multiprocessing.get_context("fork")
+        pipes = []
+        for _ in range(2):
+            ours, theirs = context.Pipe()
+            context.Process(target=rank, args=(theirs,)).start()
+            pipes.append(ours)
+        assert [pipe.recv() for pipe in pipes] == ["begun"] * 2
+        for pipe in pipes:
+            pipe.send("go on")
+        counted = [pipe.recv() for pipe in pipes]
+        assert [one.cache_hits + one.shards_fetched for one in counted] == [NOT_EMPTY] * 2
+        assert sum(one.shards_fetched for one in counted) == NOT_EMPTY
+
+    def test_loses_nothing_that_workers_count_at_the_same_time(self) -> None:
+        counting = Counting()
+        list(DataLoader(counting, batch_size=None, num_workers=2))
+        assert counting.tallies.total().cache_hits == 2 * Counting.TIMES
+
+    def test_is_counted_up_to_an_error(self) -> None:
+        done = [Counters()]
+
+        def groups() -> Iterator[str]:
+            done[0] = Counters(shards_fetched=1)
+            yield "group"
+            done[0] = Counters(shards_fetched=1, retries=5)
+            raise ConnectionError
+
+        tallies = Tallies(1)
+        with pytest.raises(ConnectionError):
+            list(tallies.counted(groups(), 0, lambda: done[0]))
+        assert tallies.total() == Counters(shards_fetched=1, retries=5)
+
+    @given(st.lists(st.lists(st.tuples(*[st.integers(0, 2**40)] * 4), max_size=5), min_size=1, max_size=4))
+    def test_is_summed_over_rows_whatever_was_counted_before(self, workers: list[list[tuple[int, ...]]]) -> None:
+        tallies = Tallies(len(workers))
+        for worker, steps in enumerate(workers):
+            done = [Counters(9, 9, 9, 9)]  # what a forked worker inherits
+            for step in tallies.counted(steps, worker, lambda done=done: done[0]):
+                done[0] = Counters(*map(sum, zip(done[0], step, strict=True)))
+        steps = [Counters(), *map(Counters._make, chain.from_iterable(workers))]
+        assert tallies.total() == tuple(map(sum, zip(*steps, strict=True)))
+
+
+class Counting(IterableDataset[None]):
+    """Each worker counts hits, one by one, and yields nothing."""
+
+    TIMES = 50_000
+
+    def __init__(self) -> None:
+        self.tallies = Tallies(2)
+
+    def __iter__(self) -> Iterator[None]:
+        worker = get_worker_info()
+        assert worker is not None
+        hits = count(1)
+        for _ in self.tallies.counted(range(self.TIMES), worker.id, lambda: Counters(min(next(hits), self.TIMES + 1))):
+            pass
+        return iter(())
+
+
+class TestTheLog:
+    @pytest.fixture(autouse=True)
+    def _info(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, "wdsdist")
+
+    def test_has_a_line_for_each_epoch(self, shards: Path, caplog: pytest.LogCaptureFixture) -> None:
+        loader = make_loader(shards)
+        stats = [play(loader) for _ in range(3)]
+        assert caplog.messages == [str(one) for one in stats]
+        assert [one.epoch for one in stats] == [0, 1, 2]
+
+    def test_says_that_an_epoch_was_given_up_when_the_next_one_starts(
+        self, shards: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        loader = make_loader(shards)
+        next(iter(loader))
+        iterator = iter(loader)
+        assert caplog.messages == []
+        next(iterator)
+        assert [line.partition(":")[0] for line in caplog.messages] == ["epoch 0, 1 of 11 batches"]
+
+    def test_has_one_line_however_often_the_end_is_found(self, shards: Path, caplog: pytest.LogCaptureFixture) -> None:
+        iterator = iter(make_loader(shards))
+        list(iterator)
+        assert next(iterator, None) is None
+        assert len(caplog.messages) == 1
+
+
+LOCAL = {"epoch": 3, "batches": 2, "planned_batches": 2, "samples": 20_400, "seconds": 10.0, "seconds_waiting": 0.49}
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({}, "epoch 3: 20,400 samples in 10.0 s (2,040/s), waited 0.5 s (5 %) for data"),
+        ({"bytes": 0.8e6}, "epoch 3: 20,400 samples in 10.0 s (2,040/s, 80 kB/s), waited 0.5 s (5 %) for data"),
+        (
+            {"bytes": 99.96e6, "planned_batches": 4_000},
+            "epoch 3, 2 of 4,000 batches: 20,400 samples in 10.0 s (2,040/s, 10 MB/s), waited 0.5 s (5 %) for data",
+        ),
+        (
+            {"bytes": 9_994_000_000, "shards_fetched": 12, "bytes_fetched": 1_250_000_000, "cache_hits": 88},
+            "epoch 3: 20,400 samples in 10.0 s (2,040/s, 999 MB/s), waited 0.5 s (5 %) for data, "
+            "12 shards fetched (1.2 GB, 0 retries), 88 from the cache",
+        ),
+        (
+            {"bytes": 9_996_000_000, "shards_fetched": 1, "bytes_fetched": 512, "retries": 1_000},
+            "epoch 3: 20,400 samples in 10.0 s (2,040/s, 1.0 GB/s), waited 0.5 s (5 %) for data, "
+            "1 shards fetched (512 B, 1,000 retries), 0 from the cache",
+        ),
+    ],
+)
+def test_the_text_is_easy_to_read(more: dict[str, Any], text: str) -> None:
+    assert str(LoaderStats(**{**LOCAL, **more})) == text
+
+
+def test_nothing_is_divided_by_no_time() -> None:
+    stats = LoaderStats(samples=3, bytes=3)
+    assert stats.samples_per_second == stats.bytes_per_second == stats.waiting_share == 0

@@ -1,0 +1,103 @@
+"""The figures of `StreamingDataLoader.stats`: what an epoch gave, how long it took, what had to be fetched for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Counters(NamedTuple):
+    """What a process has had from the cache since it began; a tuple, as it is a row of shared memory as well.
+
+    >>> Counters(cache_hits=3, shards_fetched=1) - Counters(cache_hits=1)
+    Counters(cache_hits=2, shards_fetched=1, bytes_fetched=0, retries=0)
+    """
+
+    cache_hits: int = 0
+    """Times that a remote shard was opened which was in the cache."""
+    shards_fetched: int = 0
+    """Times that one had to be fetched."""
+    bytes_fetched: int = 0
+    retries: int = 0
+    """Requests to the store that had failed and were made again."""
+
+    def __sub__(self, before: Counters) -> Counters:
+        return Counters(*[now - then for now, then in zip(self, before, strict=True)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderStats:
+    """What one epoch of a loader came to on this rank, all its workers together.
+
+    >>> stats = LoaderStats(
+    ...     epoch=3, batches=500, planned_batches=500, samples=32_000, bytes=2_240_000_000, seconds=1.6,
+    ...     seconds_waiting=0.08, cache_hits=88, shards_fetched=12, bytes_fetched=820_000_000, retries=2,
+    ... )
+    >>> print(stats)
+    epoch 3: 32,000 samples in 1.6 s (20,000/s, 1.4 GB/s), waited 0.1 s (5 %) for data, 12 shards fetched (820 MB, 2 \
+retries), 88 from the cache
+    """
+
+    epoch: int = 0
+    batches: int = 0
+    """Batches that were handed out so far."""
+    planned_batches: int = 0
+    """Batches that there were to hand out: those of the epoch, or of what was left of it where it was resumed."""
+    samples: int = 0
+    """Samples in the batches that were handed out."""
+    bytes: int = 0
+    """Bytes of the shards for these samples: as many times what a sample takes in its shard on average, members that
+    ``fields`` leaves out included. 0 where the sizes of the shards are not known."""
+    seconds: float = 0.0
+    """From the first ``next`` until the latest one returned, or found the end."""
+    seconds_waiting: float = 0.0
+    """Seconds of these inside of ``next``: starting the workers, waiting for them, receiving what they made. With
+    ``num_workers=0`` batches are made there, and that counts too."""
+    cache_hits: int = 0
+    """Remote shards that were opened from the cache."""
+    shards_fetched: int = 0
+    """Remote shards that this rank fetched into the cache."""
+    bytes_fetched: int = 0
+    """Bytes of those."""
+    retries: int = 0
+    """Requests to the store that had failed and were made again."""
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples that were handed out in a second."""
+        return self.samples / self.seconds if self.seconds else 0.0
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Bytes of the shards for the samples that were handed out in a second."""
+        return self.bytes / self.seconds if self.seconds else 0.0
+
+    @property
+    def waiting_share(self) -> float:
+        """The part of the time that the training loop waited for data, between 0 and 1."""
+        return self.seconds_waiting / self.seconds if self.seconds else 0.0
+
+    def __str__(self) -> str:
+        part = "" if self.batches == self.planned_batches else f", {self.batches:,} of {self.planned_batches:,} batches"
+        rate = f"{self.samples_per_second:,.0f}/s"
+        if self.bytes:
+            rate += f", {_decimal(self.bytes_per_second)}/s"
+        text = (
+            f"epoch {self.epoch}{part}: {self.samples:,} samples in {self.seconds:.1f} s ({rate}), "
+            f"waited {self.seconds_waiting:.1f} s ({100 * self.waiting_share:.0f} %) for data"
+        )
+        if self.cache_hits or self.shards_fetched or self.retries:  # none of them where shards are local
+            text += (
+                f", {self.shards_fetched:,} shards fetched ({_decimal(self.bytes_fetched)}, {self.retries:,} retries), "
+                f"{self.cache_hits:,} from the cache"
+            )
+        return text
+
+
+def _decimal(count: float) -> str:
+    """Return a byte count to two or three digits, in the powers of 1,000 that rates are given in."""
+    units = iter(("B", "kB", "MB", "GB", "TB"))
+    unit = next(units)
+    while count >= 999.5 and unit != "TB":
+        count, unit = count / 1000, next(units)
+    return f"{count:.0f} {unit}" if count >= 9.95 or unit == "B" else f"{count:.1f} {unit}"
