@@ -9,6 +9,7 @@ import mmap
 import os
 import pickle
 import tempfile
+import weakref
 from multiprocessing import context, reduction
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ class AnonymousMemory:
 
     def _attach(self, descriptor: int, is_limited: bool) -> None:
         self._descriptor = descriptor
+        # No ``__del__``: what a program keeps to its end is dropped when ``os`` is gone already.
+        weakref.finalize(self, os.close, descriptor).atexit = False
         self._is_limited = is_limited  # by the size of the file system
 
     def allocate(self, offset: int, length: int) -> None:
@@ -69,10 +72,6 @@ class AnonymousMemory:
     def __reduce__(self) -> tuple[Any, ...]:
         context.assert_spawning(self)
         return _attached, (reduction.DupFd(self._descriptor), self._is_limited)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_descriptor"):
-            os.close(self._descriptor)
 
 
 class SharedCopy:
