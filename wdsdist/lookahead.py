@@ -15,10 +15,14 @@ from operator import attrgetter
 import numpy as np
 
 from wdsdist.order import Order, ShardOrder
+from wdsdist.permutation import Int64s
 from wdsdist.plan import EpochPlan
 
 BLOCK_SAMPLES = 4096
-"""Samples of a rank that are looked at together where the order has no windows."""
+"""Samples of a rank that are looked at together where the order has no windows, or those of several data sets."""
+
+_CLOSELY = 512
+"""Samples of a block to which the last use of a shard is told: what follows is looked at a few times in each block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,7 @@ class Use:
     first: int
     """The rank's batch that first needs it."""
     last: int
-    """The rank's last batch from the window."""
+    """The rank's last batch from the window; or, where there are none, the last that needs the shard, about."""
     shard: int
 
 
@@ -54,7 +58,7 @@ def upcoming(order: Order, plan: EpochPlan, *, rank: int, batch: int = 0) -> Ite
         yield from heapq.merge(*lanes, key=attrgetter("first"))
         first = max(first, padded)
     for start in range(first, taken, BLOCK_SAMPLES):
-        yield from _uses(order, plan, rank, range(start, min(start + BLOCK_SAMPLES, taken)))
+        yield from _of_block(order, plan, rank, range(start, min(start + BLOCK_SAMPLES, taken)))
 
 
 def _of_lane(order: ShardOrder, plan: EpochPlan, rank: int, steps: range, first: int) -> Iterator[Use]:
@@ -75,18 +79,33 @@ def _of_lane(order: ShardOrder, plan: EpochPlan, rank: int, steps: range, first:
             number = stop
 
 
-def _uses(order: Order, plan: EpochPlan, rank: int, steps: range, most: int | None = None) -> Iterator[Use]:
+def _uses(order: Order, plan: EpochPlan, rank: int, steps: range, most: int) -> Iterator[Use]:
     """Yield the shards of some steps of a rank in the order of their first use; there are ``most`` of them."""
     found: dict[int, int] = {}
     last = steps[-1] // plan.batch_size
-    size = len(steps) if most is None else 16 * most
-    at = 0
-    while at < len(steps) and (most is None or len(found) < most):
-        some = steps[at : at + size]
-        part = np.arange(some.start, some.stop, some.step, dtype=np.int64)
-        shards = order.locate((plan.start + part * plan.num_replicas + rank) % plan.num_samples)[0]
+    at, size = 0, 16 * most
+    while at < len(steps) and len(found) < most:
+        part, shards = _located(order, plan, rank, steps[at : at + size])
         for place in np.sort(np.unique(shards, return_index=True)[1]).tolist():
             found.setdefault(int(shards[place]), int(part[place]))
         at, size = at + size, 2 * size
     for shard, step in found.items():
         yield Use(step // plan.batch_size, last, shard)
+
+
+def _of_block(order: Order, plan: EpochPlan, rank: int, steps: range) -> Iterator[Use]:
+    """Yield the shards of some steps of a rank in the order of their first use, each with its own last use, about."""
+    part, shards = _located(order, plan, rank, steps)
+    found, firsts = np.unique(shards, return_index=True)
+    lasts = len(shards) - 1 - np.unique(shards[::-1], return_index=True)[1]
+    lasts = np.minimum(lasts // _CLOSELY * _CLOSELY + _CLOSELY, len(shards)) - 1
+    by_first = np.argsort(firsts)
+    batches = part // plan.batch_size
+    chosen = (batches[firsts], batches[lasts], found)
+    yield from map(Use, *(column[by_first].tolist() for column in chosen))
+
+
+def _located(order: Order, plan: EpochPlan, rank: int, steps: range) -> tuple[Int64s, Int64s]:
+    """Return the numbers of some steps of a rank, and the shard of each: int64 [steps] each."""
+    part = np.arange(steps.start, steps.stop, steps.step, dtype=np.int64)
+    return part, order.locate((plan.start + part * plan.num_replicas + rank) % plan.num_samples)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import islice
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdsdist.lookahead import upcoming
+from wdsdist.mixture import MixOrder, Mixture
 from wdsdist.order import Order, OrderSettings, ShardOrder, epoch_order
 from wdsdist.permutation import Int64s
 from wdsdist.plan import EpochPlan
@@ -70,6 +72,22 @@ def test_each_batch_reads_from_the_windows_that_it_lies_in(epoch: tuple[Order, E
     uses = list(upcoming(order, plan, rank=rank))
     for number, shards in enumerate(walked(order, plan, rank, 0)):
         assert shards <= {use.shard for use in uses if use.first <= number <= use.last}
+
+
+def test_what_a_mix_has_left_behind_is_not_needed_any_more() -> None:
+    counts = np.full(30, 40)
+    mixture = Mixture(
+        counts=(counts, counts),
+        windows=(40, 40),
+        weights=(Fraction(1), Fraction(1)),
+        num_samples=2400,
+        stratified=True,
+    )
+    order = MixOrder(mixture, OrderSettings(), 0)
+    plan = EpochPlan(num_samples=2400, num_replicas=1, batch_size=8, drop_last=True, drop_last_batch=True)
+    uses = list(upcoming(order, plan, rank=0))
+    needed = [sum(use.first <= batch <= use.last for use in uses) for batch in range(plan.batches_per_rank)]
+    assert max(needed) < 25  # of 60, all in one block; at once a batch needs 2 to 4, and 512 samples reach over 13
 
 
 def test_the_next_shards_of_a_billion_samples_are_told_by_looking_at_few() -> None:
