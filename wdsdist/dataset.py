@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -19,13 +17,12 @@ from wdsdist.catalog import Shards
 from wdsdist.checks import check_integer, check_seconds
 from wdsdist.columns import Sample
 from wdsdist.decode import Decode, Decoder
-from wdsdist.errors import ArgumentTypeError, SampleIndexError
-from wdsdist.footprint import check_limit, fitting_window, readers_of
+from wdsdist.errors import ArgumentTypeError
 from wdsdist.handover import EpochRequest, Loading
 from wdsdist.memory import leave_inherited_objects
 from wdsdist.node import Identity, identity
-from wdsdist.order import Order, OrderName, OrderSettings, default_window, epoch_order, split_line
-from wdsdist.permutation import Int64s
+from wdsdist.order import Order, OrderName, OrderSettings
+from wdsdist.ordering import Ordering
 from wdsdist.plan import EpochPlan
 from wdsdist.progress import Progress
 from wdsdist.samples import Fields, SampleReader
@@ -111,23 +108,22 @@ class StreamingDataset(IterableDataset[Any]):
         self.manifest = catalog.open(shards, storage_options=storage_options)
         self.drop_last = bool(drop_last)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
-        self._settings = OrderSettings(
-            name=order,
-            shuffle=bool(shuffle),
-            seed=seed,
-            window=default_window(self.manifest.counts) if shuffle_window is None else shuffle_window,
-            # Replaced by the world size where it is not given; checked here all the same.
-            num_canonical_replicas=1 if num_canonical_replicas is None else num_canonical_replicas,
-        )
-        self.num_canonical_replicas = num_canonical_replicas
         if transform is not None and not callable(transform):
             raise ArgumentTypeError(f"transform is {transform!r}: it must be a function of a sample")
-        self.shuffle_window = shuffle_window
         self.cache_limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
         self._cache = ShardCache(
             None if cache_dir is None else Path(cache_dir),
             limit=self.cache_limit,
             timeout=check_seconds("download_timeout", download_timeout),
+        )
+        self._ordering = Ordering.of(
+            self.manifest,
+            name=order,
+            shuffle=bool(shuffle),
+            seed=seed,
+            window=shuffle_window,
+            lanes=num_canonical_replicas,
+            limit=self.cache_limit,
         )
         self._samples = SampleReader(
             ShardReader(self.manifest, self._cache),
@@ -172,28 +168,16 @@ class StreamingDataset(IterableDataset[Any]):
         return self._request.watch()
 
     def order_settings(self, *, lanes: int | None = None, window: int | None = None) -> OrderSettings:
-        """Return the settings of the order: ``lanes`` and ``window``, as far as this data set was given none.
-
-        What neither gives is decided by the world size, and by the room in the cache.
-        """
-        lanes = self.num_canonical_replicas or lanes or self.identity().world_size
-        settings = dataclasses.replace(self._settings, num_canonical_replicas=lanes)
-        window = self.shuffle_window or window
-        if window is None and self.cache_limit is not None:
-            window = fitting_window(readers_of(self.manifest, self.identity()), settings, self.cache_limit)
-        return settings if window is None else dataclasses.replace(settings, window=window)
+        """Return the settings of the order: ``lanes`` and ``window``, as far as this data set was given none."""
+        return self._ordering.chosen(self.identity(), lanes=lanes, window=window)
 
     def check_cache_limit(self, settings: OrderSettings) -> None:
-        """Check that ``cache_limit`` is enough for an order.
-
-        Raises ``ArgumentError`` where it is too little for one rank; warns where it is for those of this node.
-        """
-        if self.cache_limit is not None:
-            check_limit(readers_of(self.manifest, self.identity()), settings, self.cache_limit)
+        """Raise where ``cache_limit`` is too little for one rank in an order, warn where it is for the node's."""
+        self._ordering.check_limit(settings, self.identity())
 
     def order(self, settings: OrderSettings, epoch: int) -> Order:
         """Return which sample stands at which position of an epoch."""
-        return epoch_order(self.manifest.counts, settings, epoch)
+        return self._ordering.order(settings, epoch)
 
     def order_notes(self) -> dict[str, str]:
         """Return what else decides the order, for a loader's state."""
@@ -206,14 +190,7 @@ class StreamingDataset(IterableDataset[Any]):
 
         Raises `SampleIndexError`, an ``IndexError``, outside the data set.
         """
-        if not isinstance(index, (int, np.integer)):
-            raise ArgumentTypeError(f"a data set is indexed by sample numbers, not by {index!r}")
-        total = self.manifest.num_samples
-        number = int(index) + (total if index < 0 else 0)
-        if not 0 <= number < total:
-            raise SampleIndexError(f"sample {index:,} is outside the data set, which has {total:,} samples")
-        shards, samples = split_line(self._ends, np.array([number]))
-        return self._samples.sample(int(shards[0]), int(samples[0]), self._request.epoch)
+        return self._samples.sample(*self.manifest.find(index), self._request.epoch)
 
     @property
     def mean_sample_bytes(self) -> int:
@@ -222,18 +199,12 @@ class StreamingDataset(IterableDataset[Any]):
 
     def counters(self) -> Counters:
         """Return what this process, not its workers, has had from the cache so far."""
-        cache = self._cache
-        return Counters(cache.hits, cache.fetches, cache.bytes_fetched, cache.retries)
+        return self._cache.counters()
 
     @property
     def is_light(self) -> bool:
         """Whether making a batch is little work and gives about as many bytes as it reads."""
         return self._samples.is_light
-
-    @functools.cached_property
-    def _ends(self) -> Int64s:
-        """int64 [shards]: samples up to the end of each shard."""
-        return np.cumsum(self.manifest.counts)
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
@@ -310,7 +281,7 @@ class StreamingDataset(IterableDataset[Any]):
         return view
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in self.__dict__.items() if name != "_ends"}
+        state = dict(self.__dict__)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             # A spawned worker has no process group to ask for its rank.
             here = self.identity()

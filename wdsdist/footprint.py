@@ -6,6 +6,7 @@ At once means the current and the next window of each lane that a rank reads: th
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from wdsdist.permutation import Int64s
 
 if TYPE_CHECKING:
     from wdsdist.manifest import Manifest
+    from wdsdist.mixture import Mixture
     from wdsdist.node import Identity
 
 _INDEX_BYTES, _INDEX_BYTES_OF_A_SAMPLE = 4096, 64
@@ -36,15 +38,28 @@ class Readers:
     """All ranks."""
     ranks: int
     """Those that share the cache."""
+    mixture: Mixture | None = None
+    """Where the shards are those of a mix: its data sets, each of which is read in windows of its own."""
+
+    def of_each(self, settings: OrderSettings) -> Iterator[tuple[Readers, OrderSettings]]:
+        """Yield, for each data set of the mix, what is read of it and in which order."""
+        assert self.mixture is not None
+        ends = np.cumsum([len(counts) for counts in self.mixture.counts])[:-1]
+        sizes = np.split(self.sizes, ends)
+        for counts, own_sizes, own in zip(
+            self.mixture.counts, sizes, self.mixture.settings_of_each(settings), strict=True
+        ):
+            yield replace(self, counts=counts, sizes=own_sizes, mixture=None), own
 
 
-def readers_of(manifest: Manifest, here: Identity) -> Readers:
+def readers_of(manifest: Manifest, here: Identity, mixture: Mixture | None = None) -> Readers:
     """Return the ranks of this node, and what they read of a data set through its cache."""
     return Readers(
         counts=manifest.counts,
         sizes=np.where(manifest.is_copied, manifest.read_sizes, 0),
         num_replicas=here.world_size,
         ranks=min(here.local_world_size, here.world_size),
+        mixture=mixture,
     )
 
 
@@ -58,6 +73,8 @@ def bytes_at_once(readers: Readers, settings: OrderSettings, *, ranks: int, epoc
     >>> bytes_at_once(readers, OrderSettings(window=100), ranks=1)  # two shards, with their indexes
     2020992
     """
+    if readers.mixture is not None:
+        return sum(bytes_at_once(one, own, ranks=ranks, epoch=epoch) for one, own in readers.of_each(settings))
     sizes = copy_sizes(readers.counts, readers.sizes)
     if settings.name == "sampler" and settings.shuffle:
         # Any shard may be needed at any time; but within two blocks, no more of them than samples.
@@ -107,10 +124,12 @@ def check_limit(readers: Readers, settings: OrderSettings, limit: int) -> None:
         if settings.name == "sampler":
             what, remedy = "shards all over the data set", 'take order="shard"'
         else:
-            what, remedy = (
-                f"its current and its next shuffle window of {settings.window:,} samples",
-                "lower shuffle_window",
-            )
+            what = f"its current and its next shuffle window of {settings.window:,} samples"
+            if readers.mixture is not None:
+                what = (
+                    f"the current and the next shuffle window, of up to {settings.window:,} samples, of each data set"
+                )
+            remedy = "lower shuffle_window"
         short = f"cache_limit is {limit:,} bytes, and"
         if ranks == 1:
             raise ArgumentError(f"{short} one rank needs {needed:,} at once, for {what}: raise the limit, or {remedy}")

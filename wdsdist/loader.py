@@ -223,7 +223,7 @@ class StreamingDataLoader(DataLoader[Any]):
         if self._iterator is not None and has_lost_workers(self._iterator):
             self._stop_workers(self._iterator)
         if self.num_workers and self._iterator is None:
-            self._prepare(settings)
+            self._prepare()
         self._loading.start.write(
             Start(
                 epoch=position.epoch,
@@ -231,14 +231,15 @@ class StreamingDataLoader(DataLoader[Any]):
                 rank=here.rank,
                 num_replicas=here.world_size,
                 num_canonical_replicas=settings.num_canonical_replicas,
-                shuffle_window=min(settings.window, max(1, plan.num_samples)),  # a larger one means the same
+                # A larger one means the same.
+                shuffle_window=min(settings.window, max(1, self.dataset.manifest.num_samples)),
                 group=self._group,
             )
         )
         groups = guarded(super().__iter__())
         return Epoch(groups, plan=plan, progress=self._progress, request=self._request, meter=self._meter)
 
-    def _prepare(self, settings: OrderSettings) -> None:
+    def _prepare(self) -> None:
         """Make what new workers need: memory to share, and how many batches they send together.
 
         A message costs as much as making a batch of small samples.
@@ -247,8 +248,9 @@ class StreamingDataLoader(DataLoader[Any]):
         is_light = self._loading.collate_fn is None and self.dataset.is_light
         group = group_size(len(self), batch_bytes, self.num_workers) if is_light else 1
         if self.dataset.cache_limit is not None:
-            # The shards of a group are in the cache together; the groups in the making should lie in one window.
-            group = max(1, min(group, settings.window // (self._loading.batch_size * self.num_workers)))
+            # Batches that wait for the rest of their group hold their shards, and workers that wait for room while
+            # they hold what others wait for would wait for ever.
+            group = 1
         ahead = self.prefetch_factor or 2
         self._group = self._loading.channel.prepare(self.num_workers, ahead, batch_bytes, group=group)
 

@@ -22,11 +22,18 @@ class Mixture:
     counts: tuple[Int64s, ...]
     """Of each data set, int64 [shards]: samples in each shard."""
     windows: tuple[int, ...]
-    """Of each data set, the samples that a lane shuffles together."""
+    """Of each data set, the samples that a lane shuffles together at most."""
     weights: tuple[Fraction, ...]
     num_samples: int
     """Samples in an epoch of the mix."""
     stratified: bool
+
+    def settings_of_each(self, settings: OrderSettings) -> list[OrderSettings]:
+        """Return the settings of each data set's own order. The window of the mix is the most that any has."""
+        return [
+            dataclasses.replace(settings, seed=mix_key(settings.seed, number), window=min(window, settings.window))
+            for number, window in enumerate(self.windows)
+        ]
 
 
 class MixOrder:
@@ -38,10 +45,7 @@ class MixOrder:
 
     def __init__(self, mixture: Mixture, settings: OrderSettings, epoch: int) -> None:
         self._mixture = mixture
-        self._settings = [
-            dataclasses.replace(settings, seed=mix_key(settings.seed, number), window=window)
-            for number, window in enumerate(mixture.windows)
-        ]
+        self._settings = mixture.settings_of_each(settings)
         self._deal = Deal(
             mixture.weights,
             num_samples=mixture.num_samples,

@@ -17,8 +17,8 @@ from wdsdist.dataset import StreamingDataset
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.joined import JoinedManifest, join
 from wdsdist.manifest import Manifest
-from wdsdist.mixture import MixOrder, Mixture
-from wdsdist.order import Order, OrderSettings, default_window
+from wdsdist.mixture import Mixture
+from wdsdist.order import default_window
 
 Share = float | tuple[Shards, float]
 
@@ -136,37 +136,32 @@ class MixedDataset(StreamingDataset):
             if not part.num_samples:
                 raise ArgumentError(f"the data set {label!r} has no samples: leave it out of the mix")
         length = manifest.num_samples if samples_per_epoch is None else samples_per_epoch
-        self._weights = weights
-        self._stratified = bool(stratified)
-        self._num_samples = check_integer("samples_per_epoch", length, 1, 2**53)
+        counts = tuple(part.counts for part in manifest.parts)
         window = options.get("shuffle_window")
-        self._windows = tuple(default_window(part.counts) if window is None else window for part in manifest.parts)
+        self._mixture = Mixture(
+            counts=counts,
+            windows=tuple(default_window(one) if window is None else window for one in counts),
+            weights=tuple(weights),
+            num_samples=check_integer("samples_per_epoch", length, 1, 2**53),
+            stratified=bool(stratified),
+        )
+        self._ordering = self._ordering.mixed(self._mixture)
 
     @property
     def num_samples(self) -> int:
-        return self._num_samples
+        return self._mixture.num_samples
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        parts = zip(self.manifest.parts, self._windows, strict=True)
+        parts = zip(self.manifest.parts, self._mixture.windows, strict=True)
         text = "\n".join(f"{part.fingerprint} {window}" for part, window in parts)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
-    def order(self, settings: OrderSettings, epoch: int) -> Order:
-        mixture = Mixture(
-            counts=tuple(part.counts for part in self.manifest.parts),
-            windows=self._windows,
-            weights=tuple(self._weights),
-            num_samples=self._num_samples,
-            stratified=self._stratified,
-        )
-        return MixOrder(mixture, settings, epoch)
-
     def order_notes(self) -> dict[str, str]:
-        total = sum(self._weights)
+        weights = self._mixture.weights
         return {
-            "mix": " ".join(str(weight / total) for weight in self._weights),
-            "stratified": str(self._stratified),
+            "mix": " ".join(str(weight / sum(weights)) for weight in weights),
+            "stratified": str(self._mixture.stratified),
         }
 
 

@@ -28,7 +28,8 @@ HOUSE = [
     ("footprint",),  # how many bytes of shards ranks need at once
     ("forecast",),  # what an epoch will be like
     ("manifest",),  # the shards of a data set
-    ("tarindex", "joined"),  # the index of one tar, read or made; several data sets as one
+    # the index of one tar, read or made; several data sets as one; in which order data sets are read
+    ("tarindex", "joined", "ordering"),
     ("remotetar",),  # the index of one tar in a store
     ("catalog", "cache"),  # find data sets and index tars; keep one copy of each remote shard
     ("indexing", "exports"),  # make data sets of tars that others wrote; the indexes of other tools

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -59,13 +60,14 @@ def read(batches: Any) -> list[tuple[list[str], list[bytes]]]:
 
 
 def used(folder: Path) -> int:
-    sizes = []
-    for path in folder.rglob("*"):
-        try:
-            sizes.append(path.lstat().st_size if path.is_file() and path.parent.name != "readers" else 0)
-        except FileNotFoundError:
-            continue
-    return sum(sizes)
+    """Return the use of a cache at one moment: while the folder is locked, nobody adds or removes files."""
+    try:
+        with (folder / ".lock").open("rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            files = [path for path in folder.rglob("*") if path.parent.name != "readers" and path.is_file()]
+            return sum(path.lstat().st_size for path in files)
+    except FileNotFoundError:
+        return 0  # not there yet
 
 
 @contextmanager
@@ -115,25 +117,75 @@ def test_three_shards_of_thirty_are_room_enough(store: web.Web, stored: Path, tm
 
 RANK = """
 import json, sys, wdsdist
-url, cache, limit, rank = sys.argv[1:]
+url, cache, limit, batch_size, world, rank = sys.argv[1:]
 dataset = wdsdist.StreamingDataset(
-    url, num_replicas=2, rank=int(rank), cache_dir=cache, cache_limit=int(limit), shuffle_window=80
+    url, num_replicas=int(world), rank=int(rank), cache_dir=cache, cache_limit=int(limit), shuffle_window=80,
+    download_timeout=30,
 )
-loader = wdsdist.StreamingDataLoader(dataset, 4, num_workers=2)
+loader = wdsdist.StreamingDataLoader(dataset, int(batch_size), num_workers=2)
 json.dump([key for batch in loader for key in batch["__key__"]], sys.stdout)
 """
 
 
+def read_by_ranks(store: web.Web, cache: Path, world: int, limit: int, batch_size: int, warnings: str) -> list[Any]:
+    command = [sys.executable, "-W", warnings, "-c", RANK, store.url, str(cache), str(limit), str(batch_size)]
+    ranks = [subprocess.Popen([*command, str(world), str(rank)], stdout=subprocess.PIPE) for rank in range(world)]
+    return [json.loads(rank.communicate(timeout=60)[0]) for rank in ranks]
+
+
+def read_locally(stored: Path, world: int, batch_size: int) -> list[Any]:
+    ranks = [StreamingDataset(stored, num_replicas=world, rank=rank, shuffle_window=80) for rank in range(world)]
+    loaders = [StreamingDataLoader(rank, batch_size, num_workers=0) for rank in ranks]
+    return [[key for batch in one for key in batch["__key__"]] for one in loaders]
+
+
 def test_two_ranks_share_a_limited_cache(store: web.Web, stored: Path, tmp_path: Path) -> None:
     cache, limit = tmp_path / "cache", 12 * COPY
-    command = [sys.executable, "-W", "error", "-c", RANK, store.url, str(cache), str(limit)]
     with watched(cache) as use:
-        ranks = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE) for rank in range(2)]
-        found = [json.loads(rank.communicate(timeout=60)[0]) for rank in ranks]
-    local = [loader(stored, workers=0, num_replicas=2, rank=rank, shuffle_window=80) for rank in range(2)]
-    assert found == [[key for batch in one for key in batch["__key__"]] for one in local]
+        found = read_by_ranks(store, cache, 2, limit, batch_size=4, warnings="error")
+    assert found == read_locally(stored, 2, batch_size=4)
     assert max(use) <= limit
     assert sum(fetched(store).values()) <= SHARDS + 2 + 8  # the lanes may share two; the rest as above
+
+
+def test_ranks_with_room_for_one_of_them_take_turns(store: web.Web, stored: Path, tmp_path: Path) -> None:
+    """Batches are so small that many would go in one message, and each worker would hold the shards of as many."""
+    found = read_by_ranks(store, tmp_path, 4, 6 * COPY, batch_size=2, warnings="ignore")
+    assert found == read_locally(stored, 4, batch_size=2)
+
+
+def mixed(folder: str | Path, **options: Any) -> wdsdist.StreamingDataset:
+    """The same shards twice, with copies in common, as two data sets of different weights."""
+    return wdsdist.mix({"large": (folder, 3), "small": (f"{folder}/index.json", 1)}, **options)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_mix_is_read_in_windows_that_fit(store: web.Web, stored: Path, tmp_path: Path, workers: int) -> None:
+    cache, limit = tmp_path / "cache", 8 * COPY
+    dataset = mixed(store.url, cache_dir=cache, cache_limit=limit, download_timeout=60)
+    mine = StreamingDataLoader(dataset, 8, num_workers=workers)
+    with watched(cache) as use:
+        found = read(mine)
+    window = mine.state_dict()["shuffle_window"]
+    assert SAMPLES <= window <= 2 * SAMPLES
+    local = StreamingDataLoader(mixed(stored), 8, num_workers=0)
+    local.load_state_dict({**mine.state_dict(), "consumed": 0, "epoch": 0})
+    assert found == read(local)
+    assert max(use) <= limit
+    assert sum(fetched(store).values()) <= 3 * SHARDS  # one and a half epochs of the large one, half of the other
+
+
+def test_a_mix_whose_windows_do_not_fit_is_an_error_with_what_they_need(store: web.Web, tmp_path: Path) -> None:
+    limits = {"cache_dir": tmp_path, "cache_limit": 6 * COPY}
+    for dataset in (
+        mixed(store.url, shuffle_window=2 * SAMPLES, **limits),
+        mixed(store.url, **{**limits, "cache_limit": COPY}),
+    ):
+        with pytest.raises(
+            ArgumentError, match=r"one rank needs [\d,]+ at once, for the current and the next shuffle win"
+        ):
+            next(iter(StreamingDataLoader(dataset, 8, num_workers=0)))
+    assert not fetched(store)
 
 
 def test_a_run_resumes_with_another_limit_in_the_window_of_its_state(store: web.Web, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from wdsdist.cache.room import Room
 from wdsdist.errors import CacheError, ShardDamagedError, WdsdistError
 from wdsdist.manifest import Manifest
 from wdsdist.node import user_cache_dir
+from wdsdist.stats import Counters
 
 TIMEOUT = 300.0
 """Seconds in which a shard has to be had."""
@@ -67,6 +68,10 @@ class ShardCache:
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process joins on its own, and counts on its own.
         return functools.partial(ShardCache, limit=self.limit, timeout=self.timeout), (self.folder,)
+
+    def counters(self) -> Counters:
+        """Return what this process has had so far, as workers report it."""
+        return Counters(self.hits, self.fetches, self.bytes_fetched, self.retries)
 
     @functools.cached_property
     def _room(self) -> Room:
@@ -260,7 +265,7 @@ class ShardCache:
 
     @contextlib.contextmanager
     def _clear_errors(self, what: str) -> Iterator[None]:
-        """Turn what the system says of the folder, in which something is to be kept, into errors that say what to do."""
+        """Turn what the system says of the folder, where something is to be kept, into errors that say what to do."""
         root = self._room.root
         try:
             yield

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist import storage, tarformat
-from wdsdist.errors import ArgumentError
+from wdsdist.errors import ArgumentError, ArgumentTypeError, SampleIndexError
 from wdsdist.memory import SharedCopy, is_spawning
+from wdsdist.order import split_line
 from wdsdist.permutation import Int64s
 from wdsdist.shardindex import ShardIndex
 
@@ -140,6 +141,24 @@ class Manifest:
         for number in np.flatnonzero(compressed).tolist():
             compressed[number] = self.shard(number).is_compressed
         return compressed
+
+    def find(self, index: int) -> tuple[int, int]:
+        """Return the shard that holds sample ``index``, and its number in there; negative ones count from the end.
+
+        Raises `ArgumentTypeError` for what is no number, `SampleIndexError` outside the data set.
+        """
+        if not isinstance(index, (int, np.integer)):
+            raise ArgumentTypeError(f"a data set is indexed by sample numbers, not by {index!r}")
+        number = int(index) + (self.num_samples if index < 0 else 0)
+        if not 0 <= number < self.num_samples:
+            raise SampleIndexError(f"sample {index:,} is outside the data set, which has {self.num_samples:,} samples")
+        shards, samples = split_line(self._ends, np.array([number]))
+        return int(shards[0]), int(samples[0])
+
+    @functools.cached_property
+    def _ends(self) -> Int64s:
+        """int64 [shards]: samples up to the end of each."""
+        return np.cumsum(self.counts)
 
     def part(self, number: int) -> tuple[Manifest, int]:
         """Return the manifest that first listed a shard, and its number there: another where data sets are joined."""
