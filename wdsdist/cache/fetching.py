@@ -116,6 +116,8 @@ class Wanted:
         for attempt in range(_ATTEMPTS):
             try:
                 return self._fetch_once()
+            except storage.WrongLengthError as error:
+                raise ShardDamagedError(f"{error}: upload it again") from None
             except ShardDamagedError as error:
                 if not self._is_remote:
                     raise

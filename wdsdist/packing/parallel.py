@@ -50,7 +50,7 @@ def write_planned(source: Source, plan: PackPlan, place: Place, job: Job, how: W
         lent = how.executor
         workers = how.workers or (parallelism(lent) if lent else None)
         # Only files can be read by any thread, at any time; what other sources give may be made, or decoded in order.
-        threads = _ABREAST if isinstance(source, FolderSource) else 1
+        threads = _ABREAST if isinstance(source, FolderSource) and not lent else 1
         try:
             with borrowed(lent, place, job) if lent else pool(workers, len(missing), threads=threads) as executor:
                 shards.write(executor, missing, _AHEAD * max(min(workers or cpu_count(), len(missing)), threads))
