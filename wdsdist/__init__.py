@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from wdsdist.node import barrier, data_download
     from wdsdist.packing import pack
     from wdsdist.repairing import repair
+    from wdsdist.together import concat, mix
     from wdsdist.verification import verify
 
     dataDownload = data_download
@@ -39,6 +40,8 @@ _HOME = {
     "Ragged": "wdsdist.columns",
     "StreamingDataset": "wdsdist.dataset",
     "StreamingDataLoader": "wdsdist.loader",
+    "mix": "wdsdist.together",
+    "concat": "wdsdist.together",
 }
 
 __all__ = [
@@ -55,6 +58,8 @@ __all__ = [
     "Ragged",
     "StreamingDataset",
     "StreamingDataLoader",
+    "mix",
+    "concat",
     "__version__",
 ]
 

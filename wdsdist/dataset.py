@@ -22,7 +22,7 @@ from wdsdist.decode import Decode, Decoder
 from wdsdist.errors import ArgumentTypeError, SampleIndexError
 from wdsdist.handover import EpochRequest, Loading
 from wdsdist.node import Identity, identity
-from wdsdist.order import OrderName, OrderSettings, default_window, epoch_order, split_line
+from wdsdist.order import Order, OrderName, OrderSettings, default_window, epoch_order, split_line
 from wdsdist.permutation import Int64s
 from wdsdist.plan import EpochPlan
 from wdsdist.progress import Progress
@@ -129,7 +129,7 @@ class StreamingDataset(IterableDataset[Any]):
 
     @property
     def num_samples(self) -> int:
-        """Samples in the data set, over all ranks."""
+        """Samples in an epoch, over all ranks."""
         return self.manifest.num_samples
 
     @functools.cached_property
@@ -160,6 +160,14 @@ class StreamingDataset(IterableDataset[Any]):
         lanes = self.num_canonical_replicas or num_replicas
         return dataclasses.replace(self._settings, num_canonical_replicas=lanes)
 
+    def order(self, settings: OrderSettings, epoch: int) -> Order:
+        """Return which sample stands at which position of an epoch."""
+        return epoch_order(self.manifest.counts, settings, epoch)
+
+    def order_notes(self) -> dict[str, str]:
+        """Return what else decides the order, for a loader's state."""
+        return {}
+
     def __getitem__(self, index: int) -> Any:
         """Return sample ``index`` of the data set, in the order of its shards, decoded and transformed.
 
@@ -169,16 +177,17 @@ class StreamingDataset(IterableDataset[Any]):
         """
         if not isinstance(index, (int, np.integer)):
             raise ArgumentTypeError(f"a data set is indexed by sample numbers, not by {index!r}")
-        number = int(index) + (self.num_samples if index < 0 else 0)
-        if not 0 <= number < self.num_samples:
-            raise SampleIndexError(f"sample {index:,} is outside the data set, which has {self.num_samples:,} samples")
+        total = self.manifest.num_samples
+        number = int(index) + (total if index < 0 else 0)
+        if not 0 <= number < total:
+            raise SampleIndexError(f"sample {index:,} is outside the data set, which has {total:,} samples")
         shards, samples = split_line(self._ends, np.array([number]))
         return self._samples.sample(int(shards[0]), int(samples[0]), self._request.epoch)
 
     @property
     def mean_sample_bytes(self) -> int:
         """Bytes that a sample takes in its shard, as far as the manifest tells."""
-        return self.manifest.num_bytes // max(1, self.num_samples)
+        return self.manifest.num_bytes // max(1, self.manifest.num_samples)
 
     @property
     def is_light(self) -> bool:
@@ -212,25 +221,21 @@ class StreamingDataset(IterableDataset[Any]):
             drop_last=self.drop_last,
             drop_last_batch=False,
         )
-        order = epoch_order(self.manifest.counts, self.order_settings(here.world_size), epoch)
+        order = self.order(self.order_settings(here.world_size), epoch)
         batches = plan.batches(order, rank=here.rank, worker=worker, num_workers=num_workers)
         return (
-            self._samples.sample(*pair, epoch)
-            for shards, samples in batches
-            for pair in zip(shards.tolist(), samples.tolist(), strict=True)
+            self._samples.sample(*place)
+            for places in batches
+            for place in zip(*(part.tolist() for part in places), strict=True)
         )
 
     def _groups(self, loading: Loading, worker: int, num_workers: int, *, deferred: bool) -> Iterator[list[Any]]:
         """Yield this worker's part of this rank's batches, from where the loader wants them, group by group."""
         start = loading.start.read()
         plan = self.plan(loading, start.num_replicas, start.consumed)
-        settings = self.order_settings(start.num_canonical_replicas)
-        order = epoch_order(self.manifest.counts, settings, start.epoch)
+        order = self.order(self.order_settings(start.num_canonical_replicas), start.epoch)
         places = plan.batches(order, rank=start.rank, worker=worker, num_workers=num_workers, group=start.group)
-        batches = (
-            self._samples.batch(shards, samples, start.epoch, loading.collate_fn, deferred=deferred)
-            for shards, samples in places
-        )
+        batches = (self._samples.batch(*batch, loading.collate_fn, deferred=deferred) for batch in places)
         return grouped(batches, start.group)
 
     def plan(self, loading: Loading, num_replicas: int, consumed: int = 0) -> EpochPlan:

@@ -159,6 +159,7 @@ class StreamingDataLoader(DataLoader[Any]):
             num_samples=self.dataset.num_samples,
             fingerprint=self.dataset.fingerprint,
             settings=self._order_settings(lanes),
+            notes=self.dataset.order_notes(),
         )
 
     def _order_settings(self, lanes: int | None = None) -> OrderSettings:

@@ -131,6 +131,14 @@ class Manifest:
         """Return the path or URL of one shard."""
         return storage.join(self.base, self.names[number].decode())
 
+    def part(self, number: int) -> tuple[Manifest, int]:
+        """Return the manifest that first listed a shard, and its number there: another where data sets are joined."""
+        return self, number
+
+    def label(self, number: int) -> str:
+        """Return the name of the data set that a shard came from where data sets are joined; else nothing."""
+        return ""
+
     @property
     def fingerprint(self) -> str:
         """A digest of what the data set holds, whatever folder or store it lies in.
@@ -161,12 +169,20 @@ class Manifest:
 
     @functools.cached_property
     def _shared(self) -> SharedCopy:
-        return SharedCopy({one.name: getattr(self, one.name) for one in fields(self)})
+        return SharedCopy(self._values())
+
+    def _values(self) -> dict[str, Any]:
+        """Return what a copy in another process is made of."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+    @classmethod
+    def _restored(cls, values: dict[str, Any]) -> Manifest:
+        return cls(**values)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if is_spawning():  # by value, the pipe to each worker would carry megabytes, one worker after another
-            return _arrived, (self._shared,)
-        return _restored, ({one.name: getattr(self, one.name) for one in fields(self)},)
+            return _arrived, (type(self), self._shared)
+        return _restored, (type(self), self._values())
 
     def __repr__(self) -> str:
         return (
@@ -175,12 +191,12 @@ class Manifest:
         )
 
 
-def _arrived(shared: SharedCopy) -> Manifest:
-    return _restored(shared.value())
+def _arrived(kind: type[Manifest], shared: SharedCopy) -> Manifest:
+    return kind._restored(shared.value())
 
 
-def _restored(values: dict[str, Any]) -> Manifest:
-    return Manifest(**values)
+def _restored(kind: type[Manifest], values: dict[str, Any]) -> Manifest:
+    return kind._restored(values)
 
 
 def dumps(manifest: Manifest) -> bytes:

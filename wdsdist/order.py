@@ -68,6 +68,10 @@ class Order(Protocol):
         """Return the shard and the sample within it at each position; positions lie in ``range(N)``."""
         ...
 
+    def epochs(self, positions: Int64s) -> Int64s:
+        """Return the epoch that each position belongs to; in a mix, of its data set."""
+        ...
+
 
 def default_window(counts: Int64s) -> int:
     """Return the shuffle window for shards of ``counts`` samples: 16 shards' worth, at least 4,096 samples."""
@@ -96,6 +100,7 @@ class SamplerOrder:
     """The order of ``DistributedSampler``: torch's own permutation of all samples, drawn from seed plus epoch."""
 
     def __init__(self, counts: Int64s, settings: OrderSettings, epoch: int) -> None:
+        self._epoch = epoch
         self._ends = np.cumsum(counts, dtype=np.int64)
         self._samples: Int64s | None = None
         if settings.shuffle:
@@ -110,6 +115,9 @@ class SamplerOrder:
         samples = positions if self._samples is None else self._samples[positions]
         return split_line(self._ends, samples)
 
+    def epochs(self, positions: Int64s) -> Int64s:
+        return np.full(positions.shape, self._epoch)
+
 
 class ShardOrder:
     """Shards in random order, cut into lanes, shuffled within the windows of each lane.
@@ -118,6 +126,7 @@ class ShardOrder:
     """
 
     def __init__(self, counts: Int64s, settings: OrderSettings, epoch: int) -> None:
+        self._epoch = epoch
         self._key = mix_key(settings.seed, epoch)
         self._shuffle = settings.shuffle
         shards = shuffled(len(counts), mix_key(settings.seed, epoch, _SHARDS)) if self._shuffle else None
@@ -174,6 +183,9 @@ class ShardOrder:
             offset = (offset + self._first_piece[lane]) % length
         places, samples = split_line(self._ends, start + offset)
         return self._shards[places], samples
+
+    def epochs(self, positions: Int64s) -> Int64s:
+        return np.full(positions.shape, self._epoch)
 
 
 def split_line(ends: Int64s, samples: Int64s) -> tuple[Int64s, Int64s]:

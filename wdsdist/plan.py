@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,14 @@ from wdsdist.permutation import Int64s
 
 # Positions are turned into samples this many at a time: below, the fixed cost of the vector code dominates.
 _BLOCK_SAMPLES = 4096
+
+
+class Places(NamedTuple):
+    """Where the samples of a batch lie, and which epoch seeds what is drawn for them: int64 [batch] each."""
+
+    shards: Int64s
+    samples: Int64s
+    epochs: Int64s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +82,8 @@ class EpochPlan:
 
     def batches(
         self, order: Order, *, rank: int, worker: int = 0, num_workers: int = 1, group: int = 1
-    ) -> Iterator[tuple[Int64s, Int64s]]:
-        """Yield the batches that one worker of one rank makes, each as its shards and samples.
+    ) -> Iterator[Places]:
+        """Yield the batches that one worker of one rank makes.
 
         Batches are dealt to workers in groups: worker ``w`` of ``n`` has groups ``w, w + n, ...``, one after another.
         """
@@ -83,6 +92,7 @@ class EpochPlan:
         at_once = max(1, _BLOCK_SAMPLES // self.batch_size)
         while block := list(islice(mine, at_once)):
             positions = [self.positions(rank=rank, batch=batch) for batch in block]
-            shards, samples = order.locate(np.concatenate(positions))
+            together = np.concatenate(positions)
             cuts = np.cumsum([len(part) for part in positions])[:-1]
-            yield from zip(np.split(shards, cuts), np.split(samples, cuts), strict=True)
+            found = (*order.locate(together), order.epochs(together))
+            yield from map(Places, *(np.split(part, cuts) for part in found))

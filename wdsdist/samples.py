@@ -103,7 +103,7 @@ class SampleReader:
         self,
         shards: Int64s,
         samples: Int64s,
-        epoch: int,
+        epochs: Int64s,
         collate_fn: Callable[[list[Any]], Any] | None,
         *,
         deferred: bool,
@@ -112,22 +112,24 @@ class SampleReader:
 
         With ``deferred``, tensors may come as `Stacked` pieces.
         """
-        seeds = self._seeds(shards, samples, epoch)
+        seeds = self._seeds(shards, samples, epochs)
         if collate_fn is None and self._transform is None:
             return self._columns(shards.tolist(), samples.tolist(), seeds, deferred)
         made = [self._sample(*one) for one in zip(shards.tolist(), samples.tolist(), seeds, strict=True)]
         return collate(made, deferred=deferred) if collate_fn is None else collate_fn(made)
 
-    def _seeds(self, shards: Int64s, samples: Int64s, epoch: int) -> list[int]:
+    def _seeds(self, shards: Int64s, samples: Int64s, epochs: Int64s) -> list[int]:
         if not self._needs_seeds:
             return [0] * len(shards)
-        keys = mix_keys(mix_key(self._seed, epoch, _AUGMENTATION), shards, samples)
+        keys = mix_keys(mix_key(self._seed), epochs, _AUGMENTATION, shards, samples)
         return [key >> 1 for key in keys.tolist()]
 
     def _sample(self, number: int, sample: int, seed: int) -> Any:
         shard = self._reader.shard(number)
         key = shard.key(sample)
         entries: Sample = {"__key__": key, "__shard__": shard.name}
+        if shard.dataset:
+            entries["__dataset__"] = shard.dataset
         for entry, extension, place in self._chosen(shard, sample):
             entries[entry] = self._value(extension, shard.member(sample, place), seed, shard.name, key)
         if self._transform is None:
@@ -137,6 +139,7 @@ class SampleReader:
     def _columns(self, numbers: list[int], samples: list[int], seeds: list[int], deferred: bool) -> Batch:
         """Collect members by column, with no dict for each sample, then decode each column."""
         names: list[str] = []
+        datasets: list[str] = []
         keys: list[str] = []
         members: dict[str, list[memoryview]] = {}
         extensions: dict[str, list[str]] = {}
@@ -147,6 +150,7 @@ class SampleReader:
                 opened[number] = shard, self._chosen(shard, sample) if shard.is_uniform else None
             shard, chosen = opened[number]
             names.append(shard.name)
+            datasets.append(shard.dataset)
             keys.append(shard.key(sample))
             for entry, extension, place in chosen or self._chosen(shard, sample):
                 if entry not in members:
@@ -154,6 +158,8 @@ class SampleReader:
                 members[entry].append(shard.member(sample, place))
                 extensions[entry].append(extension)
         batch: Batch = {"__key__": keys, "__shard__": names}
+        if any(datasets):
+            batch["__dataset__"] = datasets
         for entry, parts in members.items():
             if len(parts) != len(keys):
                 raise SampleError(

@@ -24,8 +24,9 @@ _OPEN_SHARDS = 64
 class MappedShard:
     """One shard, mapped and checked against its index."""
 
-    def __init__(self, name: str, index: ShardIndex, content: memoryview) -> None:
+    def __init__(self, name: str, index: ShardIndex, content: memoryview, dataset: str = "") -> None:
         self.name = name
+        self.dataset = dataset  # its name, where several are joined
         self.index = index
         self.content = content
         # A view gives a number in a third of the time that an array takes.
@@ -96,6 +97,8 @@ class ShardReader:
 
 
 def _open_shard(manifest: Manifest, number: int, cache_dir: Path | None) -> MappedShard:
+    dataset = manifest.label(number)
+    manifest, number = manifest.part(number)
     path = local_shard(manifest, number, cache_dir)
     listed = manifest.shard(number)
     index = tarindex.shard_index(path, listed_in=manifest.base)
@@ -129,4 +132,4 @@ def _open_shard(manifest: Manifest, number: int, cache_dir: Path | None) -> Mapp
         raise ShardDamagedError(
             f"shard {path} does not end in the two zero blocks of a whole tar: fetch or pack it again"
         )
-    return MappedShard(storage.split(manifest.location(number))[1], index, content)
+    return MappedShard(storage.split(manifest.location(number))[1], index, content, dataset)

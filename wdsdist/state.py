@@ -14,7 +14,14 @@ _VERSION = 1
 State = dict[str, Any]
 
 
-def make_state(position: Position, *, num_samples: int, fingerprint: str, settings: OrderSettings) -> State:
+def make_state(
+    position: Position,
+    *,
+    num_samples: int,
+    fingerprint: str,
+    settings: OrderSettings,
+    notes: Mapping[str, str] | None = None,
+) -> State:
     """Return the state of a loader at a position: flat, of strings and numbers only, so that it survives JSON."""
     by_shard = settings.name == "shard"
     return {
@@ -29,6 +36,7 @@ def make_state(position: Position, *, num_samples: int, fingerprint: str, settin
         # The order of DistributedSampler knows neither windows nor lanes.
         "shuffle_window": settings.window if by_shard and settings.shuffle else 0,
         "num_canonical_replicas": settings.num_canonical_replicas if by_shard else 0,
+        **(notes or {}),
     }
 
 

@@ -33,6 +33,8 @@ WITHOUT_TORCH = [
     "wdsdist.shardindex",
     "wdsdist.order",
     "wdsdist.plan",
+    "wdsdist.mixture",
+    "wdsdist.joined",
     "wdsdist.manifest",
     "wdsdist.catalog",
     "wdsdist.cache",

@@ -22,11 +22,12 @@ HOUSE = [
     ("storage", "node", "memory", "compression"),
     # pools of workers; clusters of the user's; where members lie; which sample stands where
     ("processes", "engines", "shardindex", "order"),
-    ("plan",),  # who takes which positions
+    ("plan", "shares"),  # who takes which positions; which of several data sets stands where
+    ("mixture",),  # the order of several data sets in one stream
     ("mixing",),  # how well an order mixes
     ("forecast",),  # what an epoch will be like
     ("manifest",),  # the shards of a data set
-    ("tarindex",),  # the index of one tar, read or made
+    ("tarindex", "joined"),  # the index of one tar, read or made; several data sets as one
     ("remotetar", "unpacking"),  # the index of one tar in a store; decompressed copies of shards
     ("catalog", "cache"),  # find data sets and index tars; keep one copy of each remote shard
     ("indexing", "exports"),  # make data sets of tars that others wrote; the indexes of other tools
@@ -42,6 +43,7 @@ HOUSE = [
     ("repairing",),  # mend what can be mended
     ("samples", "handover", "state"),  # samples into batches; word to the workers; what a checkpoint holds
     ("dataset",),  # the samples of this rank, as torch iterates them
+    ("together",),  # several data sets in one stream
     ("loader",),  # the batches of this rank, as torch loads them
     ("profiling",),  # what loading costs on this machine
     ("cli",),  # the command line
