@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,15 +18,18 @@ from wdsdist.catalog import Shards
 from wdsdist.checks import check_integer
 from wdsdist.columns import Sample
 from wdsdist.decode import Decode, Decoder
-from wdsdist.errors import ArgumentTypeError, SampleIndexError
+from wdsdist.errors import ArgumentTypeError, LoaderStateError, SampleIndexError
 from wdsdist.handover import EpochRequest, Loading
+from wdsdist.memory import leave_inherited_objects
 from wdsdist.node import Identity, identity
 from wdsdist.order import Order, OrderName, OrderSettings, default_window, epoch_order, split_line
 from wdsdist.permutation import Int64s
 from wdsdist.plan import EpochPlan
-from wdsdist.progress import Progress
+from wdsdist.progress import Position
 from wdsdist.samples import Fields, SampleReader
 from wdsdist.shards import ShardReader
+from wdsdist.state import State, make_state
+from wdsdist.stream import Streams
 from wdsdist.transport import grouped
 
 
@@ -124,7 +126,7 @@ class StreamingDataset(IterableDataset[Any]):
         if rank is not None and num_replicas is not None:
             self.identity()  # what is wrong with them is said here, not in the training loop
         self._request = EpochRequest()
-        self._progress = Progress()
+        self._streams = Streams(self._request)
         self._loading: Loading | None = None
 
     @property
@@ -144,8 +146,7 @@ class StreamingDataset(IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays, also in workers that live on.
 
-        Without it, each iteration plays the next epoch. Only where a foreign ``DataLoader`` has workers that do not
-        persist is there need to call it: those start from the same copy, and the same epoch, each time.
+        Without it, each iteration plays the next epoch.
 
         Raises ``ArgumentError`` for a negative epoch.
         """
@@ -201,19 +202,17 @@ class StreamingDataset(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
-        share = (0, 1) if worker is None else (worker.id, worker.num_workers)
         if worker is not None:
-            _leave_inherited_objects()
+            leave_inherited_objects()
         if self._loading is None:
-            return self._single_samples(*share)
+            return self._streams.start(self._single_samples, is_dealt=self.batch_size is not None)
+        share = (0, 1) if worker is None else (worker.id, worker.num_workers)
         groups = self._groups(self._loading, *share, deferred=worker is not None)
         return groups if worker is None else map(self._loading.channel.sender(worker.id), groups)
 
-    def _single_samples(self, worker: int, num_workers: int) -> Iterator[Any]:
-        """Yield single samples: this worker's part of this rank's, for a foreign ``DataLoader`` or none."""
+    def _single_samples(self, position: Position, worker: int, num_workers: int) -> Iterator[Any]:
+        """Return single samples: this worker's part of this rank's, from where it has taken some on."""
         here = self.identity()
-        self._request.pass_to(self._progress)
-        epoch = self._progress.start(lambda position: True).epoch
         plan = EpochPlan(
             num_samples=self.num_samples,
             num_replicas=here.world_size,
@@ -221,13 +220,39 @@ class StreamingDataset(IterableDataset[Any]):
             drop_last=self.drop_last,
             drop_last_batch=False,
         )
-        order = self.order(self.order_settings(here.world_size), epoch)
-        batches = plan.batches(order, rank=here.rank, worker=worker, num_workers=num_workers)
-        return (
-            self._samples.sample(*place)
-            for places in batches
-            for place in zip(*(part.tolist() for part in places), strict=True)
+        order = self.order(self.order_settings(here.world_size), position.epoch)
+        left = plan.places(order, rank=here.rank, worker=worker, num_workers=num_workers, taken=position.consumed)
+        return (self._samples.sample(*place) for place in left)
+
+    def state_dict(self) -> State:
+        """Return how much this process has taken of its part of an epoch, for a foreign loader that asks its workers.
+
+        ``torchdata.stateful_dataloader.StatefulDataLoader`` does, and keeps one such state for each worker. It is the
+        same on every rank. A `StreamingDataLoader` has a state of its own.
+        """
+        return self._streams.state(self._about())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration of this process go on where a state was taken; at the end, there is nothing left.
+
+        Raises `StateMismatchError` for the state of another data set, order, world size, batch size or number of
+        workers, and lists the differences. A `StreamingDataLoader` goes on with other numbers.
+        """
+        self._streams.load(state, self._about())
+
+    def _about(self) -> State:
+        """Return what the state of a stream belongs to."""
+        if self._loading is not None:
+            raise LoaderStateError("this is the data set of a loader: ask the loader for its state, or load it there")
+        world = self.identity().world_size
+        about = make_state(
+            Position(0, 0),
+            num_samples=self.num_samples,
+            fingerprint=self.fingerprint,
+            settings=self.order_settings(world),
+            notes=self.order_notes(),
         )
+        return {**about, "num_replicas": world, "drop_last": self.drop_last, "batch_size": self.batch_size or 1}
 
     def _groups(self, loading: Loading, worker: int, num_workers: int, *, deferred: bool) -> Iterator[list[Any]]:
         """Yield this worker's part of this rank's batches, from where the loader wants them, group by group."""
@@ -273,9 +298,3 @@ class StreamingDataset(IterableDataset[Any]):
             here = self.identity()
             state["_rank"], state["_num_replicas"] = here.rank, here.world_size
         return state
-
-
-@functools.cache
-def _leave_inherited_objects() -> None:
-    """Take what a forked worker inherited out of its garbage collection: to look at an object is to copy its page."""
-    gc.freeze()

@@ -96,3 +96,13 @@ class EpochPlan:
             cuts = np.cumsum([len(part) for part in positions])[:-1]
             found = (*order.locate(together), order.epochs(together))
             yield from map(Places, *(np.split(part, cuts) for part in found))
+
+    def places(
+        self, order: Order, *, rank: int, worker: int = 0, num_workers: int = 1, taken: int = 0
+    ) -> Iterator[tuple[int, int, int]]:
+        """Yield what `Places` says of each single sample of one worker of one rank, after the first ``taken``."""
+        whole, rest = divmod(taken, self.batch_size)
+        # Only the last batch of an epoch is not full, so that what was taken are whole batches and a rest.
+        batches = self.batches(order, rank=rank, worker=worker + whole * num_workers, num_workers=num_workers)
+        single = (place for batch in batches for place in zip(*(part.tolist() for part in batch), strict=True))
+        return islice(single, rest, None)

@@ -42,6 +42,8 @@ HOUSE = [
     ("verification",),  # check shards
     ("repairing",),  # mend what can be mended
     ("samples", "handover", "state"),  # samples into batches; word to the workers; what a checkpoint holds
+    ("passes",),  # which epoch a foreign loader's workers play
+    ("stream",),  # single samples, for a foreign loader
     ("dataset",),  # the samples of this rank, as torch iterates them
     ("together",),  # several data sets in one stream
     ("loader",),  # the batches of this rank, as torch loads them
@@ -55,7 +57,18 @@ TOUCHES_FILES = {
     "storage", "node", "shardindex", "manifest", "tarindex", "catalog", "cache", "shards", "sources", "packing",
     "verification", "memory", "remotetar", "indexing", "exports", "decodable", "repairing", "compression", "unpacking",
 }  # fmt: skip
-IMPORTS_TORCH = {"columns", "numeric", "transport", "decode", "handover", "dataset", "loader", "profiling"}
+IMPORTS_TORCH = {
+    "columns",
+    "numeric",
+    "transport",
+    "decode",
+    "handover",
+    "passes",
+    "stream",
+    "dataset",
+    "loader",
+    "profiling",
+}
 """With the module itself; others do inside a function, so that the command line starts without it."""
 IMPORTS_WEBDATASET: set[str] = set()
 
