@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 
 import helpers
 import pytest
+from forking import fork_workers
 from node.gloo_ranks import Ranks
 
 import wdsdist
@@ -36,8 +36,3 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     group.all(fork_workers)
     yield group
     group.end()
-
-
-def fork_workers() -> None:
-    """Start workers as processes do by default; those of a fork server would import torch once for each of them."""
-    multiprocessing.set_start_method("fork", force=True)
