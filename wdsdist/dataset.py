@@ -7,10 +7,9 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsdist import catalog
@@ -21,16 +20,20 @@ from wdsdist.decode import Decode, Decoder
 from wdsdist.errors import ArgumentTypeError, LoaderStateError, SampleIndexError
 from wdsdist.handover import EpochRequest, Loading
 from wdsdist.memory import leave_inherited_objects
-from wdsdist.node import Identity, identity
+from wdsdist.node import Identity
 from wdsdist.order import Order, OrderName, OrderSettings, default_window, epoch_order, split_line
 from wdsdist.permutation import Int64s
 from wdsdist.plan import EpochPlan
 from wdsdist.progress import Position
+from wdsdist.replica import Replica
 from wdsdist.samples import Fields, SampleReader
 from wdsdist.shards import ShardReader
 from wdsdist.state import State, make_state
 from wdsdist.stream import Streams
 from wdsdist.transport import grouped
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class StreamingDataset(IterableDataset[Any]):
@@ -53,6 +56,8 @@ class StreamingDataset(IterableDataset[Any]):
             rank are looked up when they are first needed: from torch.distributed, then from the launcher's
             environment variables. With ``drop_last=False`` the first samples of the epoch are repeated until ranks
             are even; with ``True`` samples are dropped instead.
+        mesh: the data-parallel part of a ``DeviceMesh``, such as ``mesh["dp"]``, in place of ``num_replicas`` and
+            ``rank``: ranks that differ in other dimensions, as those of a tensor-parallel group, see the same samples.
         order: ``"shard"`` shuffles shards, then samples within windows, so that each rank reads shards of its own
             almost in sequence; ``"sampler"`` is the sequence of ``DistributedSampler``, bit for bit.
         shuffle_window: samples that are shuffled together when ``order="shard"``; by default 16 shards' worth, at
@@ -90,6 +95,7 @@ class StreamingDataset(IterableDataset[Any]):
         transform: Callable[[Sample], Any] | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
+        mesh: DeviceMesh | None = None,
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
@@ -122,9 +128,7 @@ class StreamingDataset(IterableDataset[Any]):
             transform,
             seed,
         )
-        self._rank, self._num_replicas = rank, num_replicas
-        if rank is not None and num_replicas is not None:
-            self.identity()  # what is wrong with them is said here, not in the training loop
+        self._replica = Replica.of(rank, num_replicas, mesh)
         self._request = EpochRequest()
         self._streams = Streams(self._request)
         self._loading: Loading | None = None
@@ -141,7 +145,7 @@ class StreamingDataset(IterableDataset[Any]):
 
     def identity(self) -> Identity:
         """Return the rank and world size that this data set is split for, as they are known now."""
-        return identity(rank=self._rank, num_replicas=self._num_replicas)
+        return self._replica.identity()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays, also in workers that live on.
@@ -292,9 +296,4 @@ class StreamingDataset(IterableDataset[Any]):
         return view
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in self.__dict__.items() if name != "_ends"}
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            # A spawned worker has no process group to ask for its rank.
-            here = self.identity()
-            state["_rank"], state["_num_replicas"] = here.rank, here.world_size
-        return state
+        return {name: value for name, value in self.__dict__.items() if name != "_ends"}

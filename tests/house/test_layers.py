@@ -22,6 +22,7 @@ HOUSE = [
     ("storage", "node", "memory", "compression"),
     # pools of workers; clusters of the user's; where members lie; which sample stands where
     ("processes", "engines", "shardindex", "order"),
+    ("replica",),  # which part of the samples this process is given
     ("plan", "shares"),  # who takes which positions; which of several data sets stands where
     ("mixture",),  # the order of several data sets in one stream
     ("mixing",),  # how well an order mixes
