@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,6 +15,9 @@ from wdsdist.handover import EpochRequest
 from wdsdist.passes import Passes
 from wdsdist.progress import Position
 from wdsdist.state import State, read_state
+
+_SPLITTERS = ("split_by_node", "split_by_worker")
+"""Stages of webdataset's pipelines. Where one comes first, it is what iterates a stream."""
 
 
 class SampleStream(Iterator[Any]):
@@ -37,6 +41,15 @@ class SampleStream(Iterator[Any]):
     def position(self) -> Position:
         """The epoch, and the samples of this worker's part that were taken; at the end that is all of them."""
         return Position(self._epoch, self._taken)
+
+    def __iter__(self) -> SampleStream:
+        caller = sys._getframe(1)
+        if caller.f_code.co_name in _SPLITTERS and caller.f_globals.get("__name__") == "webdataset.shardlists":
+            raise LoaderStateError(
+                f"{caller.f_code.co_name} would split the samples of this worker once more, and all but its own part "
+                f"would be lost: take it out of the pipeline, for a StreamingDataset splits by rank and worker itself"
+            )
+        return self
 
     def __next__(self) -> Any:
         if self._failed:
