@@ -45,6 +45,7 @@ HOUSE = [
     ("samples", "handover", "state"),  # samples into batches; word to the workers; what a checkpoint holds
     ("passes",),  # which epoch a foreign loader's workers play
     ("stream",),  # single samples, for a foreign loader
+    ("devices",),  # batches where training wants them
     ("dataset",),  # the samples of this rank, as torch iterates them
     ("together",),  # several data sets in one stream
     ("loader",),  # the batches of this rank, as torch loads them
