@@ -60,17 +60,9 @@ TOUCHES_FILES = {
     "verification", "memory", "remotetar", "indexing", "exports", "decodable", "repairing", "compression", "unpacking",
 }  # fmt: skip
 IMPORTS_TORCH = {
-    "columns",
-    "numeric",
-    "transport",
-    "decode",
-    "handover",
-    "passes",
-    "stream",
-    "dataset",
-    "loader",
+    "columns", "numeric", "transport", "decode", "handover", "passes", "stream", "devices", "dataset", "loader",
     "profiling",
-}
+}  # fmt: skip
 """With the module itself; others do inside a function, so that the command line starts without it."""
 IMPORTS_WEBDATASET: set[str] = set()
 

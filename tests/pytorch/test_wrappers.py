@@ -1,4 +1,4 @@
-"""What ends a job whose ranks have unequal batches, and what Ray Train makes of a loader: neither has anything to do."""
+"""DDP's join, which ends jobs whose ranks have unequal batches, and Ray Train, which prepares loaders."""
 
 from __future__ import annotations
 
