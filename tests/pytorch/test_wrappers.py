@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -70,14 +71,13 @@ def seen_by_ray(config: dict[str, Any]) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore")  # of Ray's own
 def test_ray_train_prepares_a_loader_without_touching_its_split(shards: Path, tmp_path: Path) -> None:
-    pytest.importorskip("ray.train.torch", reason="Ray Train is not installed")
-    import ast
-
-    import ray
+    ray = pytest.importorskip("ray", reason="Ray is not installed")
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
-    ray.init(num_cpus=2, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}})
+    tests = Path(__file__).parent
+    paths = {"PYTHONPATH": f"{tests}:{tests.parent}"}
+    ray.init(num_cpus=2, include_dashboard=False, runtime_env={"env_vars": paths})
     try:
         TorchTrainer(
             seen_by_ray,
