@@ -51,6 +51,16 @@ def three_epochs(shards: Path, batch_size: int, workers: int, persistent: bool) 
     return epochs(shards, batch_size, 3, num_workers=workers, persistent_workers=persistent)
 
 
+def one_epoch_elsewhere(shards: Path) -> list[list[list[int]]]:
+    return epochs(shards, 4, 1, num_workers=1, multiprocessing_context="forkserver")
+
+
+def test_workers_that_are_not_forked_know_their_rank_without_a_process_group(ranks: Ranks, shards: Path) -> None:
+    first, second = (rank[0] for rank in ranks.all(one_epoch_elsewhere, shards))
+    counts = Counter(chain(*first, *second))
+    assert (counts.keys(), counts.total()) == (set(range(TOTAL)), TOTAL + 1)
+
+
 def test_a_loader_that_is_seeded_anew_for_each_pass_plays_no_epoch_again(shards: Path) -> None:
     loader = DataLoader(dataset(shards), None, num_workers=1)
     found = []

@@ -109,15 +109,16 @@ class TestTheDataSetByItself:
     def dataset(self, shards: Path, **more: Any) -> StreamingDataset:
         return StreamingDataset(shards, **{"decode": True, "num_replicas": 2, "rank": 1, **more})
 
-    def test_its_state_is_flat_plain_and_the_one_that_was_loaded(self, shards: Path) -> None:
-        dataset = self.dataset(shards)
+    @pytest.mark.parametrize("batch_size", [1, 4, 7, 30])
+    def test_its_state_is_flat_plain_and_the_one_that_was_loaded(self, shards: Path, batch_size: int) -> None:
+        dataset = self.dataset(shards, batch_size=batch_size)
         stream = iter(dataset)
         for _ in range(7):
             next(stream)
         state = dataset.state_dict()
         assert (state["epoch"], state["taken"]) == (0, 7)
         assert all(type(value) in (int, str, bool) for value in state.values())
-        other = self.dataset(shards)
+        other = self.dataset(shards, batch_size=batch_size)
         other.load_state_dict(state)
         assert other.state_dict() == state
         assert list(other) == list(stream)
