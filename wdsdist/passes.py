@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from torch.utils.data import get_worker_info
 
+from wdsdist.errors import LoaderStateError
 from wdsdist.handover import EpochRequest, SharedNumbers
 
 _ARRIVALS = 1024
@@ -83,16 +84,24 @@ class Passes:
         Args:
             resumed: the epoch of a state that was loaded. Another epoch that was asked for discards the state, with
                 a warning.
+
+        Raises `LoaderStateError` where the workers of a pass have loaded states of different epochs.
         """
         worker = get_worker_info()
         with self._numbers.locked():
             head, known = self._read()
+            requested, made = self._request.read()
             if worker is None:
                 return self._next(head, resumed)
             seed = worker.seed - worker.id
             mine = max((one.number for one in known if (one.seed, one.worker) == (seed, worker.id)), default=-1)
             joined = min((Pass(*one[2:]) for one in known if one.seed == seed and one.number > mine), default=None)
             joined = joined or self._next(head, resumed)
+            if resumed not in (None, joined.epoch) and (joined.epoch, True) != (requested, made > 0):
+                raise LoaderStateError(
+                    f"this worker's state is of epoch {resumed}, that of another worker of epoch {joined.epoch}: they "
+                    f"were taken while workers repeated the data set at their own pace, and cannot be continued"
+                )
             place = len(_Head._fields) + head.arrivals % _ARRIVALS * _WIDTH
             self._numbers.write([seed, worker.id, *joined], at=place)
             self._numbers.write([head.arrivals + 1])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
 from wdsdist import passes
+from wdsdist.errors import LoaderStateError
 from wdsdist.handover import EpochRequest
 from wdsdist.passes import Pass, Passes
 
@@ -68,6 +69,22 @@ def test_the_pass_after_a_resumed_one_plays_the_epoch_after_it() -> None:
     counted = Passes(EpochRequest())
     assert [begin(counted, 1, worker, resumed=8).epoch for worker in (0, 1)] == [8, 8]
     assert [begin(counted, 2, worker).epoch for worker in (0, 1)] == [9, 9]
+
+
+def test_workers_that_have_loaded_states_of_different_epochs_are_refused() -> None:
+    counted = Passes(EpochRequest())
+    begin(counted, 1, 0, resumed=8)
+    with pytest.raises(LoaderStateError, match="state is of epoch 7, that of another worker of epoch 8"):
+        begin(counted, 1, 1, resumed=7)
+
+
+def test_a_request_discards_the_states_of_all_workers() -> None:
+    request = EpochRequest()
+    counted = Passes(request)
+    request.make(0)
+    with pytest.warns(UserWarning, match=r"set_epoch\(0\) discards the loaded state of epoch 8"):
+        assert begin(counted, 1, 0, resumed=8).epoch == 0
+    assert begin(counted, 1, 1, resumed=8).epoch == 0
 
 
 class Epochs(IterableDataset[int]):
