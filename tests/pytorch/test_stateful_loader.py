@@ -64,9 +64,7 @@ def take_and_resume(shards: Path, batch_size: int, options: dict[str, Any]) -> l
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
-@pytest.mark.parametrize(
-    ("every", "batch_size", "persistent"), [(1, 4, False), (2, 6, True), (5, 4, True), (1, 6, True)]
-)
+@pytest.mark.parametrize(("every", "batch_size", "persistent"), [(1, 4, False), (2, 6, True), (5, 4, True)])
 def test_a_state_after_any_batch_resumes_to_exactly_the_rest(
     ranks: Ranks, shards: Path, workers: int, every: int, batch_size: int, persistent: bool
 ) -> None:
