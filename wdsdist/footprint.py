@@ -6,6 +6,7 @@ At once means the current and the next window of each lane that a rank reads: th
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -95,14 +96,19 @@ def fitting_window(readers: Readers, settings: OrderSettings, limit: int) -> int
     return window
 
 
-def check_limit(readers: Readers, settings: OrderSettings, limit: int) -> None:
+def check_limit(needed: Callable[[int], int], settings: OrderSettings, *, ranks: int, limit: int) -> None:
     """Check that a cache can hold what its readers need at once.
+
+    Args:
+        needed: returns the bytes that so many ranks need.
+        settings: of the order that they need them for.
+        ranks: those that share the cache.
+        limit: its bytes.
 
     Raises `ArgumentError` where that is too little for one rank; warns where it is too little for all of them.
     """
-    for ranks in sorted({1, readers.ranks}):
-        needed = bytes_at_once(readers, settings, ranks=ranks)
-        if needed <= limit:
+    for some in sorted({1, ranks}):
+        if needed(some) <= limit:
             continue
         if settings.name == "sampler":
             what, remedy = "shards all over the data set", 'take order="shard"'
@@ -112,12 +118,14 @@ def check_limit(readers: Readers, settings: OrderSettings, limit: int) -> None:
                 "lower shuffle_window",
             )
         short = f"cache_limit is {limit:,} bytes, and"
-        if ranks == 1:
-            raise ArgumentError(f"{short} one rank needs {needed:,} at once, for {what}: raise the limit, or {remedy}")
+        if some == 1:
+            raise ArgumentError(
+                f"{short} one rank needs {needed(some):,} at once, for {what}: raise the limit, or {remedy}"
+            )
         warnings.warn(
-            f"{short} the {ranks} ranks of this node need {needed:,} at once: shards will be fetched more than once; "
-            f"raise the limit, or {remedy}",
-            stacklevel=4,
+            f"{short} the {some} ranks of this node need {needed(some):,} at once: shards will be fetched more than "
+            f"once; raise the limit, or {remedy}",
+            stacklevel=5,
         )
 
 

@@ -18,7 +18,7 @@ from wdsdist.node import cpu_count, identity
 from wdsdist.order import OrderSettings
 from wdsdist.plan import EpochPlan
 from wdsdist.progress import Position, Progress
-from wdsdist.state import State, make_state, read_state
+from wdsdist.state import State, read_state
 from wdsdist.stats import LoaderStats
 from wdsdist.transport import Channel, group_size
 from wdsdist.workers import end_workers, guarded, has_lost_workers
@@ -142,7 +142,7 @@ class StreamingDataLoader(DataLoader[Any]):
         It counts the batches that were handed out, whatever workers have prepared beyond them.
         """
         self._request.pass_to(self._progress)
-        return self._state(self._progress.position)
+        return self.dataset.ordering.state(self._progress.position, self._order_settings())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken, also with another world size, batch size or number of workers.
@@ -150,11 +150,11 @@ class StreamingDataLoader(DataLoader[Any]):
         The next iteration gives what was left of that epoch. Raises `StateMismatchError` for the state of another
         data set, seed or order, and lists the differences.
         """
-        settings = self._order_settings()
+        ordering, settings = self.dataset.ordering, self._order_settings()
         if isinstance(state, Mapping):
             lanes, window = state.get("num_canonical_replicas"), state.get("shuffle_window")
-            settings = self.dataset.order_settings(lanes=lanes or None, window=window or None)
-        position = read_state(state, self._state(Position(0, 0), settings))
+            settings = ordering.settings(self.dataset.identity(), lanes=lanes or None, window=window or None)
+        position = read_state(state, ordering.state(Position(0, 0), settings))
         self._request.pass_to(self._progress)  # what was asked for before no longer counts
         self._progress.resume(position)
         self._settings = settings
@@ -174,22 +174,13 @@ class StreamingDataLoader(DataLoader[Any]):
         # Workers stay with the process that started them, and so does what they did.
         return {**self.__dict__, "_iterator": None, "_meter": None}
 
-    def _state(self, position: Position, settings: OrderSettings | None = None) -> State:
-        return make_state(
-            position,
-            num_samples=self.dataset.num_samples,
-            fingerprint=self.dataset.fingerprint,
-            settings=settings or self._order_settings(),
-            notes=self.dataset.order_notes(),
-        )
-
     def _order_settings(self) -> OrderSettings:
-        return self._settings or self.dataset.order_settings()
+        return self._settings or self.dataset.ordering.settings(self.dataset.identity())
 
     def _plan(self, position: Position) -> EpochPlan:
         """Return the plan of what is left at a position; raise where a whole epoch would have no batch."""
         world = self.dataset.identity().world_size
-        plan = self.dataset.plan(self._loading, world, position.consumed)
+        plan = self._loading.plan(self.dataset.num_samples, world, position.consumed, drop_last=self.dataset.drop_last)
         if not position.consumed and not plan.batches_per_rank:
             if not plan.num_samples:
                 raise DatasetTooSmallError(
@@ -212,13 +203,13 @@ class StreamingDataLoader(DataLoader[Any]):
         plan = self._plan(position)
         settings = self._settings = self._order_settings()  # the first run's, whatever the world becomes
         if settings != self._checked:
-            self.dataset.check_cache_limit(settings)
+            self.dataset.ordering.check_room(settings, here)
             self._checked = settings
         self._meter = EpochMeter(
             position.epoch,
             plan=plan,
-            sample_bytes=self.dataset.mean_sample_bytes,
-            count=self._loading.tallies.total if self.num_workers else self.dataset.counters,
+            sample_bytes=self.dataset.manifest.mean_sample_bytes,
+            count=self._loading.tallies.total if self.num_workers else self.dataset.cache.counters,
         )
         if self._iterator is not None and has_lost_workers(self._iterator):
             self._stop_workers(self._iterator)
@@ -243,10 +234,10 @@ class StreamingDataLoader(DataLoader[Any]):
 
         A message costs as much as making a batch of small samples.
         """
-        batch_bytes = self.dataset.mean_sample_bytes * self._loading.batch_size
-        is_light = self._loading.collate_fn is None and self.dataset.is_light
+        batch_bytes = self.dataset.manifest.mean_sample_bytes * self._loading.batch_size
+        is_light = self._loading.collate_fn is None and self.dataset.sample_reader.is_light
         group = group_size(len(self), batch_bytes, self.num_workers) if is_light else 1
-        if self.dataset.cache_limit is not None:
+        if self.dataset.cache.limit is not None:
             # The shards of a group are in the cache together; the groups in the making should lie in one window.
             group = max(1, min(group, settings.window // (self._loading.batch_size * self.num_workers)))
         ahead = self.prefetch_factor or 2

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
@@ -17,8 +15,7 @@ from wdsdist.dataset import StreamingDataset
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.joined import JoinedManifest, join
 from wdsdist.manifest import Manifest
-from wdsdist.mixture import MixOrder, Mixture
-from wdsdist.order import Order, OrderSettings, default_window
+from wdsdist.ordering import MixedOrdering
 
 Share = float | tuple[Shards, float]
 
@@ -136,38 +133,16 @@ class MixedDataset(StreamingDataset):
             if not part.num_samples:
                 raise ArgumentError(f"the data set {label!r} has no samples: leave it out of the mix")
         length = manifest.num_samples if samples_per_epoch is None else samples_per_epoch
-        self._weights = weights
-        self._stratified = bool(stratified)
-        self._num_samples = check_integer("samples_per_epoch", length, 1, 2**53)
-        window = options.get("shuffle_window")
-        self._windows = tuple(default_window(part.counts) if window is None else window for part in manifest.parts)
-
-    @property
-    def num_samples(self) -> int:
-        return self._num_samples
-
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        parts = zip(self.manifest.parts, self._windows, strict=True)
-        text = "\n".join(f"{part.fingerprint} {window}" for part, window in parts)
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-    def order(self, settings: OrderSettings, epoch: int) -> Order:
-        mixture = Mixture(
-            counts=tuple(part.counts for part in self.manifest.parts),
-            windows=self._windows,
-            weights=tuple(self._weights),
-            num_samples=self._num_samples,
-            stratified=self._stratified,
+        self.ordering = MixedOrdering(
+            manifest=manifest,
+            given=self.ordering.given,
+            lanes=self.ordering.lanes,
+            window=self.ordering.window,
+            cache_limit=self.ordering.cache_limit,
+            weights=tuple(weights),
+            stratified=bool(stratified),
+            samples_per_epoch=check_integer("samples_per_epoch", length, 1, 2**53),
         )
-        return MixOrder(mixture, settings, epoch)
-
-    def order_notes(self) -> dict[str, str]:
-        total = sum(self._weights)
-        return {
-            "mix": " ".join(str(weight / total) for weight in self._weights),
-            "stratified": str(self._stratified),
-        }
 
 
 def _joined(sources: list[tuple[Shards, Any]], options: Mapping[str, Any]) -> JoinedManifest:

@@ -75,6 +75,10 @@ def test_shards_without_a_copy_take_nothing_and_those_of_unknown_size_as_much_as
     assert bytes_at_once(nothing, OrderSettings(window=40), ranks=1) == 0
 
 
+def checked(who: Readers, settings: OrderSettings, limit: int) -> None:
+    check_limit(lambda ranks: bytes_at_once(who, settings, ranks=ranks), settings, ranks=who.ranks, limit=limit)
+
+
 @pytest.mark.parametrize("last", [100, 30])
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 @pytest.mark.parametrize("shards_of_a_rank", [3.1, 5, 10, 40])
@@ -89,19 +93,19 @@ def test_the_default_window_is_the_largest_that_fits(shards_of_a_rank: float, ra
     assert window == usual.window or bytes_at_once(who, twice, ranks=ranks) > limit
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check_limit(who, chosen, limit)
+        checked(who, chosen, limit)
 
 
 def test_a_limit_below_the_need_of_one_rank_says_how_much_that_is() -> None:
     settings = OrderSettings(window=800)
     needed = bytes_at_once(readers(30), settings, ranks=1)
-    check_limit(readers(30), settings, needed)
+    checked(readers(30), settings, needed)
     with pytest.raises(
         ArgumentError, match=rf"cache_limit is {needed - 1:,} .* needs {needed:,} at once.*lower shuffle"
     ):
-        check_limit(readers(30), settings, needed - 1)
+        checked(readers(30), settings, needed - 1)
     with pytest.raises(ArgumentError, match='take order="shard"'):
-        check_limit(readers(30), OrderSettings(name="sampler"), needed)
+        checked(readers(30), OrderSettings(name="sampler"), needed)
 
 
 def test_a_limit_below_the_need_of_a_node_is_a_warning() -> None:
@@ -110,7 +114,7 @@ def test_a_limit_below_the_need_of_a_node_is_a_warning() -> None:
     with pytest.warns(
         UserWarning, match=f"the 2 ranks of this node need {needed:,} at once: .* fetched more than once"
     ):
-        check_limit(who, settings, needed - 1)
+        checked(who, settings, needed - 1)
 
 
 def test_nodes_that_differ_cannot_each_find_a_window() -> None:

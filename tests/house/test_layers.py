@@ -22,6 +22,7 @@ HOUSE = [
     ("storage", "node", "memory", "compression"),
     # pools of workers; clusters of the user's; where members lie; which sample stands where
     ("processes", "engines", "shardindex", "order"),
+    ("replica",),  # which part of the samples this process is given
     ("plan", "shares"),  # who takes which positions; which of several data sets stands where
     ("mixture",),  # the order of several data sets in one stream
     ("mixing", "lookahead"),  # how well an order mixes; which shards a rank needs next
@@ -44,7 +45,11 @@ HOUSE = [
     ("repairing",),  # mend what can be mended
     # samples into batches; word to the workers; their end; what a checkpoint holds
     ("samples", "handover", "workers", "state"),
+    ("ordering",),  # what decides the order of epochs
     ("share",),  # what one worker makes of an epoch
+    ("passes",),  # which epoch a foreign loader's workers play
+    ("stream",),  # single samples, for a foreign loader
+    ("devices",),  # batches where training wants them
     ("dataset", "epoch"),  # the samples of this rank, as torch iterates them; the batches of an epoch, as they come
     ("together",),  # several data sets in one stream
     ("loader",),  # the batches of this rank, as torch loads them
@@ -58,7 +63,10 @@ TOUCHES_FILES = {
     "storage", "node", "shardindex", "manifest", "tarindex", "catalog", "cache", "shards", "sources", "packing",
     "verification", "memory", "remotetar", "indexing", "exports", "decodable", "repairing", "compression",
 }  # fmt: skip
-IMPORTS_TORCH = {"columns", "numeric", "transport", "decode", "handover", "workers", "dataset", "loader", "profiling"}
+IMPORTS_TORCH = {
+    "columns", "numeric", "transport", "decode", "handover", "workers", "passes", "stream", "devices", "dataset",
+    "loader", "profiling",
+}  # fmt: skip
 """With the module itself; others do inside a function, so that the command line starts without it."""
 IMPORTS_WEBDATASET: set[str] = set()
 

@@ -21,6 +21,7 @@ from wdsdist.cache.room import Room
 from wdsdist.errors import CacheError, ShardDamagedError, WdsdistError
 from wdsdist.manifest import Manifest
 from wdsdist.node import user_cache_dir
+from wdsdist.stats import Counters
 
 TIMEOUT = 300.0
 """Seconds in which a shard has to be had."""
@@ -60,6 +61,10 @@ class ShardCache:
         """Requests that were made again, and fetches whose bytes were wrong."""
         self.seconds_waited = 0.0
         """Time in `pin` for shards that were not there."""
+
+    def counters(self) -> Counters:
+        """Return what this process has had so far."""
+        return Counters(self.hits, self.fetches, self.bytes_fetched, self.retries)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process joins on its own, and counts on its own.

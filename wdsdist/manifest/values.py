@@ -96,6 +96,11 @@ class Manifest:
         return int(self.sizes[self.sizes > 0].sum())
 
     @property
+    def mean_sample_bytes(self) -> int:
+        """Bytes that a sample takes in its shard, as far as sizes are known."""
+        return self.num_bytes // max(1, self.num_samples)
+
+    @property
     def num_tar_bytes(self) -> int:
         """Bytes of all tars, decompressed where they are compressed, as far as known."""
         return int(np.maximum(self.sizes, self.tar_sizes).clip(0).sum())
