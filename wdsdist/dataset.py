@@ -155,6 +155,11 @@ class StreamingDataset(IterableDataset[Any]):
         """Samples in an epoch, over all ranks."""
         return self.ordering.num_samples
 
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the data set's shards, wherever they lie: a state must come from the same one."""
+        return self.ordering.fingerprint
+
     def identity(self) -> Identity:
         """Return the rank and world size that this data set is split for, as they are known now."""
         return self._replica.identity()

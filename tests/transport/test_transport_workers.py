@@ -211,7 +211,7 @@ if __name__ == "__main__":
 
 
 def can_mount() -> bool:
-    command = ["unshare", "--mount", "mount", "-t", "tmpfs", "-o", "size=64k", "none", "/dev/shm"]
+    command = ["unshare", "--mount", "mount", "-t", "tmpfs", "-o", "size=160k", "none", "/dev/shm"]
     try:
         return subprocess.run(command, capture_output=True).returncode == 0
     except FileNotFoundError:
@@ -223,7 +223,7 @@ class TestLittleSharedMemory:
     def run(self, shards: Path, tmp_path: Path, memory: str, way: str) -> str:
         script = tmp_path / "job.py"
         script.write_text(LITTLE)
-        inner = f'mount -t tmpfs -o size=72k none /dev/shm && exec "{sys.executable}" "{script}" "{shards}" "$0" "$1"'
+        inner = f'mount -t tmpfs -o size=160k none /dev/shm && exec "{sys.executable}" "{script}" "{shards}" "$0" "$1"'
         done = subprocess.run(
             ["unshare", "--mount", "sh", "-c", inner, memory, way], capture_output=True, text=True, timeout=100
         )
