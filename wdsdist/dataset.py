@@ -20,6 +20,7 @@ from wdsdist.checks import check_integer
 from wdsdist.columns import Sample
 from wdsdist.decode import Decode, Decoder
 from wdsdist.errors import ArgumentTypeError, SampleIndexError
+from wdsdist.frameworks import refuse_second_split
 from wdsdist.handover import EpochRequest, Loading
 from wdsdist.node import Identity, identity
 from wdsdist.order import OrderName, OrderSettings, default_window, epoch_order, split_line
@@ -147,8 +148,10 @@ class StreamingDataset(IterableDataset[Any]):
         Without it, each iteration plays the next epoch. Only where a foreign ``DataLoader`` has workers that do not
         persist is there need to call it: those start from the same copy, and the same epoch, each time.
 
-        Raises ``ArgumentError`` for a negative epoch.
+        Raises ``ArgumentError`` for a negative epoch, and ``LoaderStateError`` under a framework that would split
+        the samples among the ranks a second time.
         """
+        self._refuse_second_split()
         self._request.make(check_integer("epoch", epoch, 0, 2**63 - 1))
 
     def epoch_request(self) -> EpochRequest:
@@ -191,6 +194,7 @@ class StreamingDataset(IterableDataset[Any]):
         return np.cumsum(self.manifest.counts)
 
     def __iter__(self) -> Iterator[Any]:
+        self._refuse_second_split()
         worker = get_worker_info()
         share = (0, 1) if worker is None else (worker.id, worker.num_workers)
         if worker is not None:
@@ -261,7 +265,11 @@ class StreamingDataset(IterableDataset[Any]):
         view.__dict__.update(self.__dict__, _loading=loading)
         return view
 
+    def _refuse_second_split(self) -> None:
+        refuse_second_split(self.identity().world_size, has_loader=self._loading is not None)
+
     def __getstate__(self) -> dict[str, Any]:
+        self._refuse_second_split()  # a spawned worker does not see who made it start
         state = {name: value for name, value in self.__dict__.items() if name != "_ends"}
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             # A spawned worker has no process group to ask for its rank.

@@ -13,6 +13,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from wdsdist.checks import check_integer
 from wdsdist.dataset import StreamingDataset
 from wdsdist.errors import ArgumentTypeError, DatasetTooSmallError, LoaderStateError
+from wdsdist.frameworks import AcceleratedBatches, KnownToAccelerate, expect_a_length, is_counted_by_fabric
 from wdsdist.handover import Loading, Start
 from wdsdist.node import cpu_count, identity
 from wdsdist.order import OrderSettings
@@ -24,7 +25,7 @@ from wdsdist.transport import Channel, group_size, opened
 _MOST_WORKERS = 8
 
 
-class StreamingDataLoader(DataLoader[Any]):
+class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
     """Loads batches of a `StreamingDataset`; every rank gets the same number of them.
 
     A batch is a dict of columns: ``"__key__"`` and ``"__shard__"`` are lists of str, raw bytes are a `Ragged` column,
@@ -112,8 +113,7 @@ class StreamingDataLoader(DataLoader[Any]):
         # Frameworks read these; torch refuses to have them set once it has been initialised.
         self.__dict__.update(batch_size=self._loading.batch_size, drop_last=self._loading.drop_last)
         self.__dict__["sampler"] = EpochSampler(dataset)
-        # Accelerate would split the batches among the ranks a second time: each rank would see a part of its part.
-        self._is_accelerate_prepared = True
+        expect_a_length()
 
     def __len__(self) -> int:
         """Return the batches that a whole epoch has on each rank."""
@@ -122,7 +122,13 @@ class StreamingDataLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self._progress.restart()
         self._passes += 1
-        return _LoaderIterator(self, self._passes)
+        batches = _LoaderIterator(self, self._passes)
+        if not self._is_accelerated:
+            return batches
+        return AcceleratedBatches(batches, self._is_at_end, non_blocking=self.pin_memory)
+
+    def _is_at_end(self) -> bool:
+        return self._progress.position.consumed >= self.dataset.num_samples
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays; also counts between ``iter()`` and the first batch."""
@@ -147,7 +153,7 @@ class StreamingDataLoader(DataLoader[Any]):
             lanes = state.get("num_canonical_replicas") or None
         position = read_state(state, self._state(Position(0, 0), lanes))
         self._request.pass_to(self._progress)  # what was asked for before no longer counts
-        self._progress.resume(position)
+        self._progress.resume(position, finished=position.consumed >= self.dataset.num_samples)
         self._lanes = lanes
 
     def __getstate__(self) -> dict[str, Any]:
@@ -270,8 +276,9 @@ class EpochSampler(Sampler[None]):
         self._dataset = dataset
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration plays."""
-        self._dataset.set_epoch(epoch)
+        """Choose the epoch that the next iteration plays, unless Lightning Fabric asks: the loader counts better."""
+        if not is_counted_by_fabric():
+            self._dataset.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[None]:
         # torch asks for one index a batch; the data set needs none.
