@@ -45,7 +45,7 @@ def refuse_second_split(num_replicas: int, *, has_loader: bool) -> None:
     for frame in _callers():
         if frame.f_globals.get("__name__") not in _SPLITTING_MODULES:
             continue
-        owner = frame.f_locals.get("self")
+        owner: Any = frame.f_locals.get("self")
         name = type(owner).__name__
         if name == "IterableDatasetShard":
             parts = owner.num_processes

@@ -1,7 +1,8 @@
-"""What the tests of frameworks share: one small data set, and two ranks of a gloo group that import no network."""
+"""What the tests of frameworks share: one small data set, and two ranks of a gloo group that need no network."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shards")
     numbers = iter(range(TOTAL))
     for shard, count in enumerate(COUNTS):
-        members = [(f"k{number}.cls", str(number).encode()) for number, _ in zip(numbers, range(count), strict=False)]
+        members = [(f"k{number}.cls", str(number).encode()) for number in itertools.islice(numbers, count)]
         (folder / f"{shard:03d}.tar").write_bytes(helpers.plain_tar(members))
     wdsdist.index(folder)
     return folder

@@ -39,21 +39,30 @@ class StreamingTrainerMixin:
         self.add_callback(LoaderPosition())  # type: ignore[attr-defined]
         self._rest: Iterator[Any] | None = None
 
+    @property
+    def train_dataset(self) -> Any:
+        """The data set to train on."""
+        return self._train_dataset
+
+    @train_dataset.setter
+    def train_dataset(self, dataset: Any) -> None:
+        self._train_dataset = _sized(dataset)
+
     def get_train_dataloader(self: Any) -> Any:
         """Return the loader of the training set."""
         self._rest = None
         loader = self._streaming(self.train_dataset, self._train_batch_size, drop_last=self.args.dataloader_drop_last)
-        return loader or super().get_train_dataloader()
+        return loader or super().get_train_dataloader()  # type: ignore[misc]
 
     def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> Any:
         """Return the loader of an evaluation set, given itself or by its name among several."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
-        return self._streaming(dataset, self.args.eval_batch_size) or super().get_eval_dataloader(eval_dataset)
+        return self._streaming(dataset, self.args.eval_batch_size) or super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
 
     def get_test_dataloader(self: Any, test_dataset: Any) -> Any:
         """Return the loader of a data set to predict for."""
-        return self._streaming(test_dataset, self.args.eval_batch_size) or super().get_test_dataloader(test_dataset)
+        return self._streaming(test_dataset, self.args.eval_batch_size) or super().get_test_dataloader(test_dataset)  # type: ignore[misc]
 
     def get_batch_samples(self: Any, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
         """Return the next batches; in an epoch that is resumed, from the loader where the checkpoint left it.
@@ -73,7 +82,7 @@ class StreamingTrainerMixin:
             return None
         return self.accelerator.prepare(
             StreamingDataLoader(
-                dataset,
+                _sized(dataset),
                 batch_size,
                 drop_last=drop_last,
                 collate_fn=self.data_collator,
@@ -88,6 +97,21 @@ class StreamingTrainerMixin:
 
 class StreamingTrainer(StreamingTrainerMixin, Trainer):  # type: ignore[misc]
     """A ``Trainer`` that takes a `StreamingDataset`: see `StreamingTrainerMixin`."""
+
+
+class SizedDataset(StreamingDataset):
+    """A data set with a length, for which a ``Trainer`` asks before it has a loader."""
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+def _sized(dataset: Any) -> Any:
+    if type(dataset) is not StreamingDataset:
+        return dataset
+    view = object.__new__(SizedDataset)
+    view.__dict__.update(dataset.__dict__)
+    return view
 
 
 class LoaderPosition(TrainerCallback, ExportableState):  # type: ignore[misc]
@@ -127,10 +151,11 @@ def _resume(loader: StreamingDataLoader, position: dict[str, Any], args: Trainin
     """Load a position that is where the trainer takes the run to be after ``step`` updates; raise where it is not."""
     updates = -(-len(loader) // args.gradient_accumulation_steps)
     batches = step % updates * args.gradient_accumulation_steps
+    samples = loader.dataset.num_samples
     global_batch = int(loader.batch_size or 1) * loader.dataset.identity().world_size
     # At the end of an epoch, the trainer asks for the next one itself.
     expected = (
-        (step // updates, batches * global_batch) if batches else (step // updates - 1, loader.dataset.num_samples)
+        (step // updates, batches * global_batch) if batches else (step // updates - 1, samples)
     )
     found = position["epoch"], position["consumed"]
     if found != expected and not args.ignore_data_skip:
