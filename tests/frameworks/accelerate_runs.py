@@ -60,7 +60,7 @@ def epochs(shards: str, folder: str) -> dict[str, Any]:
         found["epochs"][str(options)] = [classes(prepared) for _ in range(2)]
 
     engine = accelerator()
-    model, loader = engine.prepare(torch.nn.Linear(1, 1), make_loader(shards))
+    loader = engine.prepare(make_loader(shards))
     first, second = classes(loader), []
     for batch in loader:
         second += classes([batch])
@@ -71,7 +71,7 @@ def epochs(shards: str, folder: str) -> dict[str, Any]:
     engine.wait_for_everyone()
 
     engine = accelerator()
-    model, loader = engine.prepare(torch.nn.Linear(1, 1), make_loader(shards))
+    loader = engine.prepare(make_loader(shards))
     engine.load_state(folder)
     found["resumed"], found["expected"] = [classes(loader), classes(loader)], [second[3:], found["third"]]
     found["first"] = first
@@ -82,7 +82,9 @@ def accumulation(shards: str) -> dict[str, Any]:
     """Accumulate gradients over 3 of an epoch's 8 batches, with an evaluation in between that is given up."""
     as_launched()
     engine = accelerator(gradient_accumulation_steps=3)
-    model, loader, other = engine.prepare(torch.nn.Linear(1, 1), make_loader(shards, workers=0), make_loader(shards, workers=0))
+    model, loader, other = engine.prepare(
+        torch.nn.Linear(1, 1), make_loader(shards, workers=0), make_loader(shards, workers=0)
+    )
     steps = []
     for batch in loader:
         with engine.accumulate(model):
@@ -139,10 +141,11 @@ def refusals(shards: str) -> dict[str, Any]:
     attempt("dispatcher", dispatching.prepare(DataLoader(make_dataset(shards), batch_size=4)))
     attempt("shard", splitting.prepare(DataLoader(make_dataset(shards), batch_size=4)))
     attempt("shard, wrapped", splitting.prepare(DataLoader(Wrapping(make_dataset(shards)), batch_size=4)))
-    for method in ("fork", "spawn"):
-        workers: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": multiprocessing.get_context(method)}
-        by_hand = IterableDatasetShard(Wrapping(make_dataset(shards)), 4, num_processes=2, process_index=dist.get_rank())
-        attempt(f"shard, {method}", DataLoader(by_hand, batch_size=4, **workers))
+    workers = {method: multiprocessing.get_context(method) for method in ("fork", "spawn")}
+    by_hand = IterableDatasetShard(Wrapping(make_dataset(shards)), 4, num_processes=2, process_index=dist.get_rank())
+    attempt("shard, forked", DataLoader(by_hand, 4, num_workers=1, multiprocessing_context=workers["fork"]))
+    wrapped = DataLoader(Wrapping(make_dataset(shards)), 4, num_workers=1, multiprocessing_context=workers["spawn"])
+    attempt("dispatcher, wrapped, spawned", dispatching.prepare(wrapped))
     used = make_loader(shards, workers=0)
     classes(used)
     attempt("loader's data set", prepare_data_loader(used, num_processes=2, dispatch_batches=False))

@@ -46,7 +46,9 @@ def test_a_checkpoint_continues_with_exactly_what_was_left(
     step: int, ranks: Ranks, shards: Path, whole: tuple[Path, list[dict[str, Any]]]
 ) -> None:
     folder, found = whole
-    resumed = play(ranks, lightning_runs.fit, str(shards), str(folder), max_epochs=2, every=100, checkpoint=f"step={step}.ckpt")
+    resumed = play(
+        ranks, lightning_runs.fit, str(shards), str(folder), max_epochs=2, every=100, checkpoint=f"step={step}.ckpt"
+    )
     assert [rank["seen"] for rank in resumed] == [rank["seen"][step:] for rank in found]
     assert [rank["steps"] for rank in resumed] == [2 * STEPS] * 2
 
@@ -57,7 +59,15 @@ def test_limited_epochs_differ_and_resume_at_their_end(ranks: Ranks, shards: Pat
         epochs = [[batch for epoch, batch in rank["seen"] if epoch == number] for number in range(3)]
         assert [len(batches) for batches in epochs] == [3, 3, 3]
         assert len({str(batches) for batches in epochs}) == 3
-    resumed = play(ranks, lightning_runs.fit, str(shards), str(tmp_path), max_epochs=3, limit_train_batches=3, checkpoint="step=3.ckpt")
+    resumed = play(
+        ranks,
+        lightning_runs.fit,
+        str(shards),
+        str(tmp_path),
+        max_epochs=3,
+        limit_train_batches=3,
+        checkpoint="step=3.ckpt",
+    )
     assert [rank["seen"] for rank in resumed] == [rank["seen"][3:] for rank in found]
 
 

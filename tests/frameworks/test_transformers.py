@@ -44,3 +44,14 @@ def test_evaluation_and_prediction_see_all_samples(trained: list[dict[str, Any]]
     for rank in trained:
         assert sorted(rank["labels"]) == list(range(TOTAL))
         assert rank["predicted"] == rank["labels"]
+
+
+def test_what_would_lose_samples_is_refused(ranks: Ranks, shards: Path, tmp_path: Path) -> None:
+    for told in play(ranks, transformers_runs.refusals, str(shards), str(tmp_path)):
+        for case in ("bare", "bare, evaluated"):
+            assert "LoaderStateError: " in told[case]
+            assert "train with StreamingTrainer of wdsdist.integrations.transformers" in told[case]
+        assert "StateMismatchError: after 1 updates of 4 samples" in told["another batch"]
+        assert "epoch 0 with 4 samples consumed, but the checkpoint has epoch 0 and 8" in told["another batch"]
+        assert len(told["the rest"]) == 2
+        assert "LoaderStateError: the checkpoint holds no position of the loader" in told["foreign"]

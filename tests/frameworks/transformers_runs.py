@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,16 +43,9 @@ def make_trainer(shards: str, folder: str, *, plain: bool = False, **options: An
     from wdsdist.integrations.transformers import StreamingTrainer
 
     AcceleratorState._reset_state(reset_partial_state=True)
-    arguments = TrainingArguments(
-        output_dir=folder,
-        per_device_train_batch_size=4,
-        per_device_eval_batch_size=4,
-        dataloader_pin_memory=False,
-        use_cpu=True,
-        disable_tqdm=True,
-        report_to="none",
-        **options,
-    )
+    quiet = {"use_cpu": True, "disable_tqdm": True, "report_to": "none", "dataloader_pin_memory": False}
+    sizes = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4}
+    arguments = TrainingArguments(output_dir=folder, **{**quiet, **sizes, **options})
     kind = Trainer if plain else StreamingTrainer
     dataset = make_dataset(shards)
     return kind(model=Model(), args=arguments, train_dataset=dataset, eval_dataset=make_dataset(shards, shuffle=False))
@@ -78,3 +72,32 @@ def training(shards: str, folder: str) -> dict[str, Any]:
     predicted = trainer.predict(make_dataset(shards, shuffle=False))
     found["predicted"], found["labels"] = predicted.predictions.tolist(), predicted.label_ids.tolist()
     return found
+
+
+def refusals(shards: str, folder: str) -> dict[str, Any]:
+    """Train with what would lose samples, and return what each rank is told."""
+    as_launched()
+    told: dict[str, Any] = {}
+
+    def attempt(name: str, function: Any, *args: Any, **options: Any) -> None:
+        try:
+            told[name] = seen_by(function, *args, **options)
+        except WdsdistError as error:
+            told[name] = f"{type(error).__name__}: {error}"
+
+    attempt("bare", make_trainer(shards, folder, plain=True, max_steps=2).train)
+    plain = make_trainer(shards, folder, plain=True, max_steps=2)
+    attempt("bare, evaluated", plain.evaluate)
+    make_trainer(shards, folder, max_steps=2, save_steps=1).train()
+    path = f"{folder}/checkpoint-1"
+    smaller: dict[str, Any] = {"max_steps": 3, "per_device_train_batch_size": 2}
+    attempt("another batch", make_trainer(shards, folder, **smaller).train, resume_from_checkpoint=path)
+    smaller["ignore_data_skip"] = True
+    warnings.filterwarnings("ignore", ".*")
+    attempt("the rest", make_trainer(shards, folder, **smaller).train, resume_from_checkpoint=path)
+    if torch.distributed.get_rank() == 0:
+        state = Path(path, "trainer_state.json")
+        state.write_text(state.read_text().replace("LoaderPosition", "Another"))
+    torch.distributed.barrier()
+    attempt("foreign", make_trainer(shards, folder, max_steps=3).train, resume_from_checkpoint=path)
+    return told
