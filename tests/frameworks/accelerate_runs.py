@@ -92,8 +92,7 @@ def accumulation(shards: str) -> dict[str, Any]:
             steps.append(engine.sync_gradients)
         if len(steps) == 4:
             next(iter(other))
-    after = engine.gradient_state.in_dataloader, engine.gradient_state.end_of_dataloader
-    return {"steps": steps, "after": after}
+    return {"steps": steps, "after": engine.gradient_state.dataloader_references}
 
 
 def placement(shards: str) -> dict[str, Any]:
@@ -138,7 +137,7 @@ def refusals(shards: str) -> dict[str, Any]:
 
     dispatching = accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
     splitting = accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=False))
-    attempt("dispatcher", dispatching.prepare(DataLoader(make_dataset(shards), batch_size=4)))
+    attempt("dispatcher", dispatching.prepare(DataLoader(make_dataset(shards), batch_size=4, num_workers=1)))
     attempt("shard", splitting.prepare(DataLoader(make_dataset(shards), batch_size=4)))
     attempt("shard, wrapped", splitting.prepare(DataLoader(Wrapping(make_dataset(shards)), batch_size=4)))
     workers = {method: multiprocessing.get_context(method) for method in ("fork", "spawn")}

@@ -154,9 +154,7 @@ def _resume(loader: StreamingDataLoader, position: dict[str, Any], args: Trainin
     samples = loader.dataset.num_samples
     global_batch = int(loader.batch_size or 1) * loader.dataset.identity().world_size
     # At the end of an epoch, the trainer asks for the next one itself.
-    expected = (
-        (step // updates, batches * global_batch) if batches else (step // updates - 1, samples)
-    )
+    expected = (step // updates, batches * global_batch) if batches else (step // updates - 1, samples)
     found = position["epoch"], position["consumed"]
     if found != expected and not args.ignore_data_skip:
         raise StateMismatchError(
