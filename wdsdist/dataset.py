@@ -266,7 +266,7 @@ class StreamingDataset(IterableDataset[Any]):
         return view
 
     def _refuse_second_split(self) -> None:
-        refuse_second_split(self.identity().world_size, has_loader=self._loading is not None)
+        refuse_second_split(lambda: self.identity().world_size, has_loader=self._loading is not None)
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_second_split()  # a spawned worker does not see who made it start

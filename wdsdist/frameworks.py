@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import islice
 from types import FrameType
 from typing import Any
 
@@ -28,21 +29,21 @@ def is_counted_by_fabric() -> bool:
     It asks for the number of the iteration in this process. After a restart that is not the epoch, and would discard
     a loaded state.
     """
-    near = zip(_callers(), range(4), strict=False)
-    return any(type(frame.f_locals.get("self")).__name__ == "_FabricDataLoader" for frame, _ in near)
+    nearest = islice(_above(sys._getframe()), 3)
+    return any(type(frame.f_locals.get("self")).__name__ == "_FabricDataLoader" for frame in nearest)
 
 
-def refuse_second_split(num_replicas: int, *, has_loader: bool) -> None:
+def refuse_second_split(num_replicas: Callable[[], int], *, has_loader: bool) -> None:
     """Raise where Accelerate or a Transformers ``Trainer`` would split a rank's samples among the ranks again.
 
     Their wrappers leave no mark on a data set, but they stand on the stack when they ask it for an epoch or for
     samples, and when workers are forked or are sent it. They iterate a plain data set, and keep a part of it.
 
     Args:
-        num_replicas: ranks that the data set is already split for; with one, the wrappers do no harm.
+        num_replicas: tells for how many ranks the data set is already split; with one, the wrappers do no harm.
         has_loader: whether it is the data set of a `StreamingDataLoader`, which only that can iterate.
     """
-    for frame in _callers():
+    for frame in _above(sys._getframe()):
         if frame.f_globals.get("__name__") not in _SPLITTING_MODULES:
             continue
         owner: Any = frame.f_locals.get("self")
@@ -58,10 +59,10 @@ def refuse_second_split(num_replicas: int, *, has_loader: bool) -> None:
             )
         else:
             continue
-        if parts > 1 and num_replicas > 1:
+        if parts > 1 and num_replicas() > 1:
             raise LoaderStateError(
                 f"{name} splits this data set among {parts} ranks, which StreamingDataset has done already for "
-                f"{num_replicas}: each rank would see a part of its part. With Accelerate, prepare a "
+                f"{num_replicas()}: each rank would see a part of its part. With Accelerate, prepare a "
                 "wdsdist.StreamingDataLoader instead; with Transformers, train with StreamingTrainer of "
                 "wdsdist.integrations.transformers instead of Trainer, or put its StreamingTrainerMixin before yours: "
                 "class MyTrainer(StreamingTrainerMixin, Trainer): pass"
@@ -81,7 +82,7 @@ class KnownToAccelerate:
         Otherwise it would split the batches among the ranks a second time: each rank would see a part of its part.
         """
         # A debugger that looks at all attributes has not prepared anything.
-        self._is_accelerated |= next(_callers()).f_globals.get("__name__", "").startswith("accelerate.")
+        self._is_accelerated |= str(sys._getframe(1).f_globals.get("__name__")).startswith("accelerate.")
         return True
 
     @_is_accelerate_prepared.setter
@@ -121,9 +122,9 @@ class AcceleratedBatches(Iterator[Any]):
         return batch
 
 
-def _callers() -> Iterator[FrameType]:
-    """Yield the frames that called the caller of this, the nearest first."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back  # type: ignore[assignment]
+def _above(frame: FrameType) -> Iterator[FrameType]:
+    """Yield the frames that led to a frame, the nearest first."""
+    above = frame.f_back
+    while above is not None:
+        yield above
+        above = above.f_back

@@ -45,7 +45,8 @@ class Progress:
     def request(self, epoch: int) -> None:
         """Ask for an epoch: the next iteration plays it, or one that has begun but not delivered anything yet."""
         if self._resumed is not None and self._resumed.epoch != epoch:
-            if not (self._finished and epoch == self._resumed.epoch + 1):
+            goes_on = self._finished and epoch == self._resumed.epoch + 1
+            if not goes_on:
                 warnings.warn(
                     f"set_epoch({epoch}) discards the loaded state (epoch {self._resumed.epoch}, "
                     f"{self._resumed.consumed:,} samples consumed): to resume, start with the epoch of the state",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -55,3 +57,10 @@ def test_what_would_lose_samples_is_refused(ranks: Ranks, shards: Path, tmp_path
         assert "epoch 0 with 4 samples consumed, but the checkpoint has epoch 0 and 8" in told["another batch"]
         assert len(told["the rest"]) == 2
         assert "LoaderStateError: the checkpoint holds no position of the loader" in told["foreign"]
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "wdsdist.integrations.transformers", raising=False)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match=r'pip install "wdsdist\[transformers\]"'):
+        importlib.import_module("wdsdist.integrations.transformers")

@@ -50,19 +50,29 @@ class StreamingTrainerMixin:
 
     def get_train_dataloader(self: Any) -> Any:
         """Return the loader of the training set."""
+        if not isinstance(self.train_dataset, StreamingDataset):
+            return super().get_train_dataloader()  # type: ignore[misc]
         self._rest = None
-        loader = self._streaming(self.train_dataset, self._train_batch_size, drop_last=self.args.dataloader_drop_last)
-        return loader or super().get_train_dataloader()  # type: ignore[misc]
+        return self._loader(
+            self.train_dataset,
+            self._train_batch_size,
+            drop_last=self.args.dataloader_drop_last,
+            persistent_workers=self.args.dataloader_persistent_workers,
+        )
 
     def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> Any:
         """Return the loader of an evaluation set, given itself or by its name among several."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
-        return self._streaming(dataset, self.args.eval_batch_size) or super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
+        if not isinstance(dataset, StreamingDataset):
+            return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
+        return self._loader(dataset, self.args.eval_batch_size)
 
     def get_test_dataloader(self: Any, test_dataset: Any) -> Any:
         """Return the loader of a data set to predict for."""
-        return self._streaming(test_dataset, self.args.eval_batch_size) or super().get_test_dataloader(test_dataset)  # type: ignore[misc]
+        if not isinstance(test_dataset, StreamingDataset):
+            return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
+        return self._loader(test_dataset, self.args.eval_batch_size)
 
     def get_batch_samples(self: Any, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
         """Return the next batches; in an epoch that is resumed, from the loader where the checkpoint left it.
@@ -76,23 +86,22 @@ class StreamingTrainerMixin:
             epoch_iterator = self._rest
         return super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc]
 
-    def _streaming(self: Any, dataset: Any, batch_size: int, *, drop_last: bool = False) -> Any:
-        """Return a prepared loader of a `StreamingDataset`; ``None`` for any other data set."""
-        if not isinstance(dataset, StreamingDataset):
-            return None
-        return self.accelerator.prepare(
-            StreamingDataLoader(
-                _sized(dataset),
-                batch_size,
-                drop_last=drop_last,
-                collate_fn=self.data_collator,
-                num_workers=self.args.dataloader_num_workers,
-                pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
-                persistent_workers=self.args.dataloader_persistent_workers,
-                prefetch_factor=self.args.dataloader_prefetch_factor,
-                multiprocessing_context=self.args.dataloader_multiprocessing_context,
-            )
+    def _loader(
+        self: Any, dataset: Any, batch_size: int, *, drop_last: bool = False, persistent_workers: bool = False
+    ) -> Any:
+        """Return a prepared loader, by default with workers that end: Accelerate keeps each evaluation's loader."""
+        loader = StreamingDataLoader(
+            _sized(dataset),
+            batch_size,
+            drop_last=drop_last,
+            persistent_workers=persistent_workers,
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+            multiprocessing_context=self.args.dataloader_multiprocessing_context,
         )
+        return self.accelerator.prepare(loader)
 
 
 class StreamingTrainer(StreamingTrainerMixin, Trainer):  # type: ignore[misc]
