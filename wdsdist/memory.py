@@ -7,7 +7,6 @@ import mmap
 import os
 import pickle
 import tempfile
-from collections.abc import Callable
 from multiprocessing import context, reduction
 from pathlib import Path
 from typing import Any
@@ -69,9 +68,9 @@ class AnonymousMemory:
         context.assert_spawning(self)
         return _attached, (reduction.DupFd(self._descriptor), self._is_limited)
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+    def __del__(self) -> None:
         if hasattr(self, "_descriptor"):
-            close(self._descriptor)  # held as a default: the last objects go when the interpreter has emptied modules
+            os.close(self._descriptor)
 
 
 class SharedCopy:
