@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,12 +17,12 @@ from wdsdist.checks import check_integer, check_seconds
 from wdsdist.columns import Sample
 from wdsdist.decode import Decode, Decoder
 from wdsdist.errors import ArgumentTypeError, LoaderStateError, SampleIndexError
+from wdsdist.frameworks import refuse_second_split
 from wdsdist.handover import EpochRequest, Loading
 from wdsdist.memory import leave_inherited_objects
 from wdsdist.node import Identity
 from wdsdist.order import OrderName, OrderSettings, default_window, split_line
 from wdsdist.ordering import Ordering
-from wdsdist.permutation import Int64s
 from wdsdist.plan import EpochPlan
 from wdsdist.progress import Position
 from wdsdist.replica import Replica
@@ -169,8 +168,10 @@ class StreamingDataset(IterableDataset[Any]):
 
         Without it, each iteration plays the next epoch.
 
-        Raises ``ArgumentError`` for a negative epoch.
+        Raises ``ArgumentError`` for a negative epoch, and ``LoaderStateError`` under a framework that would split
+        the samples among the ranks a second time.
         """
+        self._refuse_second_split()
         self._request.make(check_integer("epoch", epoch, 0, 2**63 - 1))
 
     def epoch_request(self) -> EpochRequest:
@@ -190,15 +191,11 @@ class StreamingDataset(IterableDataset[Any]):
         number = int(index) + (total if index < 0 else 0)
         if not 0 <= number < total:
             raise SampleIndexError(f"sample {index:,} is outside the data set, which has {total:,} samples")
-        shards, samples = split_line(self._ends, np.array([number]))
+        shards, samples = split_line(self.manifest.ends, np.array([number]))
         return self.sample_reader.sample(int(shards[0]), int(samples[0]), self._request.epoch)
 
-    @functools.cached_property
-    def _ends(self) -> Int64s:
-        """int64 [shards]: samples up to the end of each shard."""
-        return np.cumsum(self.manifest.counts)
-
     def __iter__(self) -> Iterator[Any]:
+        self._refuse_second_split()
         worker = get_worker_info()
         if worker is not None:
             leave_inherited_objects()
@@ -291,5 +288,9 @@ class StreamingDataset(IterableDataset[Any]):
         view.__dict__.update(self.__dict__, **changes)
         return view
 
+    def _refuse_second_split(self) -> None:
+        refuse_second_split(lambda: self.identity().world_size, has_loader=self._loading is not None)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_ends"}
+        self._refuse_second_split()  # a spawned worker does not see who made it start
+        return self.__dict__

@@ -13,6 +13,7 @@ from wdsdist.checks import check_integer
 from wdsdist.dataset import StreamingDataset
 from wdsdist.epoch import Epoch, EpochMeter, Iteration
 from wdsdist.errors import ArgumentTypeError, DatasetTooSmallError
+from wdsdist.frameworks import AcceleratedBatches, KnownToAccelerate, expect_a_length, is_counted_by_fabric
 from wdsdist.handover import Loading, Start, Tallies
 from wdsdist.node import cpu_count, identity
 from wdsdist.order import OrderSettings
@@ -26,7 +27,7 @@ from wdsdist.workers import end_workers, guarded, has_lost_workers
 _MOST_WORKERS = 8
 
 
-class StreamingDataLoader(DataLoader[Any]):
+class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
     """Loads batches of a `StreamingDataset`; every rank gets the same number of them.
 
     A batch is a dict of columns: ``"__key__"`` and ``"__shard__"`` are lists of str, raw bytes are a `Ragged` column,
@@ -117,8 +118,7 @@ class StreamingDataLoader(DataLoader[Any]):
         # Frameworks read these; torch refuses to have them set once it has been initialised.
         self.__dict__.update(batch_size=self._loading.batch_size, drop_last=self._loading.drop_last)
         self.__dict__["sampler"] = EpochSampler(dataset)
-        # Accelerate would split the batches among the ranks a second time: each rank would see a part of its part.
-        self._is_accelerate_prepared = True
+        expect_a_length()
 
     def __len__(self) -> int:
         """Return the batches that a whole epoch has on each rank."""
@@ -130,7 +130,13 @@ class StreamingDataLoader(DataLoader[Any]):
         number = self._iterations
         # The loader knows its iterations by number: a reference to one would be a cycle, and workers of a dropped
         # loader would live until the collector finds it, perhaps in a forked child.
-        return Iteration(self._begin, self._stop_workers, lambda: self._iterations == number)
+        batches = Iteration(self._begin, self._stop_workers, lambda: self._iterations == number)
+        if not self._is_accelerated:
+            return batches
+        return AcceleratedBatches(batches, self._is_at_end, non_blocking=self.pin_memory)
+
+    def _is_at_end(self) -> bool:
+        return self._progress.position.consumed >= self.dataset.num_samples
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays; also counts between ``iter()`` and the first batch."""
@@ -156,7 +162,7 @@ class StreamingDataLoader(DataLoader[Any]):
             settings = ordering.settings(self.dataset.identity(), lanes=lanes or None, window=window or None)
         position = read_state(state, ordering.state(Position(0, 0), settings))
         self._request.pass_to(self._progress)  # what was asked for before no longer counts
-        self._progress.resume(position)
+        self._progress.resume(position, finished=position.consumed >= self.dataset.num_samples)
         self._settings = settings
 
     def stats(self) -> LoaderStats:
@@ -256,8 +262,9 @@ class EpochSampler(Sampler[None]):
         self._dataset = dataset
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration plays."""
-        self._dataset.set_epoch(epoch)
+        """Choose the epoch that the next iteration plays, unless Lightning Fabric asks: the loader counts better."""
+        if not is_counted_by_fabric():
+            self._dataset.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[None]:
         # torch asks for one index a batch; the data set needs none.

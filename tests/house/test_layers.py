@@ -37,6 +37,7 @@ HOUSE = [
     ("packing",),  # write shards
     ("images",),  # encoded images to pixels
     ("resizing",),  # pixels of another size
+    ("frameworks",),  # what training frameworks do to loaders
     ("columns", "transforms", "progress"),  # what batches are made of; augmentation; which epoch comes next
     ("numeric", "transport"),  # arrays without decoding; batches between processes
     ("decode",),  # bytes to values
@@ -53,6 +54,7 @@ HOUSE = [
     ("dataset", "epoch"),  # the samples of this rank, as torch iterates them; the batches of an epoch, as they come
     ("together",),  # several data sets in one stream
     ("loader",),  # the batches of this rank, as torch loads them
+    ("integrations",),  # helpers for frameworks that need one
     ("profiling",),  # what loading costs on this machine
     ("cli",),  # the command line
     ("__main__",),  # its other name

@@ -90,6 +90,11 @@ class Manifest:
         """Samples in all shards."""
         return int(self.counts.sum())
 
+    @functools.cached_property
+    def ends(self) -> Int64s:
+        """int64 [shards]: samples up to the end of each shard."""
+        return np.cumsum(self.counts)
+
     @property
     def num_bytes(self) -> int:
         """Bytes of all shards whose size is known."""
