@@ -101,7 +101,7 @@ def pack(
         storage_options: passed to fsspec where ``dest`` or ``source`` is a URL; where both are, with different schemes,
             for ``dest`` alone, so that no store is shown another one's credentials.
         source_storage_options: passed to fsspec for ``source``, in place of ``storage_options``.
-        progress: called with a `PackProgress` after each shard.
+        progress: called with a `PackProgress` before the first shard is written and after each.
 
     Returns the manifest, as `wdsdist.open` would.
 
