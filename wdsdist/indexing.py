@@ -65,8 +65,16 @@ def index(
         storage_options: passed to fsspec for URLs.
         progress: called with an `IndexProgress` before the first shard and after each.
 
-    Returns the manifest. Raises `ShardDamagedError` for a tar that cannot be read without losing samples; no
-    ``index.json`` is written then.
+    Returns the manifest. Where anything is raised, no ``index.json`` is written.
+
+    Raises:
+        ShardDamagedError: a tar cannot be read without losing samples.
+        ShardNotFoundError: a tar does not exist, or a folder holds none.
+        IndexNotFoundError: a folder holds shards whose packing was cut off.
+        IndexFormatError: the tars lie in several folders, or have the same name in the folder for their indexes.
+        DestinationError: the indexes cannot be written.
+        StorageError: a store cannot be read.
+        ArgumentError: an option has a value that cannot work.
     """
     if workers is not None:
         check_integer("workers", workers, 1)

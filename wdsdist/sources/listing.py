@@ -79,11 +79,6 @@ class Listing:
         file = int(self.sample_files[sample])
         return self.path(file)[: -len(self.name(file))] + self.name(file).partition(".")[0]
 
-    def sample_extensions(self, sample: int) -> list[str]:
-        """Return the extensions of a sample's files."""
-        start, stop = self.sample_files[sample : sample + 2]
-        return [self.extensions[number] for number in self.extension_ids[start:stop]]
-
     def stored_sizes(self) -> Int64s:
         """int64 [samples]: bytes that each sample takes in a tar."""
         stored = self.sizes + BLOCK
