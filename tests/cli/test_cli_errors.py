@@ -47,9 +47,17 @@ def test_a_destination_that_cannot_be_written(wdsdist: Run, photos: Path, tmp_pa
     assert f"cannot be written: {tmp_path / 'file'} is a file, not a folder" in message
 
 
+@pytest.mark.parametrize("command", ["info", "ls", "verify", "index"])
+def test_shards_whose_packing_was_cut_off(wdsdist: Run, shards: Path, command: str) -> None:
+    (shards / "index.json").unlink()
+    message = only_error(wdsdist(command, shards))
+    assert message.startswith(f"{shards} has not been packed to the end: run the same `wdsdist pack` again")
+
+
 @pytest.mark.parametrize("command", ["info", "ls", "verify"])
 def test_shards_without_an_index(wdsdist: Run, shards: Path, command: str) -> None:
     (shards / "index.json").unlink()
+    (shards / ".wdsdist-pack.json").unlink()
     message = only_error(wdsdist(command, shards))
     assert message.startswith(f"{shards} holds 3 tar files but no index.json: run `wdsdist index {shards}`")
 

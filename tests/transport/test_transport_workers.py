@@ -196,6 +196,12 @@ def test_a_job_that_is_killed_leaves_nothing_behind(
     assert not any(path.suffix == ".tar" or "wdsdist" in path.name for path in short_path.rglob("*"))
 
 
+def test_a_script_that_ends_with_its_data_set_says_nothing(shards: Path) -> None:
+    script = "import sys, wdsdist; dataset = wdsdist.StreamingDataset(sys.argv[1]); dataset[0]"
+    done = subprocess.run([sys.executable, "-c", script, str(shards)], capture_output=True, check=True)
+    assert done.stderr == b""
+
+
 LITTLE = """
 import os, sys, wdsdist
 if sys.argv[2] == "no memfd":

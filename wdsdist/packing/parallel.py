@@ -34,7 +34,7 @@ class Writing:
     """Writes instead of processes of ours; it stays open."""
     on_error: OnError
     progress: ShowProgress | None
-    """Called after each shard."""
+    """Called before the first shard and after each."""
 
 
 def write_planned(source: Source, plan: PackPlan, place: Place, job: Job, how: Writing) -> list[WrittenShard]:
@@ -94,8 +94,7 @@ class _Shards:
             if kept is not None:
                 self._add(number, kept)
         self.kept = self.samples_done, self.bytes_done
-        if self.done:
-            self._report()
+        self._report()
         return [number for number in range(len(self.plan)) if number not in self.done]
 
     def write(self, executor: Executor, missing: list[int], ahead: int) -> None:

@@ -134,7 +134,11 @@ def _file(
             raise SourceNotFoundError(f"{where} does not exist") from error
         if entry.size not in (-1, path.stat().st_size):
             raise StorageError(f"{where} has {entry.size:,} bytes but gave {path.stat().st_size:,}: try again")
-        return find_local(path, replace(options, scratch=scratch))
+        try:
+            return find_local(path, replace(options, scratch=scratch))
+        except (SourceError, ArgumentError) as error:  # which name a temporary file, and files that are not beside it
+            problem = str(error).replace(f"{scratch}/", "")
+            raise type(error)(f"{where}, of which nothing but {entry.name} was fetched: {problem}") from error
 
     state = f"{entry}\0{options.kind}\0{options.class_folders}\0{options.columns}"
     return DeferredSource("remote", where, state, options.scratch, make)
