@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import logging
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pytest
 from helpers import compressed, plain_tar, write_shard
 from torch.utils.data import DataLoader
@@ -21,7 +23,7 @@ from web import served
 
 import wdsdist
 from wdsdist import StreamingDataset, cache, compression, shardindex
-from wdsdist.cache import fetching, room
+from wdsdist.cache import ShardCache, fetching, room
 from wdsdist.errors import (
     ArgumentError,
     CacheError,
@@ -300,6 +302,19 @@ def test_a_full_cache_is_an_error_that_names_it(packed: Path, tmp_path: Path, mo
 
 
 # Stores
+
+
+def test_room_for_a_fetched_file_is_reserved_where_only_its_index_tells_its_size(packed: Path, tmp_path: Path) -> None:
+    with served(packed) as web:
+        listed = wdsdist.open(web.url)
+        unknown = np.full(len(listed.counts), -1)
+        manifest = dataclasses.replace(listed, sizes=unknown, tar_sizes=unknown)
+        index = packed / f"{listed.names[0].decode()}.wdsindex"
+        copy = shardindex.load(index).size + index.stat().st_size + 512
+        file = int(listed.sizes[0])
+        with pytest.raises(CacheError, match=f"takes {copy + file:,} with its index"):
+            ShardCache(tmp_path, limit=copy + file - 1).pin(manifest, 0)
+        ShardCache(tmp_path, limit=copy + file).pin(manifest, 0).close()
 
 
 def test_remote_shards_are_fetched_and_decompressed_once(packed: Path, tmp_path: Path) -> None:

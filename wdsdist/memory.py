@@ -10,7 +10,7 @@ import mmap
 import os
 import pickle
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import context, reduction
 from pathlib import Path
@@ -41,6 +41,8 @@ class AnonymousMemory:
 
     def _attach(self, descriptor: int, is_limited: bool) -> None:
         self._descriptor = descriptor
+        # No ``__del__``: what a program keeps to its end is dropped when ``os`` is gone already.
+        weakref.finalize(self, os.close, descriptor).atexit = False
         self._is_limited = is_limited  # by the size of the file system
 
     def allocate(self, offset: int, length: int) -> None:
@@ -81,11 +83,6 @@ class AnonymousMemory:
     def __reduce__(self) -> tuple[Any, ...]:
         context.assert_spawning(self)
         return _attached, (reduction.DupFd(self._descriptor), self._is_limited)
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # Held by an argument, for at the end of the process the module may be gone before its last object.
-        if hasattr(self, "_descriptor"):
-            close(self._descriptor)
 
 
 class SharedCopy:

@@ -7,6 +7,7 @@ its error too.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -90,6 +91,8 @@ class Prefetch:
             self._try_again()
         if is_first:
             threads = _BYTES_AT_A_TIME // max(1, int(self._sizes.mean()))
+            # An iteration that the program leaves unfinished is dropped when modules are gone that closing needs.
+            atexit.register(self.close)
             for number in range(max(1, min(_MOST_THREADS, threads))):
                 threading.Thread(target=self._fetch, name=f"wdsdist-prefetch-{number}", daemon=True).start()
 
@@ -122,8 +125,9 @@ class Prefetch:
     def close(self) -> None:
         """End the threads; a shard that is being fetched is finished first, behind the caller's back."""
         # A forked child may drop what it inherited, with a lock that a thread of its parent held.
-        if os.getpid() == self._process:
+        if not self._is_closed and os.getpid() == self._process:
             with self._changed:
                 self._is_closed = True
                 self._changed.notify_all()
-            self._cache.expect([])
+            self._cache.expect([], self._job)
+            atexit.unregister(self.close)

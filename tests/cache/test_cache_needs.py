@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import folders
 import pytest
@@ -63,6 +65,38 @@ def test_each_thread_has_a_claim_of_its_own(readers: list[Reader], tmp_path: Pat
     other.join()
     readers[0].rest()
     assert in_order(tmp_path) == ["b"]
+
+
+def test_an_epoch_that_is_left_takes_back_only_what_it_said(readers: list[Reader], tmp_path: Path) -> None:
+    readers[0].expect([Need("a", 4)], "left")
+    readers[0].expect([Need("b", 4)], "next")
+    readers[0].expect([], "left")
+    assert in_order(tmp_path) == ["b"]
+    readers[0].expect([], "next")
+    assert in_order(tmp_path) == []
+
+
+@pytest.mark.parametrize("step", ["json.dumps", "pathlib.Path.write_text"])
+def test_an_epoch_may_be_collected_while_a_list_is_published(
+    readers: list[Reader], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The collector runs at any line, and what it collects may be the reading of an epoch, which takes back its list."""
+    readers[0].expect([Need("a", 4)], "left")
+    owner, _, name = step.rpartition(".")
+    done = getattr(pkgutil.resolve_name(owner), name)
+
+    def then_collect(*args: Any) -> Any:
+        result = done(*args)
+        monkeypatch.undo()
+        readers[0].expect([], "left")
+        return result
+
+    monkeypatch.setattr(step, then_collect)
+    publishing = threading.Thread(target=readers[0].claim, args=(["c"], 0), daemon=True)
+    publishing.start()
+    publishing.join(10)
+    assert not publishing.is_alive()
+    assert all_needs(tmp_path).ranks["c"][0] == 0
 
 
 def test_the_dead_need_nothing(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -315,6 +316,43 @@ def test_who_waits_for_a_fetch_that_fails_is_told_why(
         ShardCache(tmp_path, timeout=0.1).pin(remote, 0)
     ahead.join()
     over_soon.join()
+
+
+def test_what_waits_for_room_in_vain_is_told_so_however_slow_the_store(
+    limited: Callable[..., ShardCache], remote: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(*_: object, deadline: storage.Deadline, **__: object) -> None:
+        raise StorageError(f"no answer in {deadline.left()} s")
+
+    monkeypatch.setattr(fetching.storage, "entry", slow)
+    with limited(1).pin(remote, 0), pytest.raises(CacheError, match="cache_limit are missing"):
+        limited(1).pin(remote, 1)
+
+
+def test_a_store_has_time_to_say_what_keeps_another_process(
+    cache: ShardCache, remote: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    entry = storage.entry
+
+    def noted(*args: Any, deadline: storage.Deadline) -> storage.Entry:
+        asked.append(deadline.left())
+        return entry(*args, deadline=deadline)
+
+    monkeypatch.setattr(fetching.storage, "entry", noted)
+    monkeypatch.setattr(cache._room, "take", lambda *_, **__: None)
+    cache.timeout = 0.1
+    with pytest.raises(CacheError, match="another process is fetching it"):
+        cache.pin(remote, 0)
+    assert asked[0] > 1
+
+
+def test_a_folder_that_goes_while_it_is_used_is_a_clear_error(cache: ShardCache, remote: Manifest) -> None:
+    cache.pin(remote, 0).close()
+    assert cache.folder is not None
+    shutil.rmtree(cache.folder)
+    with pytest.raises(CacheError, match="cannot be used as a cache"):
+        cache.expect([Need("a", 0)])
 
 
 def test_fetching_ahead_raises_nothing(remote: Manifest, tmp_path: Path) -> None:

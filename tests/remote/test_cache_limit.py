@@ -176,6 +176,19 @@ def test_an_epoch_that_was_broken_off_is_followed_by_the_next(
     assert read(mine) == read(local)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_program_may_end_in_the_middle_of_an_epoch(store: web.Web, tmp_path: Path, workers: int) -> None:
+    program = (
+        "import sys, wdsdist\n"
+        "dataset = wdsdist.StreamingDataset(sys.argv[1], cache_dir=sys.argv[2])\n"
+        "batches = iter(wdsdist.StreamingDataLoader(dataset, 4, num_workers=int(sys.argv[3])))\n"
+        "next(batches)\n"
+    )
+    command = [sys.executable, "-c", program, store.url, str(tmp_path), str(workers)]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
 def test_batches_and_samples_that_are_kept_hold_no_room(store: web.Web, stored: Path, tmp_path: Path) -> None:
     mine = loader(store.url, workers=0, cache_dir=tmp_path, cache_limit=3 * COPY, download_timeout=20)
     kept = list(mine)

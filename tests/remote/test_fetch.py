@@ -196,6 +196,11 @@ def test_a_store_that_asks_to_wait_is_heeded(store: Store, tmp_path: Path) -> No
     assert time.monotonic() - began < 10, "an error now is better than one later"
 
 
+def test_an_answer_that_stalls_leaves_time_to_ask_again(store: Store) -> None:
+    store.proxy.rules(Rule("stall", 10, times=1))
+    assert storage.read(store.location, store.options, deadline=Deadline(4)) == CONTENT
+
+
 def test_no_more_requests_than_connections_run_at_once(web: Store, tmp_path: Path) -> None:
     web.proxy.rules(Rule("latency", 0.05))
     began = time.monotonic()

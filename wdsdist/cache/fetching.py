@@ -59,6 +59,11 @@ class Wanted:
         self._listed_index = None if storage.is_remote(manifest.base) else storage.local_path(manifest.base) / name
         """Where its index may stand beside the index.json that lists it."""
 
+    @property
+    def described(self) -> str:
+        """The shard, in a message about its room."""
+        return self.shown if self.listed_size < 0 else f"{self.shown} of {self.listed_size:,} bytes"
+
     @functools.cached_property
     def size(self) -> int:
         """Bytes of the copy; -1 where neither the manifest, nor the index, nor the store says."""
@@ -67,7 +72,7 @@ class Wanted:
         if self.listed.is_compressed:
             index = self._known_index()
             return -1 if index is None else index.size
-        return self.look().size
+        return self.look(self.deadline).size
 
     @functools.cached_property
     def sidecar(self) -> bytes | None:
@@ -92,7 +97,10 @@ class Wanted:
     @property
     def extra_bytes(self) -> int:
         """Bytes that are needed beside the copy until it is there: of the file that it is made of."""
-        return max(0, self.listed.size) if self.listed.is_compressed and self._is_remote else 0
+        if not (self.listed.is_compressed and self._is_remote):
+            return 0
+        index = self._known_index() if self.listed.size < 0 else None
+        return max(0, self.listed.size if index is None else index.file.size)
 
     @functools.cached_property
     def made_of(self) -> str:
@@ -153,10 +161,10 @@ class Wanted:
         self._check("its index", tar, Stored(index.size, index.sha256))
         return Fetched(index, sidecar, tar.sha256)
 
-    def look(self) -> storage.Entry:
+    def look(self, deadline: storage.Deadline) -> storage.Entry:
         """Return what the store says of the shard. Raises `ShardNotFoundError` or `StorageError` where it does not."""
         try:
-            return storage.entry(self._location, self._options, deadline=self.deadline)
+            return storage.entry(self._location, self._options, deadline=deadline)
         except FileNotFoundError as error:
             raise ShardNotFoundError(f"{self.shown} does not exist") from error
 

@@ -46,7 +46,8 @@ class Reader:
         self._folder = folder
         self._file: LockableFile | None = None
         self._name = ""
-        self._changing = threading.Lock()
+        # Reentrant: collected garbage may end the reading of another epoch, and so change the list, at any line.
+        self._changing = threading.RLock()
         self._job = ""
         self._upcoming: list[tuple[str, int]] = []
         self._claims: dict[int, tuple[int, list[str]]] = {}  # by thread
@@ -59,7 +60,7 @@ class Reader:
     def join(self) -> None:
         """Let the others see this process; only under the lock of the folder, for they sweep what is not locked."""
         self._folder.mkdir(exist_ok=True)
-        self._changing = threading.Lock()  # a thread of the parent may have held it when this process was forked
+        self._changing = threading.RLock()  # a thread of the parent may have held it when this process was forked
         self._upcoming, self._claims = [], {}
         self._name = secrets.token_hex(8)
         self._file = LockableFile(self._folder / self._name, writable=True, create=True)
@@ -67,10 +68,13 @@ class Reader:
         Finalize(self, _leave, (self._folder / self._name,), exitpriority=0)  # also where workers end, unlike atexit
 
     def expect(self, needs: Iterable[Need], job: str = "") -> None:
-        """Publish what this process will read, nearest first, with those that read the same epoch of the same job."""
+        """Publish what this process will read, nearest first, with those that read the same epoch of the same job.
+
+        Nothing takes back what was published for that job; what was published since for another one stays.
+        """
         upcoming = [(need.key, need.batch) for need in needs]
         with self._changing:
-            if (job, upcoming) != (self._job, self._upcoming):
+            if (job, upcoming) != (self._job, self._upcoming) and (upcoming or job == self._job):
                 self._job, self._upcoming = job, upcoming
                 self._publish()
 
@@ -101,7 +105,8 @@ class Reader:
         content = json.dumps({"job": self._job, "upcoming": self._upcoming, "claims": list(self._claims.values())})
         new = self._folder / f"{self._name}{_NEW}"
         new.write_text(content)
-        new.replace(self._folder / f"{self._name}{_LIST}")
+        with contextlib.suppress(FileNotFoundError):  # collected garbage has published what is newer
+            new.replace(self._folder / f"{self._name}{_LIST}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,9 @@ TIMEOUT = 300.0
 _PATIENCE_AHEAD = 0.8
 """Part of the timeout in which a shard is fetched ahead: who waits for it then has time to find out what is wrong."""
 
+_LAST_LOOK = 2.0
+"""Seconds for the store to say what is wrong, once the time is over for a shard that another process was to fetch."""
+
 _BUSY = "another process is fetching it, or looking at its copy"
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -103,7 +106,7 @@ class ShardCache:
             path = storage.local_path(part.location(number))
             return Pinned(path, tarindex.shard_index(path, listed_in=part.base), None)
         wanted = self._wanted(manifest, number)
-        with self._clear_errors(wanted):
+        with self._clear_errors(wanted.described):
             if pinned := self._copy(wanted):
                 self.hits += 1
                 return pinned
@@ -127,7 +130,7 @@ class ShardCache:
             return True
         wanted = self._wanted(manifest, number, _PATIENCE_AHEAD)
         try:
-            with self._clear_errors(wanted):
+            with self._clear_errors(wanted.described):
                 pinned = self._copy(wanted) or (self._room.may_fit(wanted) and self._fetch(wanted, None))
         except WdsdistError:
             return False
@@ -142,7 +145,7 @@ class ShardCache:
         Raises what `pin` raises; the copy stays as it is then.
         """
         wanted = self._wanted(manifest, number)
-        with self._clear_errors(wanted):
+        with self._clear_errors(wanted.described):
             self._obtain(wanted, {wanted.place.key}, None, anew=True).close()
         return wanted.place.copy
 
@@ -152,7 +155,8 @@ class ShardCache:
         ``job`` is the same for all processes that go through the same batches.
         """
         if needs or self._room.reader.has_joined:
-            self._room.expect(needs, job, storage.Deadline(self.timeout))
+            with self._clear_errors("the list of what this process needs"):
+                self._room.expect(needs, job, storage.Deadline(self.timeout))
 
     def rest(self) -> None:
         """Say that this thread has all the shards of a batch, locked, and waits for none."""
@@ -188,7 +192,8 @@ class ShardCache:
                 return found
             if let_go is not None:
                 let_go()
-        wanted.look()  # what keeps the others from it
+        if found == _BUSY:
+            wanted.look(storage.Deadline(_LAST_LOOK))  # what keeps the others from it
         raise CacheError(
             f"{wanted.shown} could not be had within {self.timeout:g} seconds: {found}; raise download_timeout if the "
             f"store is slow, or cache_limit if the processes that share {self._room.root} need more at once"
@@ -259,8 +264,8 @@ class ShardCache:
         return "it was evicted as soon as it was there"
 
     @contextlib.contextmanager
-    def _clear_errors(self, wanted: Wanted) -> Iterator[None]:
-        """Turn what the system says of the folder into errors that say what to do."""
+    def _clear_errors(self, what: str) -> Iterator[None]:
+        """Turn what the system says of the folder, in which something is to be kept, into errors that say what to do."""
         root = self._room.root
         try:
             yield
@@ -269,9 +274,9 @@ class ShardCache:
             while cause is not None:
                 if isinstance(cause, OSError) and cause.errno in _FULL:
                     raise CacheError(
-                        f"{root} has no room for {wanted.shown} of {wanted.listed_size:,} bytes ({cause.strerror}; "
-                        f"{shutil.disk_usage(root).free:,} bytes are free on its disk): free some, set cache_limit to "
-                        f"what the disk holds, or choose another cache_dir"
+                        f"{root} has no room for {what} ({cause.strerror}; {shutil.disk_usage(root).free:,} bytes are "
+                        f"free on its disk): free some, set cache_limit to what the disk holds, or choose another "
+                        f"cache_dir"
                     ) from error
                 cause = cause.__cause__
             if isinstance(error, WdsdistError):
