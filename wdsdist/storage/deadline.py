@@ -63,5 +63,7 @@ class Attempts:
             pause = (error.retry_after or 0.0) + random.uniform(0, most)
             if self._misfits < _MISFITS and pause < self._deadline.left():
                 return pause
-        count = f" (after {self._failed} attempts in {self._deadline.seconds:g} s)" if self._failed > 1 else ""
+        count = ""
+        if self._failed > 1 or isinstance(error, PassingError):
+            count = f" (after {self._failed} attempt{'s'[: self._failed - 1]} in {self._deadline.seconds:g} s)"
         raise StorageError(f"{error}{count}") from None  # the traceback of a back end may show a signed URL
