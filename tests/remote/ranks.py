@@ -78,9 +78,9 @@ class Ranks:
     def __exit__(self, *_: object) -> None:
         for pipe in self.pipes:
             pipe.close()
-        for rank in range(len(self.processes)):
+        for rank, process in enumerate(self.processes):
+            process.join(20)
             self.kill_group(rank)
-        for process in self.processes:
             process.join()
 
     def tell(self, what: str, *arguments: Any, rank: int | None = None) -> None:

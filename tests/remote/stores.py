@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import threading
 from collections import Counter
@@ -70,14 +72,22 @@ def expected(folder: Path, rank: int, world_size: int, *, epoch: int = 0) -> lis
 
 
 def used(folder: Path) -> int:
-    """Return the bytes in a cache folder, the lists of readers aside."""
+    """Return the bytes in a cache folder at one moment, the lists of readers aside."""
     sizes = []
-    for path in folder.rglob("*"):
-        try:
-            sizes.append(path.lstat().st_size if path.is_file() and path.parent.name != "readers" else 0)
-        except FileNotFoundError:
-            continue
+    with _alone(folder):
+        for path in folder.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):
+                sizes.append(path.lstat().st_size if path.is_file() and path.parent.name != "readers" else 0)
     return sum(sizes)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep a cache as it is: else a copy might be counted, and what it makes room for a moment later."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(FileNotFoundError):
+            fcntl.flock(held.enter_context((folder / ".lock").open("rb")), fcntl.LOCK_EX)
+        yield
 
 
 def strange_copies(folder: Path, stored: Path) -> list[str]:
@@ -100,7 +110,7 @@ def watched(look: Callable[[], T]) -> Iterator[list[T]]:
     done = threading.Event()
 
     def watch() -> None:
-        while not done.wait(0.002):
+        while not done.wait(0.005):  # the processes need the lock too
             found.append(look())
 
     thread = threading.Thread(target=watch)
