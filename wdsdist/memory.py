@@ -10,6 +10,7 @@ import mmap
 import os
 import pickle
 import tempfile
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import context, reduction

@@ -80,7 +80,7 @@ def test_an_epoch_that_is_left_takes_back_only_what_it_said(readers: list[Reader
 def test_an_epoch_may_be_collected_while_a_list_is_published(
     readers: list[Reader], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """The collector runs at any line, and what it collects may be the reading of an epoch, which takes back its list."""
+    """The collector runs at any line; what it collects may be the reading of an epoch, which takes back its list."""
     readers[0].expect([Need("a", 4)], "left")
     owner, _, name = step.rpartition(".")
     done = getattr(pkgutil.resolve_name(owner), name)

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import helpers
-import numpy as np
 import pytest
 import web
+from stores import COPY, SAMPLES, SHARD, SHARDS, used, watched
 
 import wdsdist
 from wdsdist import StreamingDataLoader, StreamingDataset
@@ -24,24 +21,6 @@ from wdsdist.cache import ShardCache
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.lookahead import Use
 from wdsdist.prefetch import Prefetch
-
-SHARDS, SAMPLES, SAMPLE_BYTES = 30, 40, 5000
-SHARD = SAMPLES * (512 + 5120) + 1024
-COPY = SHARD + 12_000
-"""What a copy takes with its index and its stamp, about."""
-
-
-@pytest.fixture(scope="session")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of 30 shards of 40 samples and 226 KB."""
-    folder = tmp_path_factory.mktemp("stored")
-    contents = np.random.default_rng(0).integers(0, 256, (SHARDS * SAMPLES, SAMPLE_BYTES), np.uint8)
-    for shard in range(SHARDS):
-        numbers = range(shard * SAMPLES, (shard + 1) * SAMPLES)
-        members = [(f"{number:05}.bin", contents[number].tobytes()) for number in numbers]
-        (folder / f"{shard:03}.tar").write_bytes(helpers.plain_tar(members))
-    wdsdist.index(folder, workers=1)
-    return folder
 
 
 @pytest.fixture
@@ -58,35 +37,6 @@ def read(batches: Any) -> list[tuple[list[str], list[bytes]]]:
     return [(batch["__key__"], [bytes(part) for part in batch["bin"]]) for batch in batches]
 
 
-def used(folder: Path) -> int:
-    sizes = []
-    for path in folder.rglob("*"):
-        try:
-            sizes.append(path.lstat().st_size if path.is_file() and path.parent.name != "readers" else 0)
-        except FileNotFoundError:
-            continue
-    return sum(sizes)
-
-
-@contextmanager
-def watched(folder: Path) -> Iterator[list[int]]:
-    """Note the use of a folder, over and over, until the block ends."""
-    found: list[int] = []
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.002):
-            found.append(used(folder))
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield found
-    finally:
-        done.set()
-        thread.join()
-
-
 def fetched(store: web.Web) -> Counter[str]:
     """Return how often each shard was sent, in whole."""
     counts = Counter()
@@ -100,7 +50,7 @@ def fetched(store: web.Web) -> Counter[str]:
 def test_three_shards_of_thirty_are_room_enough(store: web.Web, stored: Path, tmp_path: Path, workers: int) -> None:
     cache, limit = tmp_path / "cache", 3 * COPY
     mine = loader(store.url, workers=workers, cache_dir=cache, cache_limit=limit, download_timeout=60)
-    with watched(cache) as use:
+    with watched(lambda: used(cache)) as use:
         found = read(mine)
     window = mine.state_dict()["shuffle_window"]
     assert SAMPLES // 2 <= window <= SAMPLES
@@ -127,7 +77,7 @@ json.dump([key for batch in loader for key in batch["__key__"]], sys.stdout)
 def test_two_ranks_share_a_limited_cache(store: web.Web, stored: Path, tmp_path: Path) -> None:
     cache, limit = tmp_path / "cache", 12 * COPY
     command = [sys.executable, "-W", "error", "-c", RANK, store.url, str(cache), str(limit)]
-    with watched(cache) as use:
+    with watched(lambda: used(cache)) as use:
         ranks = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE) for rank in range(2)]
         found = [json.loads(rank.communicate(timeout=60)[0]) for rank in ranks]
     local = [loader(stored, workers=0, num_replicas=2, rank=rank, shuffle_window=80) for rank in range(2)]

@@ -265,7 +265,7 @@ class ShardCache:
 
     @contextlib.contextmanager
     def _clear_errors(self, what: str) -> Iterator[None]:
-        """Turn what the system says of the folder, in which something is to be kept, into errors that say what to do."""
+        """Turn what the system says of the folder, when something is to be kept there, into errors that help."""
         root = self._room.root
         try:
             yield

@@ -98,6 +98,7 @@ def asked(client: Any, what: str, path: str, deadline: Deadline | None) -> Any:
     if deadline is None or not client.async_impl:
         return getattr(client, what)(path)
     import fsspec.asyn
+    import fsspec.exceptions
 
     patience = max(0.1, min(deadline.left(), deadline.seconds / 4))
     try:

@@ -63,9 +63,10 @@ class Attempts:
             pause = (error.retry_after or 0.0) + random.uniform(0, most)
             if self._misfits < _MISFITS and pause < self._deadline.left():
                 return pause
-        count = f" (after {self._failed} attempts)" if self._failed > 1 else ""
+        attempts = f"after {self._failed} attempt{'s'[: self._failed - 1]}"
         if self._misfits >= _MISFITS:
-            raise WrongLengthError(f"{error}{count}") from None
-        if self._failed > 1 and isinstance(error, PassingError):
-            count = f"{count[:-1]} in {self._deadline.seconds:g} s)"
+            raise WrongLengthError(f"{error} ({attempts})") from None
+        if isinstance(error, PassingError):
+            attempts = f"{attempts} in {self._deadline.seconds:g} s"
+        count = f" ({attempts})" if self._failed > 1 or isinstance(error, PassingError) else ""
         raise StorageError(f"{error}{count}") from None  # the traceback of a back end may show a signed URL

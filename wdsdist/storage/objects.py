@@ -32,7 +32,7 @@ def read(location: str, options: StorageOptions | None = None, *, deadline: Dead
             raise StorageError(f"{location} cannot be read: {error.strerror}") from error
 
     def cat() -> bytes:
-        client, path = filesystem(location, options)
+        client, path = filesystem(location, options, retries=deadline is None)
         content: bytes = asked(client, "cat_file", path, deadline)
         return content
 
