@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from pages import ROOT, blocks
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-
-
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A folder with the shipped data where a checkout has it."""
-    shutil.copytree(ROOT / "examples" / "data", tmp_path / "examples" / "data")
-    return tmp_path
+BLOCKS = [block.text for block in blocks(README) if block.language == "python"]
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.splitlines()[0])

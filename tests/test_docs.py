@@ -1,0 +1,52 @@
+"""What the pages in docs/ show is run, each page in one process, in order; what cannot run is listed with its reason."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import ROOT, Block, blocks, commands, program
+
+from wdsdist.cli import _wdsdist
+
+DOCS = ROOT / "docs"
+PAGES = {str(path.relative_to(DOCS)): path.read_text() for path in sorted(DOCS.rglob("*.md"))}
+BLOCKS = {name: blocks(page) for name, page in PAGES.items()}
+NOT_RUN = [(name, block) for name, found in BLOCKS.items() for block in found if block.reason]
+
+
+def runs(block: Block) -> bool:
+    return block.reason is None and (block.language == "python" or any(commands(block)))
+
+
+@pytest.mark.parametrize("name", [name for name, found in BLOCKS.items() if any(map(runs, found))])
+def test_what_a_page_shows_runs_from_top_to_bottom(name: str, checkout: Path) -> None:
+    script = checkout / name
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(program(PAGES[name]))
+    found = subprocess.run(
+        [sys.executable, str(script)], cwd=checkout, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+@pytest.mark.parametrize("block", [pytest.param(block, id=f"{name}:{block.line}") for name, block in NOT_RUN])
+def test_what_is_not_run_is_python_or_names_commands_and_options_that_exist(block: Block) -> None:
+    if block.language == "python":
+        ast.parse(block.text)
+    for _, (command, *arguments) in commands(block):
+        known = {option for parameter in _wdsdist.commands[command].params for option in parameter.opts}
+        assert {one.partition("=")[0] for one in arguments if one.startswith("-")} <= known
+    pytest.skip(f"not run: {block.reason}")
+
+
+def test_every_fenced_block_says_what_it_is() -> None:
+    odd = [(name, block.line) for name, found in BLOCKS.items() for block in found if block.language not in LANGUAGES]
+    assert not odd
+
+
+LANGUAGES = {"python", "shell", "text", "json", "bash"}
