@@ -62,11 +62,11 @@ $(PEERS): tools/bench/peers.txt
 	    --no-deps --requirement tools/bench/peers.txt
 	@touch $@
 
-$(WRITERS): tools/docs.txt
+$(WRITERS): tools/docs/requirements.txt
 	@echo "== making .venv-docs (once)"
 	@$(PYTHON) -m venv .venv-docs
 	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
-	    --no-deps --requirement tools/docs.txt
+	    --no-deps --requirement tools/docs/requirements.txt
 	@touch $@
 
 $(INSTALLED): pyproject.toml constraints.txt

@@ -50,3 +50,29 @@ def test_every_fenced_block_says_what_it_is() -> None:
 
 
 LANGUAGES = {"python", "shell", "text", "json", "bash"}
+
+
+def texts_of_the_program() -> str:
+    """Return all texts in the package, each after a zero, with a blank for each value that is filled in."""
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "wdsdist").rglob("*.py")]
+    found = [node for tree in trees for node in ast.walk(tree) if isinstance(node, (ast.JoinedStr, ast.Constant))]
+    parts = [getattr(node, "values", [node]) for node in found]
+    return "".join(
+        "\0" + "".join(str(one.value) if isinstance(one, ast.Constant) else " " for one in some) for some in parts
+    )
+
+
+def test_the_messages_of_troubleshooting_are_those_of_the_program() -> None:
+    lines = [line for line in PAGES["troubleshooting.md"].splitlines() if line.startswith("`")]
+    shown = [message for line in lines if "(of torch)" not in line for message in re.findall(r"`([^`]+)`", line)]
+    assert len(shown) > 50
+    texts = texts_of_the_program()
+    for message in shown:
+        parts = [re.escape(part.strip(" .")) for part in message.split("...")]
+        assert re.search("[^\0]*".join(parts), texts), message
+
+
+def test_every_test_that_is_named_exists() -> None:
+    for page in PAGES.values():
+        for name in re.findall(r"`((?:tests|tools|examples)/[\w./-]*)`", page):
+            assert (ROOT / name).exists(), name
