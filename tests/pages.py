@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,3 +60,10 @@ def program(page: str) -> str:
             quick = ["--seconds", "0.05"] if arguments[0] == "bench" else []
             lines[number - 1] = f"assert not _wdsdist({arguments + quick!r}, standalone_mode=False)"
     return "\n".join(lines)
+
+
+def launched(script: Path) -> list[str]:
+    """Return the command that runs a program of a page: on two ranks where it has a process group."""
+    if "init_process_group" in script.read_text():
+        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    return [sys.executable, str(script)]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import ROOT, blocks
+from pages import ROOT, blocks, launched
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = [block.text for block in blocks(README) if block.language == "python"]
@@ -19,10 +19,7 @@ def test_every_python_block_runs_as_pasted(block: str, checkout: Path) -> None:
     script = checkout / "train.py"
     # Two tests at once must not share a folder in /tmp.
     script.write_text(block.replace("/tmp/", f"{checkout}/"))
-    command = [sys.executable, str(script)]
-    if "init_process_group" in block:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    found = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=100, check=False)
+    found = subprocess.run(launched(script), cwd=checkout, capture_output=True, text=True, timeout=100, check=False)
     assert found.returncode == 0, found.stderr
 
 
