@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,3 +42,10 @@ def short_path() -> Iterator[Path]:
     """A temporary folder with a name so short that sockets fit into it."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with the shipped data where a checkout has it."""
+    shutil.copytree(Path(__file__).parent / "examples" / "data", tmp_path / "examples" / "data")
+    return tmp_path
