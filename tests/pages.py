@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,3 +69,19 @@ def launched(script: Path) -> list[str]:
     if "init_process_group" in script.read_text():
         return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     return [sys.executable, str(script)]
+
+
+def run(page: Path, folder: Path, **environment: str) -> None:
+    """Run a page from top to bottom in one process, in a folder."""
+    script = folder / page.name
+    script.write_text(program(page.read_text()))
+    done = subprocess.run(
+        launched(script),
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
