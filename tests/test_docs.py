@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from pages import ROOT, Block, blocks, commands, run
+from pages import ROOT, Block, blocks, commands, program, run
 
 from wdsdist.cli import _wdsdist
 
@@ -26,7 +26,7 @@ def runs(block: Block) -> bool:
     "name", [name for name, found in BLOCKS.items() if not name.startswith(TESTED_THERE) and any(map(runs, found))]
 )
 def test_what_a_page_shows_runs_from_top_to_bottom(name: str, checkout: Path) -> None:
-    run(DOCS / name, checkout)
+    run(program(PAGES[name]), checkout)
 
 
 @pytest.mark.parametrize("block", [pytest.param(block, id=f"{name}:{block.line}") for name, block in NOT_RUN])
