@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import functools
 import gc
 import mmap
 import os
 import pickle
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from multiprocessing import context, reduction
 from pathlib import Path
 from typing import Any
@@ -69,21 +67,11 @@ class AnonymousMemory:
         """Map an allocated range; ``offset`` is a multiple of the page size."""
         return mmap.mmap(self._descriptor, length, offset=offset)
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep other processes from entering here meanwhile; a process that is killed lets go."""
-        fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
-
     def __reduce__(self) -> tuple[Any, ...]:
         context.assert_spawning(self)
         return _attached, (reduction.DupFd(self._descriptor), self._is_limited)
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # Held by an argument, for at the end of the process the module may be gone before its last object.
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at exit, `os` may be gone before this object
         if hasattr(self, "_descriptor"):
             close(self._descriptor)
 
