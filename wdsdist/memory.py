@@ -9,6 +9,7 @@ import mmap
 import os
 import pickle
 import tempfile
+from collections.abc import Callable
 from multiprocessing import context, reduction
 from pathlib import Path
 from typing import Any
@@ -70,9 +71,9 @@ class AnonymousMemory:
         context.assert_spawning(self)
         return _attached, (reduction.DupFd(self._descriptor), self._is_limited)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # when Python ends, `os` may be gone before
         if hasattr(self, "_descriptor"):
-            os.close(self._descriptor)
+            close(self._descriptor)
 
 
 class SharedCopy:
