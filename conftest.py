@@ -45,7 +45,10 @@ def short_path() -> Iterator[Path]:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A folder with the shipped data where a checkout has it."""
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the shipped data where a checkout has it, for programs that train there, one thread each."""
+    # Torch's threads wait for each other by spinning: beside other tests, training would take minutes.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     shutil.copytree(Path(__file__).parent / "examples" / "data", tmp_path / "examples" / "data")
     return tmp_path

@@ -120,7 +120,7 @@ def tars_in(folder: str, options: Mapping[str, Any] | None = None) -> list[str]:
     if manifests.PACK_RECORD in names and manifests.FILE_NAME not in names:
         raise IndexNotFoundError(
             f"{storage.shown(folder)} has not been packed to the end: run the same `wdsdist pack` again, which writes "
-            f"the rest"
+            f"the rest, or delete {manifests.PACK_RECORD} there if what it holds is to be all"
         )
     return [storage.join(folder, name) for name in names if is_tar(name) and not name.startswith(".")]
 

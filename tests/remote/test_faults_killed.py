@@ -19,23 +19,28 @@ from stores import COPY, NAMES, Store, expected, strange_copies, used, watched
 LIMIT = 12 * COPY
 
 
-def one_worker(ranks: Ranks, chance: random.Random) -> None:
+def one_worker(ranks: Ranks, chance: random.Random) -> set[int]:
     victim = chance.randrange(2)
     workers = [number for number in ranks.members(victim) if number != ranks.processes[victim].pid]
     for worker in workers[:1]:  # none, where they have not been started yet
         os.kill(worker, signal.SIGKILL)
+    return set()
 
 
-def one_rank(ranks: Ranks, chance: random.Random) -> None:
-    ranks.processes[chance.randrange(2)].kill()
+def one_rank(ranks: Ranks, chance: random.Random) -> set[int]:
+    victim = chance.randrange(2)
+    ranks.processes[victim].kill()
+    return {victim}
 
 
-def all_of_them(ranks: Ranks, _: random.Random) -> None:
+def all_of_them(ranks: Ranks, _: random.Random) -> set[int]:
     for rank in range(2):
         ranks.kill_group(rank)
+    return {0, 1}
 
 
-KILLS: list[Callable[[Ranks, random.Random], None]] = [one_worker, one_rank, all_of_them]
+KILLS: list[Callable[[Ranks, random.Random], set[int]]] = [one_worker, one_rank, all_of_them]
+"""Each returns the ranks that are dead then."""
 
 
 def shared_memory(ranks: Ranks) -> list[str]:
@@ -47,14 +52,11 @@ def shared_memory(ranks: Ranks) -> list[str]:
     return [line for line in maps if "/dev/shm/" in line and not line.endswith("(deleted)")]
 
 
-def check_survivors(ranks: Ranks, stored: Path) -> None:
-    """Check that each rank that lives got its whole epoch, or an error because it lost a worker."""
-    for rank, process in enumerate(ranks.processes):
-        if ranks.pipes[rank].poll(0 if process.exitcode is not None else 60) and process.exitcode is None:
-            outcome: Outcome = ranks.pipes[rank].recv()
-            whole = expected(stored, rank, 2)
-            assert outcome.batches == (whole if outcome.is_over else whole[: len(outcome.batches)])
-            assert outcome.is_over or isinstance(outcome.error, RuntimeError), outcome.error
+def check(rank: int, outcome: Outcome, stored: Path) -> None:
+    """Check that a rank got its whole epoch, or an error because it lost a worker."""
+    whole = expected(stored, rank, 2)
+    assert outcome.batches == (whole if outcome.is_over else whole[: len(outcome.batches)])
+    assert outcome.is_over or isinstance(outcome.error, RuntimeError), outcome.error
 
 
 @pytest.mark.timeout(1200)
@@ -74,8 +76,9 @@ def test_whoever_is_killed_a_restart_completes_and_nothing_is_left(
                 ranks.tell("take")
                 time.sleep(chance.uniform(0, 1.5))  # at any moment: no event marks it
                 named += shared_memory(ranks)
-                KILLS[number % len(KILLS)](ranks, chance)
-                check_survivors(ranks, stored)
+                dead = KILLS[number % len(KILLS)](ranks, chance)
+                for rank in {0, 1} - dead:
+                    check(rank, ranks.outcome(rank), stored)
                 with Ranks(web, cache, cache_limit=LIMIT, download_timeout=30) as restarted:
                     outcomes = restarted.all()
                 assert [outcome.error for outcome in outcomes] == [None, None]

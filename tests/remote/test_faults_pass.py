@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from faults import Rule
@@ -32,12 +33,14 @@ def test_an_epoch_of_which_a_tenth_of_the_requests_fail_is_complete(store: Store
     assert sum(outcome.stats.retries for outcome in outcomes) > 0.3 * faults
 
 
-ONCE = [
-    Rule("wrong", 1000, path="*0.tar*", times=1),
-    Rule("wrong", 10**9, path="*1.tar*", times=1),
-    Rule("short", 512, path="*2.tar*", times=1),
-    Rule("long", 512, path="*3.tar*", times=1),
-]
+ONCE = {
+    "0.tar": Rule("wrong", 1000),
+    "1.tar": Rule("wrong", 10**9),
+    "2.tar": Rule("short", 512),
+    "3.tar": Rule("long", 512),
+    "4.tar.wdsindex": Rule("wrong", 1000),
+    "5.tar.wdsindex": Rule("short", 64),
+}
 
 
 def test_wrong_bytes_and_lengths_are_never_in_the_cache(store: Store, stored: Path, tmp_path: Path) -> None:
@@ -46,13 +49,13 @@ def test_wrong_bytes_and_lengths_are_never_in_the_cache(store: Store, stored: Pa
         Ranks(store, cache, download_timeout=20) as ranks,
         watched(lambda: strange_copies(cache, stored)) as strange,
     ):
-        store.proxy.rules(*ONCE)
+        store.proxy.rules(*[replace(rule, path=f"*{ending}", times=1) for ending, rule in ONCE.items()])
         outcomes = ranks.all()
     assert [outcome.batches for outcome in outcomes] == [expected(stored, rank, 2) for rank in range(2)]
     assert len(strange) > 20
     assert not any(strange)
     hit = {path for path, count in store.proxy.counts().items() if count.faults}
-    assert {store.path(f"{tens}{ones}.tar") for tens in ("00", "01", "02") for ones in range(4)} <= hit
+    assert hit == {store.path(f"{tens:02}{ending}") for tens in range(3) for ending in ONCE}
 
 
 def test_an_index_that_stalls_leaves_time_for_another_attempt(store: Store, stored: Path, tmp_path: Path) -> None:

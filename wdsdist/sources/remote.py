@@ -16,12 +16,15 @@ from urllib.parse import unquote
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, ShardNotFoundError, SourceError, SourceNotFoundError, StorageError
 from wdsdist.permutation import Int64s
+from wdsdist.sources import columnar
 from wdsdist.sources.archive import Tree
 from wdsdist.sources.base import BrokenPayload, Payload, RangePayload, Sample, Source
 from wdsdist.sources.deferred import DeferredSource
 from wdsdist.sources.kinds import SourceOptions
 from wdsdist.sources.listed import Listed, OfListing, Taken
+from wdsdist.tarformat import is_tar
 
+_TABLES = (*columnar.SUFFIXES["parquet"], *columnar.SUFFIXES["arrow"])
 _TOGETHER = 16  # requests at once, of each process that writes
 _MOST_AHEAD = 64 << 20  # bytes of members that are fetched before they are written
 
@@ -154,6 +157,7 @@ def _folder(url: str, options: SourceOptions) -> RemoteFolder:
     entries = storage.listing(url, options.storage_options)
     if not entries:
         raise SourceNotFoundError(f"{where} does not exist, holds no file, or cannot be reached")
+    _refuse_archives_and_tables(where, [entry.name for entry in entries if "/" not in entry.name])
     for number, entry in enumerate(entries):
         # What a web server lists are links: escaped, and among them those that sort the listing.
         name = unquote(entry.name) if url.startswith("http") else entry.name
@@ -161,3 +165,20 @@ def _folder(url: str, options: SourceOptions) -> RemoteFolder:
             problem = "" if entry.size >= 0 else "has a size that its store does not tell: download it first"
             tree.add(name, max(entry.size, 0), number, problem)
     return RemoteFolder(where, url, tree.listed(options), entries, options.storage_options)
+
+
+def _refuse_archives_and_tables(where: str, names: list[str]) -> None:
+    """Raise `SourceError` for a folder whose files are no members: a local one would be told by what they hold."""
+    tars = sorted(filter(is_tar, names))
+    if tars:
+        raise SourceError(
+            f"{where} holds {len(tars):,} tar files, such as {tars[0]}: if they are WebDataset shards, run `wdsdist "
+            f"index {where}` (with `--output DIR` where the store cannot be written) and pack what that makes; if not, "
+            f"name one of them"
+        )
+    tables = sorted(name for name in names if name.lower().endswith(_TABLES))
+    if tables:
+        raise SourceError(
+            f"{where} holds {len(tables):,} tables, such as {tables[0]}: name one of them, or download them to pack "
+            f"them together"
+        )

@@ -23,6 +23,10 @@ _STALL = 20.0  # seconds
 _POOL = 128
 """Connections that a client may hold; more than anybody asks for at once, or requests would wait where nobody sees."""
 
+_used: dict[int, Any] = {}
+"""All clients that were ever used, by identity, so that none of them ends. A forked child drops what fsspec inherited,
+and a client that ends closes its connections: the parent, whose they are, would then wait on them in vain."""
+
 
 def persist(location: str, action: Callable[[], T], verb: str = "read", deadline: Deadline | None = None) -> T:
     """Do something with a remote location, and again after a pause where it fails for another reason than absence.
@@ -63,6 +67,7 @@ def filesystem(location: str, options: StorageOptions | None, *, retries: bool =
         raise FinalError(f"{shown(location)} cannot be opened: {scrubbed(str(error), location)}") from None
     if not retries and hasattr(client, "retries"):  # s3fs and gcsfs
         client.retries = 1
+    _used[id(client)] = client
     return client, path
 
 
