@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
-from pages import ROOT, Block, blocks, commands, launched, program
+from pages import ROOT, Block, blocks, commands, program, run
 
 from wdsdist.cli import _wdsdist
 
 DOCS = ROOT / "docs"
 PAGES = {str(path.relative_to(DOCS)): path.read_text() for path in sorted(DOCS.rglob("*.md"))}
 BLOCKS = {name: blocks(page) for name, page in PAGES.items()}
-RUN_ELSEWHERE = {"frameworks/pytorch.md", "frameworks/webdataset.md"}  # block by block, some on four ranks
+TESTED_THERE = "frameworks/"  # by tests/frameworks/test_pages.py and tests/test_framework_pages.py
 NOT_RUN = [(name, block) for name, found in BLOCKS.items() for block in found if block.reason]
 
 
@@ -24,14 +23,10 @@ def runs(block: Block) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, found in BLOCKS.items() if any(map(runs, found)) and name not in RUN_ELSEWHERE]
+    "name", [name for name, found in BLOCKS.items() if not name.startswith(TESTED_THERE) and any(map(runs, found))]
 )
 def test_what_a_page_shows_runs_from_top_to_bottom(name: str, checkout: Path) -> None:
-    script = checkout / name
-    script.parent.mkdir(exist_ok=True)
-    script.write_text(program(PAGES[name]))
-    found = subprocess.run(launched(script), cwd=checkout, capture_output=True, text=True, timeout=100, check=False)
-    assert found.returncode == 0, found.stdout + found.stderr
+    run(program(PAGES[name]), checkout)
 
 
 @pytest.mark.parametrize("block", [pytest.param(block, id=f"{name}:{block.line}") for name, block in NOT_RUN])

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from pages import ROOT, blocks
 
 import wdsdist
 
-PAGES = Path(__file__).parent.parent / "docs" / "frameworks"
 BLOCKS = [
-    pytest.param(block, id=f"{name} {number}")
+    pytest.param(block.text, id=f"{name}:{block.line}")
     for name in ("pytorch", "webdataset")
-    for number, block in enumerate(
-        re.findall(r"^```python\n(.*?)^```", (PAGES / f"{name}.md").read_text(), re.DOTALL | re.MULTILINE)
-    )
+    for block in blocks((ROOT / "docs" / "frameworks" / f"{name}.md").read_text())
 ]
 
 

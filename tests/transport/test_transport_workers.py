@@ -95,18 +95,6 @@ def test_a_loop_that_is_left_leaves_no_slot_taken(shards: Path) -> None:
     assert not any(table._taken[:])
 
 
-def test_a_program_that_ends_in_the_middle_of_an_epoch_ends_quietly(shards: Path) -> None:
-    lines = (
-        "import sys, wdsdist",
-        "loader = wdsdist.StreamingDataLoader(wdsdist.StreamingDataset(sys.argv[1]), batch_size=8, num_workers=2)",
-        "batch = next(iter(loader))",
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(lines), str(shards)], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stderr == ""
-
-
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_an_error_comes_when_its_batch_is_due(shards: Path, tmp_path: Path, workers: int) -> None:
     members = [(f"k{number}.cls", b"7" if number != 21 else b"seven") for number in range(64)]
