@@ -147,7 +147,8 @@ class ShardCache:
         ``job`` is the same for all processes that go through the same batches.
         """
         if needs or self._room.reader.has_joined:
-            self._room.expect(needs, job, storage.Deadline(self.timeout))
+            with self._clear_errors():
+                self._room.expect(needs, job, storage.Deadline(self.timeout))
 
     def rest(self) -> None:
         """Say that this thread has all the shards of a batch, locked, and waits for none."""
@@ -254,7 +255,7 @@ class ShardCache:
         return "it was evicted as soon as it was there"
 
     @contextlib.contextmanager
-    def _clear_errors(self, wanted: Wanted) -> Iterator[None]:
+    def _clear_errors(self, wanted: Wanted | None = None) -> Iterator[None]:
         """Turn what the system says of the folder into errors that say what to do."""
         root = self._room.root
         try:
@@ -263,8 +264,9 @@ class ShardCache:
             cause: BaseException | None = error  # storage wraps what befalls the file that it fills
             while cause is not None:
                 if isinstance(cause, OSError) and cause.errno in _FULL:
+                    what = f"{wanted.shown} of {wanted.listed_size:,} bytes" if wanted else "the list of its readers"
                     raise CacheError(
-                        f"{root} has no room for {wanted.shown} of {wanted.listed_size:,} bytes ({cause.strerror}; "
+                        f"{root} has no room for {what} ({cause.strerror}; "
                         f"{shutil.disk_usage(root).free:,} bytes are free on its disk): free some, set cache_limit to "
                         f"what the disk holds, or choose another cache_dir"
                     ) from error
