@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -64,14 +63,12 @@ def program(page: str) -> str:
     return "\n".join(lines)
 
 
-def run(text: str, folder: Path, **environment: str) -> None:
+def run(text: str, folder: Path) -> None:
     """Run a program in a folder: on two ranks where it has a process group."""
     script = folder / "page.py"
     script.write_text(text)
     command = [sys.executable, str(script)]
     if "init_process_group" in text:
         command[1:1] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    # Threads of several programs at once would spend their time on waiting for each other.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
