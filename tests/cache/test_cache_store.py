@@ -347,12 +347,13 @@ def test_a_store_has_time_to_say_what_keeps_another_process(
     assert asked[0] > 1
 
 
-def test_a_folder_that_goes_while_it_is_used_is_a_clear_error(cache: ShardCache, remote: Manifest) -> None:
+def test_a_folder_that_goes_while_it_is_used_is_made_anew(cache: ShardCache, remote: Manifest) -> None:
     cache.pin(remote, 0).close()
     assert cache.folder is not None
     shutil.rmtree(cache.folder)
-    with pytest.raises(CacheError, match="cannot be used as a cache"):
-        cache.expect([Need("a", 0)])
+    cache.expect([Need("a", 0)])
+    with cache.pin(remote, 0) as pinned:
+        assert pinned.path.is_file()
 
 
 def test_fetching_ahead_raises_nothing(remote: Manifest, tmp_path: Path) -> None:

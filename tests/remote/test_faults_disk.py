@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from stores import WINDOW, Store, expected
 
+from wdsdist import StreamingDataLoader, StreamingDataset
+from wdsdist.errors import CacheError
+
 ON_A_SMALL_DISK = """
 import json, subprocess, sys
 from pathlib import Path
@@ -62,3 +65,11 @@ def test_a_full_disk_is_an_error_and_the_next_run_goes_on(
         assert part in message
     assert strange == []
     assert limited == roomy == [whole, "", ""]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_folder_that_cannot_be_one_is_an_error_in_the_training_loop(web: Store, tmp_path: Path, workers: int) -> None:
+    (tmp_path / "file").touch()
+    dataset = StreamingDataset(web.url, cache_dir=tmp_path / "file" / "cache")
+    with pytest.raises(CacheError, match=r"file/cache cannot be used as a cache \(.*\): choose another cache_dir"):
+        next(iter(StreamingDataLoader(dataset, num_workers=workers)))

@@ -18,7 +18,7 @@ from wdsdist.errors import ShardDamagedError, ShardNotFoundError, StorageError, 
 from wdsdist.storage import clients
 
 WORKERS = (0, 1, 2, 4)
-TIMEOUT = 3.0
+TIMEOUT = 2.0
 SLACK = 5.0
 """Seconds until an error has come from where it happened; on a busy machine."""
 
@@ -73,7 +73,7 @@ def test_what_cannot_be_had_is_an_error_in_the_training_loop(
 def test_a_store_that_hangs_is_an_error_in_the_training_loop(web: Store, tmp_path: Path) -> None:
     hang = Rule("stall", 1000, path="*.tar")
     # A worker may also have waited all the time for another one, which was fetching the shard.
-    message = r"c(annot be read: .*(no byte in|the last byte) .*attempt|ould not be had within 3 seconds: another)"
+    message = r"c(annot be read: .*(no byte in|the last byte) .*attempt|ould not be had within 2 seconds: another)"
     check(last_words(web, tmp_path, lambda: web.proxy.rules(hang), batches=5), web, WdsdistError, message)
 
 
