@@ -89,13 +89,14 @@ async def _session(**options: Any) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(**options)
 
 
-def asked(client: Any, what: str, path: str, deadline: Deadline | None) -> Any:
+def asked(client: Any, what: str, path: str, deadline: Deadline | None, **how: Any) -> Any:
     """Return what a method of a client says of a path, or raise ``TimeoutError`` once the deadline is over.
 
     Clients that are not asynchronous take as long as they take.
     """
     if deadline is None or not client.async_impl:
-        return getattr(client, what)(path)
+        return getattr(client, what)(path, **how)
     import fsspec.asyn
 
-    return fsspec.asyn.sync(client.loop, getattr(client, f"_{what}"), path, timeout=max(0.1, deadline.left()))
+    method, timeout = getattr(client, f"_{what}"), max(0.1, deadline.left())
+    return fsspec.asyn.sync(client.loop, method, path, timeout=timeout, **how)
