@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -174,6 +175,31 @@ def test_what_comes_next_is_fetched_while_nothing_is_asked_for(store: web.Web, t
     finally:
         prefetch.close()
     assert sum(fetched(store).values()) == 4
+
+
+def test_what_the_first_batch_needs_is_alone_until_it_is_there(store: web.Web) -> None:
+    """Also where another process fetches it: to fetch something else would take bandwidth from that."""
+    asked: list[int] = []
+    there = threading.Event()
+
+    class Cache:
+        def expect(self, *_: object) -> None: ...
+
+        def fetch_ahead(self, manifest: object, shard: int) -> bool | None:
+            asked.append(shard)
+            return True if shard != 3 or there.is_set() else None
+
+    uses = iter([Use(0, 9, 3), Use(1, 9, 5)])
+    prefetch = Prefetch(Cache(), wdsdist.open(store.url), uses, room=750_000)  # type: ignore[arg-type]
+    try:
+        prefetch.reach(0)
+        wait_for(lambda: len(asked) > 2)
+        assert set(asked) == {3}
+        there.set()
+        wait_for(lambda: 5 in asked)
+    finally:
+        there.set()
+        prefetch.close()
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -97,6 +97,11 @@ def test_each_byte_is_asked_for_once_in_parts(store: Store, tmp_path: Path) -> N
     assert store.proxy.count(store.path) == faults.Count(requests=PARTS, bytes=len(CONTENT))
 
 
+def test_what_is_read_at_once_takes_one_request(store: Store) -> None:
+    assert storage.read(store.location, store.options) == CONTENT
+    assert store.proxy.count(store.path) == faults.Count(requests=1, bytes=len(CONTENT))
+
+
 def test_a_size_that_is_not_known_is_asked_for(store: Store, tmp_path: Path) -> None:
     assert store.fetch(tmp_path / "a.tar", size=None) == Transfer(len(CONTENT), PARTS + 1, 0)
     assert (tmp_path / "a.tar").read_bytes() == CONTENT

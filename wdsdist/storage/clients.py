@@ -94,19 +94,19 @@ async def _session(**options: Any) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(**options)
 
 
-def asked(client: Any, what: str, path: str, deadline: Deadline | None) -> Any:
+def asked(client: Any, what: str, path: str, deadline: Deadline | None, **how: Any) -> Any:
     """Return what a method of a client says of a path, or raise ``TimeoutError`` where no answer comes.
 
     One that does not come takes a quarter of the time, so that a stalled connection leaves some to ask again. Clients
     that are not asynchronous take as long as they take.
     """
     if deadline is None or not client.async_impl:
-        return getattr(client, what)(path)
+        return getattr(client, what)(path, **how)
     import fsspec.asyn
     import fsspec.exceptions
 
     patience = max(0.1, min(deadline.left(), deadline.seconds / 4))
     try:
-        return fsspec.asyn.sync(client.loop, getattr(client, f"_{what}"), path, timeout=patience)
+        return fsspec.asyn.sync(client.loop, getattr(client, f"_{what}"), path, timeout=patience, **how)
     except fsspec.exceptions.FSTimeoutError:
         raise TimeoutError(f"no answer in {patience:.1f} s") from None

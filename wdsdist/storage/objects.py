@@ -33,7 +33,9 @@ def read(location: str, options: StorageOptions | None = None, *, deadline: Dead
 
     def cat() -> bytes:
         client, path = filesystem(location, options, retries=deadline is None)
-        content: bytes = asked(client, "cat_file", path, deadline)
+        # s3fs would ask for the size before, to take large files in parts.
+        how = {"max_concurrency": 1} if location.startswith(("s3://", "s3a://")) else {}
+        content: bytes = asked(client, "cat_file", path, deadline, **how)
         return content
 
     return persist(location, cat, deadline=deadline)
