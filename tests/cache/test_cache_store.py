@@ -33,7 +33,7 @@ def cache(tmp_path: Path) -> ShardCache:
 @pytest.fixture
 def limited(tmp_path: Path, room: int) -> Callable[..., ShardCache]:
     """Make a cache with room for some shards."""
-    return lambda shards, timeout=0.2: ShardCache(tmp_path / "cache", limit=int(shards * room), timeout=timeout)
+    return lambda shards, timeout=1.0: ShardCache(tmp_path / "cache", limit=int(shards * room), timeout=timeout)
 
 
 @pytest.fixture
