@@ -254,7 +254,7 @@ def test_what_is_pinned_stays_and_the_error_says_what_is_missing(
     pins = [cache.pin(remote, number) for number in (0, 1, 2)]
     with pytest.raises(
         CacheError,
-        match=rf"memory://train/03\.tar could not be had within 0\.2 seconds: [\d,]+ bytes of the {3 * room:,} of "
+        match=rf"memory://train/03\.tar could not be had within 1 seconds: [\d,]+ bytes of the {3 * room:,} of "
         rf"cache_limit are missing",
     ):
         cache.pin(remote, 3)
