@@ -8,6 +8,7 @@ DATA ?= examples/data
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 PEERS := .venv-peers/.installed
+WRITERS := .venv-docs/.installed
 BENCH_ARGS ?=
 
 # A caller's settings must not decide which modules are found.
@@ -15,7 +16,7 @@ unexport PYTHONPATH
 unexport PYTHONHOME
 unexport VIRTUAL_ENV
 
-.PHONY: demo test lint types check format bench clean
+.PHONY: demo test lint types check slow docs format bench clean
 
 demo: $(INSTALLED)
 	@rm -rf demo-data
@@ -37,6 +38,14 @@ check: $(INSTALLED)
 	@echo "== layers, doctests and tests"
 	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --durations 5
 
+# What the default run leaves out because it takes minutes.
+slow: $(INSTALLED)
+	@$(BIN)/python -m pytest -m slow --durations 5
+
+# Every link and anchor is checked. Nothing is fetched while it is built.
+docs: $(WRITERS)
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --clean
+
 format: $(INSTALLED)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
@@ -53,6 +62,13 @@ $(PEERS): tools/bench/peers.txt
 	    --no-deps --requirement tools/bench/peers.txt
 	@touch $@
 
+$(WRITERS): tools/docs/requirements.txt
+	@echo "== making .venv-docs (once)"
+	@$(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
+	    --no-deps --requirement tools/docs/requirements.txt
+	@touch $@
+
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	    { echo "wdsdist needs Python 3.10 or newer; this is $$($(PYTHON) --version)" >&2; exit 1; }
@@ -64,4 +80,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-peers demo-data bench-data build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-peers .venv-docs demo-data bench-data build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

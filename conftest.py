@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,3 +42,13 @@ def short_path() -> Iterator[Path]:
     """A temporary folder with a name so short that sockets fit into it."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the shipped data where a checkout has it, for programs that train there, one thread each."""
+    # Torch's threads wait for each other by spinning: beside other tests, training would take minutes.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    shutil.copytree(Path(__file__).parent / "examples" / "data", tmp_path / "examples" / "data")
+    return tmp_path

@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from pages import ROOT, blocks, run
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-
-
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A folder with the shipped data where a checkout has it."""
-    shutil.copytree(ROOT / "examples" / "data", tmp_path / "examples" / "data")
-    return tmp_path
+BLOCKS = [block.text for block in blocks(README) if block.language == "python"]
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.splitlines()[0])
 def test_every_python_block_runs_as_pasted(block: str, checkout: Path) -> None:
-    script = checkout / "train.py"
     # Two tests at once must not share a folder in /tmp.
-    script.write_text(block.replace("/tmp/", f"{checkout}/"))
-    command = [sys.executable, str(script)]
-    if "init_process_group" in block:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    found = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=100, check=False)
-    assert found.returncode == 0, found.stderr
+    run(block.replace("/tmp/", f"{checkout}/"), checkout)
 
 
 def test_the_training_loop_is_at_most_fifteen_lines() -> None:

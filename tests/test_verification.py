@@ -169,7 +169,7 @@ def test_progress_counts_shards_bytes_and_damage(shards: Path) -> None:
     told: list[VerifyProgress] = []
     verify(shards, workers=1, progress=told.append)
     total = catalog.open(shards).num_bytes
-    assert [state.shards_done for state in told] == [1, 2, 3]
+    assert [state.shards_done for state in told] == [0, 1, 2, 3]
     assert told[-1] == VerifyProgress(shards_done=3, shards=3, bytes_done=total, bytes=total, damaged=1)
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from wdsdist.catalog import open
     from wdsdist.columns import Ragged
     from wdsdist.dataset import StreamingDataset
+    from wdsdist.devices import to_device
     from wdsdist.exports import export
     from wdsdist.indexing import index
     from wdsdist.loader import StreamingDataLoader
@@ -42,6 +43,7 @@ _HOME = {
     "StreamingDataLoader": "wdsdist.loader",
     "mix": "wdsdist.together",
     "concat": "wdsdist.together",
+    "to_device": "wdsdist.devices",
 }
 
 __all__ = [
@@ -60,6 +62,7 @@ __all__ = [
     "StreamingDataLoader",
     "mix",
     "concat",
+    "to_device",
     "__version__",
 ]
 

@@ -112,8 +112,17 @@ def _open_tars(locations: list[str], options: Mapping[str, Any] | None) -> Manif
 
 
 def tars_in(folder: str, options: Mapping[str, Any] | None = None) -> list[str]:
-    """Return the locations of the tars in a folder."""
-    return [storage.join(folder, name) for name in storage.names(folder, "", options) if is_tar(name)]
+    """Return the locations of the tars in a folder; hidden files, such as what is half written, are none.
+
+    Raises `IndexNotFoundError` for a folder that packing has not finished: others of its shards are not there yet.
+    """
+    names = storage.names(folder, "", options)
+    if manifests.PACK_RECORD in names and manifests.FILE_NAME not in names:
+        raise IndexNotFoundError(
+            f"{storage.shown(folder)} has not been packed to the end: run the same `wdsdist pack` again, which writes "
+            f"the rest, or delete {manifests.PACK_RECORD} there if what it holds is to be all"
+        )
+    return [storage.join(folder, name) for name in names if is_tar(name) and not name.startswith(".")]
 
 
 def _no_index(location: str, options: Mapping[str, Any] | None) -> IndexNotFoundError:
@@ -124,8 +133,5 @@ def _no_index(location: str, options: Mapping[str, Any] | None) -> IndexNotFound
         return IndexNotFoundError(f"{where} is neither a folder, an index.json nor a .tar file")
     tars = len(tars_in(location, options))
     if tars:
-        return IndexNotFoundError(
-            f"{where} holds {tars:,} tar files but no index.json: run `wdsdist index {where}`, or pack again if "
-            f"packing was interrupted"
-        )
+        return IndexNotFoundError(f"{where} holds {tars:,} tar files but no index.json: run `wdsdist index {where}`")
     return IndexNotFoundError(f"{where} holds no index.json and no tar files: it is not a data set")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsdist import catalog
@@ -17,19 +16,25 @@ from wdsdist.catalog import Shards
 from wdsdist.checks import check_integer, check_seconds
 from wdsdist.columns import Sample
 from wdsdist.decode import Decode, Decoder
-from wdsdist.errors import ArgumentTypeError
+from wdsdist.errors import ArgumentTypeError, LoaderStateError, SampleIndexError
+from wdsdist.frameworks import refuse_second_split
 from wdsdist.handover import EpochRequest, Loading
 from wdsdist.memory import leave_inherited_objects
-from wdsdist.node import Identity, identity
-from wdsdist.order import Order, OrderName, OrderSettings
+from wdsdist.node import Identity
+from wdsdist.order import OrderName, OrderSettings, default_window, split_line
 from wdsdist.ordering import Ordering
 from wdsdist.plan import EpochPlan
-from wdsdist.progress import Progress
+from wdsdist.progress import Position
+from wdsdist.replica import Replica
 from wdsdist.samples import Fields, SampleReader
 from wdsdist.shards import ShardReader
 from wdsdist.share import Share
 from wdsdist.sizes import check_bytes
-from wdsdist.stats import Counters
+from wdsdist.state import State
+from wdsdist.stream import Streams
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class StreamingDataset(IterableDataset[Any]):
@@ -52,6 +57,8 @@ class StreamingDataset(IterableDataset[Any]):
             rank are looked up when they are first needed: from torch.distributed, then from the launcher's
             environment variables. With ``drop_last=False`` the first samples of the epoch are repeated until ranks
             are even; with ``True`` samples are dropped instead.
+        mesh: the data-parallel part of a ``DeviceMesh``, such as ``mesh["dp"]``, in place of ``num_replicas`` and
+            ``rank``: ranks that differ in other dimensions, as those of a tensor-parallel group, see the same samples.
         order: ``"shard"`` shuffles shards, then samples within windows, so that each rank reads shards of its own
             almost in sequence; ``"sampler"`` is the sequence of ``DistributedSampler``, bit for bit.
         shuffle_window: samples that are shuffled together when ``order="shard"``; by default 16 shards' worth, at
@@ -92,6 +99,7 @@ class StreamingDataset(IterableDataset[Any]):
         transform: Callable[[Sample], Any] | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
+        mesh: DeviceMesh | None = None,
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
@@ -110,78 +118,65 @@ class StreamingDataset(IterableDataset[Any]):
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
         if transform is not None and not callable(transform):
             raise ArgumentTypeError(f"transform is {transform!r}: it must be a function of a sample")
-        self.cache_limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
-        self._cache = ShardCache(
+        limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
+        self.ordering = Ordering(
+            manifest=self.manifest,
+            given=OrderSettings(
+                name=order,
+                shuffle=bool(shuffle),
+                seed=seed,
+                window=default_window(self.manifest.counts) if shuffle_window is None else shuffle_window,
+                num_canonical_replicas=1 if num_canonical_replicas is None else num_canonical_replicas,
+            ),
+            lanes=num_canonical_replicas,
+            window=shuffle_window,
+            cache_limit=limit,
+        )
+        self.cache = ShardCache(
             None if cache_dir is None else Path(cache_dir),
-            limit=self.cache_limit,
+            limit=limit,
             timeout=check_seconds("download_timeout", download_timeout),
         )
-        self._ordering = Ordering.of(
-            self.manifest,
-            name=order,
-            shuffle=bool(shuffle),
-            seed=seed,
-            window=shuffle_window,
-            lanes=num_canonical_replicas,
-            limit=self.cache_limit,
-        )
-        self._samples = SampleReader(
-            ShardReader(self.manifest, self._cache),
+        self.sample_reader = SampleReader(
+            ShardReader(self.manifest, self.cache),
             Fields(fields),
             Decoder(decode),
             transform,
             seed,
         )
-        self._rank, self._num_replicas = rank, num_replicas
-        if rank is not None and num_replicas is not None:
-            self.identity()  # what is wrong with them is said here, not in the training loop
+        self._replica = Replica.of(rank, num_replicas, mesh)
         self._request = EpochRequest()
-        self._progress = Progress()
+        self._streams = Streams(self._request)
         self._loading: Loading | None = None
 
     @property
     def num_samples(self) -> int:
         """Samples in an epoch, over all ranks."""
-        return self.manifest.num_samples
+        return self.ordering.num_samples
 
-    @functools.cached_property
+    @property
     def fingerprint(self) -> str:
         """A digest of the data set's shards, wherever they lie: a state must come from the same one."""
-        return self.manifest.fingerprint
+        return self.ordering.fingerprint
 
     def identity(self) -> Identity:
         """Return the rank and world size that this data set is split for, as they are known now."""
-        return identity(rank=self._rank, num_replicas=self._num_replicas)
+        return self._replica.identity()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays, also in workers that live on.
 
-        Without it, each iteration plays the next epoch. Only where a foreign ``DataLoader`` has workers that do not
-        persist is there need to call it: those start from the same copy, and the same epoch, each time.
+        Without it, each iteration plays the next epoch.
 
-        Raises ``ArgumentError`` for a negative epoch.
+        Raises ``ArgumentError`` for a negative epoch, and ``LoaderStateError`` under a framework that would split
+        the samples among the ranks a second time.
         """
+        self._refuse_second_split()
         self._request.make(check_integer("epoch", epoch, 0, 2**63 - 1))
 
     def epoch_request(self) -> EpochRequest:
         """Return a watcher of what `set_epoch` asks for."""
         return self._request.watch()
-
-    def order_settings(self, *, lanes: int | None = None, window: int | None = None) -> OrderSettings:
-        """Return the settings of the order: ``lanes`` and ``window``, as far as this data set was given none."""
-        return self._ordering.chosen(self.identity(), lanes=lanes, window=window)
-
-    def check_cache_limit(self, settings: OrderSettings) -> None:
-        """Raise where ``cache_limit`` is too little for one rank in an order, warn where it is for the node's."""
-        self._ordering.check_limit(settings, self.identity())
-
-    def order(self, settings: OrderSettings, epoch: int) -> Order:
-        """Return which sample stands at which position of an epoch."""
-        return self._ordering.order(settings, epoch)
-
-    def order_notes(self) -> dict[str, str]:
-        """Return what else decides the order, for a loader's state."""
-        return {}
 
     def __getitem__(self, index: int) -> Any:
         """Return sample ``index`` of the data set, in the order of its shards, decoded and transformed.
@@ -190,56 +185,45 @@ class StreamingDataset(IterableDataset[Any]):
 
         Raises `SampleIndexError`, an ``IndexError``, outside the data set.
         """
-        return self._samples.sample(*self.manifest.find(index), self._request.epoch)
-
-    @property
-    def mean_sample_bytes(self) -> int:
-        """Bytes that a sample takes in its shard, as far as the manifest tells."""
-        return self.manifest.num_bytes // max(1, self.manifest.num_samples)
-
-    def counters(self) -> Counters:
-        """Return what this process, not its workers, has had from the cache so far."""
-        return self._cache.counters()
-
-    @property
-    def is_light(self) -> bool:
-        """Whether making a batch is little work and gives about as many bytes as it reads."""
-        return self._samples.is_light
+        if not isinstance(index, (int, np.integer)):
+            raise ArgumentTypeError(f"a data set is indexed by sample numbers, not by {index!r}")
+        total = self.manifest.num_samples
+        number = int(index) + (total if index < 0 else 0)
+        if not 0 <= number < total:
+            raise SampleIndexError(f"sample {index:,} is outside the data set, which has {total:,} samples")
+        shards, samples = split_line(self.manifest.ends, np.array([number]))
+        return self.sample_reader.sample(int(shards[0]), int(samples[0]), self._request.epoch)
 
     def __iter__(self) -> Iterator[Any]:
+        self._refuse_second_split()
         worker = get_worker_info()
         if worker is not None:
             leave_inherited_objects()
-        share = functools.partial(
-            Share,
-            manifest=self.manifest,
-            cache=self._cache,
-            samples=self._samples,
+        if self._loading is None:
+            return self._streams.start(self._single_samples, is_dealt=self.batch_size is not None)
+        loading, start, here = self._loading, self._loading.start.read(), self.identity()
+        mine = Share(
+            self.ordering,
+            self.cache,
+            self.sample_reader,
+            settings=self.ordering.settings(here, lanes=start.num_canonical_replicas, window=start.shuffle_window),
+            epoch=start.epoch,
+            plan=loading.plan(self.num_samples, start.num_replicas, start.consumed, drop_last=self.drop_last),
+            rank=start.rank,
             worker=0 if worker is None else worker.id,
             num_workers=1 if worker is None else worker.num_workers,
-        )
-        if self._loading is None:
-            return self._single_samples(share)
-        loading, start = self._loading, self._loading.start.read()
-        settings = self.order_settings(lanes=start.num_canonical_replicas, window=start.shuffle_window)
-        mine = share(
-            order=self.order(settings, start.epoch),
-            settings=settings,
-            epoch=start.epoch,
-            plan=self.plan(loading, start.num_replicas, start.consumed),
-            rank=start.rank,
             group=start.group,
         )
         if worker is None:
             return mine.groups(loading.collate_fn)
         parcels = mine.parcels(loading.collate_fn, loading.channel.sender(worker.id))
-        return loading.tallies.counted(parcels, worker.id, self.counters)
+        return loading.tallies.counted(parcels, worker.id, self.cache.counters)
 
-    def _single_samples(self, share: Callable[..., Share]) -> Iterator[Any]:
-        """Yield single samples: this worker's part of this rank's, for a foreign ``DataLoader`` or none."""
-        here, settings = self.identity(), self.order_settings()
-        self.check_cache_limit(settings)
-        self._request.pass_to(self._progress)
+    def _single_samples(self, position: Position, worker: int, num_workers: int) -> Iterator[Any]:
+        """Return single samples: this worker's part of this rank's, from where it has taken some on."""
+        here = self.identity()
+        settings = self.ordering.settings(here)
+        self.ordering.check_room(settings, here)
         plan = EpochPlan(
             num_samples=self.num_samples,
             num_replicas=here.world_size,
@@ -247,43 +231,66 @@ class StreamingDataset(IterableDataset[Any]):
             drop_last=self.drop_last,
             drop_last_batch=False,
         )
-        epoch = self._progress.start(lambda position: True).epoch
-        return share(
-            order=self.order(settings, epoch), settings=settings, epoch=epoch, plan=plan, rank=here.rank
-        ).single_samples()
-
-    def plan(self, loading: Loading, num_replicas: int, consumed: int = 0) -> EpochPlan:
-        """Return the batches that a loader makes of an epoch from ``consumed`` samples on."""
-        return EpochPlan(
-            num_samples=self.num_samples,
-            num_replicas=num_replicas,
-            batch_size=loading.batch_size,
-            drop_last=self.drop_last,
-            drop_last_batch=loading.drop_last,
-            start=consumed,
+        # Only the last batch of an epoch is not full, so that what was taken are whole batches and a rest.
+        whole, rest = divmod(position.consumed, plan.batch_size)
+        mine = Share(
+            self.ordering,
+            self.cache,
+            self.sample_reader,
+            settings=settings,
+            epoch=position.epoch,
+            plan=plan,
+            rank=here.rank,
+            worker=worker + whole * num_workers,
+            num_workers=num_workers,
         )
+        return mine.single_samples(rest)
 
-    @property
-    def is_raw(self) -> bool:
-        """Whether samples are bytes as they lie in the shards."""
-        return self._samples.is_raw
+    def state_dict(self) -> State:
+        """Return how much this process has taken of its part of an epoch, for a foreign loader that asks its workers.
+
+        ``torchdata.stateful_dataloader.StatefulDataLoader`` does, and keeps one such state for each worker. It is the
+        same on every rank. A `StreamingDataLoader` has a state of its own.
+        """
+        return self._streams.state(self._about())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration of this process go on where a state was taken; at the end, there is nothing left.
+
+        Raises `StateMismatchError` for the state of another data set, order, world size, batch size or number of
+        workers, and lists the differences. A `StreamingDataLoader` goes on with other numbers.
+        """
+        self._streams.load(state, self._about())
+
+    def _about(self) -> State:
+        """Return what the state of a stream belongs to."""
+        if self._loading is not None:
+            raise LoaderStateError("this is the data set of a loader: ask the loader for its state, or load it there")
+        here = self.identity()
+        about = self.ordering.state(Position(0, 0), self.ordering.settings(here))
+        return {
+            **about,
+            "num_replicas": here.world_size,
+            "drop_last": self.drop_last,
+            "batch_size": self.batch_size or 1,
+        }
 
     def raw(self) -> StreamingDataset:
         """Return a data set of the same members, neither decoded nor transformed."""
-        view = object.__new__(type(self))
-        view.__dict__.update(self.__dict__, _samples=self._samples.raw())
-        return view
+        return self._view(sample_reader=self.sample_reader.raw())
 
     def bound(self, loading: Loading) -> StreamingDataset:
         """Return this data set as a loader uses it: the same shards and epoch, yielding the loader's batches."""
+        return self._view(_loading=loading)
+
+    def _view(self, **changes: Any) -> StreamingDataset:
         view = object.__new__(type(self))
-        view.__dict__.update(self.__dict__, _loading=loading)
+        view.__dict__.update(self.__dict__, **changes)
         return view
 
+    def _refuse_second_split(self) -> None:
+        refuse_second_split(lambda: self.identity().world_size, has_loader=self._loading is not None)
+
     def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            # A spawned worker has no process group to ask for its rank.
-            here = self.identity()
-            state["_rank"], state["_num_replicas"] = here.rank, here.world_size
-        return state
+        self._refuse_second_split()  # a spawned worker does not see who made it start
+        return self.__dict__

@@ -6,7 +6,7 @@ At once means the current and the next window of each lane that a rank reads: th
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,6 @@ from wdsdist.permutation import Int64s
 
 if TYPE_CHECKING:
     from wdsdist.manifest import Manifest
-    from wdsdist.mixture import Mixture
     from wdsdist.node import Identity
 
 _INDEX_BYTES, _INDEX_BYTES_OF_A_SAMPLE = 4096, 64
@@ -38,28 +37,15 @@ class Readers:
     """All ranks."""
     ranks: int
     """Those that share the cache."""
-    mixture: Mixture | None = None
-    """Where the shards are those of a mix: its data sets, each of which is read in windows of its own."""
-
-    def of_each(self, settings: OrderSettings) -> Iterator[tuple[Readers, OrderSettings]]:
-        """Yield, for each data set of the mix, what is read of it and in which order."""
-        assert self.mixture is not None
-        ends = np.cumsum([len(counts) for counts in self.mixture.counts])[:-1]
-        sizes = np.split(self.sizes, ends)
-        for counts, own_sizes, own in zip(
-            self.mixture.counts, sizes, self.mixture.settings_of_each(settings), strict=True
-        ):
-            yield replace(self, counts=counts, sizes=own_sizes, mixture=None), own
 
 
-def readers_of(manifest: Manifest, here: Identity, mixture: Mixture | None = None) -> Readers:
+def readers_of(manifest: Manifest, here: Identity) -> Readers:
     """Return the ranks of this node, and what they read of a data set through its cache."""
     return Readers(
         counts=manifest.counts,
         sizes=np.where(manifest.is_copied, manifest.read_sizes, 0),
         num_replicas=here.world_size,
         ranks=min(here.local_world_size, here.world_size),
-        mixture=mixture,
     )
 
 
@@ -73,8 +59,6 @@ def bytes_at_once(readers: Readers, settings: OrderSettings, *, ranks: int, epoc
     >>> bytes_at_once(readers, OrderSettings(window=100), ranks=1)  # two shards, with their indexes
     2020992
     """
-    if readers.mixture is not None:
-        return sum(bytes_at_once(one, own, ranks=ranks, epoch=epoch) for one, own in readers.of_each(settings))
     sizes = copy_sizes(readers.counts, readers.sizes)
     if settings.name == "sampler" and settings.shuffle:
         # Any shard may be needed at any time; but within two blocks, no more of them than samples.
@@ -88,8 +72,12 @@ def bytes_at_once(readers: Readers, settings: OrderSettings, *, ranks: int, epoc
     return min(most, int(sizes.sum()))
 
 
-def fitting_window(readers: Readers, settings: OrderSettings, limit: int) -> int:
+def fitting_window(
+    needed: Callable[[OrderSettings], int], readers: Readers, settings: OrderSettings, limit: int
+) -> int:
     """Return the largest window, up to that of ``settings``, whose needs fit a cache for all its readers.
+
+    ``needed`` returns the bytes that these are, as `bytes_at_once` tells them of one data set.
 
     Windows are tried from 16 shards' worth down to a quarter of one, less than which needs no fewer shards. Where
     none fits, the smallest is returned.
@@ -107,36 +95,41 @@ def fitting_window(readers: Readers, settings: OrderSettings, limit: int) -> int
     smaller = (max(1, int(shard * worth)) for worth in (16, 8, 4, 2, 1, 1 / 2, 1 / 4))
     window = settings.window
     for window in (settings.window, *(window for window in smaller if window < settings.window)):
-        if bytes_at_once(readers, replace(settings, window=window), ranks=readers.ranks) <= limit:
+        if needed(replace(settings, window=window)) <= limit:
             break
     return window
 
 
-def check_limit(readers: Readers, settings: OrderSettings, limit: int) -> None:
+def check_limit(needed: Callable[[int], int], settings: OrderSettings, *, ranks: int, limit: int) -> None:
     """Check that a cache can hold what its readers need at once.
+
+    Args:
+        needed: returns the bytes that so many ranks need.
+        settings: of the order that they need them for.
+        ranks: those that share the cache.
+        limit: its bytes.
 
     Raises `ArgumentError` where that is too little for one rank; warns where it is too little for all of them.
     """
-    for ranks in sorted({1, readers.ranks}):
-        needed = bytes_at_once(readers, settings, ranks=ranks)
-        if needed <= limit:
+    for some in sorted({1, ranks}):
+        if needed(some) <= limit:
             continue
         if settings.name == "sampler":
             what, remedy = "shards all over the data set", 'take order="shard"'
         else:
-            what = f"its current and its next shuffle window of {settings.window:,} samples"
-            if readers.mixture is not None:
-                what = (
-                    f"the current and the next shuffle window, of up to {settings.window:,} samples, of each data set"
-                )
-            remedy = "lower shuffle_window"
+            what, remedy = (
+                f"its current and its next shuffle window of {settings.window:,} samples",
+                "lower shuffle_window",
+            )
         short = f"cache_limit is {limit:,} bytes, and"
-        if ranks == 1:
-            raise ArgumentError(f"{short} one rank needs {needed:,} at once, for {what}: raise the limit, or {remedy}")
+        if some == 1:
+            raise ArgumentError(
+                f"{short} one rank needs {needed(some):,} at once, for {what}: raise the limit, or {remedy}"
+            )
         warnings.warn(
-            f"{short} the {ranks} ranks of this node need {needed:,} at once: shards will be fetched more than once; "
-            f"raise the limit, or {remedy}",
-            stacklevel=4,
+            f"{short} the {some} ranks of this node need {needed(some):,} at once: shards will be fetched more than "
+            f"once; raise the limit, or {remedy}",
+            stacklevel=5,
         )
 
 

@@ -11,7 +11,9 @@ import mmap
 import operator
 import os
 import struct
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, fields
 from typing import Any
 
@@ -19,6 +21,7 @@ from torch.utils.data import get_worker_info
 
 from wdsdist.errors import LoaderStateError
 from wdsdist.memory import AnonymousMemory, is_spawning
+from wdsdist.plan import EpochPlan
 from wdsdist.progress import Progress
 from wdsdist.stats import Counters
 from wdsdist.transport import Channel
@@ -45,10 +48,15 @@ class EpochRequest:
         made = self._numbers.read()[1]
         self._numbers.write([epoch, made + 1])
 
+    def read(self) -> tuple[int, int]:
+        """Return the epoch that was asked for last, and how often one was asked for."""
+        epoch, made = self._numbers.read()
+        return epoch, made
+
     @property
     def epoch(self) -> int:
         """The epoch that was asked for last; 0 where none was."""
-        return self._numbers.read()[0]
+        return self.read()[0]
 
     def watch(self) -> EpochRequest:
         """Return the same request for one more that answers it, also if it was made before."""
@@ -58,7 +66,7 @@ class EpochRequest:
 
     def pass_to(self, progress: Progress) -> None:
         """Tell ``progress`` of an epoch that was asked for since the last call."""
-        epoch, made = self._numbers.read()
+        epoch, made = self.read()
         if made != self._seen:
             self._seen = made
             progress.request(epoch)
@@ -164,9 +172,20 @@ class Loading:
     tallies: Tallies
     start: StartingPoint = field(default_factory=StartingPoint)
 
+    def plan(self, num_samples: int, num_replicas: int, consumed: int = 0, *, drop_last: bool) -> EpochPlan:
+        """Return the batches of an epoch from ``consumed`` samples on; ``drop_last`` is the data set's."""
+        return EpochPlan(
+            num_samples=num_samples,
+            num_replicas=num_replicas,
+            batch_size=self.batch_size,
+            drop_last=drop_last,
+            drop_last_batch=self.drop_last,
+            start=consumed,
+        )
+
 
 class SharedNumbers:
-    """A few integers that a process shares with its data loading workers; each has one writer at a time.
+    """Integers that a process shares with its data loading workers; each has one writer at a time, or is locked.
 
     Other processes that get a copy, such as ranks that are started with a data set as their argument, get numbers of
     their own: what one rank writes must not reach the workers of another.
@@ -182,12 +201,21 @@ class SharedNumbers:
         self._content = self._memory.map(0, self._layout.size)
         self._owner = os.getpid()
         self.write(numbers)
+        _held.add(self)
 
     def read(self) -> list[int]:
         return list(self._layout.unpack_from(self._mine()))
 
-    def write(self, numbers: list[int]) -> None:
-        self._layout.pack_into(self._mine(), 0, *numbers)
+    def write(self, numbers: list[int], *, at: int = 0) -> None:
+        """Set the numbers from place ``at`` on."""
+        struct.pack_into(f"={len(numbers)}q", self._mine(), at * 8, *numbers)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep the other processes that share the numbers from locking them meanwhile."""
+        self._mine()
+        with self._memory.locked():
+            yield
 
     def add(self, first: int, amounts: Sequence[int]) -> None:
         """Add to the numbers from ``first`` on."""
@@ -196,11 +224,13 @@ class SharedNumbers:
         struct.pack_into(layout, content, place, *sums)
 
     def _mine(self) -> mmap.mmap:
+        """Return the memory; a process that got it from another, and is no worker of that, takes one of its own."""
         if self._owner != os.getpid() and get_worker_info() is None:
             self._hold(list(self._layout.unpack_from(self._content)))
         return self._content
 
     def __reduce__(self) -> tuple[Any, ...]:
+        self._mine()
         if is_spawning():
             return _same_numbers, (self._layout.size // 8, self._memory, self._owner)
         return _equal_numbers, (self.read(),)
@@ -210,6 +240,7 @@ def _same_numbers(count: int, memory: AnonymousMemory, owner: int) -> SharedNumb
     numbers = SharedNumbers.__new__(SharedNumbers)
     numbers._layout, numbers._memory, numbers._owner = struct.Struct(f"={count}q"), memory, owner
     numbers._content = memory.map(0, numbers._layout.size)
+    _held.add(numbers)
     return numbers
 
 
@@ -217,3 +248,15 @@ def _equal_numbers(values: list[int]) -> SharedNumbers:
     numbers = SharedNumbers(len(values))
     numbers.write(values)
     return numbers
+
+
+_held: weakref.WeakSet[SharedNumbers] = weakref.WeakSet()
+
+
+def _hold_before_fork() -> None:
+    # A rank that was forked itself shares with its workers, not with the workers of other ranks.
+    for numbers in list(_held):
+        numbers._mine()
+
+
+os.register_at_fork(before=_hold_before_fork)

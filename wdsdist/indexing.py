@@ -63,10 +63,18 @@ def index(
             paths or URLs: for shards that lie where nothing can be written. Open the data set by this folder.
         workers: how many shards are read at once; by default one for each core, or 16 of a remote store.
         storage_options: passed to fsspec for URLs.
-        progress: called with an `IndexProgress` after each shard.
+        progress: called with an `IndexProgress` before the first shard and after each.
 
-    Returns the manifest. Raises `ShardDamagedError` for a tar that cannot be read without losing samples; no
-    ``index.json`` is written then.
+    Returns the manifest. Where anything is raised, no ``index.json`` is written.
+
+    Raises:
+        ShardDamagedError: a tar cannot be read without losing samples.
+        ShardNotFoundError: a tar does not exist, or a folder holds none.
+        IndexNotFoundError: a folder holds shards whose packing was cut off.
+        IndexFormatError: the tars lie in several folders, or have the same name in the folder for their indexes.
+        DestinationError: the indexes cannot be written.
+        StorageError: a store cannot be read.
+        ArgumentError: an option has a value that cannot work.
     """
     if workers is not None:
         check_integer("workers", workers, 1)
@@ -114,6 +122,8 @@ def _index_all(
     found: dict[int, ShardIndex] = {}
     total = sum(size or 0 for size in sizes)
     bytes_done = samples_done = 0
+    if progress:
+        progress(IndexProgress(0, len(locations), 0, total, 0))
     try:
         for future in concurrent.futures.as_completed(futures):
             one = found[futures[future]] = future.result()

@@ -13,12 +13,13 @@ from wdsdist.checks import check_integer
 from wdsdist.dataset import StreamingDataset
 from wdsdist.epoch import Epoch, EpochMeter, Iteration
 from wdsdist.errors import ArgumentTypeError, DatasetTooSmallError
+from wdsdist.frameworks import AcceleratedBatches, KnownToAccelerate, expect_a_length, is_counted_by_fabric
 from wdsdist.handover import Loading, Start, Tallies
 from wdsdist.node import cpu_count, identity
 from wdsdist.order import OrderSettings
 from wdsdist.plan import EpochPlan
 from wdsdist.progress import Position, Progress
-from wdsdist.state import State, make_state, read_state
+from wdsdist.state import State, read_state
 from wdsdist.stats import LoaderStats
 from wdsdist.transport import Channel, group_size
 from wdsdist.workers import end_workers, guarded, has_lost_workers
@@ -26,7 +27,7 @@ from wdsdist.workers import end_workers, guarded, has_lost_workers
 _MOST_WORKERS = 8
 
 
-class StreamingDataLoader(DataLoader[Any]):
+class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
     """Loads batches of a `StreamingDataset`; every rank gets the same number of them.
 
     A batch is a dict of columns: ``"__key__"`` and ``"__shard__"`` are lists of str, raw bytes are a `Ragged` column,
@@ -117,8 +118,7 @@ class StreamingDataLoader(DataLoader[Any]):
         # Frameworks read these; torch refuses to have them set once it has been initialised.
         self.__dict__.update(batch_size=self._loading.batch_size, drop_last=self._loading.drop_last)
         self.__dict__["sampler"] = EpochSampler(dataset)
-        # Accelerate would split the batches among the ranks a second time: each rank would see a part of its part.
-        self._is_accelerate_prepared = True
+        expect_a_length()
 
     def __len__(self) -> int:
         """Return the batches that a whole epoch has on each rank."""
@@ -130,7 +130,13 @@ class StreamingDataLoader(DataLoader[Any]):
         number = self._iterations
         # The loader knows its iterations by number: a reference to one would be a cycle, and workers of a dropped
         # loader would live until the collector finds it, perhaps in a forked child.
-        return Iteration(self._begin, self._stop_workers, lambda: self._iterations == number)
+        batches = Iteration(self._begin, self._stop_workers, lambda: self._iterations == number)
+        if not self._is_accelerated:
+            return batches
+        return AcceleratedBatches(batches, self._is_at_end, non_blocking=self.pin_memory)
+
+    def _is_at_end(self) -> bool:
+        return self._progress.position.consumed >= self.dataset.num_samples
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays; also counts between ``iter()`` and the first batch."""
@@ -142,7 +148,7 @@ class StreamingDataLoader(DataLoader[Any]):
         It counts the batches that were handed out, whatever workers have prepared beyond them.
         """
         self._request.pass_to(self._progress)
-        return self._state(self._progress.position)
+        return self.dataset.ordering.state(self._progress.position, self._order_settings())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken, also with another world size, batch size or number of workers.
@@ -150,13 +156,13 @@ class StreamingDataLoader(DataLoader[Any]):
         The next iteration gives what was left of that epoch. Raises `StateMismatchError` for the state of another
         data set, seed or order, and lists the differences.
         """
-        settings = self._order_settings()
+        ordering, settings = self.dataset.ordering, self._order_settings()
         if isinstance(state, Mapping):
             lanes, window = state.get("num_canonical_replicas"), state.get("shuffle_window")
-            settings = self.dataset.order_settings(lanes=lanes or None, window=window or None)
-        position = read_state(state, self._state(Position(0, 0), settings))
+            settings = ordering.settings(self.dataset.identity(), lanes=lanes or None, window=window or None)
+        position = read_state(state, ordering.state(Position(0, 0), settings))
         self._request.pass_to(self._progress)  # what was asked for before no longer counts
-        self._progress.resume(position)
+        self._progress.resume(position, finished=position.consumed >= self.dataset.num_samples)
         self._settings = settings
 
     def stats(self) -> LoaderStats:
@@ -174,22 +180,13 @@ class StreamingDataLoader(DataLoader[Any]):
         # Workers stay with the process that started them, and so does what they did.
         return {**self.__dict__, "_iterator": None, "_meter": None}
 
-    def _state(self, position: Position, settings: OrderSettings | None = None) -> State:
-        return make_state(
-            position,
-            num_samples=self.dataset.num_samples,
-            fingerprint=self.dataset.fingerprint,
-            settings=settings or self._order_settings(),
-            notes=self.dataset.order_notes(),
-        )
-
     def _order_settings(self) -> OrderSettings:
-        return self._settings or self.dataset.order_settings()
+        return self._settings or self.dataset.ordering.settings(self.dataset.identity())
 
     def _plan(self, position: Position) -> EpochPlan:
         """Return the plan of what is left at a position; raise where a whole epoch would have no batch."""
         world = self.dataset.identity().world_size
-        plan = self.dataset.plan(self._loading, world, position.consumed)
+        plan = self._loading.plan(self.dataset.num_samples, world, position.consumed, drop_last=self.dataset.drop_last)
         if not position.consumed and not plan.batches_per_rank:
             if not plan.num_samples:
                 raise DatasetTooSmallError(
@@ -212,13 +209,13 @@ class StreamingDataLoader(DataLoader[Any]):
         plan = self._plan(position)
         settings = self._settings = self._order_settings()  # the first run's, whatever the world becomes
         if settings != self._checked:
-            self.dataset.check_cache_limit(settings)
+            self.dataset.ordering.check_room(settings, here)
             self._checked = settings
         self._meter = EpochMeter(
             position.epoch,
             plan=plan,
-            sample_bytes=self.dataset.mean_sample_bytes,
-            count=self._loading.tallies.total if self.num_workers else self.dataset.counters,
+            sample_bytes=self.dataset.manifest.mean_sample_bytes,
+            count=self._loading.tallies.total if self.num_workers else self.dataset.cache.counters,
         )
         if self._iterator is not None and has_lost_workers(self._iterator):
             self._stop_workers(self._iterator)
@@ -244,10 +241,10 @@ class StreamingDataLoader(DataLoader[Any]):
 
         A message costs as much as making a batch of small samples.
         """
-        batch_bytes = self.dataset.mean_sample_bytes * self._loading.batch_size
-        is_light = self._loading.collate_fn is None and self.dataset.is_light
+        batch_bytes = self.dataset.manifest.mean_sample_bytes * self._loading.batch_size
+        is_light = self._loading.collate_fn is None and self.dataset.sample_reader.is_light
         group = group_size(len(self), batch_bytes, self.num_workers) if is_light else 1
-        if self.dataset.cache_limit is not None:
+        if self.dataset.cache.limit is not None:
             # Batches that wait for the rest of their group hold their shards, and workers that wait for room while
             # they hold what others wait for would wait for ever.
             group = 1
@@ -267,8 +264,9 @@ class EpochSampler(Sampler[None]):
         self._dataset = dataset
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration plays."""
-        self._dataset.set_epoch(epoch)
+        """Choose the epoch that the next iteration plays, unless Lightning Fabric asks: the loader counts better."""
+        if not is_counted_by_fabric():
+            self._dataset.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[None]:
         # torch asks for one index a batch; the data set needs none.

@@ -20,13 +20,18 @@ from wdsdist.footprint import copy_sizes
 from wdsdist.lookahead import Use
 from wdsdist.manifest import Manifest
 
-_BYTES_AT_A_TIME = 64 << 20
-_MOST_THREADS = 8
-"""Shards are fetched at a time until they make up so many bytes, or are so many."""
+_BYTES_AT_A_TIME = 192 << 20
+_LEAST_THREADS, _MOST_THREADS = 2, 8
+"""Shards are fetched at a time until they make up so many bytes, or are so many: what all connections of a process
+carry, and half as much again that is being verified. Else they would idle in step while all shards are hashed."""
 
 _PATIENCE = 50
 """Other processes may have made room at any time. To look for it takes the lock of the whole cache, so it is done again
 only after this many times the time that it took."""
+
+
+_PAUSE = 0.01
+"""Seconds after which to look again whether another process has fetched a shard that the first batch waits for."""
 
 
 class Prefetch:
@@ -54,6 +59,7 @@ class Prefetch:
         # All below is changed under the condition's lock only.
         self._wanted: list[int] = []  # shards, nearest first
         self._settled: set[int] = set()  # those of them that are there, or being fetched
+        self._urgent: set[int] = set()  # those that the first batch waits for
         self._is_refused = False  # whether there was no room for one of them
         self._retry_at = 0.0
         self._is_closed = False
@@ -88,12 +94,13 @@ class Prefetch:
         with self._changed:
             self._wanted = wanted
             self._settled.intersection_update(wanted)
+            self._urgent = {shard for shard in wanted if is_first and first[shard] <= batch}
             self._try_again()
         if is_first:
-            threads = _BYTES_AT_A_TIME // max(1, int(self._sizes.mean()))
+            threads = -(-_BYTES_AT_A_TIME // max(1, int(self._sizes.mean())))
             # An iteration that the program leaves unfinished is dropped when modules are gone that closing needs.
             atexit.register(self.close)
-            for number in range(max(1, min(_MOST_THREADS, threads))):
+            for number in range(max(_LEAST_THREADS, min(_MOST_THREADS, threads))):
                 threading.Thread(target=self._fetch, name=f"wdsdist-prefetch-{number}", daemon=True).start()
 
     def _try_again(self) -> None:
@@ -103,20 +110,28 @@ class Prefetch:
     def _fetch(self) -> None:
         while (shard := self._next()) is not None:
             began = time.monotonic()
-            if self._cache.fetch_ahead(self._manifest, shard) is False:
-                ended = time.monotonic()
-                with self._changed:
+            is_there = self._cache.fetch_ahead(self._manifest, shard)
+            ended = time.monotonic()
+            while is_there is None and shard in self._urgent and not self._is_closed:
+                time.sleep(_PAUSE)
+                is_there = self._cache.fetch_ahead(self._manifest, shard)
+            with self._changed:
+                self._urgent.discard(shard)
+                if is_there is False:
                     self._settled.discard(shard)
                     self._is_refused = True
                     self._retry_at = ended + _PATIENCE * (ended - began)
+                self._changed.notify_all()
 
     def _next(self) -> int | None:
         """Wait for the nearest shard that is to be fetched; ``None`` where there will be none."""
         with self._changed:
             while not self._is_closed:
                 # What is needed later must not take the room for which something nearer waits.
-                missing = (shard for shard in self._wanted if shard not in self._settled)
-                if not self._is_refused and (shard := next(missing, None)) is not None:
+                shard = next((one for one in self._wanted if one not in self._settled), None)
+                # Nor must it take bandwidth from what the first batch waits for.
+                is_time = not self._urgent or shard in self._urgent
+                if shard is not None and is_time and not self._is_refused:
                     self._settled.add(shard)
                     return shard
                 self._changed.wait()

@@ -39,23 +39,29 @@ class Progress:
         self._current: Position | None = None
         self._requested: int | None = None
         self._resumed: Position | None = None
+        self._finished = False  # whether nothing is left of the epoch of a loaded position
         self._playing = False  # whether the current epoch has gone on since the last request or restart
 
     def request(self, epoch: int) -> None:
         """Ask for an epoch: the next iteration plays it, or one that has begun but not delivered anything yet."""
         if self._resumed is not None and self._resumed.epoch != epoch:
-            warnings.warn(
-                f"set_epoch({epoch}) discards the loaded state (epoch {self._resumed.epoch}, "
-                f"{self._resumed.consumed:,} samples consumed): to resume, start with the epoch of the state",
-                stacklevel=4,
-            )
+            goes_on = self._finished and epoch == self._resumed.epoch + 1
+            if not goes_on:
+                warnings.warn(
+                    f"set_epoch({epoch}) discards the loaded state (epoch {self._resumed.epoch}, "
+                    f"{self._resumed.consumed:,} samples consumed): to resume, start with the epoch of the state",
+                    stacklevel=4,
+                )
             self._resumed = None
         self._requested = epoch
         self._playing = False
 
-    def resume(self, position: Position) -> None:
-        """Continue from a loaded position; what was asked for before no longer counts."""
-        self._resumed = position
+    def resume(self, position: Position, *, finished: bool = False) -> None:
+        """Continue from a loaded position; what was asked for before no longer counts.
+
+        Asking for the epoch after one that was ``finished`` discards nothing.
+        """
+        self._resumed, self._finished = position, finished
         self._requested = None
         self._playing = False
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from dataclasses import KW_ONLY, dataclass, field
+from itertools import chain, islice, pairwise
 from typing import Any
 
 from wdsdist.cache import ShardCache
 from wdsdist.lookahead import upcoming
-from wdsdist.manifest import Manifest
-from wdsdist.order import Order, OrderSettings
+from wdsdist.order import OrderSettings
+from wdsdist.ordering import Ordering
 from wdsdist.plan import EpochPlan, Places
 from wdsdist.prefetch import Prefetch
 from wdsdist.samples import SampleReader
@@ -23,14 +23,14 @@ _BYTES_AHEAD = 256 << 20
 """Fetched ahead beyond the next window, where the cache has no limit."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Share:
     """One worker's part of one rank's part of an epoch, or of what is left of it."""
 
-    manifest: Manifest
+    ordering: Ordering
     cache: ShardCache
     samples: SampleReader
-    order: Order
+    _: KW_ONLY
     settings: OrderSettings
     epoch: int
     plan: EpochPlan
@@ -42,11 +42,11 @@ class Share:
     _prefetch: Prefetch | None = field(default=None, init=False)
     _next: int = field(default=0, init=False)
 
-    def single_samples(self) -> Iterator[Any]:
-        """Yield the samples one by one."""
-        for places in self._places():
-            for place in zip(*(part.tolist() for part in places), strict=True):
-                yield self.samples.sample(*place)
+    def single_samples(self, skipped: int = 0) -> Iterator[Any]:
+        """Yield the samples one by one, after the first ``skipped``, which are not read."""
+        places = (place for batch in self._places() for place in zip(*(part.tolist() for part in batch), strict=True))
+        for place in islice(places, skipped, None):
+            yield self.samples.sample(*place)
 
     def groups(self, collate_fn: Collate | None, *, deferred: bool = False) -> Iterator[list[Any]]:
         """Yield the batches in groups; with ``deferred`` as pieces that last until the shards are released."""
@@ -65,13 +65,15 @@ class Share:
 
     def _places(self) -> Iterator[Places]:
         """Yield where the samples of each batch lie."""
-        order, plan, rank, first = self.order, self.plan, self.rank, self.worker * self.group
+        plan, rank, first = self.plan, self.rank, self.worker * self.group
+        order = self.ordering.order(self.settings, self.epoch)
+        manifest = self.ordering.manifest
         batches = plan.batches(order, rank=rank, worker=self.worker, num_workers=self.num_workers, group=self.group)
-        if not self.manifest.is_copied.any():
+        if not manifest.is_copied.any():
             yield from batches
             return
         uses = upcoming(order, plan, rank=rank, batch=first)
-        prefetch = self._prefetch = Prefetch(self.cache, self.manifest, uses, room=self._room(), job=self._job())
+        prefetch = self._prefetch = Prefetch(self.cache, manifest, uses, room=self._room(), job=self._job())
         numbers = plan.batch_numbers(self.worker, self.num_workers, group=self.group)
         try:
             for number, self._next in pairwise(chain(numbers, (plan.batches_per_rank,))):
@@ -82,7 +84,7 @@ class Share:
 
     def _job(self) -> str:
         """Return what all who go through the same batches have in common."""
-        text = f"{self.manifest.base} {self.settings} {self.plan} {self.epoch}"
+        text = f"{self.ordering.manifest.base} {self.settings} {self.plan} {self.epoch}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _room(self) -> int:
@@ -90,5 +92,5 @@ class Share:
         if self.cache.limit is not None:
             return self.cache.limit
         lanes = max(1, self.settings.num_canonical_replicas // self.plan.num_replicas)
-        window = lanes * self.settings.window * self.manifest.num_bytes // max(1, self.manifest.num_samples)
+        window = lanes * self.settings.window * self.ordering.manifest.mean_sample_bytes
         return 2 * window + _BYTES_AHEAD

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-from wdsdist.checks import check_integer
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -37,6 +36,8 @@ def check_bytes(name: str, value: object) -> int:
     >>> check_bytes("cache_limit", "200GB"), check_bytes("cache_limit", 4096)
     (200000000000, 4096)
     """
+    from wdsdist.checks import check_integer  # which needs numpy: the command line starts without
+
     try:
         return check_integer(name, byte_size(value) if isinstance(value, str) else value, 1)
     except ArgumentTypeError:

@@ -14,9 +14,9 @@ class Counters(NamedTuple):
     """
 
     cache_hits: int = 0
-    """Times that a remote shard was opened which was in the cache."""
+    """Times that a remote shard was opened which was in the cache by then, fetched ahead or long before."""
     shards_fetched: int = 0
-    """Times that one had to be fetched."""
+    """Times that one was fetched, ahead or when it was needed."""
     bytes_fetched: int = 0
     retries: int = 0
     """Requests to the store that had failed and were made again."""
@@ -54,7 +54,7 @@ retries), 88 from the cache
     """Seconds of these inside of ``next``: starting the workers, waiting for them, receiving what they made. With
     ``num_workers=0`` batches are made there, and that counts too."""
     cache_hits: int = 0
-    """Remote shards that were opened from the cache."""
+    """Times that a worker opened a remote shard which was in the cache by then, fetched ahead or long before."""
     shards_fetched: int = 0
     """Remote shards that this rank fetched into the cache."""
     bytes_fetched: int = 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
@@ -17,8 +15,7 @@ from wdsdist.dataset import StreamingDataset
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.joined import JoinedManifest, join
 from wdsdist.manifest import Manifest
-from wdsdist.mixture import Mixture
-from wdsdist.order import default_window
+from wdsdist.ordering import MixedOrdering
 
 Share = float | tuple[Shards, float]
 
@@ -136,33 +133,16 @@ class MixedDataset(StreamingDataset):
             if not part.num_samples:
                 raise ArgumentError(f"the data set {label!r} has no samples: leave it out of the mix")
         length = manifest.num_samples if samples_per_epoch is None else samples_per_epoch
-        counts = tuple(part.counts for part in manifest.parts)
-        window = options.get("shuffle_window")
-        self._mixture = Mixture(
-            counts=counts,
-            windows=tuple(default_window(one) if window is None else window for one in counts),
+        self.ordering = MixedOrdering(
+            manifest=manifest,
+            given=self.ordering.given,
+            lanes=self.ordering.lanes,
+            window=self.ordering.window,
+            cache_limit=self.ordering.cache_limit,
             weights=tuple(weights),
-            num_samples=check_integer("samples_per_epoch", length, 1, 2**53),
             stratified=bool(stratified),
+            samples_per_epoch=check_integer("samples_per_epoch", length, 1, 2**53),
         )
-        self._ordering = self._ordering.mixed(self._mixture)
-
-    @property
-    def num_samples(self) -> int:
-        return self._mixture.num_samples
-
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        parts = zip(self.manifest.parts, self._mixture.windows, strict=True)
-        text = "\n".join(f"{part.fingerprint} {window}" for part, window in parts)
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-    def order_notes(self) -> dict[str, str]:
-        weights = self._mixture.weights
-        return {
-            "mix": " ".join(str(weight / sum(weights)) for weight in weights),
-            "stratified": str(self._mixture.stratified),
-        }
 
 
 def _joined(sources: list[tuple[Shards, Any]], options: Mapping[str, Any]) -> JoinedManifest:

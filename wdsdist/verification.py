@@ -89,7 +89,7 @@ def verify(
         cache_dir: where those copies are; by default ``shards`` in the user's cache folder.
         workers: processes that read; by default one for each core.
         storage_options: passed to fsspec for URLs.
-        progress: called with a `VerifyProgress` after each shard.
+        progress: called with a `VerifyProgress` before the first shard and after each.
 
     Raises what `wdsdist.open` raises where there is no data set.
 
@@ -112,6 +112,8 @@ def verify(
     found: dict[int, list[Damage]] = {}
     bytes_done = 0
     total = sum(max(task.listed.size, 0) for task in tasks.values())
+    if progress:
+        progress(VerifyProgress(0, len(tasks), 0, total, 0))
     with pool(workers, len(tasks)) as executor:
         futures = {executor.submit(check, task, number): number for number, task in tasks.items()}
         for future in concurrent.futures.as_completed(futures):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pkgutil
 import signal
@@ -80,7 +81,7 @@ def test_an_epoch_that_is_left_takes_back_only_what_it_said(readers: list[Reader
 def test_an_epoch_may_be_collected_while_a_list_is_published(
     readers: list[Reader], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """The collector runs at any line. What it collects may be the reading of an epoch, which takes back its list."""
+    """The collector runs at any line; what it collects may be the reading of an epoch, which takes back its list."""
     readers[0].expect([Need("a", 4)], "left")
     owner, _, name = step.rpartition(".")
     done = getattr(pkgutil.resolve_name(owner), name)
@@ -97,6 +98,25 @@ def test_an_epoch_may_be_collected_while_a_list_is_published(
     publishing.join(10)
     assert not publishing.is_alive()
     assert all_needs(tmp_path).ranks["c"][0] == 0
+
+
+def test_a_list_for_which_there_is_no_room_is_withdrawn(
+    readers: list[Reader], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers[0].expect([Need("a", 0)])
+    readers[1].expect([Need("b", 0)])
+
+    def full(path: Path, content: str) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    readers[0].expect([Need("c", 1)])
+    assert in_order(tmp_path) == ["b"]
+    assert len(list(tmp_path.iterdir())) == 4
+    monkeypatch.undo()
+    readers[0].expect([Need("d", 1)])
+    assert set(in_order(tmp_path)) == {"b", "d"}
 
 
 def test_the_dead_need_nothing(tmp_path: Path) -> None:

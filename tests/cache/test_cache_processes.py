@@ -108,8 +108,8 @@ def after(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 DEATHS: dict[str, list[tuple[object, str, Callable[..., Any]]]] = {
-    "before the first byte": [(storage, "fetch", die)],
-    "with all bytes": [(storage, "fetch", after(storage.fetch))],
+    "before the first byte": [(storage, "begin_fetch", die)],
+    "with all bytes": [(storage.Fetching, "result", after(storage.Fetching.result))],
     "before the copy has its name": [(Path, "replace", die)],
     "between name and stamp": [(stamps, "stamp", die)],
     "with the reservation half written": [(stamps, "write", lambda path, _: (path.write_text("{"), die()))],

@@ -46,7 +46,7 @@ def test_what_lies_on_a_local_disk_stays_readable(packed: Path) -> None:
 
 @pytest.mark.parametrize("kind", [lambda view: view, lambda view: np.frombuffer(view, np.uint8)])
 def test_a_view_that_is_kept_keeps_its_shard(remote: Manifest, tmp_path: Path, room: int, kind: type) -> None:
-    reader = ShardReader(remote, ShardCache(tmp_path, limit=room, timeout=0.1))
+    reader = ShardReader(remote, ShardCache(tmp_path, limit=room, timeout=1))
     kept = kind(reader.shard(0).member(0, 0))
     reader.release()
     for _ in range(2):  # what is asked for again is the same

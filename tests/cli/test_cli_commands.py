@@ -137,7 +137,8 @@ class TestInfo:
         }
 
     def test_fields_of_foreign_tars_come_from_their_indexes(self, wdsdist: Run, shards: Path) -> None:
-        (shards / "index.json").unlink()
+        for name in ("index.json", ".wdsdist-pack.json"):
+            (shards / name).unlink()
         library.index(shards)
         found = lines(wdsdist("info", shards))
         assert "fields:      cls, jpg, txt" in found

@@ -184,6 +184,14 @@ def test_a_folder_of_tars_without_an_index_is_refused_with_what_to_do(tars: Path
         wdsdist.open(tars)
 
 
+def test_hidden_tars_are_none(tars: Path) -> None:
+    (tars / ".tmp-1-train-03.tar").write_bytes(b"half of a tar")  # as copying and packing name what is half written
+    (tars / "._train-00.tar").write_bytes(b"what macOS notes of another file")
+    with pytest.raises(IndexNotFoundError, match="holds 3 tar files"):
+        wdsdist.open(tars)
+    assert wdsdist.index(tars).num_samples == sum(COUNTS)
+
+
 def test_what_is_no_data_set_is_refused_by_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     (tmp_path / "empty").mkdir()
@@ -421,7 +429,7 @@ def test_indexing_reports_each_shard(tars: Path) -> None:
     seen: list[indexing.IndexProgress] = []
     wdsdist.index(tars, workers=2, progress=seen.append)
     size = sum(path.stat().st_size for path in tars.glob("*.tar"))
-    assert [(state.shards_done, state.shards, state.bytes) for state in seen] == [(n, 3, size) for n in (1, 2, 3)]
+    assert [(state.shards_done, state.shards, state.bytes) for state in seen] == [(n, 3, size) for n in (0, 1, 2, 3)]
     assert (seen[-1].bytes_done, seen[-1].samples_done) == (size, sum(COUNTS))
 
 

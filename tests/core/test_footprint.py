@@ -75,6 +75,10 @@ def test_shards_without_a_copy_take_nothing_and_those_of_unknown_size_as_much_as
     assert bytes_at_once(nothing, OrderSettings(window=40), ranks=1) == 0
 
 
+def checked(who: Readers, settings: OrderSettings, limit: int) -> None:
+    check_limit(lambda ranks: bytes_at_once(who, settings, ranks=ranks), settings, ranks=who.ranks, limit=limit)
+
+
 @pytest.mark.parametrize("last", [100, 30])
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 @pytest.mark.parametrize("shards_of_a_rank", [3.1, 5, 10, 40])
@@ -82,26 +86,26 @@ def test_the_default_window_is_the_largest_that_fits(shards_of_a_rank: float, ra
     who = readers(30 * ranks, ranks=ranks, last=last)
     limit = int(shards_of_a_rank * ranks * 10 * MB)
     usual = OrderSettings(window=default_window(who.counts), num_canonical_replicas=ranks)
-    window = fitting_window(who, usual, limit)
+    window = fitting_window(lambda chosen: bytes_at_once(who, chosen, ranks=who.ranks), who, usual, limit)
     chosen = OrderSettings(window=window, num_canonical_replicas=ranks)
     twice = OrderSettings(window=min(2 * window, usual.window), num_canonical_replicas=ranks)
     assert bytes_at_once(who, chosen, ranks=ranks) <= limit
     assert window == usual.window or bytes_at_once(who, twice, ranks=ranks) > limit
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check_limit(who, chosen, limit)
+        checked(who, chosen, limit)
 
 
 def test_a_limit_below_the_need_of_one_rank_says_how_much_that_is() -> None:
     settings = OrderSettings(window=800)
     needed = bytes_at_once(readers(30), settings, ranks=1)
-    check_limit(readers(30), settings, needed)
+    checked(readers(30), settings, needed)
     with pytest.raises(
         ArgumentError, match=rf"cache_limit is {needed - 1:,} .* needs {needed:,} at once.*lower shuffle"
     ):
-        check_limit(readers(30), settings, needed - 1)
+        checked(readers(30), settings, needed - 1)
     with pytest.raises(ArgumentError, match='take order="shard"'):
-        check_limit(readers(30), OrderSettings(name="sampler"), needed)
+        checked(readers(30), OrderSettings(name="sampler"), needed)
 
 
 def test_a_limit_below_the_need_of_a_node_is_a_warning() -> None:
@@ -110,11 +114,11 @@ def test_a_limit_below_the_need_of_a_node_is_a_warning() -> None:
     with pytest.warns(
         UserWarning, match=f"the 2 ranks of this node need {needed:,} at once: .* fetched more than once"
     ):
-        check_limit(who, settings, needed - 1)
+        checked(who, settings, needed - 1)
 
 
 def test_nodes_that_differ_cannot_each_find_a_window() -> None:
     counts = np.full(30, 100)
     who = Readers(counts=counts, sizes=counts * MB, num_replicas=12, ranks=8)
     with pytest.raises(ArgumentError, match=r"this node has 8 of 12 ranks.*pass the same shuffle_window"):
-        fitting_window(who, OrderSettings(window=100), 10**9)
+        fitting_window(lambda _: 0, who, OrderSettings(window=100), 10**9)

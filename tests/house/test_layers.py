@@ -22,14 +22,14 @@ HOUSE = [
     ("storage", "node", "memory", "compression"),
     # pools of workers; clusters of the user's; where members lie; which sample stands where
     ("processes", "engines", "shardindex", "order"),
+    ("replica",),  # which part of the samples this process is given
     ("plan", "shares"),  # who takes which positions; which of several data sets stands where
     ("mixture",),  # the order of several data sets in one stream
     ("mixing", "lookahead"),  # how well an order mixes; which shards a rank needs next
     ("footprint",),  # how many bytes of shards ranks need at once
     ("forecast",),  # what an epoch will be like
     ("manifest",),  # the shards of a data set
-    # the index of one tar, read or made; several data sets as one; in which order data sets are read
-    ("tarindex", "joined", "ordering"),
+    ("tarindex", "joined"),  # the index of one tar, read or made; several data sets as one
     ("remotetar",),  # the index of one tar in a store
     ("catalog", "cache"),  # find data sets and index tars; keep one copy of each remote shard
     ("indexing", "exports"),  # make data sets of tars that others wrote; the indexes of other tools
@@ -37,6 +37,7 @@ HOUSE = [
     ("packing",),  # write shards
     ("images",),  # encoded images to pixels
     ("resizing",),  # pixels of another size
+    ("frameworks",),  # what training frameworks do to loaders
     ("columns", "transforms", "progress"),  # what batches are made of; augmentation; which epoch comes next
     ("numeric", "transport"),  # arrays without decoding; batches between processes
     ("decode",),  # bytes to values
@@ -45,10 +46,15 @@ HOUSE = [
     ("repairing",),  # mend what can be mended
     # samples into batches; word to the workers; their end; what a checkpoint holds
     ("samples", "handover", "workers", "state"),
+    ("ordering",),  # what decides the order of epochs
     ("share",),  # what one worker makes of an epoch
+    ("passes",),  # which epoch a foreign loader's workers play
+    ("stream",),  # single samples, for a foreign loader
+    ("devices",),  # batches where training wants them
     ("dataset", "epoch"),  # the samples of this rank, as torch iterates them; the batches of an epoch, as they come
     ("together",),  # several data sets in one stream
     ("loader",),  # the batches of this rank, as torch loads them
+    ("integrations",),  # helpers for frameworks that need one
     ("profiling",),  # what loading costs on this machine
     ("cli",),  # the command line
     ("__main__",),  # its other name
@@ -59,7 +65,10 @@ TOUCHES_FILES = {
     "storage", "node", "shardindex", "manifest", "tarindex", "catalog", "cache", "shards", "sources", "packing",
     "verification", "memory", "remotetar", "indexing", "exports", "decodable", "repairing", "compression",
 }  # fmt: skip
-IMPORTS_TORCH = {"columns", "numeric", "transport", "decode", "handover", "workers", "dataset", "loader", "profiling"}
+IMPORTS_TORCH = {
+    "columns", "numeric", "transport", "decode", "handover", "workers", "passes", "stream", "devices", "dataset",
+    "loader", "profiling",
+}  # fmt: skip
 """With the module itself; others do inside a function, so that the command line starts without it."""
 IMPORTS_WEBDATASET: set[str] = set()
 

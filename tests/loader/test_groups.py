@@ -10,6 +10,7 @@ import helpers
 import pytest
 
 from wdsdist import StreamingDataLoader, StreamingDataset
+from wdsdist.manifest import Manifest
 from wdsdist.memory import AnonymousMemory
 
 
@@ -42,7 +43,7 @@ def test_batches_that_are_work_cross_one_by_one(many: Path) -> None:
 
 
 def test_large_batches_cross_one_by_one(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StreamingDataset, "mean_sample_bytes", 4 << 20)
+    monkeypatch.setattr(Manifest, "mean_sample_bytes", 4 << 20)
     assert batches_together(StreamingDataLoader(StreamingDataset(many), 4, num_workers=1)) == 1
 
 

@@ -427,3 +427,10 @@ def test_torch_sees_no_reason_to_warn(shards: Path) -> None:
     loader = make_loader(shards, workers=2)
     assert sum(1 for _ in loader) == len(loader)
     torch.utils.data.get_worker_info()
+
+
+def test_a_script_that_ends_with_a_loader_in_its_hands_says_nothing(shards: Path) -> None:
+    script = "import sys, wdsdist; dataset = wdsdist.StreamingDataset(sys.argv[1])\n"
+    script += "for batch in wdsdist.StreamingDataLoader(dataset, num_workers=0): pass"
+    ended = subprocess.run([sys.executable, "-c", script, str(shards)], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")

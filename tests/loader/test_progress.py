@@ -91,6 +91,17 @@ def test_a_position_at_the_end_of_its_epoch_has_nothing_left_when_that_epoch_is_
     assert progress.start(never) == Position(3, 1000)
 
 
+@pytest.mark.parametrize(("asked_for", "warnings"), [(4, 0), (5, 1)])
+def test_asking_for_the_epoch_after_a_finished_one_discards_nothing(
+    asked_for: int, warnings: int, recwarn: pytest.WarningsRecorder
+) -> None:
+    progress = Progress()
+    progress.resume(Position(3, 1000), finished=True)
+    progress.request(asked_for)
+    assert len(recwarn) == warnings
+    assert progress.start(always) == Position(asked_for, 0)
+
+
 def test_the_position_to_save_follows_what_was_delivered() -> None:
     progress = Progress()
     assert progress.position == Position(0, 0)

@@ -202,7 +202,7 @@ class TestTheCache:
         for pipe in pipes:
             pipe.send("go on")
         counted = [pipe.recv() for pipe in pipes]
-        assert [one.cache_hits + one.shards_fetched for one in counted] == [NOT_EMPTY] * 2
+        assert [one.cache_hits >= NOT_EMPTY for one in counted] == [True] * 2  # what was fetched ahead among them
         assert sum(one.shards_fetched for one in counted) == NOT_EMPTY
 
     def test_loses_nothing_that_workers_count_at_the_same_time(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,10 +17,18 @@ from wdsdist.errors import WdsdistError
 class Ranks:
     """Processes of one gloo group, each of which calls what it is told to and says how it ended."""
 
-    def __init__(self, world_size: int, directory: Path, *, timeout: float = 60.0, file_store: bool = False) -> None:
+    def __init__(
+        self,
+        world_size: int,
+        directory: Path,
+        *,
+        timeout: float = 60.0,
+        file_store: bool = False,
+        preload: Sequence[str] = (),
+    ) -> None:
         # From a server that has imported torch, a process starts in milliseconds instead of a second.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed", "wdsdist.node"])
+        context.set_forkserver_preload(["torch.distributed", "wdsdist.node", *preload])
         self.pipes: list[Connection] = []
         self.processes = []
         for rank in range(world_size):

@@ -239,11 +239,11 @@ def test_files_larger_than_a_piece_are_copied_whole(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_progress_is_told_after_each_shard(source: Path, tmp_path: Path, workers: int) -> None:
+def test_progress_is_told_before_the_first_shard_and_after_each(source: Path, tmp_path: Path, workers: int) -> None:
     told: list[PackProgress] = []
     manifest = pack(source, tmp_path / "dest", shard_samples=10, workers=workers, progress=told.append)
-    assert [state.shards_done for state in told] == [1, 2, 3, 4]
-    assert [state.samples_done for state in told] == [10, 20, 30, 40]
+    assert [state.shards_done for state in told] == [0, 1, 2, 3, 4]
+    assert [state.samples_done for state in told] == [0, 10, 20, 30, 40]
     done = replace(told[-1], bytes_done=0)
     assert {replace(state, shards_done=4, samples_done=40, bytes_done=0) for state in told} == {done}
     assert (done.samples, done.shards, done.bytes) == (40, 4, manifest.num_bytes)

@@ -64,7 +64,7 @@ def test_an_unfinished_destination_is_no_data_set_and_not_for_other_options(sour
     from wdsdist.errors import DestinationExistsError, IndexNotFoundError
 
     kill_all(start_stalling(source, tmp_path / "dest", 1))
-    with pytest.raises(IndexNotFoundError, match="pack again if packing was interrupted"):
+    with pytest.raises(IndexNotFoundError, match="not been packed to the end"):
         catalog.open(tmp_path / "dest")
     with pytest.raises(
         DestinationExistsError, match=r"another data set, not finished \(it has shard_samples=5, not 6\)"

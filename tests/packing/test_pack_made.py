@@ -264,6 +264,7 @@ class TestAnIterable:
         told: list[PackProgress] = []
         manifest = pack(made.samples, tmp_path / "dest", shard_samples=20, progress=told.append)
         assert [(one.samples_done, one.shards_done, one.samples, one.shards, one.bytes) for one in told] == [
+            (0, 0, None, None, None),
             (20, 1, None, None, None),
             (40, 2, None, None, None),
             (50, 3, None, None, None),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import subprocess
 import sys
@@ -10,14 +9,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import helpers
-import numpy as np
 import pytest
 import web
+from stores import COPY, SAMPLES, SHARD, SHARDS, used, watched
 
 import wdsdist
 from wdsdist import StreamingDataLoader, StreamingDataset
@@ -25,24 +22,6 @@ from wdsdist.cache import ShardCache
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.lookahead import Use
 from wdsdist.prefetch import Prefetch
-
-SHARDS, SAMPLES, SAMPLE_BYTES = 30, 40, 5000
-SHARD = SAMPLES * (512 + 5120) + 1024
-COPY = SHARD + 12_000
-"""What a copy takes with its index and its stamp, about."""
-
-
-@pytest.fixture(scope="session")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of 30 shards of 40 samples and 226 KB."""
-    folder = tmp_path_factory.mktemp("stored")
-    contents = np.random.default_rng(0).integers(0, 256, (SHARDS * SAMPLES, SAMPLE_BYTES), np.uint8)
-    for shard in range(SHARDS):
-        numbers = range(shard * SAMPLES, (shard + 1) * SAMPLES)
-        members = [(f"{number:05}.bin", contents[number].tobytes()) for number in numbers]
-        (folder / f"{shard:03}.tar").write_bytes(helpers.plain_tar(members))
-    wdsdist.index(folder, workers=1)
-    return folder
 
 
 @pytest.fixture
@@ -59,36 +38,6 @@ def read(batches: Any) -> list[tuple[list[str], list[bytes]]]:
     return [(batch["__key__"], [bytes(part) for part in batch["bin"]]) for batch in batches]
 
 
-def used(folder: Path) -> int:
-    """Return the use of a cache at one moment: while the folder is locked, nobody adds or removes files."""
-    try:
-        with (folder / ".lock").open("rb") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)
-            files = [path for path in folder.rglob("*") if path.parent.name != "readers" and path.is_file()]
-            return sum(path.lstat().st_size for path in files)
-    except FileNotFoundError:
-        return 0  # not there yet
-
-
-@contextmanager
-def watched(folder: Path) -> Iterator[list[int]]:
-    """Note the use of a folder, over and over, until the block ends."""
-    found: list[int] = []
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.002):
-            found.append(used(folder))
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield found
-    finally:
-        done.set()
-        thread.join()
-
-
 def fetched(store: web.Web) -> Counter[str]:
     """Return how often each shard was sent, in whole."""
     counts = Counter()
@@ -102,7 +51,7 @@ def fetched(store: web.Web) -> Counter[str]:
 def test_three_shards_of_thirty_are_room_enough(store: web.Web, stored: Path, tmp_path: Path, workers: int) -> None:
     cache, limit = tmp_path / "cache", 3 * COPY
     mine = loader(store.url, workers=workers, cache_dir=cache, cache_limit=limit, download_timeout=60)
-    with watched(cache) as use:
+    with watched(lambda: used(cache)) as use:
         found = read(mine)
     window = mine.state_dict()["shuffle_window"]
     assert SAMPLES // 2 <= window <= SAMPLES
@@ -141,7 +90,7 @@ def read_locally(stored: Path, world: int, batch_size: int) -> list[Any]:
 
 def test_two_ranks_share_a_limited_cache(store: web.Web, stored: Path, tmp_path: Path) -> None:
     cache, limit = tmp_path / "cache", 12 * COPY
-    with watched(cache) as use:
+    with watched(lambda: used(cache)) as use:
         found = read_by_ranks(store, cache, 2, limit, batch_size=4, warnings="error")
     assert found == read_locally(stored, 2, batch_size=4)
     assert max(use) <= limit
@@ -164,7 +113,7 @@ def test_a_mix_is_read_in_windows_that_fit(store: web.Web, stored: Path, tmp_pat
     cache, limit = tmp_path / "cache", 8 * COPY
     dataset = mixed(store.url, cache_dir=cache, cache_limit=limit, download_timeout=60)
     mine = StreamingDataLoader(dataset, 8, num_workers=workers)
-    with watched(cache) as use:
+    with watched(lambda: used(cache)) as use:
         found = read(mine)
     window = mine.state_dict()["shuffle_window"]
     assert SAMPLES <= window <= 2 * SAMPLES
@@ -181,9 +130,7 @@ def test_a_mix_whose_windows_do_not_fit_is_an_error_with_what_they_need(store: w
         mixed(store.url, shuffle_window=2 * SAMPLES, **limits),
         mixed(store.url, **{**limits, "cache_limit": COPY}),
     ):
-        with pytest.raises(
-            ArgumentError, match=r"one rank needs [\d,]+ at once, for the current and the next shuffle win"
-        ):
+        with pytest.raises(ArgumentError, match=r"one rank needs [\d,]+ at once"):
             next(iter(StreamingDataLoader(dataset, 8, num_workers=0)))
     assert not fetched(store)
 
@@ -276,6 +223,31 @@ def test_what_comes_next_is_fetched_while_nothing_is_asked_for(store: web.Web, t
     finally:
         prefetch.close()
     assert sum(fetched(store).values()) == 4
+
+
+def test_what_the_first_batch_needs_is_alone_until_it_is_there(store: web.Web) -> None:
+    """Also where another process fetches it: to fetch something else would take bandwidth from that."""
+    asked: list[int] = []
+    there = threading.Event()
+
+    class Cache:
+        def expect(self, *_: object) -> None: ...
+
+        def fetch_ahead(self, manifest: object, shard: int) -> bool | None:
+            asked.append(shard)
+            return True if shard != 3 or there.is_set() else None
+
+    uses = iter([Use(0, 9, 3), Use(1, 9, 5)])
+    prefetch = Prefetch(Cache(), wdsdist.open(store.url), uses, room=750_000)  # type: ignore[arg-type]
+    try:
+        prefetch.reach(0)
+        wait_for(lambda: len(asked) > 2)
+        assert set(asked) == {3}
+        there.set()
+        wait_for(lambda: 5 in asked)
+    finally:
+        there.set()
+        prefetch.close()
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

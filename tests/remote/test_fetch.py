@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import multiprocessing
 import os
@@ -94,6 +95,11 @@ def test_each_byte_is_asked_for_once_in_parts(store: Store, tmp_path: Path) -> N
     assert store.fetch(tmp_path / "a.tar") == Transfer(len(CONTENT), PARTS, 0)
     assert (tmp_path / "a.tar").read_bytes() == CONTENT
     assert store.proxy.count(store.path) == faults.Count(requests=PARTS, bytes=len(CONTENT))
+
+
+def test_what_is_read_at_once_takes_one_request(store: Store) -> None:
+    assert storage.read(store.location, store.options) == CONTENT
+    assert store.proxy.count(store.path) == faults.Count(requests=1, bytes=len(CONTENT))
 
 
 def test_a_size_that_is_not_known_is_asked_for(store: Store, tmp_path: Path) -> None:
@@ -237,18 +243,19 @@ def test_no_token_of_a_signed_url_is_in_a_traceback(web: Store, tmp_path: Path) 
             assert token not in "".join(traceback.format_exception(caught.value))
 
 
-def _fetch_in_child(location: str, path: Path) -> None:
-    storage.fetch(location, path, size=len(CONTENT), deadline=Deadline(20))
+def _fetch_in_child(store: Store, path: Path) -> None:
+    store.fetch(path)
+    gc.collect()  # what fsspec has dropped of its parent's
     os._exit(17 if path.read_bytes() == CONTENT else 1)
 
 
-def test_a_forked_child_fetches_after_its_parent_did(web: Store, tmp_path: Path) -> None:
-    web.proxy.rules()
-    web.fetch(tmp_path / "a.tar")
-    child = multiprocessing.get_context("fork").Process(target=_fetch_in_child, args=(web.location, tmp_path / "b"))
+def test_a_forked_child_fetches_after_its_parent_did_and_takes_nothing_from_it(store: Store, tmp_path: Path) -> None:
+    store.fetch(tmp_path / "a.tar")
+    child = multiprocessing.get_context("fork").Process(target=_fetch_in_child, args=(store, tmp_path / "b"))
     child.start()
     child.join(20)
     assert child.exitcode == 17
+    assert store.fetch(tmp_path / "a.tar").retries == 0
 
 
 SCRIPT = """

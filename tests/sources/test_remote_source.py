@@ -118,6 +118,27 @@ def test_remote_shards_are_packed_anew(store: str, tmp_path: Path) -> None:
     assert merged.extra["source"] == {"kind": "webdataset"}
 
 
+def test_a_remote_table_of_files_beside_it_is_refused_by_its_url(store: str) -> None:
+    upload("/bucket", {"train.csv": b"image\n1.jpg\n", "1.jpg": b"photo"})
+    for columns in (None, {"image": "jpg"}):
+        with pytest.raises(
+            SourceError, match=r"^memory://bucket/train\.csv, of which nothing but train\.csv was "
+        ) as one:
+            find("memory://bucket/train.csv", columns=columns).stored_sizes()
+        assert ".tmp-" not in str(one.value)
+
+
+@pytest.mark.parametrize(
+    ("extension", "message"),
+    [("tar", r"photos holds 2 tar files, such as 0\.tar: .*`wdsdist index memory://"),
+     ("parquet", r"photos holds 2 tables, such as 0\.parquet: name one of them")],
+)  # fmt: skip
+def test_remote_archives_and_tables_are_not_taken_for_samples(store: str, extension: str, message: str) -> None:
+    upload(store, {f"{number}.{extension}": b"" for number in range(2)})
+    with pytest.raises(SourceError, match=message):
+        find(store)
+
+
 def test_a_file_that_changes_or_vanishes_is_an_error_that_names_it(store: str) -> None:
     upload(store, {"a.txt": b"before"})
     source = find(store)

@@ -119,11 +119,11 @@ def test_a_file_that_is_not_there_is_named_with_its_row(written: Any, tmp_path: 
 
 
 def test_paths_of_files_that_lie_elsewhere_are_not_packed_as_texts(written: Any) -> None:
-    rows = [{"image": f"elsewhere/{number}.jpg", "label": 1} for number in range(3)]
-    with pytest.raises(SourceError, match=r"looks like paths, but elsewhere/0\.jpg is no file beside it"):
+    rows = [{"image": f"else where/{number}.jpg", "label": 1} for number in range(3)]
+    with pytest.raises(SourceError, match=r"looks like paths, but else where/0\.jpg is no file beside it"):
         find(written(rows))
-    assert members(find(written(rows), columns={"image": "txt"}))["000000000"]["txt"] == b"elsewhere/0.jpg"
-    with pytest.raises(SourceError, match=r"elsewhere/0\.jpg does not exist"):
+    assert members(find(written(rows), columns={"image": "txt"}))["000000000"]["txt"] == b"else where/0.jpg"
+    with pytest.raises(SourceError, match=r"else where/0\.jpg does not exist"):
         find(written(rows), columns={"image": "jpg"})
 
 

@@ -116,6 +116,14 @@ def test_tars_beside_other_files_are_not_taken_for_all_there_is(tmp_path: Path) 
         find(tmp_path)
 
 
+def test_shards_whose_packing_was_cut_off_are_not_taken_for_all_there_are(tmp_path: Path) -> None:
+    pack(unpack(tmp_path / "photos", PHOTOS), tmp_path / "shards", shard_samples=1)
+    (tmp_path / "shards" / "index.json").unlink()
+    for kind in (None, "webdataset"):
+        with pytest.raises(SourceError, match="shards has not been packed to the end"):
+            find(tmp_path / "shards", kind=kind)
+
+
 def test_an_index_json_of_another_purpose_makes_no_shards(tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text('{"images": []}')
     (tmp_path / "1.jpg").write_bytes(b"")

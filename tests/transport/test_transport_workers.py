@@ -113,7 +113,7 @@ class TestWithoutWorkers:
         for batch in StreamingDataLoader(dataset, 8, num_workers=0):
             for name, view in zip(batch["__shard__"], batch["bin"], strict=True):
                 number = int(name.removesuffix(".tar"))
-                content = np.frombuffer(dataset._samples._reader.shard(number).content, np.uint8)
+                content = np.frombuffer(dataset.sample_reader._reader.shard(number).content, np.uint8)
                 found = np.frombuffer(view, np.uint8)
                 start = found.ctypes.data - content.ctypes.data
                 assert not len(found) or 0 <= start <= len(content) - len(found)
@@ -196,6 +196,12 @@ def test_a_job_that_is_killed_leaves_nothing_behind(
     assert not any(path.suffix == ".tar" or "wdsdist" in path.name for path in short_path.rglob("*"))
 
 
+def test_a_script_that_ends_with_its_data_set_says_nothing(shards: Path) -> None:
+    script = "import sys, wdsdist; dataset = wdsdist.StreamingDataset(sys.argv[1]); dataset[0]"
+    done = subprocess.run([sys.executable, "-c", script, str(shards)], capture_output=True, check=True)
+    assert done.stderr == b""
+
+
 LITTLE = """
 import os, sys, wdsdist
 if sys.argv[2] == "no memfd":
@@ -211,7 +217,7 @@ if __name__ == "__main__":
 
 
 def can_mount() -> bool:
-    command = ["unshare", "--mount", "mount", "-t", "tmpfs", "-o", "size=64k", "none", "/dev/shm"]
+    command = ["unshare", "--mount", "mount", "-t", "tmpfs", "-o", "size=160k", "none", "/dev/shm"]
     try:
         return subprocess.run(command, capture_output=True).returncode == 0
     except FileNotFoundError:
@@ -223,7 +229,7 @@ class TestLittleSharedMemory:
     def run(self, shards: Path, tmp_path: Path, memory: str, way: str) -> str:
         script = tmp_path / "job.py"
         script.write_text(LITTLE)
-        inner = f'mount -t tmpfs -o size=72k none /dev/shm && exec "{sys.executable}" "{script}" "{shards}" "$0" "$1"'
+        inner = f'mount -t tmpfs -o size=160k none /dev/shm && exec "{sys.executable}" "{script}" "{shards}" "$0" "$1"'
         done = subprocess.run(
             ["unshare", "--mount", "sh", "-c", inner, memory, way], capture_output=True, text=True, timeout=100
         )

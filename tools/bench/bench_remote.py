@@ -1,23 +1,39 @@
-"""How fast shards come from a store: wdsdist's fetch beside the same number of bare ranged GETs.
+"""How fast shards come from a store: single fetches, and whole epochs, beside bare ranged GETs and other loaders.
 
-What is measured: a web server with 20 ms to the first byte and 90 MB/s a connection, in processes of its own on this
-machine, holds shards of 64 MiB. In each round, one after another and with the same number of requests in flight: bare
-GETs of 8 MiB by threads that keep nothing of what they read, and `storage.fetch` of all shards at once into files, over
-HTTP and, from the same server, through s3fs. Bytes per second, CPU seconds of the reading process per GB, and the
-least, median and greatest ratio of a round. A fetch should reach 0.9 of bare requests.
+A web server with 20 ms to the first byte and 90 MB/s a connection, in processes of its own on this machine, holds
+shards of 64 MiB; to clients of S3 it is a store. In each round everything is measured once, one after another; figures
+are medians of the rounds, ratios are paired by round.
 
-    python tools/bench/bench_remote.py                        # 5 rounds of 16 connections
-    python tools/bench/bench_remote.py --connections 32 --rate 45e6
+*fetch*: with the same number of requests in flight, bare GETs of 8 MiB by threads that keep nothing of what they read,
+and `storage.fetch` of all shards at once into files, over HTTP and through s3fs. A fetch should reach 0.9 of bare GETs.
 
-What came out with 16 connections, on 4 cores that other work kept busy (two to three times as many tasks as cores), as
-ratios to bare requests, median (least to greatest), of two runs: HTTP 0.96 (0.70 to 1.04) and 0.88 (0.75 to 1.02), S3
-0.95 (0.67 to 1.02) and 0.80 (0.58 to 0.99). Bare requests reached 1.15 GB/s with 0.2 CPU seconds per GB; a fetch took
-0.52 over HTTP and 0.65 from S3, all in one thread, so a busy machine slows it more than many. With most cores free
-both reached 1.15 to 1.18 GB/s, as bare requests did.
+*epoch*: a first epoch of 16,384 samples of 70,000 random bytes into an empty cache, with 4 workers, each epoch in a
+fresh process: from making data set and loader, after all imports, to the last batch. Every epoch's samples, bytes and
+checksum must be right. Aims: 0.9 of bare GETs; the first batch within 3 round trips, beyond what it takes from the
+local disk and the transfer of one shard (93 ms, its parts side by side); 3 times the others; each shard sent once, as
+the server counts. CPU seconds are those of all processes of the loader. The others read as their documentation says:
+webdataset through curl, by its own reader of http URLs; MosaicML Streaming and LitData from S3, with a local cache.
 
-Tried beside it, not part of this script: fsspec's `cat_file` from 16 threads, its bytes written when all of a part is
-there, 0.58 to 0.74 GB/s with 2.1 to 2.9 CPU seconds per GB where parts written as they arrive reached 1.1 to 1.2; and
-obstore 0.12, 0.4 to 1.1 GB/s where a fetch reached 0.7 to 1.1: no reason for another client.
+    python tools/bench/bench_remote.py --measure fetch        # 5 rounds of 16 connections
+    python tools/bench/bench_remote.py --measure fetch --connections 32 --rate 45e6
+    python tools/bench/bench_remote.py --measure epoch --python .venv-peers/bin/python
+
+What came out of *fetch* with 16 connections, on 4 cores that other work kept busy (two to three times as many tasks as
+cores), as ratios to bare requests, median (least to greatest), of two runs: HTTP 0.96 (0.70 to 1.04) and 0.88 (0.75 to
+1.02), S3 0.95 (0.67 to 1.02) and 0.80 (0.58 to 0.99). Bare requests reached 1.15 GB/s with 0.2 CPU seconds per GB; a
+fetch took 0.52 over HTTP and 0.65 from S3, all in one thread, so a busy machine slows it more than many. With most
+cores free both reached 1.15 to 1.18 GB/s, as bare requests did.
+
+What came out of *epoch*, on 4 cores with 15 to 20 other tasks, hence of little worth for what a free machine does: in
+9 rounds 0.27 GB/s over HTTP (0.22 to 0.80) and 0.26 from S3 (0.21 to 0.41), where 16 bare GETs reached 1.1 and 64 of
+them 2.1. The aim was not reached: 0.25 of 16 bare GETs, 0.72 at best. An epoch takes 2.0 CPU seconds per GB with one
+worker (fetching and writing 0.5, verifying 0.65, batches 0.5, the rest for what is started), 2.8 to 3.2 with 4, and 4
+to 4.8 from S3, where each worker makes a client of its own; bare GETs take 0.3. In the 2 rounds with the others
+webdataset reached 0.26 GB/s (4.6 CPU seconds per GB), of which wdsdist was 3.0 and 1.1 times as fast; LitData 0.05 (28
+CPU seconds per GB, shards sent up to twice): 19 and 6 times. MosaicML Streaming gave no epoch: it stalled for more than
+90 s, or its samples were not those that had been packed, though boto3 alone got all of its shards right from the same
+server. The first batch of wdsdist came after 2 or 3 requests one after another, but 4 to 24 round trips beyond the
+local one over HTTP, and 26 to 52 from S3: it waits for the processor. Each shard was sent once in every epoch.
 """
 
 from __future__ import annotations
@@ -25,28 +41,35 @@ from __future__ import annotations
 import argparse
 import functools
 import http.client
+import json
 import os
 import queue
 import resource
+import sys
 import tempfile
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from peers.statistic import paired_ratio, spread, values
-from peers.store import started
+sys.path[:0] = [str(Path(__file__).parents[2])]
 
-from wdsdist import storage
+from peers.kinds import OBJECTS  # noqa: E402 - found only by the line above
+from peers.runs import TrialError  # noqa: E402
+from peers.statistic import paired_ratio, spread, values  # noqa: E402
+from peers.store import started  # noqa: E402
+from peers.visits import Reader, prepare, visit  # noqa: E402
+
+from wdsdist import storage  # noqa: E402
 
 PART = 8 << 20
 
 
-def bare(url: str, names: list[str], size: int, connections: int) -> None:
-    """Read all ranges into a buffer, and forget them."""
+def bare(url: str, sizes: Mapping[str, int], connections: int) -> None:
+    """Read all ranges of some files into a buffer, and forget them."""
     wanted: queue.SimpleQueue[tuple[str, int, int]] = queue.SimpleQueue()
-    for name in names:
+    for name, size in sizes.items():
         for start in range(0, size, PART):
             wanted.put((name, start, min(start + PART, size)))
 
@@ -96,16 +119,110 @@ def reserved(folder: Path, names: list[str], size: int) -> None:
             os.posix_fallocate(stream.fileno(), 0, size)
 
 
+READERS = (
+    Reader("wdsdist, HTTP", "wdsdist"),
+    Reader("wdsdist, HTTP, 1 worker", "wdsdist", workers=1),
+    Reader("wdsdist, HTTP, 2 ranks", "wdsdist", ranks=2),
+    Reader("wdsdist, S3", "wdsdist", is_s3=True),
+    Reader("webdataset, HTTP", "webdataset"),
+    Reader("MosaicML Streaming, S3", "mosaicml", is_s3=True),
+    Reader("LitData, S3", "litdata", is_s3=True),
+)
+BARE = (16, 64)
+
+
 def main() -> None:
-    """Run the rounds and print a table."""
+    """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shards", type=int, default=12)
+    parser.add_argument("--measure", nargs="+", default=["fetch", "epoch"], choices=["fetch", "epoch"])
+    parser.add_argument("--shards", type=int, default=12, help="that are fetched")
     parser.add_argument("--shard-bytes", type=int, default=64 << 20)
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--latency", type=float, default=0.02, help="seconds to the first byte")
     parser.add_argument("--rate", type=float, default=90e6, help="bytes per second of one connection")
+    parser.add_argument("--samples", type=int, default=OBJECTS.samples, help="in an epoch")
+    parser.add_argument("--workers", type=int, default=4, help="of each rank")
+    parser.add_argument("--systems", nargs="+", choices=sorted({reader.system for reader in READERS}))
+    parser.add_argument("--data", type=Path, default=Path("bench-data"), help="folder for the epochs' data")
+    parser.add_argument("--python", default=sys.executable, help="the Python that the other systems run in")
+    parser.add_argument("--limit", type=float, default=180, help="seconds that an epoch may take")
     arguments = parser.parse_args()
+    if "fetch" in arguments.measure:
+        fetches(arguments)
+    if "epoch" in arguments.measure:
+        epochs(arguments)
+
+
+def epochs(arguments: argparse.Namespace) -> None:
+    """Measure whole epochs from an empty cache."""
+    readers = [reader for reader in READERS if not arguments.systems or reader.system in arguments.systems]
+    pythons = {reader.system: arguments.python for reader in readers} | {"wdsdist": sys.executable}
+    made = prepare(readers, pythons, arguments.data, arguments.samples, arguments.limit)
+    sizes = {path.name: path.stat().st_size for path in made.packed("wdsdist").glob("*.tar")}
+    gigabytes = sum(sizes.values()) / 1e9
+    measured: list[dict[str, dict[str, float]]] = []
+    with started(made.files.parents[1], latency=arguments.latency, rate=arguments.rate) as store:
+        for _ in range(arguments.rounds):
+            row: dict[str, dict[str, float]] = {}
+            for connections in BARE:
+                url = f"{store.url}/{made.files.parent.name}/wdsdist"
+                found = timed(functools.partial(bare, url, sizes, connections))
+                row[f"bare GETs, {connections}"] = {"rate": gigabytes / found["value"], "cpu": found["cpu"] / gigabytes}
+            for reader in readers:
+                python = pythons[reader.system]
+                try:
+                    found = visit(reader, python, made, store, workers=arguments.workers, limit=arguments.limit)
+                    if reader.system == "wdsdist":
+                        local = visit(reader, python, made, None, workers=arguments.workers, limit=arguments.limit)
+                        beyond = found["first"] - local["first"] - PART / arguments.rate
+                        found["round trips"] = beyond / arguments.latency
+                    row[reader.title] = found
+                except (TrialError, ValueError) as error:
+                    print(f"{reader.title}: {error}", file=sys.stderr)
+            print(json.dumps(row), file=sys.stderr, flush=True)
+            measured.append(row)
+    report_epochs(measured, [reader.title for reader in readers])
+
+
+def report_epochs(measured: list[dict[str, dict[str, float]]], readers: list[str]) -> None:
+    """Print a table, and the ratios that there are aims for, each the median of the rounds."""
+    print("| reader | epochs | GB/s | first batch, s | CPU seconds per GB | requests | downloads of a shard |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for title in [*(f"bare GETs, {connections}" for connections in BARE), *readers]:
+        rates = values(measured, title, "rate")
+        if not rates:
+            print(f"| {title} | 0 of {len(measured)} | | | | | |")
+            continue
+        rate, cpu = spread(rates), spread(values(measured, title, "cpu"))
+        cells = [f"{rate.median:.2f} ({rate.least:.2f} to {rate.greatest:.2f})"]
+        for figure, form in (("first", ".2f"), ("cpu", ".2f"), ("requests", ".0f"), ("most times", ".2f")):
+            found = values(measured, title, figure)
+            cells.append(f"{cpu.median:.2f}" if figure == "cpu" else f"{spread(found).median:{form}}" if found else "")
+        print(f"| {title} | {len(rates)} of {len(measured)} | {' | '.join(cells)} |")
+    rated = [{name: {"value": one["rate"]} for name, one in row.items()} for row in measured]
+    for title in (title for title in readers if title.startswith("wdsdist")):
+        for other in (f"bare GETs, {connections}" for connections in BARE):
+            say_ratio(rated, title, other, "aim 0.9")
+        beyond, depth = (spread(values(measured, title, figure)) for figure in ("round trips", "depth"))
+        print(
+            f"{title}: first batch, beyond that from the local disk and the transfer of one shard, "
+            f"{beyond.median:.1f} round trips ({beyond.least:.1f} to {beyond.greatest:.1f}), aim 3; "
+            f"{depth.median:.0f} requests one after another"
+        )
+    for title in (title for title in readers if not title.startswith("wdsdist")):
+        say_ratio(rated, readers[0], title, "aim 3")
+
+
+def say_ratio(measured: list[dict[str, dict[str, float]]], system: str, other: str, aim: str) -> None:
+    """Print one ratio, paired by round, where there is one."""
+    ratio = paired_ratio(measured, system, other)
+    if ratio is not None:
+        print(f"{system} / {other}: {ratio.median:.2f} ({ratio.least:.2f} to {ratio.greatest:.2f}), {aim}")
+
+
+def fetches(arguments: argparse.Namespace) -> None:
+    """Measure fetches beside bare requests."""
     names = [f"{number:06}.tar" for number in range(arguments.shards)]
     size = arguments.shard_bytes
     with tempfile.TemporaryDirectory() as work:
@@ -114,11 +231,13 @@ def main() -> None:
         target.mkdir()
         for name in names:
             (source / name).write_bytes(os.urandom(size))
-        with started(Path(work), latency=arguments.latency, rate=arguments.rate) as url:
-            account = {"key": "nobody", "secret": "nothing", "endpoint_url": url}
+        with started(Path(work), latency=arguments.latency, rate=arguments.rate) as store:
+            account = {"key": "nobody", "secret": "nothing", "endpoint_url": store.url}
             systems: dict[str, Callable[[list[str], int, int], None]] = {
-                "bare GETs": functools.partial(bare, f"{url}/bucket"),
-                "fetch, HTTP": functools.partial(fetch, f"{url}/bucket", target, {}),
+                "bare GETs": lambda names, size, connections: bare(
+                    f"{store.url}/bucket", dict.fromkeys(names, size), connections
+                ),
+                "fetch, HTTP": functools.partial(fetch, f"{store.url}/bucket", target, {}),
                 "fetch, S3": functools.partial(
                     fetch, "s3://bucket", target, {**account, "client_kwargs": {"region_name": "us-east-1"}}
                 ),
@@ -150,10 +269,9 @@ def report(measured: list[dict[str, dict[str, float]]], systems: list[str], giga
         cpu = spread([row[system]["cpu"] for row in measured]).median
         rates = [f"{gigabytes / seconds:.2f}" for seconds in (found.median, found.greatest, found.least)]
         print(f"| {system} | {' | '.join(rates)} | {cpu / gigabytes:.2f} |")
+    rates = [{name: {"value": gigabytes / one["value"]} for name, one in row.items()} for row in measured]
     for system in systems[1:]:
-        ratio = paired_ratio(measured, systems[0], system)
-        if ratio is not None:
-            print(f"{system} / {systems[0]}: {ratio.median:.2f} ({ratio.least:.2f} to {ratio.greatest:.2f}), aim 0.9")
+        say_ratio(rates, system, systems[0], "aim 0.9")
 
 
 if __name__ == "__main__":

@@ -85,10 +85,12 @@ class Wanted:
         except FileNotFoundError:
             return None
 
-    @property
-    def index_bytes(self) -> int:
-        """Bytes to reserve for the index; of one that has to be made, about what members of some size give."""
-        if self.sidecar is not None:
+    def index_bytes(self, *, ask: bool) -> int:
+        """Return the bytes to reserve for the index, as its store tells, which is a round trip of its own.
+
+        Unless it is asked, and for an index that has to be made, more than members of some size give.
+        """
+        if ask and self.sidecar is not None:
             return len(self.sidecar)
         if self._listed_index and self._listed_index.exists():
             return self._listed_index.stat().st_size if self.listed.is_compressed else 0
@@ -124,6 +126,8 @@ class Wanted:
         for attempt in range(_ATTEMPTS):
             try:
                 return self._fetch_once()
+            except storage.WrongLengthError as error:
+                raise ShardDamagedError(f"{error}: upload it again") from None
             except ShardDamagedError as error:
                 if not self._is_remote:
                     raise
@@ -147,7 +151,9 @@ class Wanted:
                 raise ShardDamagedError(f"{self.shown} has changed while it was read: try again once it is at rest")
             tar = tarindex.stored(part)
         else:
-            self._fetch_file(part)
+            with self._begin_fetch(part) as shard:
+                _ = self.sidecar  # comes while the shard does
+                self.retries += shard.result().retries
             file = tar = tarindex.stored(part)
             self._check("index.json", file, Stored(self.listed.size, self.listed.sha256))
         index, sidecar = self._known_index(), self.sidecar
@@ -202,13 +208,13 @@ class Wanted:
             return
         with tempfile.TemporaryFile(dir=self.place.folder) as file:
             path = Path(f"/proc/self/fd/{file.fileno()}")
-            self._fetch_file(path)
+            with self._begin_fetch(path) as shard:
+                self.retries += shard.result().retries
             yield path
 
-    def _fetch_file(self, path: Path) -> None:
+    def _begin_fetch(self, path: Path) -> storage.Fetching:
         size = self.listed.size if self.listed.size >= 0 else None
-        transfer = storage.fetch(self._location, path, self._options, size=size, deadline=self.deadline)
-        self.retries += transfer.retries
+        return storage.begin_fetch(self._location, path, self._options, size=size, deadline=self.deadline)
 
     def _listed_index_exists(self) -> bool:
         return self._listed_index is not None and self._listed_index.exists()

@@ -103,10 +103,17 @@ class Reader:
 
     def _publish(self) -> None:
         content = json.dumps({"job": self._job, "upcoming": self._upcoming, "claims": list(self._claims.values())})
-        new = self._folder / f"{self._name}{_NEW}"
-        new.write_text(content)
-        with contextlib.suppress(FileNotFoundError):  # collected garbage has published what is newer
-            new.replace(self._folder / f"{self._name}{_LIST}")
+        new, known = (self._folder / f"{self._name}{suffix}" for suffix in (_NEW, _LIST))
+        try:
+            new.write_text(content)
+            with contextlib.suppress(FileNotFoundError):  # collected garbage has published what is newer
+                new.replace(known)
+        except OSError:
+            # A list that is no longer true must not stand. It is only advice: that the disk is full, or whatever else
+            # is wrong with it, shows where a shard cannot be fetched, and those that are there can be read.
+            with contextlib.suppress(OSError):
+                new.unlink(missing_ok=True)
+                known.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,8 @@ class Room:
                 f"{wanted.shown} has a size that neither index.json nor its store tells, so cache_limit cannot be "
                 f"kept: index the data set with `wdsdist index`, or set no cache_limit"
             )
-        reserved = max(0, size) + wanted.extra_bytes + wanted.index_bytes + _STAMP_BYTES
+        index_bytes = wanted.index_bytes(ask=self._limit is not None)
+        reserved = max(0, size) + wanted.extra_bytes + index_bytes + _STAMP_BYTES
         if self._limit is not None and reserved > self._limit:
             raise CacheError(
                 f"cache_limit is {self._limit:,} bytes but {wanted.shown} takes {reserved:,} with its index: raise it"

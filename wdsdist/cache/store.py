@@ -56,7 +56,6 @@ class ShardCache:
         self.timeout = timeout
         self.hits = 0
         """Shards that were asked for and that this process did not have to fetch."""
-        self._ahead: set[str] = set()  # keys of what this process has fetched and not asked for yet
         self.fetches = 0
         """Shards that this process has fetched."""
         self.bytes_fetched = 0
@@ -66,13 +65,13 @@ class ShardCache:
         self.seconds_waited = 0.0
         """Time in `pin` for shards that were not there."""
 
+    def counters(self) -> Counters:
+        """Return what this process has had so far."""
+        return Counters(self.hits, self.fetches, self.bytes_fetched, self.retries)
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process joins on its own, and counts on its own.
         return functools.partial(ShardCache, limit=self.limit, timeout=self.timeout), (self.folder,)
-
-    def counters(self) -> Counters:
-        """Return what this process has had so far, as workers report it."""
-        return Counters(self.hits, self.fetches, self.bytes_fetched, self.retries)
 
     @functools.cached_property
     def _room(self) -> Room:
@@ -108,7 +107,8 @@ class ShardCache:
             return Pinned(path, tarindex.shard_index(path, listed_in=part.base), None)
         wanted = self._wanted(manifest, number)
         with self._clear_errors(wanted.described):
-            if pinned := self._hit(wanted):
+            if pinned := self._copy(wanted):
+                self.hits += 1
                 return pinned
             keys = {places.copy_key(manifest, one) for one in (number, *batch)}
             self._check_limit(sum(max(0, int(manifest.read_sizes[one])) for one in {number, *batch}), len(keys))
@@ -184,7 +184,8 @@ class ShardCache:
         """Fetch a shard, or wait until another process has."""
         found: Pinned | str = ""
         for _ in pauses(wanted.deadline.end):
-            if not anew and (pinned := self._hit(wanted)):
+            if not anew and (pinned := self._copy(wanted)):
+                self.hits += 1
                 return pinned
             found = self._fetch(wanted, batch, anew=anew)
             if isinstance(found, Pinned):
@@ -197,14 +198,6 @@ class ShardCache:
             f"{wanted.shown} could not be had within {self.timeout:g} seconds: {found}; raise download_timeout if the "
             f"store is slow, or cache_limit if the processes that share {self._room.root} need more at once"
         )
-
-    def _hit(self, wanted: Wanted) -> Pinned | None:
-        """Return what `_copy` does; it is no hit where this process has fetched it for this, in another thread."""
-        pinned = self._copy(wanted)
-        if pinned is not None:
-            self.hits += wanted.place.key not in self._ahead
-            self._ahead.discard(wanted.place.key)
-        return pinned
 
     def _copy(self, wanted: Wanted) -> Pinned | None:
         """Return the copy of a shard, locked; nothing where there is none, or somebody else is about to change it."""
@@ -258,15 +251,13 @@ class ShardCache:
                 fetched = wanted.fetch()
             finally:
                 self.retries += wanted.retries
-            # Before it is there: whoever finds it does not count it as found.
-            (self._ahead.add if batch is None else self._ahead.discard)(place.key)
-            self.fetches += 1
-            self.bytes_fetched += fetched.index.size
             room.install(part, wanted, fetched)
         except BaseException:
             with contextlib.suppress(CacheError):  # whoever looks for room next sweeps it up
                 room.give_up(part, place, wanted.deadline)
             raise
+        self.fetches += 1
+        self.bytes_fetched += fetched.index.size
         # The system gives up the one lock before it gives the other: somebody may have come between.
         if part.lock(alone=False) and part.is_at(place.copy):
             return Pinned(place.copy, fetched.index, part)
@@ -274,7 +265,7 @@ class ShardCache:
 
     @contextlib.contextmanager
     def _clear_errors(self, what: str) -> Iterator[None]:
-        """Turn what the system says of the folder, where something is to be kept, into errors that say what to do."""
+        """Turn what the system says of the folder, when something is to be kept there, into errors that help."""
         root = self._room.root
         try:
             yield

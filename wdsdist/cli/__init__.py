@@ -64,7 +64,7 @@ def _fail(ctx: click.Context, message: str) -> None:
 def _wdsdist() -> None:
     """Turn data sets into WebDataset shards, and look at shards.
 
-    SHARDS is a folder with an index.json, one or more .tar files, or a pattern such as 'train-{000..127}.tar'.
+    SHARDS is a folder or URL with an index.json, one or more .tar files, or a pattern such as 'train-{000..127}.tar'.
     Compressed shards are decompressed once per node, into the cache.
     """
 

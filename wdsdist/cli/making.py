@@ -113,7 +113,7 @@ def pack(
     scope: Scope,
     quiet: bool,
 ) -> None:
-    """Pack SOURCE into shards in the folder DEST.
+    """Pack SOURCE into shards in DEST, a folder or a URL.
 
     SOURCE is a folder of files, where those whose paths agree up to the first dot of their names become one sample; an
     IDX set such as mnist/train or train-images-idx3-ubyte.gz; or a table whose rows are samples: a .csv, .tsv or
@@ -193,6 +193,8 @@ def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> No
         click.echo(f"classes: {len(classes):,}, from {classes[0]} to {classes[-1]}, as cls members")
     for what, count in manifest.extra.get("skipped", {}).items():
         click.echo(f"skipped: {count:,} x {what}")
+    if renamed := manifest.extra.get("renamed_keys"):
+        click.echo(f"renamed: {counted(renamed, 'key')} that an earlier shard has too, by a number, such as 0001~2")
     if left_out := manifest.extra.get("left_out"):
         click.echo(
             f"left out: {counted(left_out, 'sample')}, listed in {shown_location(manifest.base)}/{report.FILE_NAME}"

@@ -15,6 +15,8 @@ from wdsdist.errors import IndexFormatError, IndexNotFoundError
 from wdsdist.manifest.values import Manifest, Shard
 
 FILE_NAME = "index.json"
+PACK_RECORD = ".wdsdist-pack.json"
+"""Stands beside the shards from when packing begins: without ``FILE_NAME``, it has not finished."""
 
 _KIND = "wids-shard-index-v1"
 

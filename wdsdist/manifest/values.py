@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist import storage, tarformat
-from wdsdist.errors import ArgumentError, ArgumentTypeError, SampleIndexError
+from wdsdist.errors import ArgumentError
 from wdsdist.memory import SharedCopy, is_spawning
-from wdsdist.order import split_line
 from wdsdist.permutation import Int64s
 from wdsdist.shardindex import ShardIndex
 
@@ -91,10 +90,20 @@ class Manifest:
         """Samples in all shards."""
         return int(self.counts.sum())
 
+    @functools.cached_property
+    def ends(self) -> Int64s:
+        """int64 [shards]: samples up to the end of each shard."""
+        return np.cumsum(self.counts)
+
     @property
     def num_bytes(self) -> int:
         """Bytes of all shards whose size is known."""
         return int(self.sizes[self.sizes > 0].sum())
+
+    @property
+    def mean_sample_bytes(self) -> int:
+        """Bytes that a sample takes in its shard, as far as sizes are known."""
+        return self.num_bytes // max(1, self.num_samples)
 
     @property
     def num_tar_bytes(self) -> int:
@@ -141,24 +150,6 @@ class Manifest:
         for number in np.flatnonzero(compressed).tolist():
             compressed[number] = self.shard(number).is_compressed
         return compressed
-
-    def find(self, index: int) -> tuple[int, int]:
-        """Return the shard that holds sample ``index``, and its number in there; negative ones count from the end.
-
-        Raises `ArgumentTypeError` for what is no number, `SampleIndexError` outside the data set.
-        """
-        if not isinstance(index, (int, np.integer)):
-            raise ArgumentTypeError(f"a data set is indexed by sample numbers, not by {index!r}")
-        number = int(index) + (self.num_samples if index < 0 else 0)
-        if not 0 <= number < self.num_samples:
-            raise SampleIndexError(f"sample {index:,} is outside the data set, which has {self.num_samples:,} samples")
-        shards, samples = split_line(self._ends, np.array([number]))
-        return int(shards[0]), int(samples[0])
-
-    @functools.cached_property
-    def _ends(self) -> Int64s:
-        """int64 [shards]: samples up to the end of each."""
-        return np.cumsum(self.counts)
 
     def part(self, number: int) -> tuple[Manifest, int]:
         """Return the manifest that first listed a shard, and its number there: another where data sets are joined."""

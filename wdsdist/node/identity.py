@@ -33,7 +33,7 @@ class Identity:
     """Where ``rank`` and ``world_size`` came from; ``"arguments"`` as soon as one of them was given."""
 
 
-def identity(*, rank: int | None = None, num_replicas: int | None = None) -> Identity:
+def identity(*, rank: int | None = None, num_replicas: int | None = None, model_parallel: bool = False) -> Identity:
     """Find out which process this is.
 
     Arguments come first, then an initialised ``torch.distributed``, then the launcher's environment variables
@@ -47,6 +47,8 @@ def identity(*, rank: int | None = None, num_replicas: int | None = None) -> Ide
     Args:
         rank: number of this process, ``0 <= rank < num_replicas``.
         num_replicas: number of processes that share the samples, at least 1.
+        model_parallel: whether several processes are known to make one replica; otherwise a ``num_replicas`` that is
+            not torch.distributed's world size warns.
 
     Raises:
         ArgumentTypeError: an argument is not an int.
@@ -72,11 +74,11 @@ def identity(*, rank: int | None = None, num_replicas: int | None = None) -> Ide
     world = found.world_size if num_replicas is None else num_replicas
     if this >= world:
         raise ArgumentError(f"rank is {this} but num_replicas is {world}{whence}: ranks run from 0 to {world - 1}")
-    if found.source == "torch.distributed" and world != found.world_size:
+    if found.source == "torch.distributed" and world != found.world_size and not model_parallel:
         # Only a warning: the ranks of one model-parallel group rightly share a rank among fewer replicas.
         warnings.warn(
             f"num_replicas is {world} but torch.distributed's world size is {found.world_size}: right for the "
-            "data-parallel groups of a model-parallel job; otherwise ranks would share or miss samples",
+            "data-parallel groups of a model-parallel job (mesh= says so); otherwise ranks share or miss samples",
             stacklevel=2,
         )
     return replace(found, rank=this, world_size=world, source="arguments")

@@ -32,8 +32,8 @@ _LOCK = ".wdsdist-pack.lock"
 
 # The names that storage.atomic_write gives to what packing writes.
 _TEMPORARY = re.compile(
-    rf"\.tmp-\w+-(?:shard-\d+\.tar(?:\.zst)?(?:{re.escape(shardindex.SUFFIX)})?|index\.json|{re.escape(jobs.FILE_NAME)}"
-    rf"|{re.escape(report.FILE_NAME)})"
+    rf"\.tmp-\w+-(?:shard-\d+\.tar(?:\.zst)?(?:{re.escape(shardindex.SUFFIX)})?"
+    rf"|{'|'.join(map(re.escape, (manifests.FILE_NAME, jobs.FILE_NAME, report.FILE_NAME)))})"
 )
 # Of sources that are unpacked or fetched before they are packed.
 _TEMPORARY_FOLDER = re.compile(rf"\.tmp-\w+{re.escape(deferred.SUFFIX)}")

@@ -10,11 +10,12 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from wdsdist import manifest as manifests
 from wdsdist.checks import check_integer
 from wdsdist.packing.place import Place
 from wdsdist.packing.plan import shard_name, shard_number
 
-FILE_NAME = ".wdsdist-pack.json"
+FILE_NAME = manifests.PACK_RECORD
 
 _VERSION = 2  # of the record, and of the bytes that packing writes: another one starts anew
 

@@ -34,7 +34,7 @@ class Writing:
     """Writes instead of processes of ours; it stays open."""
     on_error: OnError
     progress: ShowProgress | None
-    """Called after each shard."""
+    """Called before the first shard and after each."""
 
 
 def write_planned(source: Source, plan: PackPlan, place: Place, job: Job, how: Writing) -> list[WrittenShard]:
@@ -50,7 +50,7 @@ def write_planned(source: Source, plan: PackPlan, place: Place, job: Job, how: W
         lent = how.executor
         workers = how.workers or (parallelism(lent) if lent else None)
         # Only files can be read by any thread, at any time; what other sources give may be made, or decoded in order.
-        threads = _ABREAST if isinstance(source, FolderSource) else 1
+        threads = _ABREAST if isinstance(source, FolderSource) and not lent else 1
         try:
             with borrowed(lent, place, job) if lent else pool(workers, len(missing), threads=threads) as executor:
                 shards.write(executor, missing, _AHEAD * max(min(workers or cpu_count(), len(missing)), threads))
@@ -94,8 +94,7 @@ class _Shards:
             if kept is not None:
                 self._add(number, kept)
         self.kept = self.samples_done, self.bytes_done
-        if self.done:
-            self._report()
+        self._report()
         return [number for number in range(len(self.plan)) if number not in self.done]
 
     def write(self, executor: Executor, missing: list[int], ahead: int) -> None:

@@ -70,9 +70,8 @@ def pack(
         shard_bytes: the most bytes of a shard; a sample that needs more gets a shard of its own. For a data set made
             in Python, the mean of some samples is taken for the size of all, so shards may come out larger.
         shard_samples: the most samples of a shard; by default, only bytes count.
-        workers: processes that write; by default one for each core; an iterable is written by the calling
-            process. With an ``executor``: how many shards it writes
-            at once, for one that does not say.
+        workers: processes that write; by default one for each core; an iterable is written by the calling process.
+            With an ``executor``: how many shards it writes at once, for one that does not say.
         executor: writes the shards instead, perhaps on other machines: any `concurrent.futures.Executor`, which stays
             open. Its workers must have wdsdist, and must see ``source`` and ``dest`` under the same names. A data
             set that Python makes is pickled and goes with each shard, so what it is made of must be installed there;
@@ -101,7 +100,7 @@ def pack(
         storage_options: passed to fsspec where ``dest`` or ``source`` is a URL; where both are, with different schemes,
             for ``dest`` alone, so that no store is shown another one's credentials.
         source_storage_options: passed to fsspec for ``source``, in place of ``storage_options``.
-        progress: called with a `PackProgress` after each shard.
+        progress: called with a `PackProgress` before the first shard is written and after each.
 
     Returns the manifest, as `wdsdist.open` would.
 
@@ -110,6 +109,7 @@ def pack(
         SourceError: the source is empty, ambiguous or damaged, or changes while it is packed; or all was left out.
         DestinationExistsError: ``dest`` holds another data set, or the same packed with other options.
         DestinationError: ``dest`` cannot be written.
+        StorageError: the store of a source cannot be read.
         ArgumentError: an option has a value that cannot work.
 
     >>> import tempfile, pathlib

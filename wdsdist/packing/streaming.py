@@ -39,6 +39,8 @@ def write_in_order(
     present = place.sizes()
     shards: list[WrittenShard] = []
     done = PackProgress(samples_done=0, samples=None, shards_done=0, shards=None, bytes_done=0, bytes=None)
+    if progress is not None:
+        progress(done)
     while not cut.is_over:
         # How many there will be must not matter.
         name = shard_name(len(shards), 1, compressed=options.compress is not None)

@@ -46,7 +46,7 @@ def write_shard(
     """Write a tar of the samples, then its index.
 
     Args:
-        folder: where to.
+        place: where to.
         name: of the shard.
         samples: what it is to hold.
         root: where the source lies; what is noted of samples that are left out does not name it.

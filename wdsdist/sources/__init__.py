@@ -144,7 +144,8 @@ def _check_options(kind: Kind, found: Source | Stream, options: SourceOptions) -
 def _not_found(source: object, kind: str | None) -> SourceError | SourceNotFoundError:
     """Return the error for what no kind recognises."""
     path = path_of(source)
-    accepted = ", or ".join(known.description for known in reversed(_candidates(kind)))
+    *others, last = (known.description for known in reversed(_candidates(kind)))
+    accepted = f"{'; '.join(others)}; or {last}" if others else last
     if not isinstance(source, (str, os.PathLike)):
         return SourceError(f"{source!r} is of no kind that can be packed: that is {accepted}")
     if path is None:

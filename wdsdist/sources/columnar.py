@@ -56,12 +56,16 @@ def find(path: Path, options: SourceOptions, *, kind: str) -> Source | None:
         fits = options.kind == kind or path.name.lower().endswith(suffixes)
         return _source(kind, path, path.parent, [path], options) if fits else None
     if path.is_dir():
+        found = []
         with os.scandir(path) as entries:
-            visible = [entry for entry in entries if not entry.name.startswith((".", "_"))]
-            alone = all(entry.is_file() and entry.name.lower().endswith((*suffixes, *_BESIDE)) for entry in visible)
-        if not alone and options.kind != kind:
-            return None
-        found = [path / entry.name for entry in visible if entry.name.lower().endswith(suffixes)]
+            for entry in entries:
+                name = entry.name.lower()
+                if name.startswith((".", "_")):
+                    continue
+                if options.kind != kind and not (entry.is_file() and name.endswith((*suffixes, *_BESIDE))):
+                    return None
+                if name.endswith(suffixes):
+                    found.append(path / entry.name)
     elif re.search(r"[*?\[]", path.name) and path.name.lower().endswith(suffixes):
         found = list(path.parent.glob(path.name))
     else:

@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import io
 import math
+import os
 import re
 import struct
 import zlib
@@ -208,13 +209,14 @@ def _source(location: Path, images: Path, labels: Path | None, skipped: dict[str
 def _sets(folder: Path) -> dict[str, dict[str, Path]]:
     """Return the files of each set in a folder by their role; of a file and its gzip'd copy, the file."""
     sets: dict[str, dict[str, Path]] = {}
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    for name in names:
-        match = _NAME.fullmatch(name)
-        if match:
-            files = sets.setdefault(match["prefix"], {})
-            if match["role"] not in files or not match["gz"]:
-                files[match["role"]] = folder / name
+    if not folder.is_dir():
+        return sets
+    with os.scandir(folder) as entries:  # one by one: there may be millions of other files
+        matches = [match for entry in entries if (match := _NAME.fullmatch(entry.name))]
+    for match in sorted(matches, key=lambda match: match.string):
+        files = sets.setdefault(match["prefix"], {})
+        if match["role"] not in files or not match["gz"]:
+            files[match["role"]] = folder / match.string
     return sets
 
 

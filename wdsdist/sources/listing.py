@@ -14,14 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist.permutation import Int64s
-from wdsdist.tarformat import stored_size
+from wdsdist.tarformat import BLOCK, PLAIN_NAME, SIZE_LIMIT, stored_size
 
 Names = npt.NDArray[np.bytes_]
 
 _CHUNK = 1 << 16  # files that are looked at together: enough for numpy, and little memory
-_PLAIN_PATH = 100  # bytes of ASCII that every tar header holds
-_PLAIN_SIZE = 8**11  # from here on, a size needs a PAX header
-_BLOCK = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,15 +79,10 @@ class Listing:
         file = int(self.sample_files[sample])
         return self.path(file)[: -len(self.name(file))] + self.name(file).partition(".")[0]
 
-    def sample_extensions(self, sample: int) -> list[str]:
-        """Return the extensions of a sample's files."""
-        start, stop = self.sample_files[sample : sample + 2]
-        return [self.extensions[number] for number in self.extension_ids[start:stop]]
-
     def stored_sizes(self) -> Int64s:
         """int64 [samples]: bytes that each sample takes in a tar."""
-        stored = self.sizes + _BLOCK
-        stored += -self.sizes % _BLOCK
+        stored = self.sizes + BLOCK
+        stored += -self.sizes % BLOCK
         for file in self.odd_files().tolist():
             if file not in self.problems:
                 stored[file] = stored_size(self.path(file), int(self.sizes[file]))
@@ -111,8 +103,8 @@ class Listing:
             first, last = int(self.name_ends[start]), int(self.name_ends[files[-1] + 1])
             letters = np.frombuffer(self.name_bytes, np.uint8, last - first, first)
             beyond_ascii = np.maximum.reduceat(letters, self.name_ends[files] - first) > 127
-            long = lengths[runs] + np.diff(self.name_ends[start : files[-1] + 2]) + spare > _PLAIN_PATH
-            found.append(files[beyond_ascii | long | ~plain_folder[runs] | (self.sizes[files] >= _PLAIN_SIZE)])
+            long = lengths[runs] + np.diff(self.name_ends[start : files[-1] + 2]) + spare > PLAIN_NAME
+            found.append(files[beyond_ascii | long | ~plain_folder[runs] | (self.sizes[files] >= SIZE_LIMIT)])
         return np.concatenate(found)
 
 

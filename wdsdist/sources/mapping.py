@@ -38,7 +38,7 @@ _OF_TEXT = frozenset(("txt", "text", "transcript", "cls", "cls2", "index", "inx"
 """What a text can be encoded as, by the last part of an extension."""
 _OTHER = re.compile(r"[^A-Za-z0-9_-]+")
 _MEDIA_PATH = re.compile(
-    r"(?!\w+://)\S+\.(?:jpe?g|png|webp|gif|tiff?|bmp|flac|wav|mp3|ogg|opus|m4a|mp4|webm|npy|npz)", re.IGNORECASE
+    r"(?!\w+://).+\.(?:jpe?g|png|webp|gif|tiff?|bmp|flac|wav|mp3|ogg|opus|m4a|mp4|webm|npy|npz)", re.IGNORECASE
 )
 
 Content = Literal["empty", "integer", "number", "text", "path", "bytes", "list", "other"]

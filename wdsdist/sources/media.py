@@ -23,9 +23,6 @@ _RIFF = {b"WEBP": "webp", b"WAVE": "wav", b"AVI ": "avi"}
 _BRANDS = {b"avif": "avif", b"heic": "heic", b"mif1": "heif", b"M4A ": "m4a", b"qt  ": "mov"}
 _MP3_FRAMES = (b"\xff\xfb", b"\xff\xf3", b"\xff\xf2")
 
-LENGTH = 16
-"""Bytes that tell."""
-
 
 def extension_of(start: bytes) -> str:
     """Return the extension of what starts with the given bytes, or ``""`` where they tell nothing.

@@ -16,12 +16,15 @@ from urllib.parse import unquote
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, ShardNotFoundError, SourceError, SourceNotFoundError, StorageError
 from wdsdist.permutation import Int64s
+from wdsdist.sources import columnar
 from wdsdist.sources.archive import Tree
 from wdsdist.sources.base import BrokenPayload, Payload, RangePayload, Sample, Source
 from wdsdist.sources.deferred import DeferredSource
 from wdsdist.sources.kinds import SourceOptions
 from wdsdist.sources.listed import Listed, OfListing, Taken
+from wdsdist.tarformat import is_tar
 
+_TABLES = (*columnar.SUFFIXES["parquet"], *columnar.SUFFIXES["arrow"])
 _TOGETHER = 16  # requests at once, of each process that writes
 _MOST_AHEAD = 64 << 20  # bytes of members that are fetched before they are written
 
@@ -134,7 +137,11 @@ def _file(
             raise SourceNotFoundError(f"{where} does not exist") from error
         if entry.size not in (-1, path.stat().st_size):
             raise StorageError(f"{where} has {entry.size:,} bytes but gave {path.stat().st_size:,}: try again")
-        return find_local(path, replace(options, scratch=scratch))
+        try:
+            return find_local(path, replace(options, scratch=scratch))
+        except (SourceError, ArgumentError) as error:  # which name a temporary file, and files that are not beside it
+            problem = str(error).replace(f"{scratch}/", "")
+            raise type(error)(f"{where}, of which nothing but {entry.name} was fetched: {problem}") from error
 
     state = f"{entry}\0{options.kind}\0{options.class_folders}\0{options.columns}"
     return DeferredSource("remote", where, state, options.scratch, make)
@@ -150,6 +157,7 @@ def _folder(url: str, options: SourceOptions) -> RemoteFolder:
     entries = storage.listing(url, options.storage_options)
     if not entries:
         raise SourceNotFoundError(f"{where} does not exist, holds no file, or cannot be reached")
+    _refuse_archives_and_tables(where, [entry.name for entry in entries if "/" not in entry.name])
     for number, entry in enumerate(entries):
         # What a web server lists are links: escaped, and among them those that sort the listing.
         name = unquote(entry.name) if url.startswith("http") else entry.name
@@ -157,3 +165,20 @@ def _folder(url: str, options: SourceOptions) -> RemoteFolder:
             problem = "" if entry.size >= 0 else "has a size that its store does not tell: download it first"
             tree.add(name, max(entry.size, 0), number, problem)
     return RemoteFolder(where, url, tree.listed(options), entries, options.storage_options)
+
+
+def _refuse_archives_and_tables(where: str, names: list[str]) -> None:
+    """Raise `SourceError` for a folder whose files are no members: a local one would be told by what they hold."""
+    tars = sorted(filter(is_tar, names))
+    if tars:
+        raise SourceError(
+            f"{where} holds {len(tars):,} tar files, such as {tars[0]}: if they are WebDataset shards, run `wdsdist "
+            f"index {where}` (with `--output DIR` where the store cannot be written) and pack what that makes; if not, "
+            f"name one of them"
+        )
+    tables = sorted(name for name in names if name.lower().endswith(_TABLES))
+    if tables:
+        raise SourceError(
+            f"{where} holds {len(tables):,} tables, such as {tables[0]}: name one of them, or download them to pack "
+            f"them together"
+        )

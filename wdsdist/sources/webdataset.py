@@ -28,10 +28,7 @@ from wdsdist.shardindex import ShardIndex
 from wdsdist.sources.base import BrokenPayload, LeftOut, Payload, RangePayload, Sample
 from wdsdist.sources.kinds import SourceOptions
 from wdsdist.sources.renaming import Keys, Renamed, normal, renamed
-from wdsdist.tarformat import BLOCK, is_header_of, is_tar, stored_size
-
-_PLAIN_NAME = 100  # bytes of ASCII that every tar header holds
-_PLAIN_SIZE = 8**11  # from here on, a size needs a PAX header
+from wdsdist.tarformat import BLOCK, PLAIN_NAME, SIZE_LIMIT, is_header_of, is_tar, stored_size
 
 # What lies beside shards and is none: indexes of many tools, and notes.
 _BESIDE = re.compile(r".*\.(?:json|jsonl|idx|wdsindex|ya?ml|md|txt)|\..*", re.IGNORECASE)
@@ -154,22 +151,27 @@ def _are_shards(location: str, storage_options: Mapping[str, Any] | None) -> boo
 def _tars(location: str) -> list[str]:
     """Return the tars in a local folder without an ``index.json``.
 
-    Raises `SourceError` where they lie among other files: packing them would pass those over.
+    Raises `SourceError` where they lie among other files, which packing would pass over, and where others of them are
+    still to be written.
     """
     folder = Path(location)
-    if storage.is_remote(location) or not folder.is_dir():
+    if storage.is_remote(location) or not folder.is_dir() or (folder / manifests.FILE_NAME).exists():
         return []
-    entries = sorted(folder.iterdir())
-    tars = [path for path in entries if is_tar(path.name)]
-    if not tars or (folder / manifests.FILE_NAME).exists():
-        return []
-    others = [path for path in entries if path not in tars and not _BESIDE.fullmatch(path.name)]
-    if others:
+    with os.scandir(folder) as entries:  # one by one: this may as well be a folder of millions of photos
+        if not any(is_tar(entry.name) for entry in entries):
+            return []
+    try:
+        tars = catalog.tars_in(location)
+    except IndexNotFoundError as error:
+        raise SourceError(str(error)) from error
+    names = sorted(path.name for path in folder.iterdir())
+    others = [name for name in names if not is_tar(name) and not _BESIDE.fullmatch(name)]
+    if tars and others:
         raise SourceError(
-            f"{folder} holds {len(tars):,} tar files, such as {tars[0].name}, beside others, such as {others[0].name}: "
-            f"name the tars, for instance by a pattern, or move them away"
+            f"{folder} holds {len(tars):,} tar files, such as {Path(tars[0]).name}, beside others, such as "
+            f"{others[0]}: name the tars, for instance by a pattern, or move them away"
         )
-    return [str(path) for path in tars]
+    return tars
 
 
 def _source(manifest: Manifest) -> ShardsSource:
@@ -209,8 +211,8 @@ def _odd_samples(index: ShardIndex, longer: Int64s) -> Int64s:
     first = letters[np.minimum(index.key_starts[:-1], len(letters) - 1)]
     odd = (np.maximum.reduceat(letters, index.key_starts[:-1]) > 127) | (first == ord(".")) | (first == ord("/"))
     extensions = [extension.encode() for extension in index.extensions]
-    longest = np.array([len(one) + (0 if one.isascii() else _PLAIN_NAME) for one in extensions])
-    long = (np.repeat(lengths, counts) + 1 + longest[index.extension_ids] > _PLAIN_NAME) | (index.sizes >= _PLAIN_SIZE)
+    longest = np.array([len(one) + (0 if one.isascii() else PLAIN_NAME) for one in extensions])
+    long = (np.repeat(lengths, counts) + 1 + longest[index.extension_ids] > PLAIN_NAME) | (index.sizes >= SIZE_LIMIT)
     odd |= np.logical_or.reduceat(long, index.sample_starts[:-1])
     return np.flatnonzero(odd)
 

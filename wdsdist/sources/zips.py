@@ -5,6 +5,7 @@ Source: PKWARE, "APPNOTE.TXT - .ZIP File Format Specification", sections 4.3 and
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import lzma
 import stat
@@ -25,6 +26,8 @@ from wdsdist.sources.zipdirectory import Directory
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, length of the name, length of the extra field
 _ENCRYPTED = 0x41  # flags: by a password, or strongly
+_UTF8 = 0x800
+_UNIX = 3  # the system that an archive was made on
 _METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA}
 _MOST_EXPANSION = 1032  # of deflate: 258 bytes by two bits
 _SMALL = 1 << 20  # bytes of a stored file that are kept once they have been read for their checksum
@@ -77,12 +80,13 @@ def find(path: Path, options: SourceOptions) -> ArchiveSource | None:
     state = stamp(path)
     tree = Tree(str(path), options.on_error)
     for place, info in _directory(path):
-        if info.filename.endswith("/"):
-            tree.add_folder(info.filename)
-        elif info.create_system == 3 and stat.S_ISLNK(info.external_attr >> 16):  # 3: Unix
+        name = _name(info)
+        if name.endswith("/"):
+            tree.add_folder(name)
+        elif info.create_system == _UNIX and stat.S_ISLNK(info.external_attr >> 16):
             tree.skipped["symbolic link"] += 1
         else:
-            tree.add(info.filename, info.file_size, place, _problem(info))
+            tree.add(name, info.file_size, place, _problem(info))
 
     return ArchiveSource("zip", str(path), tree.listed(options), state, functools.partial(ZipSamples, str(path), state))
 
@@ -95,6 +99,16 @@ def _directory(path: Path) -> Iterator[tuple[int, zipfile.ZipInfo]]:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from error
     except (*_DAMAGE, OverflowError, IndexError) as error:
         raise SourceError(f"{path} is not a zip archive, or is cut or damaged ({error}): fetch it again") from error
+
+
+def _name(info: zipfile.ZipInfo) -> str:
+    """Return the path of an entry: without a flag for UTF-8, `zipfile` reads all as MS-DOS wrote them."""
+    name = info.filename
+    if info.create_system == _UNIX and not (info.flag_bits & _UTF8 or name.isascii()):
+        # Such as Info-ZIP where no locale is set: it stores the bytes of the file system.
+        with contextlib.suppress(UnicodeDecodeError):
+            return name.encode("cp437").decode()
+    return name
 
 
 def _problem(info: zipfile.ZipInfo) -> str:

@@ -9,6 +9,7 @@ from wdsdist.storage.clients import StorageOptions
 from wdsdist.storage.copying import Connections, Transfer
 from wdsdist.storage.deadline import Deadline
 from wdsdist.storage.entries import Entry, entry, listing
+from wdsdist.storage.failures import WrongLengthError
 from wdsdist.storage.local import atomic_write, sha256
 from wdsdist.storage.locations import (
     beside,
@@ -31,6 +32,7 @@ __all__ = [
     "Fetching",
     "StorageOptions",
     "Transfer",
+    "WrongLengthError",
     "atomic_write",
     "begin_fetch",
     "beside",

@@ -23,6 +23,10 @@ _STALL = 20.0  # seconds
 _POOL = 128
 """Connections that a client may hold; more than anybody asks for at once, or requests would wait where nobody sees."""
 
+_used: dict[int, Any] = {}
+"""All clients that were ever used, by identity, so that none of them ends. A forked child drops what fsspec inherited,
+and a client that ends closes its connections: the parent, whose they are, would then wait on them in vain."""
+
 
 def persist(location: str, action: Callable[[], T], verb: str = "read", deadline: Deadline | None = None) -> T:
     """Do something with a remote location, and again after a pause where it fails for another reason than absence.
@@ -63,6 +67,7 @@ def filesystem(location: str, options: StorageOptions | None, *, retries: bool =
         raise FinalError(f"{shown(location)} cannot be opened: {scrubbed(str(error), location)}") from None
     if not retries and hasattr(client, "retries"):  # s3fs and gcsfs
         client.retries = 1
+    _used[id(client)] = client
     return client, path
 
 
@@ -89,18 +94,19 @@ async def _session(**options: Any) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(**options)
 
 
-def asked(client: Any, what: str, path: str, deadline: Deadline | None) -> Any:
+def asked(client: Any, what: str, path: str, deadline: Deadline | None, **how: Any) -> Any:
     """Return what a method of a client says of a path, or raise ``TimeoutError`` where no answer comes.
 
     One that does not come takes a quarter of the time, so that a stalled connection leaves some to ask again. Clients
     that are not asynchronous take as long as they take.
     """
     if deadline is None or not client.async_impl:
-        return getattr(client, what)(path)
+        return getattr(client, what)(path, **how)
     import fsspec.asyn
+    import fsspec.exceptions
 
     patience = max(0.1, min(deadline.left(), deadline.seconds / 4))
     try:
-        return fsspec.asyn.sync(client.loop, getattr(client, f"_{what}"), path, timeout=patience)
+        return fsspec.asyn.sync(client.loop, getattr(client, f"_{what}"), path, timeout=patience, **how)
     except fsspec.exceptions.FSTimeoutError:
         raise TimeoutError(f"no answer in {patience:.1f} s") from None

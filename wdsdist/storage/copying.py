@@ -195,7 +195,7 @@ class Copy:
                     raise TimeoutError(f"no byte in {idle:.1f} s")
                 left = self.deadline.left() if self.deadline else _STALL
                 if not left:
-                    raise TimeoutError("the time is over")
+                    raise TimeoutError(f"the time is over, {idle:.1f} s after the last byte")
                 await asyncio.wait({task}, timeout=min(watch.allowance - idle, left))
             return task.result()
         finally:

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from wdsdist.errors import StorageError
-from wdsdist.storage.failures import FinalError, PassingError
+from wdsdist.storage.failures import FinalError, PassingError, WrongLengthError
 
 _FIRST_PAUSE = 0.2  # seconds at most; doubled after each attempt
 _LONGEST_PAUSE = 10.0
@@ -52,7 +52,7 @@ class Attempts:
         """Return the seconds to wait after a failed attempt.
 
         Raises `StorageError` with the number of attempts and the cause where another attempt cannot help, or where the
-        time is over before it.
+        time is over before it; `WrongLengthError` where too many answers had the wrong length.
         """
         self._failed += 1
         if self._deadline is None:
@@ -63,5 +63,10 @@ class Attempts:
             pause = (error.retry_after or 0.0) + random.uniform(0, most)
             if self._misfits < _MISFITS and pause < self._deadline.left():
                 return pause
-        count = f" (after {self._failed} attempts in {self._deadline.seconds:g} s)" if self._failed > 1 else ""
+        attempts = f"after {self._failed} attempt{'s'[: self._failed - 1]}"
+        if self._misfits >= _MISFITS:
+            raise WrongLengthError(f"{error} ({attempts})") from None
+        if isinstance(error, PassingError):
+            attempts = f"{attempts} in {self._deadline.seconds:g} s"
+        count = f" ({attempts})" if self._failed > 1 or isinstance(error, PassingError) else ""
         raise StorageError(f"{error}{count}") from None  # the traceback of a back end may show a signed URL

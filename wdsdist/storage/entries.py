@@ -53,7 +53,7 @@ def entry(location: str, options: StorageOptions | None = None, *, deadline: Dea
     """Return what is known of one remote file. Raises ``FileNotFoundError`` where there is none."""
 
     def info() -> Entry:
-        client, path = filesystem(location, options)
+        client, path = filesystem(location, options, retries=deadline is None)
         return _entry(split(location)[1], asked(client, "info", path, deadline))
 
     return persist(location, info, deadline=deadline)

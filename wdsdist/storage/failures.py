@@ -27,6 +27,10 @@ class FinalError(StorageError):
     """What another attempt would not mend."""
 
 
+class WrongLengthError(StorageError):
+    """What the store gives has another number of bytes than it should, however often it is asked for."""
+
+
 class PassingError(StorageError):
     """What another attempt may mend."""
 

@@ -32,8 +32,10 @@ def read(location: str, options: StorageOptions | None = None, *, deadline: Dead
             raise StorageError(f"{location} cannot be read: {error.strerror}") from error
 
     def cat() -> bytes:
-        client, path = filesystem(location, options)
-        content: bytes = asked(client, "cat_file", path, deadline)
+        client, path = filesystem(location, options, retries=deadline is None)
+        # s3fs would ask for the size before, to take large files in parts.
+        how = {"max_concurrency": 1} if location.startswith(("s3://", "s3a://")) else {}
+        content: bytes = asked(client, "cat_file", path, deadline, **how)
         return content
 
     return persist(location, cat, deadline=deadline)

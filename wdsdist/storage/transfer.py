@@ -94,8 +94,8 @@ class Fetching:
             raise StorageError(
                 f"{shown(copy.location)} cannot be read in time ({copy.retries} retries{cause})"
             ) from None
-        except StorageError as error:
-            raise StorageError(str(error)) from None
+        except StorageError as error:  # without the traceback of the event loop
+            raise type(error)(str(error)) from None
 
     def give_up(self) -> None:
         """Stop, and wait until nothing is written to the file any more."""

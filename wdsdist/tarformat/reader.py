@@ -199,9 +199,10 @@ class _Walk:
         buffer = self.buffer
         data = offset + BLOCK
         block = buffer[offset:data]
-        own = decode(block[:100])
-        if name is None:
-            name = own
+        is_directory = False
+        if name is None:  # beside an extended header with the name, this one may be cut at a slash
+            name = decode(block[:100])
+            is_directory = name[-1:] == "/" and block[156] == 0  # as V7 tar spelled it
             # Only POSIX headers have a prefix: GNU's keep times in its place.
             if block[345] and block[257:263] == b"ustar\0":
                 name = f"{decode(block[345:500])}/{name}"
@@ -210,7 +211,7 @@ class _Walk:
         stop = data + size
         if stop > self.end:
             raise self._cut(offset, name, size)
-        if own[-1:] == "/" and block[156] == 0:  # how V7 tar spelled a directory
+        if is_directory:
             self._skip("directory")
             return data
         self.names.append(name)

@@ -19,7 +19,7 @@ _CHUNK = 1024
 def sample(files: str, number: int, seed: int = 0) -> bytes:
     """Return the content of one sample; the same for the same number and seed."""
     random = np.random.default_rng((seed, number))
-    return {"jpeg70k": _photo, "png2k": _icon, "tokens": _tokens}[files](random)
+    return {"jpeg70k": _photo, "png2k": _icon, "tokens": _tokens, "objects": _object}[files](random)
 
 
 def make(kind: Kind, folder: Path, samples: int, seed: int = 0) -> tuple[Path, Tally]:
@@ -93,6 +93,10 @@ def _icon(random: np.random.Generator) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
     return buffer.getvalue()
+
+
+def _object(random: np.random.Generator) -> bytes:
+    return random.bytes(70_000)
 
 
 def _tokens(random: np.random.Generator) -> bytes:

@@ -28,6 +28,7 @@ class Kind:
     """Which files it is made of: kinds that share them share the packed data too."""
     form: str
     """What a batch is: "raw" byte strings, "tokens" or "images" in one tensor."""
+    shard_bytes: int = SHARD_BYTES
 
 
 KINDS = {
@@ -43,6 +44,12 @@ KINDS = {
         ),
     )
 }
+
+
+OBJECTS = Kind("objects", "70,000 random bytes", "bin", 16_384, "objects", "raw", shard_bytes=64 * 2**20)
+"""What is read from afar, in shards of the size that most systems choose by themselves."""
+
+ALL_KINDS = {**KINDS, OBJECTS.name: OBJECTS}
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import torch
 
 from peers.data import paths
 from peers.images import allow_torchvision, train_image
-from peers.kinds import BATCH, SHARD_BYTES, TOKENS
+from peers.kinds import BATCH, TOKENS
 from peers.system import Job, LoaderSession, as_list, loader_options, stack
 
 name = "LitData"
@@ -40,7 +40,7 @@ def pack(job: Job) -> None:
         fn=_tokens if tokens else _read,
         inputs=paths(job.files),
         output_dir=str(job.packed),
-        chunk_bytes=SHARD_BYTES,
+        chunk_bytes=job.kind.shard_bytes,
         num_workers=os.cpu_count(),
         item_loader=litdata.TokensLoader() if tokens else None,
         start_method="fork",
@@ -53,8 +53,19 @@ def open(job: Job) -> LoaderSession:  # noqa: A001 - the protocol's name
     import litdata
 
     loader = litdata.TokensLoader(block_size=TOKENS) if job.kind.form == "tokens" else None
+    where: dict[str, Any] = {"input_dir": str(job.packed)}
+    if job.remote:
+        # Its client takes TLS for granted, which the server of the benchmark does not speak.
+        litdata.streaming.downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = "true"
+        where = {
+            "input_dir": f"s3://{job.remote.folder}",
+            "cache_dir": job.remote.cache,
+            "storage_options": {"endpoint_url": job.remote.server},
+            "max_pre_download": 8,
+            "max_cache_size": "100GB",
+        }
     data = litdata.StreamingDataset(
-        str(job.packed),
+        **where,
         item_loader=loader,
         shuffle=True,
         drop_last=False,

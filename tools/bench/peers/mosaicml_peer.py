@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from peers.data import paths
 from peers.images import allow_torchvision, train_image
-from peers.kinds import BATCH, SHARD_BYTES, TOKENS
+from peers.kinds import BATCH, TOKENS
 from peers.system import Job, LoaderSession, loader_options
 
 name = "MosaicML Streaming"
@@ -40,7 +41,7 @@ def pack(job: Job) -> None:
 
     tokens = job.kind.form == "tokens"
     columns = {"x": f"ndarray:uint16:{TOKENS}" if tokens else "bytes"}
-    with MDSWriter(out=str(job.packed), columns=columns, size_limit=SHARD_BYTES) as sink:
+    with MDSWriter(out=str(job.packed), columns=columns, size_limit=job.kind.shard_bytes) as sink:
         for path in paths(job.files):
             data = Path(path).read_bytes()
             sink.write({"x": np.frombuffer(data, np.uint16) if tokens else data})
@@ -50,7 +51,11 @@ def open(job: Job) -> Session:  # noqa: A001 - the protocol's name
     allow_torchvision()
     from streaming import StreamingDataLoader, StreamingDataset
 
-    data = StreamingDataset(local=str(job.packed), shuffle=True, batch_size=BATCH)
+    where: dict[str, Any] = {"local": str(job.packed)}
+    if job.remote:
+        os.environ["S3_ENDPOINT_URL"] = job.remote.server
+        where = {"local": job.remote.cache, "remote": f"s3://{job.remote.folder}"}
+    data = StreamingDataset(shuffle=True, batch_size=BATCH, **where)
     collate = {"raw": _bytes, "tokens": _rows, "images": _images}[job.kind.form]
     return Session(StreamingDataLoader(data, batch_size=BATCH, collate_fn=collate, **loader_options(job.workers)))
 

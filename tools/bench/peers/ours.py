@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from peers.kinds import BATCH, CROP, SHARD_BYTES, Kind
+from peers.kinds import BATCH, CROP, Kind
 from peers.system import Job
 
 name = "wdsdist"
@@ -33,14 +33,20 @@ def pack(job: Job) -> None:
     import wdsdist
 
     shutil.rmtree(job.packed, ignore_errors=True)
-    wdsdist.pack(job.files, job.packed, shard_bytes=SHARD_BYTES, class_folders=False)
+    wdsdist.pack(job.files, job.packed, shard_bytes=job.kind.shard_bytes, class_folders=False)
 
 
 def open(job: Job) -> Session:  # noqa: A001 - the protocol's name
     import wdsdist
 
     decode = _decode(job.kind)
-    dataset = wdsdist.StreamingDataset(job.packed, fields=(job.kind.extension,), decode=decode)
+    where: dict[str, Any] = {"shards": job.packed}
+    if job.remote:
+        scheme = "s3:/" if job.remote.is_s3 else job.remote.server
+        where = {"shards": f"{scheme}/{job.remote.folder}", "cache_dir": job.remote.cache}
+        if job.remote.is_s3:
+            where["storage_options"] = {"endpoint_url": job.remote.server}
+    dataset = wdsdist.StreamingDataset(fields=(job.kind.extension,), decode=decode, **where)
     # Without workers, strings are views of the mapped shard: long ones cost less to look at there than to gather.
     in_place = not job.workers and job.kind.name == "jpeg70k"
     loader = wdsdist.StreamingDataLoader(dataset, BATCH, num_workers=job.workers, drop_last=False)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from peers.kinds import Kind, Tally
 from peers.trial import PREFIX, Figures, Order
@@ -55,20 +56,16 @@ class TrialError(Exception):
 
 def run_trial(python: str, order: Order, limit: float) -> Figures:
     """Run a trial in a process group of its own; end that group, whatever became of it."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[2]), str(HERE.parent)])}
-    environment |= {"HF_HUB_OFFLINE": "1", "LITDATA_DISABLE_VERSION_CHECK": "1", "PYTHONHASHSEED": "0"}
-    # Each system's workers have a core each; a thread pool in every one would fight over them.
-    environment |= {"OMP_NUM_THREADS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         command = [python, "-m", "peers.trial", order.text()]
-        process = subprocess.Popen(command, stdout=output, stderr=errors, env=environment, start_new_session=True)
+        process = subprocess.Popen(command, stdout=output, stderr=errors, env=environment(), start_new_session=True)
         try:
             process.wait(limit)
             ended = f"exit status {process.returncode}"
         except subprocess.TimeoutExpired:
             ended = f"no end within {limit:.0f} s"
         finally:
-            _end_group(process)
+            end_group(process)
         output.seek(0)
         errors.seek(0)
         for line in output.read().splitlines():
@@ -85,7 +82,16 @@ def last_line(errors: str, ended: str) -> str:
     return (named or lines or [ended])[-1] if not ended.startswith("no end") else ended
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
+def environment() -> dict[str, str]:
+    """Return the environment of a trial."""
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[2]), str(HERE.parent)])}
+    found |= {"HF_HUB_OFFLINE": "1", "LITDATA_DISABLE_VERSION_CHECK": "1", "PYTHONHASHSEED": "0"}
+    # Each system's workers have a core each; a thread pool in every one would fight over them.
+    return found | {"OMP_NUM_THREADS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+
+
+def end_group(process: subprocess.Popen[Any]) -> None:
+    """End a process and all that it has started."""
     try:
         os.killpg(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + _GRACE

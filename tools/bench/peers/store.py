@@ -1,7 +1,8 @@
 """A web server that is as far away as an object store: so long to the first byte, so fast on each connection.
 
 A script, which prints its address and ends with its standard input. Several processes share the port, and file contents
-go from the page cache to the socket without a copy in user space, so that the server is not what is measured.
+go from the page cache to the socket without a copy in user space, so that the server is not what is measured. The
+clients of S3 take it for a store, as far as they only read. Every request is written to a log when it has ended.
 
     python tools/bench/peers/store.py FOLDER --latency 0.02 --rate 90e6 --processes 2
 """
@@ -10,24 +11,55 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import email.utils
 import http.server
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 _CHUNK = 512 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request, as the server saw it."""
+
+    began: float
+    """Seconds since 1970, as is ``ended``."""
+    ended: float
+    path: str
+    bytes: int
+    """That were sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A server that runs."""
+
+    url: str
+    log: Path
+
+    def requests(self) -> list[Request]:
+        """Return what was asked for since the last call, in the order in which it began."""
+        lines = [line.split("\t") for line in self.log.read_text().splitlines()]
+        os.truncate(self.log, 0)
+        found = [Request(float(began), float(ended), path, int(size)) for began, ended, path, size in lines]
+        return sorted(found, key=lambda request: request.began)
 
 
 class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
     folder: Path
+    log: int
     latency: float
     rate: float
 
@@ -52,11 +84,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._answer(with_body=True)
 
     def _answer(self, *, with_body: bool) -> None:
+        arrived, self._sent = time.time(), 0
         time.sleep(self.server.latency)
-        path = self.server.folder / self.path.lstrip("/")
-        if not path.is_file():
-            self.send_error(404)
-            return
+        path = self.server.folder / self.path.partition("?")[0].lstrip("/")
+        try:
+            if path.is_file():
+                self._file(path, with_body=with_body)
+            else:
+                self.send_error(404)
+        finally:
+            os.write(self.server.log, f"{arrived}\t{time.time()}\t{self.path}\t{self._sent}\n".encode())
+
+    def _file(self, path: Path, *, with_body: bool) -> None:
+        """Send a file, or the range of it that is wanted."""
         with path.open("rb") as stream:
             size = path.stat().st_size
             start, stop = 0, size
@@ -70,20 +110,25 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self.send_response(200)
             self.send_header("Content-Length", str(stop - start))
             self.send_header("Accept-Ranges", "bytes")
+            self.send_header("ETag", f'"{size:x}"')
+            self.send_header("Last-Modified", email.utils.formatdate(path.stat().st_mtime, usegmt=True))
             self.end_headers()
             began, at = time.monotonic(), start
             while with_body and at < stop:
                 at += self.connection.sendfile(stream, at, min(_CHUNK, stop - at))
+                self._sent = at - start
                 time.sleep(max(0.0, began + (at - start) / self.server.rate - time.monotonic()))
 
 
 @contextlib.contextmanager
-def started(folder: Path, *, latency: float = 0.02, rate: float = 90e6, processes: int = 2) -> Iterator[str]:
-    """Serve a folder until the block ends; yields the address."""
-    call = [sys.executable, __file__, str(folder), f"--latency={latency}", f"--rate={rate}", f"--processes={processes}"]
-    with subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
-        assert running.stdout is not None
-        yield running.stdout.readline().strip()
+def started(folder: Path, *, latency: float = 0.02, rate: float = 90e6, processes: int = 2) -> Iterator[Store]:
+    """Serve a folder until the block ends."""
+    with tempfile.NamedTemporaryFile() as log:
+        call = [sys.executable, __file__, str(folder), f"--latency={latency}", f"--rate={rate}",
+                f"--processes={processes}", f"--log={log.name}"]  # fmt: skip
+        with subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+            assert running.stdout is not None
+            yield Store(running.stdout.readline().strip(), Path(log.name))
 
 
 def main() -> None:
@@ -93,8 +138,10 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=0.02, help="seconds to the first byte")
     parser.add_argument("--rate", type=float, default=90e6, help="bytes per second of one connection")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--log", type=Path, default=Path(os.devnull), help="gets a line for each request")
     arguments = parser.parse_args()
     _Server.folder, _Server.latency, _Server.rate = arguments.folder, arguments.latency, arguments.rate
+    _Server.log = os.open(arguments.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     server = _Server(("127.0.0.1", 0), _Handler)
     others = []
     for _ in range(arguments.processes - 1):

@@ -13,6 +13,20 @@ from peers.kinds import Kind
 
 
 @dataclass(frozen=True, slots=True)
+class Remote:
+    """Where the packed data are to be had from, instead of from a local folder."""
+
+    server: str
+    """The address of a web server that also answers as an S3 store."""
+    folder: str
+    """Of the packed data on it: the bucket, and what follows it."""
+    cache: str
+    """A local folder for copies, empty at first."""
+    is_s3: bool = False
+    """Whether to read by S3 what can be read by HTTP too."""
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """What is to be loaded, and how."""
 
@@ -23,6 +37,7 @@ class Job:
     """The system's own form of them."""
     workers: int
     samples: int
+    remote: Remote | None = None
 
 
 class Session(Protocol):

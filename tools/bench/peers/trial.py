@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from peers import images
-from peers.kinds import KINDS, Tally
+from peers.kinds import ALL_KINDS, Tally
 from peers.registry import system
 from peers.system import Job, System
 
@@ -39,7 +39,7 @@ class Order:
     """How many epochs memory is watched."""
 
     def job(self) -> Job:
-        return Job(KINDS[self.kind], Path(self.files), Path(self.packed), self.workers, self.expected[0])
+        return Job(ALL_KINDS[self.kind], Path(self.files), Path(self.packed), self.workers, self.expected[0])
 
     def text(self) -> str:
         return json.dumps(asdict(self))
@@ -82,7 +82,7 @@ def _command(pid: int) -> bytes:
 
 
 def _play(batches: Iterator[Any], order: Order, each: Callable[[int], None] | None = None) -> Tally:
-    tally, form = Tally(), KINDS[order.kind].form
+    tally, form = Tally(), ALL_KINDS[order.kind].form
     for number, batch in enumerate(batches):
         tally.add(form, batch)
         if each is not None:
@@ -92,7 +92,7 @@ def _play(batches: Iterator[Any], order: Order, each: Callable[[int], None] | No
 
 def _rate(chosen: System, order: Order) -> Figures:
     session = chosen.open(order.job())
-    expected, form = Tally(*order.expected), KINDS[order.kind].form
+    expected, form = Tally(*order.expected), ALL_KINDS[order.kind].form
     _play(session.epoch(0), order).check(expected, form)
     epochs, started, spent = 0, time.perf_counter(), 0.0
     while not epochs or spent < order.seconds:
@@ -105,7 +105,7 @@ def _rate(chosen: System, order: Order) -> Figures:
 def _first(chosen: System, order: Order) -> Figures:
     started = time.perf_counter()
     batches = iter(chosen.open(order.job()).epoch(0))
-    Tally().add(KINDS[order.kind].form, next(batches))
+    Tally().add(ALL_KINDS[order.kind].form, next(batches))
     return {"value": time.perf_counter() - started}
 
 
@@ -125,7 +125,7 @@ def _memory(chosen: System, order: Order) -> Figures:
     session = chosen.open(order.job())
     session_first = session.epoch(0)
     first = next(session_first)
-    Tally().add(KINDS[order.kind].form, first)
+    Tally().add(ALL_KINDS[order.kind].form, first)
     peaks: list[float] = []
 
     def look(number: int) -> None:
@@ -161,7 +161,7 @@ def _state_file(order: Order) -> Path:
 
 
 def _save(chosen: System, order: Order) -> Figures:
-    session, form, tally = chosen.open(order.job()), KINDS[order.kind].form, Tally()
+    session, form, tally = chosen.open(order.job()), ALL_KINDS[order.kind].form, Tally()
     for batch in session.epoch(0):
         tally.add(form, batch)
         if tally.samples >= 0.9 * order.expected[0]:
@@ -172,7 +172,7 @@ def _save(chosen: System, order: Order) -> Figures:
 
 def _resume(chosen: System, order: Order) -> Figures:
     state, seen = pickle.loads(_state_file(order).read_bytes())
-    form, tally = KINDS[order.kind].form, Tally()
+    form, tally = ALL_KINDS[order.kind].form, Tally()
     started = time.perf_counter()
     batches = iter(chosen.open(order.job()).resume(state))
     tally.add(form, next(batches))
@@ -197,7 +197,7 @@ def main() -> None:
     order = Order(**json.loads(sys.argv[1]))
     chosen = system(order.system)
     chosen.load()
-    if KINDS[order.kind].form == "images" and order.system not in ("wdsdist", "bare"):
+    if ALL_KINDS[order.kind].form == "images" and order.system not in ("wdsdist", "bare"):
         images.load()
     figures = MEASURES[order.measure](chosen, order)
     print(PREFIX + json.dumps(figures), flush=True)

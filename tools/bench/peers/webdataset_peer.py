@@ -12,7 +12,7 @@ import torch
 
 from peers.data import paths
 from peers.images import train_image
-from peers.kinds import BATCH, SHARD_BYTES
+from peers.kinds import BATCH
 from peers.system import Job, as_list, loader_options, shards, stack
 
 name = "webdataset"
@@ -35,7 +35,9 @@ def pack(job: Job) -> None:
     import webdataset
 
     job.packed.mkdir(parents=True)
-    with webdataset.ShardWriter(str(job.packed / "%06d.tar"), maxsize=SHARD_BYTES, maxcount=10**6, verbose=0) as sink:
+    with webdataset.ShardWriter(
+        str(job.packed / "%06d.tar"), maxsize=job.kind.shard_bytes, maxcount=10**6, verbose=0
+    ) as sink:
         for path in paths(job.files):
             sink.write({"__key__": Path(path).stem, job.kind.extension: Path(path).read_bytes()})
 
@@ -44,7 +46,10 @@ def open(job: Job) -> Session:  # noqa: A001 - the protocol's name
     import webdataset
 
     # empty_check: with more workers than shards a worker may have none.
-    data = webdataset.WebDataset(shards(job.packed), shardshuffle=100, empty_check=False).shuffle(1000)
+    urls = shards(job.packed)
+    if job.remote:
+        urls = [f"{job.remote.server}/{job.remote.folder}/{Path(url).name}" for url in urls]
+    data = webdataset.WebDataset(urls, shardshuffle=100, empty_check=False).shuffle(1000)
     data = data.to_tuple(job.kind.extension)
     change = {"raw": _only, "tokens": _row, "images": _image}[job.kind.form]
     data = data.map(change).batched(BATCH, collation_fn=as_list if job.kind.form == "raw" else stack)

@@ -1,0 +1,187 @@
+"""Batches on the device that trains: the right ones, in order, one ahead, and a state that does not count that one."""
+
+from __future__ import annotations
+
+import pickle
+from collections import UserDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from wdsdist import Ragged, StreamingDataLoader, StreamingDataset, devices, to_device
+from wdsdist.errors import ArgumentError, DecodeError, LoaderStateError
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+
+
+def loader(shards: Path, **options: Any) -> StreamingDataLoader:
+    dataset = StreamingDataset(shards, **{"decode": True, "fields": ("cls",), "num_replicas": 1, "rank": 0, **options})
+    return StreamingDataLoader(dataset, 4, num_workers=0, drop_last=False)
+
+
+def numbers(batches: Any) -> list[list[int]]:
+    return [batch["cls"].tolist() for batch in batches]
+
+
+class FakeStream:
+    """Does what a side stream does, on the CPU, and notes when."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def start(self, batch: Any) -> Any:
+        log.append(("start", batch["cls"][0].item()))
+        return batch
+
+    def finish(self, batch: Any) -> Any:
+        log.append(("finish", batch["cls"][0].item()))
+        return batch
+
+
+log: list[tuple[str, int]] = []
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefetch as for a GPU, without one."""
+    log.clear()
+    monkeypatch.setattr(devices, "SideStream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+
+class Encoding(UserDict):  # type: ignore[type-arg]
+    """A mapping that knows how to move, as tokenizers return it."""
+
+    def to(self, device: torch.device) -> Encoding:
+        return Encoding({name: value.to(device) for name, value in self.items()})
+
+
+def test_tensors_move_wherever_they_are_and_bytes_and_text_stay() -> None:
+    ragged = Ragged.of([b"a", b"bc"])
+    batch = {
+        "x": torch.zeros(2),
+        "deep": [(torch.ones(1), "text")],
+        "raw": ragged,
+        "n": 3,
+        "e": Encoding(t=torch.ones(1)),
+    }
+    (moved,) = to_device([batch], "meta")
+    assert moved["x"].is_meta
+    assert moved["deep"][0][0].is_meta
+    assert moved["e"]["t"].is_meta
+    assert moved["raw"] is ragged
+    assert (moved["deep"][0][1], moved["n"]) == ("text", 3)
+    assert not batch["x"].is_meta
+
+
+def test_on_the_cpu_batches_pass_as_they_come(shards: Path) -> None:
+    plain, moving = loader(shards), to_device(loader(shards), "cpu")
+    assert len(moving) == len(plain) == 10
+    assert [numbers(moving), numbers(moving)] == [numbers(plain), numbers(plain)]
+    next(iter(plain)), next(iter(moving))
+    assert moving.state_dict() == plain.state_dict()
+    moving.set_epoch(7)
+    plain.sampler.set_epoch(7)
+    assert numbers(moving) == numbers(plain)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", None])
+def test_a_device_that_is_not_there_is_refused(device: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"device is .*"):
+        to_device([], device)
+
+
+@pytest.mark.usefixtures("ahead")
+class TestOneBatchAhead:
+    def test_the_next_copy_begins_before_a_batch_is_handed_out_and_the_current_one_has_ended(
+        self, shards: Path
+    ) -> None:
+        for batch in to_device(loader(shards), "cuda"):
+            log.append(("use", batch["cls"][0].item()))
+        order = [batch[0] for batch in numbers(loader(shards))]
+        expected = [("start", order[0])]
+        for current, following in zip(order, [*order[1:], None], strict=True):
+            expected += [("finish", current)] + ([("start", following)] if following is not None else [])
+            expected += [("use", current)]
+        assert log == expected
+
+    def test_the_state_after_any_batch_resumes_to_exactly_the_rest(self, shards: Path) -> None:
+        expected = [numbers(one) for one in [loader(shards)] for _ in range(2)]
+        moving = to_device(loader(shards), "cuda")
+        states = [moving.state_dict()]
+        states += [moving.state_dict() for _ in moving]
+        assert [state["consumed"] for state in states] == [*range(0, 37, 4), 37]
+        for taken, state in enumerate(states):
+            resumed = to_device(loader(shards), "cuda")
+            resumed.load_state_dict(pickle.loads(pickle.dumps(state)))
+            assert resumed.state_dict() == state
+            rest = expected[0][taken:] if taken < len(expected[0]) else expected[1]
+            assert numbers(resumed) == rest
+
+    def test_an_epoch_that_was_given_up_is_followed_by_the_next(self, shards: Path) -> None:
+        expected = [numbers(one) for one in [loader(shards)] for _ in range(3)]
+        moving = to_device(loader(shards), "cuda")
+        for _ in moving:
+            break
+        assert moving.state_dict()["consumed"] == 4
+        assert numbers(moving) == expected[1]
+        iterator = iter(moving)
+        assert moving.state_dict()["epoch"] == 2
+        moving.set_epoch(0)
+        assert numbers(iterator) == expected[0]
+
+    def test_what_the_loader_is_told_meanwhile_counts(self, shards: Path) -> None:
+        moving = to_device(loader(shards), "cuda")
+        next(iter(moving))
+        moving.dataset.set_epoch(5)
+        assert (moving.state_dict()["epoch"], moving.state_dict()["consumed"]) == (5, 0)
+        moving.load_state_dict({**moving.state_dict(), "epoch": 2, "consumed": 8})
+        assert (moving.state_dict()["epoch"], moving.state_dict()["consumed"]) == (2, 8)
+
+    def test_an_error_comes_in_the_place_of_its_batch(self, shards: Path) -> None:
+        def decode(data: bytes) -> int:
+            if data == b"30":
+                raise ValueError("thirty")
+            return int(data)
+
+        moving = to_device(loader(shards, decode={"cls": decode}, shuffle=False), "cuda")
+        iterator = iter(moving)
+        assert numbers(next(iterator) for _ in range(7))[-1] == [24, 25, 26, 27]
+        assert moving.state_dict()["consumed"] == 28
+        with pytest.raises(DecodeError, match="thirty"):
+            next(iterator)
+        with pytest.raises(LoaderStateError, match="ended with an error"):
+            next(iterator)
+
+    def test_any_iterable_of_batches_will_do(self) -> None:
+        def batches() -> Iterator[dict[str, torch.Tensor]]:
+            yield from ({"cls": torch.tensor([number])} for number in range(3))
+
+        assert numbers(to_device(batches(), "cuda")) == [[0], [1], [2]]
+
+
+@needs_gpu
+class TestOnAGpu:
+    def test_batches_arrive_unharmed_while_the_gpu_is_busy(self, shards: Path) -> None:
+        big = [{"x": torch.full((1 << 22,), number).pin_memory()} for number in range(20)]
+        busy = torch.ones(4096, 4096, device="cuda")
+        for number, batch in enumerate(to_device(big, "cuda")):
+            for _ in range(3):
+                busy = busy @ busy / 4096
+            assert batch["x"].is_cuda
+            assert (batch["x"] == number).all().item()
+        expected = numbers(loader(shards))
+        assert numbers(to_device(loader(shards), "cuda")) == expected
+
+    def test_the_memory_of_a_batch_in_use_is_not_given_to_the_next(self) -> None:
+        big = [{"x": torch.full((1 << 24,), number).pin_memory()} for number in range(8)]
+        busy = torch.ones(8192, 8192, device="cuda")
+        sums = []
+        for batch in to_device(big, "cuda"):
+            busy = busy @ busy / 8192  # the sum waits behind it, long after the batch is gone
+            sums.append(batch["x"].sum())
+            del batch
+        assert [one.item() for one in sums] == [number << 24 for number in range(8)]

@@ -1,0 +1,70 @@
+"""What the pages in docs/ show is run, each page in one process; what cannot run is listed with its reason."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from pages import ROOT, Block, blocks, commands, program, run
+
+from wdsdist.cli import _wdsdist
+
+DOCS = ROOT / "docs"
+PAGES = {str(path.relative_to(DOCS)): path.read_text() for path in sorted(DOCS.rglob("*.md"))}
+BLOCKS = {name: blocks(page) for name, page in PAGES.items()}
+RUN_ELSEWHERE = {"frameworks/pytorch.md", "frameworks/webdataset.md"}  # block by block, some on four ranks
+NOT_RUN = [(name, block) for name, found in BLOCKS.items() for block in found if block.reason]
+
+
+def runs(block: Block) -> bool:
+    return block.reason is None and (block.language == "python" or any(commands(block)))
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, found in BLOCKS.items() if any(map(runs, found)) and name not in RUN_ELSEWHERE]
+)
+def test_what_a_page_shows_runs_from_top_to_bottom(name: str, checkout: Path) -> None:
+    run(program(PAGES[name]), checkout)
+
+
+@pytest.mark.parametrize("block", [pytest.param(block, id=f"{name}:{block.line}") for name, block in NOT_RUN])
+def test_what_is_not_run_is_python_or_names_commands_and_options_that_exist(block: Block) -> None:
+    if block.language == "python":
+        ast.parse(block.text)
+    for _, (command, *arguments) in commands(block):
+        known = {option for parameter in _wdsdist.commands[command].params for option in parameter.opts}
+        assert {one.partition("=")[0] for one in arguments if one.startswith("-")} <= known
+    pytest.skip(f"not run: {block.reason}")
+
+
+def test_every_fenced_block_says_what_it_is() -> None:
+    languages = {block.language for found in BLOCKS.values() for block in found}
+    assert languages <= {"python", "shell", "text", "json"}
+
+
+def texts_of_the_program() -> str:
+    """Return all texts in the package, each after a zero, with a blank for each value that is filled in."""
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "wdsdist").rglob("*.py")]
+    found = [node for tree in trees for node in ast.walk(tree) if isinstance(node, (ast.JoinedStr, ast.Constant))]
+    parts = [getattr(node, "values", [node]) for node in found]
+    return "".join(
+        "\0" + "".join(str(one.value) if isinstance(one, ast.Constant) else " " for one in some) for some in parts
+    )
+
+
+def test_the_messages_of_troubleshooting_are_those_of_the_program() -> None:
+    lines = [line for line in PAGES["troubleshooting.md"].splitlines() if line.startswith("`")]
+    shown = [message for line in lines if "(of torch)" not in line for message in re.findall(r"`([^`]+)`", line)]
+    assert len(shown) > 50
+    texts = texts_of_the_program()
+    for message in shown:
+        parts = [re.escape(part.strip(" .")) for part in message.split("...")]
+        assert re.search("[^\0]*".join(parts), texts), message
+
+
+def test_every_test_that_is_named_exists() -> None:
+    for page in PAGES.values():
+        for name in re.findall(r"`((?:tests|tools|examples)/[\w./-]*)`", page):
+            assert (ROOT / name).exists(), name

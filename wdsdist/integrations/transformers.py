@@ -1,0 +1,175 @@
+"""`StreamingTrainer`: the ``Trainer`` of Transformers on data sets that stream.
+
+``Trainer`` makes its own loaders, splits their samples among the ranks, and resumes by reading through what was
+consumed. This one takes a `StreamingDataset` as it is and resumes from the position that its checkpoint names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import GeneratorType
+from typing import Any
+
+from wdsdist.dataset import StreamingDataset
+from wdsdist.errors import LoaderStateError, StateMismatchError
+from wdsdist.loader import StreamingDataLoader
+
+try:
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
+except ImportError as error:
+    raise ImportError('StreamingTrainer needs Transformers: pip install "wdsdist[transformers]"') from error
+
+
+class StreamingTrainerMixin:
+    """Makes any ``Trainer`` take a `StreamingDataset` for training, evaluation and prediction.
+
+    Put it before the trainer among the bases; data sets of other kinds are left to that. Samples go through the
+    trainer's ``data_collator`` in the loader's workers, so give the data set a ``transform`` that makes the model's
+    inputs, or a collator that does.
+
+    Raises:
+        LoaderStateError: on resuming from a checkpoint that holds no position of the loader.
+        StateMismatchError: on resuming with another data set, or where the world or the batch size has changed:
+            the trainer counts in steps, so that samples would be left out.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.add_callback(LoaderPosition())  # type: ignore[attr-defined]
+        self._rest: Iterator[Any] | None = None
+
+    @property
+    def train_dataset(self) -> Any:
+        """The data set to train on."""
+        return self._train_dataset
+
+    @train_dataset.setter
+    def train_dataset(self, dataset: Any) -> None:
+        self._train_dataset = _sized(dataset)
+
+    def get_train_dataloader(self: Any) -> Any:
+        """Return the loader of the training set."""
+        if not isinstance(self.train_dataset, StreamingDataset):
+            return super().get_train_dataloader()  # type: ignore[misc]
+        self._rest = None
+        return self._loader(
+            self.train_dataset,
+            self._train_batch_size,
+            drop_last=self.args.dataloader_drop_last,
+            persistent_workers=self.args.dataloader_persistent_workers,
+        )
+
+    def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> Any:
+        """Return the loader of an evaluation set, given itself or by its name among several."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
+        if not isinstance(dataset, StreamingDataset):
+            return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
+        return self._loader(dataset, self.args.eval_batch_size)
+
+    def get_test_dataloader(self: Any, test_dataset: Any) -> Any:
+        """Return the loader of a data set to predict for."""
+        if not isinstance(test_dataset, StreamingDataset):
+            return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
+        return self._loader(test_dataset, self.args.eval_batch_size)
+
+    def get_batch_samples(self: Any, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
+        """Return the next batches; in an epoch that is resumed, from the loader where the checkpoint left it.
+
+        The trainer has then put its loader, which would read and drop what was consumed, around ours.
+        """
+        loader = self.callback_handler.train_dataloader
+        if isinstance(loader, StreamingDataLoader) and isinstance(epoch_iterator, GeneratorType):
+            if self._rest is None:
+                self._rest = iter(loader)
+            epoch_iterator = self._rest
+        return super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc]
+
+    def _loader(
+        self: Any, dataset: Any, batch_size: int, *, drop_last: bool = False, persistent_workers: bool = False
+    ) -> Any:
+        """Return a prepared loader, by default with workers that end: Accelerate keeps each evaluation's loader."""
+        loader = StreamingDataLoader(
+            _sized(dataset),
+            batch_size,
+            drop_last=drop_last,
+            persistent_workers=persistent_workers,
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+            multiprocessing_context=self.args.dataloader_multiprocessing_context,
+        )
+        return self.accelerator.prepare(loader)
+
+
+class StreamingTrainer(StreamingTrainerMixin, Trainer):  # type: ignore[misc]
+    """A ``Trainer`` that takes a `StreamingDataset`: see `StreamingTrainerMixin`."""
+
+
+class SizedDataset(StreamingDataset):
+    """A data set with a length, for which a ``Trainer`` asks before it has a loader."""
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+def _sized(dataset: Any) -> Any:
+    if type(dataset) is not StreamingDataset:
+        return dataset
+    view = object.__new__(SizedDataset)
+    view.__dict__.update(dataset.__dict__)
+    return view
+
+
+class LoaderPosition(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """Keeps the state of the training loader in ``trainer_state.json``, and gives it back to the loader."""
+
+    def __init__(self) -> None:
+        self._loader: Any = None
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of this callback."""
+        position = self._loader.state_dict() if isinstance(self._loader, StreamingDataLoader) else None
+        return {"args": {}, "attributes": {"position": position}}
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        train_dataloader: Any = None,
+        **others: Any,
+    ) -> None:
+        """Let the loader continue where the checkpoint was written."""
+        self._loader = train_dataloader
+        if not isinstance(train_dataloader, StreamingDataLoader) or not state.global_step:
+            return
+        kept = state.stateful_callbacks.get(type(self).__name__) or {}
+        position = kept.get("attributes", {}).get("position")
+        if position is None:
+            raise LoaderStateError(
+                "the checkpoint holds no position of the loader, because no StreamingTrainer wrote it: "
+                "start a new run from its weights, without resume_from_checkpoint"
+            )
+        _resume(train_dataloader, position, args, state.global_step)
+
+
+def _resume(loader: StreamingDataLoader, position: dict[str, Any], args: TrainingArguments, step: int) -> None:
+    """Load a position that is where the trainer takes the run to be after ``step`` updates; raise where it is not."""
+    updates = -(-len(loader) // args.gradient_accumulation_steps)
+    batches = step % updates * args.gradient_accumulation_steps
+    samples = loader.dataset.num_samples
+    global_batch = int(loader.batch_size or 1) * loader.dataset.identity().world_size
+    # At the end of an epoch, the trainer asks for the next one itself.
+    expected = (step // updates, batches * global_batch) if batches else (step // updates - 1, samples)
+    found = position["epoch"], position["consumed"]
+    if found != expected and not args.ignore_data_skip:
+        raise StateMismatchError(
+            f"after {step:,} updates of {global_batch * args.gradient_accumulation_steps:,} samples the trainer takes "
+            f"the run to be in epoch {expected[0]} with {expected[1]:,} samples consumed, but the checkpoint has epoch "
+            f"{found[0]} and {found[1]:,}: resume with the world and batch size that it was written with, or pass "
+            "ignore_data_skip=True to play the rest of that epoch, where the trainer's count of steps will be off"
+        )
+    loader.load_state_dict(position)
