@@ -57,7 +57,7 @@ def check(outcomes: list[Outcome], store: Store, error: type[Exception], message
     ("rule", "error", "message"),
     [
         (Rule("wrong", 1000, path="*.tar"), ShardDamagedError, r"does not have the digest .* \(after 3 attempts\)"),
-        (Rule("short", 512, path="*.tar"), StorageError, r"cannot be read: [\d,]+ bytes where .* \(after \d attempts?"),
+        (Rule("short", 512, path="*.tar"), ShardDamagedError, r"cannot be read: [\d,]+ bytes .* \(after \d attempts?"),
         (Rule("status", 404, path="*.tar", method="*"), ShardNotFoundError, "does not exist"),
         (Rule("status", 403, path="*.tar", method="*"), StorageError, "cannot be read: .*access is refused"),
         (Rule("status", 503, path="*.tar"), StorageError, r"cannot be read: .* \(after \d+ attempts? in \S+ s\)"),

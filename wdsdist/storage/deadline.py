@@ -52,7 +52,7 @@ class Attempts:
         """Return the seconds to wait after a failed attempt.
 
         Raises `StorageError` with the number of attempts and the cause where another attempt cannot help, or where the
-        time is over before it; `WrongLengthError` where too many answers had the wrong length.
+        time is over before it; `WrongLengthError` where too many answers had the wrong length, or the last one had.
         """
         self._failed += 1
         if self._deadline is None:
@@ -64,9 +64,9 @@ class Attempts:
             if self._misfits < _MISFITS and pause < self._deadline.left():
                 return pause
         attempts = f"after {self._failed} attempt{'s'[: self._failed - 1]}"
-        if self._misfits >= _MISFITS:
-            raise WrongLengthError(f"{error} ({attempts})") from None
-        if isinstance(error, PassingError):
+        if isinstance(error, PassingError) and self._misfits < _MISFITS:
             attempts = f"{attempts} in {self._deadline.seconds:g} s"
         count = f" ({attempts})" if self._failed > 1 or isinstance(error, PassingError) else ""
-        raise StorageError(f"{error}{count}") from None  # the traceback of a back end may show a signed URL
+        is_misfit = isinstance(error, PassingError) and error.is_misfit
+        kind = WrongLengthError if is_misfit else StorageError
+        raise kind(f"{error}{count}") from None  # the traceback of a back end may show a signed URL
