@@ -258,6 +258,22 @@ def test_a_forked_child_fetches_after_its_parent_did_and_takes_nothing_from_it(s
     assert store.fetch(tmp_path / "a.tar").retries == 0
 
 
+def _fetch_watched(store: Store, path: Path) -> None:
+    opened: list[str] = []
+    sys.addaudithook(lambda event, what: opened.append(str(what[0])) if event == "open" else None)
+    store.fetch(path)
+    os._exit(17 if str(path) in opened and not any("botocore" in one for one in opened) else 1)
+
+
+def test_a_forked_child_knows_s3_as_its_parent_does(s3: Store, tmp_path: Path) -> None:
+    """The description of S3 is megabytes of JSON: to read it in each worker would delay every first batch."""
+    s3.fetch(tmp_path / "a.tar")
+    child = multiprocessing.get_context("fork").Process(target=_fetch_watched, args=(s3, tmp_path / "b"))
+    child.start()
+    child.join(20)
+    assert child.exitcode == 17
+
+
 SCRIPT = """
 import sys, threading
 from pathlib import Path

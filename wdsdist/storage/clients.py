@@ -23,6 +23,9 @@ _STALL = 20.0  # seconds
 _POOL = 128
 """Connections that a client may hold; more than anybody asks for at once, or requests would wait where nobody sees."""
 
+_models: dict[tuple[str, ...], Any] = {}
+"""What botocore has read of its descriptions of services, by the folders that they are searched for in."""
+
 _used: dict[int, Any] = {}
 """All clients that were ever used, by identity, so that none of them ends. A forked child drops what fsspec inherited,
 and a client that ends closes its connections: the parent, whose they are, would then wait on them in vain."""
@@ -67,6 +70,8 @@ def filesystem(location: str, options: StorageOptions | None, *, retries: bool =
         raise FinalError(f"{shown(location)} cannot be opened: {scrubbed(str(error), location)}") from None
     if not retries and hasattr(client, "retries"):  # s3fs and gcsfs
         client.retries = 1
+    if "s3" in client.protocol:
+        _share_models(client)
     _used[id(client)] = client
     return client, path
 
@@ -83,6 +88,20 @@ def _with_defaults(location: str, options: StorageOptions | None, *, retries: bo
             ours["retries"] = {"total_max_attempts": 1}
         return {**given, "config_kwargs": {**ours, **given.get("config_kwargs", {})}}
     return given
+
+
+def _share_models(client: Any) -> None:
+    """Let a client of S3 use the description of S3 that an earlier one has read, which takes it some 80 ms.
+
+    Workers inherit what their parent has read. Credentials and connections remain each client's own.
+    """
+    if getattr(client, "session", ...) is None:
+        from aiobotocore.session import AioSession
+
+        session = AioSession(**client.kwargs)
+        models = session.get_component("data_loader")
+        session.register_component("data_loader", _models.setdefault(tuple(models.search_paths), models))
+        client.session = session
 
 
 async def _session(**options: Any) -> aiohttp.ClientSession:
