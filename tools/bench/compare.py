@@ -58,7 +58,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=3.0, help="how long a rate is measured, at least")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds that a trial may take")
     parser.add_argument("--data", type=Path, default=Path("bench-data"), help="folder for the data, made if needed")
-    parser.add_argument("--python", default=sys.executable, help="the Python that trials run in")
+    parser.add_argument("--python", type=os.path.abspath, default=sys.executable, help="the Python that trials run in")
     parser.add_argument("--flat-samples", type=int, default=1_000_000)
     parser.add_argument("--flat-epochs", type=int, default=20)
     parser.add_argument("--json", type=Path, help="where to write all figures")
