@@ -1,7 +1,6 @@
 """The room in a cache folder: what is in use, who may have more, and what has to go.
 
-Files get and lose their names only here, under one lock that is held for moments. The use of the folder is the sum of
-all files that are the cache's own, parts at the size that is reserved for them.
+Files get and lose their names only here, under one lock that is held for moments.
 """
 
 from __future__ import annotations
@@ -11,39 +10,26 @@ import errno
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from wdsdist.cache import places, stamps
 from wdsdist.cache.fetching import Fetched, Wanted
+from wdsdist.cache.held import STAMP_BYTES, Held, all_held, reserved_for, size_of
+from wdsdist.cache.ledger import Ledger
 from wdsdist.cache.locks import LockableFile, pauses
 from wdsdist.cache.needs import NEVER, Need, Needs, Rank, Reader, all_needs
 from wdsdist.cache.places import Place
 from wdsdist.errors import CacheError
-from wdsdist.shardindex import SUFFIX
 from wdsdist.storage import Deadline
 
-_STAMP_BYTES = 512
-"""More than a stamp takes."""
+_SLACK = 64
+"""What is evicted at once may leave this part of the limit free: to look through a full folder takes its time."""
 
 _MOMENT = 0.002
 """Seconds after which to look again whether the folder is still locked."""
 
 _PATIENCE = 10.0
 """Seconds in which the folder is locked whatever the deadline: what was fetched at the last moment is not lost."""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A shard of which something is in the cache."""
-
-    place: Place
-    size: int
-    """Bytes of all its files, or the bytes that are reserved for them where that is more."""
-    is_whole: bool
-    """Whether there is a copy, and no part."""
-    last_use: int
-    """Nanoseconds since 1970."""
 
 
 class Room:
@@ -55,7 +41,7 @@ class Room:
         self.reader = Reader(root / places.READERS)
 
     @contextlib.contextmanager
-    def alone(self, deadline: Deadline) -> Iterator[None]:
+    def alone(self, deadline: Deadline) -> Iterator[Ledger]:
         """Keep all others from changing which files there are; what processes that died left is removed at first."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.closing(LockableFile(self.root / places.LOCK, writable=True, create=True)) as file:
@@ -64,10 +50,11 @@ class Room:
                     break
             else:
                 raise CacheError(f"{self.root} stays locked by a process that is stopped: end that process")
+            ledger = Ledger(file, is_kept=self._limit is not None)
             if not self.reader.has_joined:
                 self.reader.join()
-                self._held()
-            yield
+                self._all_held(ledger)
+            yield ledger
 
     def take(self, place: Place, deadline: Deadline, *, anew: bool = False) -> LockableFile | None:
         """Open and lock the part of a shard, to fetch it; nothing where that is done already, or being done.
@@ -100,27 +87,28 @@ class Room:
                 f"kept: index the data set with `wdsdist index`, or set no cache_limit"
             )
         index_bytes = wanted.index_bytes(ask=self._limit is not None)
-        reserved = max(0, size) + wanted.extra_bytes + index_bytes + _STAMP_BYTES
+        reserved = max(0, size) + wanted.extra_bytes + index_bytes + STAMP_BYTES
         if self._limit is not None and reserved > self._limit:
             raise CacheError(
                 f"cache_limit is {self._limit:,} bytes but {wanted.shown} takes {reserved:,} with its index: raise it"
             )
-        with self.alone(wanted.deadline):
+        with self.alone(wanted.deadline) as ledger:
             if self._limit is not None:
                 needs = all_needs(self.root / places.READERS)
                 rank = needs.rank(place.key) if batch is None else self.reader.claim(batch, needs.latest)
                 if rank == NEVER and needs.ranks:  # it was read and evicted since somebody chose to fetch it ahead
                     return "nobody needs it any more"
-                if why := self._make_room(place, reserved, rank, needs):
+                if why := self._make_room(ledger, place, reserved, rank, needs):
                     return why
-            stamps.write(place.stamp, stamps.Stamp(reserved=reserved))
-            os.ftruncate(part.fileno(), 0)
-            _allocate(part.fileno(), size)
+            with ledger.changing(place):
+                stamps.write(place.stamp, stamps.Stamp(reserved=reserved))
+                os.ftruncate(part.fileno(), 0)
+                _allocate(part.fileno(), size)
         return ""
 
     def give_up(self, part: LockableFile, place: Place, deadline: Deadline) -> None:
         """Remove a part that this process has taken."""
-        with contextlib.closing(part), self.alone(deadline):
+        with contextlib.closing(part), self.alone(deadline) as ledger, ledger.changing(place):
             _remove(place.part)
             if not place.copy.exists():
                 _remove(place.index, place.stamp)
@@ -128,48 +116,70 @@ class Room:
     def install(self, part: LockableFile, wanted: Wanted, fetched: Fetched) -> None:
         """Give a part that was verified the name of the copy, and its index the name beside it."""
         place, sidecar = wanted.place, fetched.sidecar
-        taken = part.stat().st_size + len(sidecar or b"") + _STAMP_BYTES
-        with self.alone(wanted.deadline):
+        taken = part.stat().st_size + len(sidecar or b"") + STAMP_BYTES
+        with self.alone(wanted.deadline) as ledger, ledger.changing(place):
             _remove(place.index)  # never written over: others may have mapped it
             # Of an index that had to be made the size was not known: where it takes more than its room it is not kept.
-            if sidecar is not None and (self._limit is None or taken <= _reserved(place)):
+            if sidecar is not None and (self._limit is None or taken <= reserved_for(place)):
                 place.index.write_bytes(sidecar)
             place.part.replace(place.copy)
             stamps.stamp(part.fileno(), place.stamp, fetched.sha256, wanted.made_of)
 
     def discard(self, place: Place, copy: LockableFile, deadline: Deadline) -> None:
         """Remove a copy that this process has opened and locked alone."""
-        with self.alone(deadline):
+        with self.alone(deadline) as ledger, ledger.changing(place):
             if copy.is_at(place.copy):
                 _drop(place, copy)
+
+    def stamp(self, place: Place, copy: LockableFile, sha256: str, wanted: Wanted) -> None:
+        """Note that the bytes of a copy, which this process has locked alone, have been found right.
+
+        One that somebody else has put there becomes the cache's own.
+        """
+        with self.alone(wanted.deadline) as ledger, ledger.changing(place):
+            stamps.stamp(copy.fileno(), place.stamp, sha256, wanted.made_of)
 
     def may_fit(self, wanted: Wanted) -> bool:
         """Say whether there can be room to fetch a shard ahead, before its store is asked for anything."""
         if self._limit is None:
             return True
-        with self.alone(wanted.deadline):
+        with self.alone(wanted.deadline) as ledger:
+            if self._fits(ledger, wanted.place, wanted.listed_size):
+                return True
             needs = all_needs(self.root / places.READERS)
-            missing, _, later = self._shortage(wanted.place, wanted.listed_size, needs.rank(wanted.place.key), needs)
+            rank = needs.rank(wanted.place.key)
+            missing, _, later = self._shortage(ledger, wanted.place, wanted.listed_size, rank, needs)
         return missing <= sum(one.size for one in later)
 
-    def _shortage(self, place: Place, wanted: int, rank: Rank, needs: Needs) -> tuple[int, list[Held], list[Held]]:
+    def _fits(self, ledger: Ledger, place: Place, wanted: int) -> bool:
+        """Say whether the ledger shows that there is room for a shard."""
+        used = ledger.read()
+        return used is not None and self._missing(used, place, wanted) <= 0
+
+    def _missing(self, used: int, place: Place, wanted: int) -> int:
+        """Return how many bytes are missing for a shard where so many are in use, also for what is there of it."""
+        return used - (0 if place.copy.exists() else size_of(place)) + wanted - (self._limit or 0)
+
+    def _shortage(
+        self, ledger: Ledger, place: Place, wanted: int, rank: Rank, needs: Needs
+    ) -> tuple[int, list[Held], list[Held]]:
         """Return how many bytes are missing for a shard, the copies that are there, and those needed later than it."""
-        held = [one for one in self._held() if one.place != place or place.copy.exists()]
+        held = self._all_held(ledger)
         whole = [one for one in held if one.is_whole]
-        missing = sum(one.size for one in held) + wanted - (self._limit or 0)
+        missing = self._missing(sum(one.size for one in held), place, wanted)
         return missing, whole, [one for one in whole if needs.rank(one.place.key) > rank]
 
-    def _make_room(self, place: Place, wanted: int, rank: Rank, needs: Needs) -> str:
+    def _make_room(self, ledger: Ledger, place: Place, wanted: int, rank: Rank, needs: Needs) -> str:
         """Evict copies that are needed later than ``rank``, as far as need be; say why where that is not enough."""
-        missing, whole, later = self._shortage(place, wanted, rank, needs)
+        if self._fits(ledger, place, wanted):
+            return ""
+        missing, whole, later = self._shortage(ledger, place, wanted, rank, needs)
         sooner = sum(one.size for one in whole) - sum(one.size for one in later)
-        if missing <= sum(one.size for one in later):
+        if 0 < missing <= sum(one.size for one in later):
             # Those that nobody needs go by their last use, the others by the next, furthest first.
             later.sort(key=lambda one: one.last_use)
             later.sort(key=lambda one: needs.rank(one.place.key), reverse=True)
-            for one in later:
-                if missing > 0 and _evict(one.place):
-                    missing -= one.size
+            missing -= self._evict(ledger, later, missing)
         if missing <= 0:
             return ""
         return (
@@ -177,46 +187,24 @@ class Room:
             f"needed sooner and the rest is being read or fetched"
         )
 
-    def _held(self) -> list[Held]:
-        """List all that is in the folder, after removing what processes that died have left."""
-        with os.scandir(self.root) as entries:
-            folders = [Path(entry) for entry in entries if places.is_store(entry.name) and entry.is_dir()]
-        return [held for folder in folders for held in _held_in(folder)]
+    def _evict(self, ledger: Ledger, copies: Iterable[Held], missing: int) -> int:
+        """Evict copies in this order until so many bytes are free, and a few more; return how many are."""
+        used, freed = ledger.read(), 0
+        ledger.forget()
+        most = missing + (self._limit or 0) // _SLACK
+        for one in copies:
+            if (freed < missing or freed + one.size <= most) and _evict(one.place):
+                freed += one.size
+        if used is not None:
+            ledger.write(used - freed)
+        return freed
 
-
-def _held_in(folder: Path) -> Iterator[Held]:
-    # There may be many thousands of copies, and the folder is locked meanwhile: no paths where names will do.
-    with os.scandir(folder) as entries:
-        found = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
-    # Only what has a stamp or is a part is the cache's own: other files may lie here too.
-    stamped = {name.removesuffix(places.STAMP) for name in found if name.endswith(places.STAMP)}
-    parts = {name.removesuffix(places.PART) for name in found if name.endswith(places.PART)}
-    for name in stamped | parts:
-        place = Place(folder, name)
-        if name in parts and _was_left(place):
-            place.part.unlink()
-            del found[name + places.PART]
-            parts.remove(name)
-        if name not in parts and name not in found:
-            _remove(place.index, place.stamp)
-            continue
-        stats = [found[one] for one in (name, name + SUFFIX, name + places.PART, name + places.STAMP) if one in found]
-        size = sum([one.st_size for one in stats])
-        if name in parts:
-            size = max(size, _reserved(place))
-        yield Held(place, size, name not in parts, stats[-1].st_mtime_ns)
-
-
-def _reserved(place: Place) -> int:
-    """Return how many bytes are reserved for a part and what belongs to it."""
-    stamp = stamps.read(place.stamp)
-    return 0 if stamp is None else stamp.reserved
-
-
-def _was_left(place: Place) -> bool:
-    """Say whether nobody is fetching a part any more."""
-    with contextlib.closing(LockableFile(place.part, writable=True)) as part:
-        return part.lock(alone=True)
+    def _all_held(self, ledger: Ledger) -> list[Held]:
+        """List all that is in the folder, which takes its time where there is much."""
+        ledger.forget()
+        held = all_held(self.root)
+        ledger.write(sum(one.size for one in held))
+        return held
 
 
 def _evict(place: Place) -> bool:

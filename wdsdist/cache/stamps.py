@@ -63,11 +63,12 @@ def read(path: Path) -> Stamp | None:
 
 
 def _seen(sha256: str, made_of: str, found: os.stat_result) -> Stamp:
-    return Stamp(sha256, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, _boot(), made_of)
+    return Stamp(sha256, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, boot(), made_of)
 
 
 @functools.cache
-def _boot() -> str:
+def boot() -> str:
+    """Return what tells this start of the system from others; nothing where the system does not say."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

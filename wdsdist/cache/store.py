@@ -232,7 +232,7 @@ class ShardCache:
         if is_trusted:
             stamps.touch(place.stamp)
         else:
-            stamps.stamp(file.fileno(), place.stamp, sha256, wanted.made_of)
+            self._room.stamp(place, file, sha256, wanted)
             if not (file.lock(alone=False) and file.is_at(place.copy)):
                 return None
         return Pinned(place.copy, index, file)
