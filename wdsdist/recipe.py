@@ -29,9 +29,7 @@ class Fields:
         self._alternatives = [tuple(field.lower().split(";")) for field in fields] if fields is not None else None
         names = [alternatives[0] for alternatives in self._alternatives or ()]
         if len(names) > len(set(names)):
-            raise ArgumentError(
-                f"fields is {fields!r}: two of them would have the same name, that before the first ';'"
-            )
+            raise ArgumentError(f"fields is {fields!r}: two of them have the same name, that before the first ';'")
         self._known: dict[tuple[str, ...], Chosen] = {}
 
     def choose(self, layout: tuple[str, ...]) -> Chosen:
