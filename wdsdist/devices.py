@@ -167,21 +167,19 @@ def rebuilt(value: Any, function: Callable[[Any], Any]) -> Any:
     """
     if callable(getattr(value, "to", None)):
         return function(value)
-    if isinstance(value, MutableMapping):
-        clone = copy.copy(value)  # with what a subclass knows besides, such as a default
-        clone.update({name: rebuilt(part, function) for name, part in value.items()})
-        return clone
     if isinstance(value, tuple):
         parts = [rebuilt(part, function) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if isinstance(value, (list, deque)):
-        clone = copy.copy(value)
-        clone.clear()
-        clone.extend(rebuilt(part, function) for part in value)
-        return clone
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        clone = copy.copy(value)
+    is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    if not is_record and not isinstance(value, (MutableMapping, list, deque)):
+        return function(value)
+    clone = copy.copy(value)  # with what a subclass knows besides, such as a default
+    if isinstance(value, MutableMapping):
+        clone.update({name: rebuilt(part, function) for name, part in value.items()})
+    elif is_record:
         for field in dataclasses.fields(value):
             object.__setattr__(clone, field.name, rebuilt(getattr(value, field.name), function))  # it may be frozen
-        return clone
-    return function(value)
+    else:
+        clone.clear()
+        clone.extend(rebuilt(part, function) for part in value)
+    return clone

@@ -312,6 +312,16 @@ def test_a_sample_that_comes_again_in_an_epoch_is_augmented_in_another_way(sets:
     assert flat(batches) == drawn
 
 
+def test_rates_count_the_bytes_of_what_the_weights_ask_for(sets: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "0.tar").write_bytes(helpers.plain_tar([("k.cls", b"0"), ("k.bin", bytes(1 << 20))]))
+    wdsdist.index(tmp_path)
+    large, small = wdsdist.open(tmp_path).mean_sample_bytes, wdsdist.open(sets["web"]).mean_sample_bytes
+    dataset = wdsdist.mix({tmp_path: 3, sets["web"]: 1}, fields=("cls",), samples_per_epoch=40)
+    loader = StreamingDataLoader(dataset, 4, num_workers=0)
+    list(loader)
+    assert loader.stats().bytes == pytest.approx(30 * large + 10 * small, rel=0.001)
+
+
 def test_credentials_in_a_location_are_not_shown(tmp_path: Path, sets: dict[str, Path]) -> None:
     manifest = wdsdist.open(sets["web"])
     dataset = wdsdist.mix({"https://me:secret@host/web?signature=secret": (manifest, 1)})
