@@ -227,12 +227,15 @@ def check_alike(samples: Sequence[Sample]) -> None:
     if other is first:
         return
     odd = ", ".join(sorted(other.keys() ^ first.keys()))
-    what = f"samples {_name(first)} and {_name(other)} do not have the same fields ({odd} in one only)"
     if first.get("__dataset__") == other.get("__dataset__"):
-        raise SampleError(f"{what}: name the fields that all samples have, as in fields=('jpg;png', 'cls')")
+        raise SampleError(
+            f"samples {_name(first)} and {_name(other)} do not have the same fields ({odd} in one only): name the "
+            f"fields that all samples have, as in fields=('jpg;png', 'cls')"
+        )
     raise SampleError(
-        f"{what}: let fields= or transform= of each data set, as in StreamingDataset(..., fields=('jpg', 'cls')), "
-        f"make them alike, or pass collate_fn="
+        f"samples {_name(first)} and {_name(other)} do not have the same fields ({odd} in one only): let fields= or "
+        f"transform= of each data set, as in StreamingDataset(..., fields=('jpg', 'cls')), make them alike, or pass "
+        f"collate_fn="
     )
 
 
