@@ -160,8 +160,9 @@ class StreamingDataset(IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays, also in workers that live on.
 
-        Without it, each iteration plays the next epoch. A `StreamingDataLoader` starts with its first batch; for a
-        foreign loader, ``iter()`` starts the iteration, and an epoch chosen after it counts for the next one.
+        Without it, each iteration plays the next epoch. A `StreamingDataLoader` begins with its first batch. With a
+        foreign loader call this before ``iter()``, which starts the workers: after it, the epoch counts for the next
+        iteration, or for this one where no worker has begun yet, which may differ between ranks.
 
         Raises ``ArgumentError`` for a negative epoch, and ``LoaderStateError`` under a framework that would split
         the samples among the ranks a second time.
