@@ -76,6 +76,11 @@ class DeviceLoader:
             return self._states[0]
         return now  # no batch is on its way, or the loader has been told of another place since
 
+    def load_state_dict(self, state: State) -> None:
+        """Let the loader continue where a state was taken."""
+        self._states = None  # the place may be that of the batch on its way
+        self._loader.load_state_dict(state)  # type: ignore[attr-defined]
+
     def __getattr__(self, name: str) -> Any:
         if name == "_loader":  # while it is being unpickled
             raise AttributeError(name)

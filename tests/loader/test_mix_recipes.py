@@ -130,6 +130,29 @@ def test_columns_without_transforms_are_decoded_by_each_data_set(sets: dict[str,
                 assert label == int(key[1:]) // (1 if name == "a" else 2)
 
 
+def doubled(data: bytes) -> Any:
+    return 2 * np.load(io.BytesIO(data))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_columns_that_are_stacked_in_one_step_are_so_for_one_decoder_only(sets: dict[str, Path], workers: int) -> None:
+    one = {"a": StreamingDataset(sets["vectors"], fields=("npy",), decode=True),
+           "b": StreamingDataset(sets["vectors"], fields=("npy",), decode={"npy": doubled})}  # fmt: skip
+    (batch,) = StreamingDataLoader(wdsdist.concat(one), 2 * TOTAL, num_workers=workers)
+    for name, key, values in zip(batch["__dataset__"], batch["__key__"], batch["npy"].tolist(), strict=True):
+        assert values == [int(key[1:]) * (1 if name == "a" else 2)] * 3
+
+
+def test_a_data_set_is_raw_or_light_where_all_its_parts_are(sets: dict[str, Path]) -> None:
+    raw, decoded = StreamingDataset(sets["vectors"]), photos(sets)
+    for parts, is_raw, is_light in (
+        ((raw, decoded), False, True), ((decoded, raw), False, True), ((raw, drawings(sets)), False, False),
+        ((drawings(sets), raw), False, False),
+    ):  # fmt: skip
+        reader = wdsdist.concat({"one": parts[0], "other": parts[1]}).sample_reader
+        assert (reader.is_raw, reader.is_light) == (is_raw, is_light)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_raw_members_stay_columns_of_bytes(sets: dict[str, Path], workers: int) -> None:
     one = {name: StreamingDataset(sets[name], fields=(f"x;{field}",)) for name, field in
@@ -202,10 +225,14 @@ def test_dicts_and_tuples_in_one_batch_are_refused(sets: dict[str, Path]) -> Non
         next(iter(StreamingDataLoader(dataset, 2 * TOTAL, num_workers=0)))
 
 
-def test_a_column_that_one_data_set_decodes_and_another_does_not_is_refused(sets: dict[str, Path]) -> None:
-    one = {"a": photos(sets), "b": StreamingDataset(sets["photos"])}
+@pytest.mark.parametrize("raw_first", [False, True])
+def test_a_column_that_one_data_set_decodes_and_another_does_not_is_refused(
+    sets: dict[str, Path], raw_first: bool
+) -> None:
+    parts = [photos(sets), StreamingDataset(sets["photos"])]
+    one = wdsdist.concat(dict(zip("ab", reversed(parts) if raw_first else parts, strict=True)), shuffle=False)
     with pytest.raises(SampleError, match="field 'cls'"):
-        next(iter(StreamingDataLoader(wdsdist.concat(one), 2 * TOTAL, num_workers=0)))
+        next(iter(StreamingDataLoader(one, 2 * TOTAL, num_workers=0)))
 
 
 OF_THE_ORDER: list[dict[str, Any]] = [

@@ -184,6 +184,18 @@ class TestOneBatchAhead:
         moving.load_state_dict({**moving.state_dict(), "epoch": 2, "consumed": 8})
         assert (moving.state_dict()["epoch"], moving.state_dict()["consumed"]) == (2, 8)
 
+    def test_a_loaded_place_may_be_that_of_the_batch_that_was_on_its_way(self, shards: Path) -> None:
+        inner = loader(shards)
+        moving = to_device(inner, "cuda")
+        next(iter(moving))
+        ahead = {**moving.state_dict(), "consumed": 8}
+        moving.load_state_dict(ahead)
+        assert moving.state_dict() == ahead
+        next(iter(moving))
+        inner.load_state_dict({**ahead, "consumed": 16})
+        iter(moving)
+        assert moving.state_dict()["consumed"] == 16
+
     @pytest.mark.parametrize("device", ["cpu", "cuda"])
     def test_an_error_comes_in_the_place_of_its_batch_and_no_end_after_it(self, shards: Path, device: str) -> None:
         def decode(data: bytes) -> int:

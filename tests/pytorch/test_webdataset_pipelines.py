@@ -125,3 +125,10 @@ def test_a_splitter_of_shards_that_open_data_sets_of_their_own_is_not_refused(sh
 
     urls = webdataset.SimpleShardList([str(shard) for shard in sorted(shards.glob("*.tar"))])
     assert len(list(webdataset.DataPipeline(urls, webdataset.split_by_node, opened))) == TOTAL
+
+
+def test_a_stage_of_a_users_own_is_not_refused_for_its_name(shards: Path) -> None:
+    def split_by_node(samples: Any) -> Any:
+        yield from samples
+
+    assert len(list(webdataset.DataPipeline(StreamingDataset(shards), split_by_node))) == TOTAL
