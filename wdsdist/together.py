@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from numbers import Real
 from typing import Any, TypeVar
@@ -85,11 +84,13 @@ def mix(
             f"weights are {float(min(weights)):g} to {float(max(weights)):g}: the largest may be {_MOST_UNEQUAL:,} "
             f"times the smallest"
         )
-    joined = _Joined.of([(source, label) for (source, _), label in sources], options)
-    dataset = MixedDataset(
-        joined.manifest, weights=weights, stratified=stratified, samples_per_epoch=samples_per_epoch, **options
-    )
-    return joined.made_by_each(dataset)
+
+    def mixed(manifest: JoinedManifest) -> MixedDataset:
+        return MixedDataset(
+            manifest, weights=weights, stratified=stratified, samples_per_epoch=samples_per_epoch, **options
+        )
+
+    return _joined([(source, label) for (source, _), label in sources], options, mixed)
 
 
 def concat(data_sets: Iterable[Source] | Mapping[str, Source], **options: Any) -> StreamingDataset:
@@ -121,8 +122,7 @@ def concat(data_sets: Iterable[Source] | Mapping[str, Source], **options: Any) -
         sources = [(shards, label) for label, shards in data_sets.items()]
     else:
         sources = [(shards, shards) for shards in data_sets]
-    joined = _Joined.of(sources, options)
-    return joined.made_by_each(StreamingDataset(joined.manifest, **options))
+    return _joined(sources, options, lambda manifest: StreamingDataset(manifest, **options))
 
 
 class MixedDataset(StreamingDataset):
@@ -158,39 +158,32 @@ class MixedDataset(StreamingDataset):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Joined:
-    """Data sets as one, and how the samples of each are made where that is its own."""
+def _joined(
+    sources: list[tuple[Source, Any]], options: Mapping[str, Any], make: Callable[[JoinedManifest], Dataset]
+) -> Dataset:
+    """Open data sets, each given with its name or what it shall be named after, and make one of them.
 
-    manifest: JoinedManifest
-    recipes: dict[int, Recipe] | None
-    """By the first shard that each counts for."""
-
-    @classmethod
-    def of(cls, sources: list[tuple[Source, Any]], options: Mapping[str, Any]) -> _Joined:
-        """Open data sets, each given with its name or what it shall be named after."""
-        labels = [_label(name) for _, name in sources]
-        parts: list[Manifest] = []
-        own: list[Mapping[int, Recipe]] = []
-        for (source, _), label in zip(sources, labels, strict=True):
-            if isinstance(source, StreamingDataset):
-                _check_part(source, label, options)
-                parts.append(source.manifest)
-                own.append(source.sample_reader.recipes)
-            else:
-                parts.append(catalog.open(source, storage_options=options.get("storage_options")))
-                own.append({0: Recipe(Fields(None), Decoder(None))})
-        manifest = join(parts, labels)
-        if not any(isinstance(source, StreamingDataset) for source, _ in sources):
-            return cls(manifest, None)
-        firsts = zip(manifest.first_shards.tolist(), own, strict=True)
-        return cls(manifest, {first + shard: recipe for first, some in firsts for shard, recipe in some.items()})
-
-    def made_by_each(self, dataset: Dataset) -> Dataset:
-        """Let samples of ``dataset`` be made as those of its parts are."""
-        if self.recipes is not None:
-            dataset.sample_reader = dataset.sample_reader.of(self.recipes)
-        return dataset
+    Where any is a `StreamingDataset`, samples are made as each says.
+    """
+    labels = [_label(name) for _, name in sources]
+    parts: list[Manifest] = []
+    recipes: list[Mapping[int, Recipe]] = []
+    for (source, _), label in zip(sources, labels, strict=True):
+        if isinstance(source, StreamingDataset):
+            _check_part(source, label, options)
+            parts.append(source.manifest)
+            recipes.append(source.sample_reader.recipes)
+        else:
+            parts.append(catalog.open(source, storage_options=options.get("storage_options")))
+            recipes.append({0: Recipe(Fields(None), Decoder(None))})
+    manifest = join(parts, labels)
+    dataset = make(manifest)
+    if any(isinstance(source, StreamingDataset) for source, _ in sources):
+        firsts = zip(manifest.first_shards.tolist(), recipes, strict=True)
+        dataset.sample_reader = dataset.sample_reader.of(
+            {first + shard: recipe for first, own in firsts for shard, recipe in own.items()}
+        )
+    return dataset
 
 
 def _check_part(dataset: StreamingDataset, label: str, options: Mapping[str, Any]) -> None:
@@ -231,8 +224,9 @@ def _about_order(dataset: StreamingDataset) -> dict[str, Any]:
 
 
 def _label(name: Any) -> str:
-    if isinstance(name, (Manifest, StreamingDataset)):
-        name = name if isinstance(name, Manifest) else name.manifest
+    if isinstance(name, StreamingDataset):
+        name = name.manifest
+    if isinstance(name, Manifest):
         return storage.shown(name.base)
     if isinstance(name, (str, os.PathLike)):
         return storage.shown(os.fspath(name))
