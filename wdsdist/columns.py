@@ -207,18 +207,36 @@ def collate(samples: Sequence[Any], *, deferred: bool = False) -> Any:
     >>> batch["__key__"], batch["txt"], batch["cls"]
     (['a', 'b'], Ragged(2 strings, 3 bytes), tensor([1, 2]))
     """
-    if not isinstance(samples[0], Mapping):
+    kinds = {isinstance(sample, Mapping): type(sample).__name__ for sample in samples}
+    if len(kinds) > 1:
+        raise SampleError(
+            f"transform= returned a {kinds[True]} for some samples of a batch and a {kinds[False]} for others: let it "
+            f"return the same for all, or pass collate_fn="
+        )
+    if False in kinds:
         return _stacked("the samples", list(samples), "transform= returned", deferred)
-    fields = samples[0].keys()
-    for sample in samples:
-        if sample.keys() != fields:
-            odd = sorted(sample.keys() ^ fields)
-            raise SampleError(
-                f"samples {_name(samples[0])} and {_name(sample)} do not have the same fields ({', '.join(odd)} in one "
-                f"only): name the fields that all samples have, as in fields=('jpg;png', 'cls')"
-            )
+    check_alike(samples)
     key = _name(samples[0])
-    return {field: column(field, [sample[field] for sample in samples], key, deferred=deferred) for field in fields}
+    return {field: column(field, [sample[field] for sample in samples], key, deferred=deferred) for field in samples[0]}
+
+
+def check_alike(samples: Sequence[Sample]) -> None:
+    """Raise `SampleError` where the samples of a batch have different fields."""
+    first = samples[0]
+    other = next((sample for sample in samples if sample.keys() != first.keys()), first)
+    if other is first:
+        return
+    odd = ", ".join(sorted(other.keys() ^ first.keys()))
+    if first.get("__dataset__") == other.get("__dataset__"):
+        raise SampleError(
+            f"samples {_name(first)} and {_name(other)} do not have the same fields ({odd} in one only): name the "
+            f"fields that all samples have, as in fields=('jpg;png', 'cls')"
+        )
+    raise SampleError(
+        f"samples {_name(first)} and {_name(other)} do not have the same fields ({odd} in one only): let fields= or "
+        f"transform= of each data set, as in StreamingDataset(..., fields=('jpg', 'cls')), make them alike, or pass "
+        f"collate_fn="
+    )
 
 
 def column(field: str, values: list[Any], key: str, *, deferred: bool = False) -> Any:
@@ -244,7 +262,8 @@ def _stacked(what: str, values: list[Any], where: str, deferred: bool) -> Any:
 
 
 def _name(sample: Mapping[str, Any]) -> str:
-    return repr(sample.get("__key__", "?"))
+    name = repr(sample.get("__key__", "?"))
+    return f"{name} of {sample['__dataset__']!r}" if sample.get("__dataset__") else name
 
 
 def _defer(values: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor | Stacked:

@@ -25,8 +25,9 @@ from wdsdist.order import OrderName, OrderSettings, default_window, split_line
 from wdsdist.ordering import Ordering
 from wdsdist.plan import EpochPlan
 from wdsdist.progress import Position
+from wdsdist.recipe import Fields, Recipe
 from wdsdist.replica import Replica
-from wdsdist.samples import Fields, SampleReader
+from wdsdist.samples import SampleReader
 from wdsdist.shards import ShardReader
 from wdsdist.share import Share
 from wdsdist.sizes import check_bytes
@@ -116,8 +117,6 @@ class StreamingDataset(IterableDataset[Any]):
         self.manifest = catalog.open(shards, storage_options=storage_options)
         self.drop_last = bool(drop_last)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
-        if transform is not None and not callable(transform):
-            raise ArgumentTypeError(f"transform is {transform!r}: it must be a function of a sample")
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
         self.ordering = Ordering(
             manifest=self.manifest,
@@ -137,13 +136,8 @@ class StreamingDataset(IterableDataset[Any]):
             limit=limit,
             timeout=check_seconds("download_timeout", download_timeout),
         )
-        self.sample_reader = SampleReader(
-            ShardReader(self.manifest, self.cache),
-            Fields(fields),
-            Decoder(decode),
-            transform,
-            seed,
-        )
+        recipe = Recipe(Fields(fields), Decoder(decode), transform)
+        self.sample_reader = SampleReader(ShardReader(self.manifest, self.cache), {0: recipe}, seed)
         self._replica = Replica.of(rank, num_replicas, mesh)
         self._request = EpochRequest()
         self._streams = Streams(self._request)
@@ -166,7 +160,9 @@ class StreamingDataset(IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays, also in workers that live on.
 
-        Without it, each iteration plays the next epoch.
+        Without it, each iteration plays the next epoch. A `StreamingDataLoader` begins with its first batch. With a
+        foreign loader call this before ``iter()``, which starts the workers: after it, the epoch counts for the next
+        iteration, or for this one where no worker has begun yet, which may differ between ranks.
 
         Raises ``ArgumentError`` for a negative epoch, and ``LoaderStateError`` under a framework that would split
         the samples among the ranks a second time.

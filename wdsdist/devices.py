@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import copy
+import dataclasses
+import functools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
 from wdsdist.errors import ArgumentError
 from wdsdist.state import State
@@ -25,8 +28,9 @@ def to_device(loader: Iterable[Any], device: torch.device | str | int) -> Device
     decoders read them there.
 
     Args:
-        loader: a `StreamingDataLoader`, or any iterable of batches: tensors in dicts, lists and tuples, nested at
-            will, or objects with a method ``to(device)``.
+        loader: a `StreamingDataLoader`, or any iterable of batches: tensors in mappings, lists, tuples, named tuples
+            and dataclasses, nested at will, or objects with a method ``to(device)``, which are moved when their turn
+            comes, not ahead.
         device: as in ``torch.Tensor.to``.
 
     Raises:
@@ -61,7 +65,8 @@ class DeviceLoader:
         self._states = None
         batches = iter(self._loader)
         if self._device.type != "cuda":
-            return (moved(batch, self._device) for batch in batches)
+            # Not a generator, which ends at an error: the next batch that is asked for would pass for the end.
+            return map(functools.partial(moved, device=self._device), batches)
         return _Ahead(self, batches, SideStream(self._device))
 
     def state_dict(self) -> State:
@@ -71,6 +76,11 @@ class DeviceLoader:
             return self._states[0]
         return now  # no batch is on its way, or the loader has been told of another place since
 
+    def load_state_dict(self, state: State) -> None:
+        """Let the loader continue where a state was taken."""
+        self._states = None  # the place may be that of the batch on its way
+        self._loader.load_state_dict(state)  # type: ignore[attr-defined]
+
     def __getattr__(self, name: str) -> Any:
         if name == "_loader":  # while it is being unpickled
             raise AttributeError(name)
@@ -78,27 +88,35 @@ class DeviceLoader:
 
 
 class SideStream:
-    """Copies batches to a CUDA device on a stream of its own."""
+    """Copies batches to a CUDA device on a stream of its own, one at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._copies: list[torch.Tensor] = []
 
     def start(self, batch: Any) -> Any:
         """Begin to copy a batch."""
         with torch.cuda.stream(self._stream):
-            return moved(batch, self._device, non_blocking=True)
+            return rebuilt(batch, self._copy)
+
+    def _copy(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        self._copies.append(leaf.to(self._device, non_blocking=True))
+        return self._copies[-1]
 
     def finish(self, batch: Any) -> Any:
         """Return a batch whose copy has begun; what the current stream does from now on finds it there."""
         current = torch.cuda.current_stream(self._device)
         current.wait_stream(self._stream)
-        for leaf in tree_leaves(batch):
-            if isinstance(leaf, torch.Tensor):
-                # Its memory belongs to the side stream, which would otherwise write the next batch into it as soon as
-                # the last reference is gone, though kernels that read it may still wait for their turn.
-                leaf.record_stream(current)
-        return batch
+        copies, self._copies = self._copies, []
+        for copy_ in copies:
+            # Its memory belongs to the side stream, which would otherwise write the next batch into it as soon as
+            # the last reference is gone, though kernels that read it may still wait for their turn.
+            copy_.record_stream(current)
+        # Tensors inside of other objects are out of reach of `record_stream`: they are moved on the current stream.
+        return moved(batch, self._device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +157,34 @@ class _Ahead(Iterator[Any]):
         return _Coming(batch, state, failure)
 
 
-def moved(batch: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
+def moved(batch: Any, device: torch.device) -> Any:
     """Return a batch with all of its tensors on a device."""
+    return rebuilt(batch, lambda leaf: leaf.to(device) if callable(getattr(leaf, "to", None)) else leaf)
 
-    def move(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return leaf.to(device, non_blocking=non_blocking)
-        return leaf.to(device) if hasattr(leaf, "to") else leaf
 
-    return tree_map(move, batch)
+def rebuilt(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return a copy of nested containers in which ``function`` has replaced all that is no container.
+
+    What has a method ``to`` is none: it knows best what of it moves.
+
+    >>> rebuilt({"a": [1, (2, 3)]}, lambda number: -number)
+    {'a': [-1, (-2, -3)]}
+    """
+    if callable(getattr(value, "to", None)):
+        return function(value)
+    if isinstance(value, tuple):
+        parts = [rebuilt(part, function) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    if not is_record and not isinstance(value, (MutableMapping, list, deque)):
+        return function(value)
+    clone = copy.copy(value)  # with what a subclass knows besides, such as a default
+    if isinstance(value, MutableMapping):
+        clone.update({name: rebuilt(part, function) for name, part in value.items()})
+    elif is_record:
+        for field in dataclasses.fields(value):
+            object.__setattr__(clone, field.name, rebuilt(getattr(value, field.name), function))  # it may be frozen
+    else:
+        clone.clear()
+        clone.extend(rebuilt(part, function) for part in value)
+    return clone

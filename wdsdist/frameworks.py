@@ -17,6 +17,9 @@ from wdsdist.errors import LoaderStateError
 
 _SPLITTING_MODULES = ("accelerate.data_loader", "transformers.trainer_pt_utils")
 
+_SPLITTERS = ("split_by_node", "split_by_worker")
+"""Stages of webdataset's pipelines that drop what is another's."""
+
 
 def expect_a_length() -> None:
     """Keep Lightning from warning that the length of an ``IterableDataset`` may be wrong: a loader's is exact."""
@@ -66,6 +69,21 @@ def refuse_second_split(num_replicas: Callable[[], int], *, has_loader: bool) ->
                 "wdsdist.StreamingDataLoader instead; with Transformers, train with StreamingTrainer of "
                 "wdsdist.integrations.transformers instead of Trainer, or put its StreamingTrainerMixin before yours: "
                 "class MyTrainer(StreamingTrainerMixin, Trainer): pass"
+            )
+
+
+def refuse_splitter() -> None:
+    """Raise where a stage of webdataset's pipelines would split a worker's samples among ranks or workers again.
+
+    Stages draw from one another, so that it stands on the stack when the first sample is asked for, wherever in the
+    pipeline it comes.
+    """
+    for frame in _above(sys._getframe()):
+        name = frame.f_code.co_name
+        if name in _SPLITTERS and frame.f_globals.get("__name__") == "webdataset.shardlists":
+            raise LoaderStateError(
+                f"{name} would split the samples of this worker once more, and all but its own part would be lost: "
+                f"take it out of the pipeline, for a StreamingDataset splits by rank and worker itself"
             )
 
 

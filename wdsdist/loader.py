@@ -214,7 +214,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         self._meter = EpochMeter(
             position.epoch,
             plan=plan,
-            sample_bytes=self.dataset.manifest.mean_sample_bytes,
+            sample_bytes=self.dataset.ordering.mean_sample_bytes,
             count=self._loading.tallies.total if self.num_workers else self.dataset.cache.counters,
         )
         if self._iterator is not None and has_lost_workers(self._iterator):
@@ -241,7 +241,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
 
         A message costs as much as making a batch of small samples.
         """
-        batch_bytes = self.dataset.manifest.mean_sample_bytes * self._loading.batch_size
+        batch_bytes = self.dataset.ordering.mean_sample_bytes * self._loading.batch_size
         is_light = self._loading.collate_fn is None and self.dataset.sample_reader.is_light
         group = group_size(len(self), batch_bytes, self.num_workers) if is_light else 1
         if self.dataset.cache.limit is not None:

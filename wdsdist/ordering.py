@@ -37,6 +37,11 @@ class Ordering:
         """Samples in an epoch, over all ranks."""
         return self.manifest.num_samples
 
+    @property
+    def mean_sample_bytes(self) -> int:
+        """Bytes that a sample of an epoch takes in its shard, on average."""
+        return self.manifest.mean_sample_bytes
+
     @functools.cached_property
     def fingerprint(self) -> str:
         """A digest of the samples, wherever they lie: a state must come from the same ones."""
@@ -105,6 +110,11 @@ class MixedOrdering(Ordering):
     @property
     def num_samples(self) -> int:
         return self.samples_per_epoch
+
+    @property
+    def mean_sample_bytes(self) -> int:
+        parts = zip(self.weights, self.manifest.parts, strict=True)
+        return int(sum(weight * part.mean_sample_bytes for weight, part in parts) / sum(self.weights))
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -2,96 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from wdsdist.columns import Batch, Ragged, Sample, collate, column
+from wdsdist.columns import Batch, Ragged, Sample, check_alike, collate, column
 from wdsdist.decode import Decoder
-from wdsdist.errors import ArgumentTypeError, DecodeError, SampleError
+from wdsdist.errors import DecodeError, SampleError
 from wdsdist.permutation import Int64s, mix_key, mix_keys
+from wdsdist.recipe import Chosen, Recipe
 from wdsdist.shards import MappedShard, ShardReader
-from wdsdist.transforms import is_seeded
 
 _AUGMENTATION = 3
 """Sets the seeds of samples apart from the keys of the order, which hash other numbers."""
 
-Chosen = tuple[tuple[str, str, int], ...]
-"""Of each field: its entry in the sample, its extension, and the member's place in the layout."""
 
+@dataclass(slots=True)
+class _Rows:
+    """What the columns of a batch have in common: of each sample, one entry in each list."""
 
-class Fields:
-    """Chooses members by the extensions that ``fields=`` names.
-
-    >>> Fields(("jpg;png", "cls")).choose(("cls", "png", "txt"))
-    (('jpg', 'png', 1), ('cls', 'cls', 0))
-    """
-
-    def __init__(self, fields: Sequence[str] | None) -> None:
-        if isinstance(fields, str) or not all(isinstance(field, str) and field for field in fields or ()):
-            raise ArgumentTypeError(f"fields is {fields!r}: it must be a list of extensions such as ('jpg;png', 'cls')")
-        self._alternatives = [tuple(field.lower().split(";")) for field in fields] if fields is not None else None
-        self._known: dict[tuple[str, ...], Chosen] = {}
-
-    def choose(self, layout: tuple[str, ...]) -> Chosen:
-        """Return (entry name, extension, place) for each field; the entry has the name of the first alternative.
-
-        Raises `SampleError` where the layout has none of a field's alternatives.
-        """
-        chosen = self._known.get(layout)
-        if chosen is None:
-            # Samples have few layouts; where each has another, none is worth keeping.
-            if len(self._known) > 1000:
-                self._known.clear()
-            chosen = self._known[layout] = tuple(self._chosen(layout))
-        return chosen
-
-    def _chosen(self, layout: tuple[str, ...]) -> Iterator[tuple[str, str, int]]:
-        if self._alternatives is None:
-            yield from ((extension, extension, place) for place, extension in enumerate(layout))
-            return
-        for names in self._alternatives:
-            extension = next((name for name in names if name in layout), None)
-            if extension is None:
-                raise SampleError(
-                    f"has no member {' or '.join(map(repr, names))}: it has {', '.join(sorted(layout)) or 'none'}"
-                )
-            yield names[0], extension, layout.index(extension)
+    seeds: list[int]
+    shards: list[str] = field(default_factory=list)
+    datasets: list[str] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    decoders: list[Decoder] = field(default_factory=list)
 
 
 class SampleReader:
-    """Makes samples and batches; the part of a data set that does its work in the workers."""
+    """Makes samples and batches; the part of a data set that does its work in the workers.
 
-    def __init__(
-        self,
-        reader: ShardReader,
-        fields: Fields,
-        decoder: Decoder,
-        transform: Callable[..., Any] | None,
-        seed: int,
-    ) -> None:
+    Args:
+        reader: gives the shards.
+        recipes: how samples are made, from each shard on that is named, to the next.
+        seed: of the data set.
+    """
+
+    def __init__(self, reader: ShardReader, recipes: Mapping[int, Recipe], seed: int) -> None:
         self._reader = reader
-        self._fields = fields
-        self._decoder = decoder
-        self._transform = transform
+        self.recipes = dict(recipes)
+        self._first_shards = list(self.recipes)
+        self._recipes = list(self.recipes.values())
         self._seed = seed
-        self._transform_is_seeded = transform is not None and is_seeded(transform)
-        self._needs_seeds = self._transform_is_seeded or decoder.is_seeded
+        self._needs_seeds = any(recipe.needs_seeds for recipe in self._recipes)
 
     @property
     def is_raw(self) -> bool:
         """Whether members are left as they are."""
-        return self._transform is None and self._decoder.is_raw
+        return all(recipe.is_raw for recipe in self._recipes)
 
     def raw(self) -> SampleReader:
         """Return a reader of the same members that leaves them as they are."""
-        return SampleReader(self._reader, self._fields, Decoder(None), None, self._seed)
+        return self.of({first: recipe.raw() for first, recipe in self.recipes.items()})
+
+    def of(self, recipes: Mapping[int, Recipe]) -> SampleReader:
+        """Return a reader of the same shards that makes other samples of them."""
+        return SampleReader(self._reader, recipes, self._seed)
 
     @property
     def is_light(self) -> bool:
         """Whether making a batch is little work and gives about as many bytes as it reads."""
-        return self._transform is None and self._decoder.is_light
+        return all(recipe.is_light for recipe in self._recipes)
+
+    def _recipe(self, shard: int) -> Recipe:
+        return self._recipes[bisect_right(self._first_shards, shard) - 1]
 
     def release(self) -> None:
         """Let the shards that were read be evicted from the cache, once no view of them is left."""
@@ -121,10 +97,11 @@ class SampleReader:
 
         With ``deferred``, tensors may come as `Stacked` pieces, and columns as views of the shards until `release`.
         """
-        self._reader.hold(np.unique(shards).tolist())
+        needed = np.unique(shards).tolist()
+        self._reader.hold(needed)
         seeds = self._seeds(shards, samples, epochs)
         try:
-            if collate_fn is None and self._transform is None:
+            if collate_fn is None and all(self._recipe(number).transform is None for number in needed):
                 return self._columns(shards.tolist(), samples.tolist(), seeds, deferred)
             made = [self._sample(*one) for one in zip(shards.tolist(), samples.tolist(), seeds, strict=True)]
             return collate(made, deferred=deferred) if collate_fn is None else collate_fn(made)
@@ -139,77 +116,72 @@ class SampleReader:
         return [key >> 1 for key in keys.tolist()]
 
     def _sample(self, number: int, sample: int, seed: int) -> Any:
-        shard = self._reader.shard(number)
+        shard, recipe = self._reader.shard(number), self._recipe(number)
         key = shard.key(sample)
         entries: Sample = {"__key__": key, "__shard__": shard.name}
         if shard.dataset:
             entries["__dataset__"] = shard.dataset
-        for entry, extension, place in self._chosen(shard, sample):
-            entries[entry] = self._value(extension, shard.member(sample, place), seed, shard.name, key)
-        if self._transform is None:
-            return entries
-        return self._transform(entries, seed) if self._transform_is_seeded else self._transform(entries)
+        for entry, extension, place in _chosen(recipe, shard, sample):
+            entries[entry] = _value(recipe.decoder, extension, shard.member(sample, place), seed, shard.name, key)
+        return recipe.transformed(entries, seed)
 
     def _columns(self, numbers: list[int], samples: list[int], seeds: list[int], deferred: bool) -> Batch:
         """Collect members by column, with no dict for each sample, then decode each column."""
-        names: list[str] = []
-        datasets: list[str] = []
-        keys: list[str] = []
+        rows = _Rows(seeds)
         members: dict[str, list[memoryview]] = {}
         extensions: dict[str, list[str]] = {}
-        opened: dict[int, tuple[MappedShard, Chosen | None]] = {}
+        opened: dict[int, tuple[MappedShard, Recipe, Chosen | None]] = {}
         for number, sample in zip(numbers, samples, strict=True):
             if number not in opened:
-                shard = self._reader.shard(number)
-                opened[number] = shard, self._chosen(shard, sample) if shard.is_uniform else None
-            shard, chosen = opened[number]
-            names.append(shard.name)
-            datasets.append(shard.dataset)
-            keys.append(shard.key(sample))
-            for entry, extension, place in chosen or self._chosen(shard, sample):
+                shard, recipe = self._reader.shard(number), self._recipe(number)
+                opened[number] = shard, recipe, _chosen(recipe, shard, sample) if shard.is_uniform else None
+            shard, recipe, chosen = opened[number]
+            rows.shards.append(shard.name)
+            rows.datasets.append(shard.dataset)
+            rows.keys.append(shard.key(sample))
+            rows.decoders.append(recipe.decoder)
+            for entry, extension, place in chosen or _chosen(recipe, shard, sample):
                 if entry not in members:
                     members[entry], extensions[entry] = [], []
                 members[entry].append(shard.member(sample, place))
                 extensions[entry].append(extension)
-        batch: Batch = {"__key__": keys, "__shard__": names}
-        if any(datasets):
-            batch["__dataset__"] = datasets
+        batch: Batch = {"__key__": rows.keys, "__shard__": rows.shards}
+        if any(rows.datasets):
+            batch["__dataset__"] = rows.datasets
+        if any(len(parts) != len(rows.keys) for parts in members.values()):
+            check_alike([self._names(*one) for one in zip(numbers, samples, strict=True)])
         for entry, parts in members.items():
-            if len(parts) != len(keys):
-                raise SampleError(
-                    f"{len(parts)} of the {len(keys)} samples from {keys[0]!r} on have a member {entry!r}: "
-                    f"name the fields that all samples have, as in fields=('jpg;png', 'cls')"
-                )
-            batch[entry] = self._column(entry, extensions[entry], parts, seeds, names, keys, deferred)
+            batch[entry] = self._column(entry, extensions[entry], parts, rows, deferred)
         return batch
 
-    def _column(
-        self,
-        entry: str,
-        extensions: list[str],
-        parts: list[memoryview],
-        seeds: list[int],
-        names: list[str],
-        keys: list[str],
-        deferred: bool,
-    ) -> Any:
-        if self._decoder.is_raw:
+    def _names(self, number: int, sample: int) -> Sample:
+        """Return a sample without its members' data."""
+        shard = self._reader.shard(number)
+        chosen = _chosen(self._recipe(number), shard, sample)
+        return {"__key__": shard.key(sample), "__dataset__": shard.dataset, **{entry: None for entry, *_ in chosen}}
+
+    def _column(self, entry: str, extensions: list[str], parts: list[memoryview], rows: _Rows, deferred: bool) -> Any:
+        decoders = set(rows.decoders)
+        if all(decoder.is_raw for decoder in decoders):
             # A batch that is kept must not keep room for ever.
             return Ragged.of(parts) if deferred or not self._reader.is_bounded else Ragged.of(parts).copied()
-        pieces = self._decoder.stacked(extensions, parts)
+        pieces = rows.decoders[0].stacked(extensions, parts) if len(decoders) == 1 else None
         if pieces is not None:
             return pieces if deferred else pieces.tensor()
-        values = [self._value(*one) for one in zip(extensions, parts, seeds, names, keys, strict=True)]
-        return column(entry, values, repr(keys[0]), deferred=deferred)
+        columns = rows.decoders, extensions, parts, rows.seeds, rows.shards, rows.keys
+        values = [_value(*one) for one in zip(*columns, strict=True)]
+        return column(entry, values, repr(rows.keys[0]), deferred=deferred)
 
-    def _value(self, extension: str, data: memoryview, seed: int, name: str, key: str) -> Any:
-        try:
-            return self._decoder(extension, bytes(data), seed)
-        except DecodeError as error:
-            raise DecodeError(f"{name}: member {key}.{extension}: {error}") from error
 
-    def _chosen(self, shard: MappedShard, sample: int) -> Chosen:
-        try:
-            return self._fields.choose(shard.layout(sample))
-        except SampleError as error:
-            raise SampleError(f"sample {shard.key(sample)!r} of {shard.name} {error}") from None
+def _value(decoder: Decoder, extension: str, data: memoryview, seed: int, name: str, key: str) -> Any:
+    try:
+        return decoder(extension, bytes(data), seed)
+    except DecodeError as error:
+        raise DecodeError(f"{name}: member {key}.{extension}: {error}") from error
+
+
+def _chosen(recipe: Recipe, shard: MappedShard, sample: int) -> Chosen:
+    try:
+        return recipe.fields.choose(shard.layout(sample))
+    except SampleError as error:
+        raise SampleError(f"sample {shard.key(sample)!r} of {shard.name} {error}") from None

@@ -84,7 +84,7 @@ class Share:
 
     def _job(self) -> str:
         """Return what all who go through the same batches have in common."""
-        text = f"{self.ordering.manifest.base} {self.settings} {self.plan} {self.epoch}"
+        text = f"{self.ordering.manifest!r} {self.ordering.notes} {self.settings} {self.plan} {self.epoch}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _room(self) -> int:
@@ -92,5 +92,5 @@ class Share:
         if self.cache.limit is not None:
             return self.cache.limit
         lanes = max(1, self.settings.num_canonical_replicas // self.plan.num_replicas)
-        window = lanes * self.settings.window * self.ordering.manifest.mean_sample_bytes
+        window = lanes * self.settings.window * self.ordering.mean_sample_bytes
         return 2 * window + _BYTES_AHEAD

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -11,13 +10,11 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from wdsdist.errors import LoaderStateError
+from wdsdist.frameworks import refuse_splitter
 from wdsdist.handover import EpochRequest
 from wdsdist.passes import Passes
 from wdsdist.progress import Position
 from wdsdist.state import State, read_state
-
-_SPLITTERS = ("split_by_node", "split_by_worker")
-"""Stages of webdataset's pipelines. Where one comes first, it is what iterates a stream."""
 
 
 class SampleStream(Iterator[Any]):
@@ -36,6 +33,7 @@ class SampleStream(Iterator[Any]):
         self._samples = samples
         self._epoch, self._taken = position.epoch, position.consumed
         self._failed = False
+        self._has_begun = False
 
     @property
     def position(self) -> Position:
@@ -43,18 +41,15 @@ class SampleStream(Iterator[Any]):
         return Position(self._epoch, self._taken)
 
     def __iter__(self) -> SampleStream:
-        caller = sys._getframe(1)
-        if caller.f_code.co_name in _SPLITTERS and caller.f_globals.get("__name__") == "webdataset.shardlists":
-            raise LoaderStateError(
-                f"{caller.f_code.co_name} would split the samples of this worker once more, and all but its own part "
-                f"would be lost: take it out of the pipeline, for a StreamingDataset splits by rank and worker itself"
-            )
         return self
 
     def __next__(self) -> Any:
         if self._failed:
             # A generator that raised has ended: without this, what follows would pass for the end of the epoch.
             raise LoaderStateError("this iteration ended with an error: iterate the data set anew")
+        if not self._has_begun:
+            refuse_splitter()
+            self._has_begun = True
         try:
             sample = next(self._samples)
         except StopIteration:

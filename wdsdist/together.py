@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 from wdsdist import catalog, storage
 from wdsdist.catalog import Shards
 from wdsdist.checks import check_integer
 from wdsdist.dataset import StreamingDataset
+from wdsdist.decode import Decoder
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.joined import JoinedManifest, join
 from wdsdist.manifest import Manifest
 from wdsdist.ordering import MixedOrdering
+from wdsdist.recipe import Fields, Recipe
 
-Share = float | tuple[Shards, float]
+Source = Shards | StreamingDataset
+"""A data set, by its location or as one whose samples are made in a way of its own."""
+
+Share = float | tuple[Source, float]
+
+Dataset = TypeVar("Dataset", bound=StreamingDataset)
 
 _MOST_UNEQUAL = 1_000_000
 """How many times as heavy as another a data set may be."""
@@ -37,7 +44,8 @@ def mix(
     Args:
         shares: the weight of each data set by its location, as in ``{"s3://bucket/web": 0.7, "/data/books": 0.3}``;
             or by a name of yours, with the location, as in ``{"web": ("s3://bucket/web", 0.7), ...}``. Weights need
-            not sum to 1. A location is whatever `wdsdist.open` takes.
+            not sum to 1. A location is whatever `wdsdist.open` takes; or, where data sets differ in how samples are
+            made, a `StreamingDataset` with ``fields``, ``decode`` and ``transform`` of its own.
         stratified: give each batch of a rank its share of each data set: to within one sample of two data sets, two
             of three, four of any number, and exactly where all shares are whole numbers. That needs lanes that the
             world size divides, as those of a run that keeps its world size; other worlds share out the global batch
@@ -50,7 +58,8 @@ def mix(
         options: arguments of `StreamingDataset`, for all data sets alike, but for ``order``, which is ``"shard"``.
 
     Raises:
-        ArgumentError: a weight is not above 0, a data set has no samples, or two have the same name.
+        ArgumentError: a weight is not above 0, a data set has no samples, two have the same name, or one is a
+            `StreamingDataset` with an order of its own, such as a seed, or ``options`` say how its samples are made.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -75,23 +84,27 @@ def mix(
             f"weights are {float(min(weights)):g} to {float(max(weights)):g}: the largest may be {_MOST_UNEQUAL:,} "
             f"times the smallest"
         )
-    manifest = _joined([(shards, label) for (shards, _), label in sources], options)
-    return MixedDataset(
-        manifest, weights=weights, stratified=stratified, samples_per_epoch=samples_per_epoch, **options
-    )
+
+    def mixed(manifest: JoinedManifest) -> MixedDataset:
+        return MixedDataset(
+            manifest, weights=weights, stratified=stratified, samples_per_epoch=samples_per_epoch, **options
+        )
+
+    return _joined([(source, label) for (source, _), label in sources], options, mixed)
 
 
-def concat(data_sets: Iterable[Shards] | Mapping[str, Shards], **options: Any) -> StreamingDataset:
+def concat(data_sets: Iterable[Source] | Mapping[str, Source], **options: Any) -> StreamingDataset:
     """Join data sets into one: an epoch has every sample of each of them once, shuffled together.
 
     Samples and batches say under ``"__dataset__"`` where they come from.
 
     Args:
-        data_sets: their locations, each whatever `wdsdist.open` takes, or a mapping from names to locations.
+        data_sets: their locations, each whatever `wdsdist.open` takes, or a mapping from names to locations. Where
+            data sets differ in how samples are made, `StreamingDataset` objects as in `mix`.
         options: arguments of `StreamingDataset`, for all data sets alike.
 
     Raises:
-        ArgumentError: there is no data set, or two have the same name.
+        ArgumentError: there is no data set, two have the same name, or one is a `StreamingDataset` as `mix` refuses.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -103,13 +116,13 @@ def concat(data_sets: Iterable[Shards] | Mapping[str, Shards], **options: Any) -
     >>> dataset.num_samples, len({sample["txt"] for sample in dataset})
     (16, 16)
     """
-    if isinstance(data_sets, (str, os.PathLike, Manifest)) or not isinstance(data_sets, Iterable):
+    if isinstance(data_sets, (str, os.PathLike, Manifest, StreamingDataset)) or not isinstance(data_sets, Iterable):
         raise ArgumentTypeError(f"data_sets is {data_sets!r}: it must be a list of data sets")
     if isinstance(data_sets, Mapping):
         sources = [(shards, label) for label, shards in data_sets.items()]
     else:
         sources = [(shards, shards) for shards in data_sets]
-    return StreamingDataset(_joined(sources, options), **options)
+    return _joined(sources, options, lambda manifest: StreamingDataset(manifest, **options))
 
 
 class MixedDataset(StreamingDataset):
@@ -145,13 +158,74 @@ class MixedDataset(StreamingDataset):
         )
 
 
-def _joined(sources: list[tuple[Shards, Any]], options: Mapping[str, Any]) -> JoinedManifest:
-    """Open data sets, each given with its name or what it shall be named after."""
-    parts = [catalog.open(shards, storage_options=options.get("storage_options")) for shards, _ in sources]
-    return join(parts, [_label(name) for _, name in sources])
+def _joined(
+    sources: list[tuple[Source, Any]], options: Mapping[str, Any], make: Callable[[JoinedManifest], Dataset]
+) -> Dataset:
+    """Open data sets, each given with its name or what it shall be named after, and make one of them.
+
+    Where any is a `StreamingDataset`, samples are made as each says.
+    """
+    labels = [_label(name) for _, name in sources]
+    parts: list[Manifest] = []
+    recipes: list[Mapping[int, Recipe]] = []
+    for (source, _), label in zip(sources, labels, strict=True):
+        if isinstance(source, StreamingDataset):
+            _check_part(source, label, options)
+            parts.append(source.manifest)
+            recipes.append(source.sample_reader.recipes)
+        else:
+            parts.append(catalog.open(source, storage_options=options.get("storage_options")))
+            recipes.append({0: Recipe(Fields(None), Decoder(None))})
+    manifest = join(parts, labels)
+    dataset = make(manifest)
+    if any(isinstance(source, StreamingDataset) for source, _ in sources):
+        firsts = zip(manifest.first_shards.tolist(), recipes, strict=True)
+        dataset.sample_reader = dataset.sample_reader.of(
+            {first + shard: recipe for first, own in firsts for shard, recipe in own.items()}
+        )
+    return dataset
+
+
+def _check_part(dataset: StreamingDataset, label: str, options: Mapping[str, Any]) -> None:
+    """Check that a data set says how its samples are made, alone does so, and says nothing of their order."""
+    if isinstance(dataset, MixedDataset):
+        raise ArgumentError(f"{label!r} is a mix itself: name its data sets, with weights, in place of it")
+    for name in ("fields", "decode", "transform"):
+        if options.get(name) is not None:
+            raise ArgumentError(
+                f"{name} is given for all data sets, but {label!r} is a StreamingDataset, which has its own: give it "
+                f"to each data set, as in StreamingDataset(location, {name}=...)"
+            )
+    usual = _about_order(StreamingDataset(dataset.manifest))
+    for name, value in _about_order(dataset).items():
+        if value != usual[name]:
+            raise ArgumentError(
+                f"the data set {label!r} is a StreamingDataset with {name} of its own, but data sets in one stream "
+                f"have all but fields, decode and transform in common: give it to mix() or concat() instead"
+            )
+
+
+def _about_order(dataset: StreamingDataset) -> dict[str, Any]:
+    """Return what a data set was given that is no matter of a single sample, by the names of the arguments."""
+    ordering, cache = dataset.ordering, dataset.cache
+    return {
+        "rank, num_replicas or mesh": dataset._replica,
+        "shuffle": ordering.given.shuffle,
+        "seed": ordering.given.seed,
+        "drop_last": dataset.drop_last,
+        "order": ordering.given.name,
+        "shuffle_window": ordering.window,
+        "num_canonical_replicas": ordering.lanes,
+        "batch_size": dataset.batch_size,
+        "cache_dir": cache.folder,
+        "cache_limit": cache.limit,
+        "download_timeout": cache.timeout,
+    }
 
 
 def _label(name: Any) -> str:
+    if isinstance(name, StreamingDataset):
+        name = name.manifest
     if isinstance(name, Manifest):
         return storage.shown(name.base)
     if isinstance(name, (str, os.PathLike)):

@@ -184,6 +184,16 @@ def test_seed_and_epoch_decide_the_deal() -> None:
     assert streams(mix) != streams(replace(mix, stratified=False))
 
 
+def test_seed_and_epoch_decide_what_is_scattered_where() -> None:
+    def places(seed: int, epoch: int) -> tuple[int, ...]:
+        deal = Deal([Fraction(1)], num_samples=40, lanes=1, seed=seed, epoch=epoch, stratified=False)
+        return tuple(deal.locate(np.arange(40))[1].tolist())
+
+    found = [places(seed, epoch) for seed in range(3) for epoch in range(3)]
+    assert len(set(found)) == 9
+    assert all(sorted(one) == list(range(40)) for one in found)
+
+
 def test_the_deal_is_pinned() -> None:
     # A change here breaks the resumption of every mix that was started before it.
     streams, numbers = Mix((1, 2, 4), num_samples=30, lanes=4, seed=5).deal(3).locate(np.arange(30))

@@ -48,6 +48,12 @@ def test_evaluation_and_prediction_see_all_samples(trained: list[dict[str, Any]]
         assert rank["predicted"] == rank["labels"]
 
 
+def test_a_mix_is_trained_on_and_resumed(ranks: Ranks, shards: Path, tmp_path: Path) -> None:
+    found = play(ranks, transformers_runs.training_on_a_mix, str(shards), str(tmp_path))
+    assert sorted(flat(flat([rank["all"] for rank in found]))) == sorted([*range(TOTAL), *range(TOTAL)])
+    assert all(rank["rest"] == rank["all"][3:] for rank in found)
+
+
 def test_what_would_lose_samples_is_refused(ranks: Ranks, shards: Path, tmp_path: Path) -> None:
     for told in play(ranks, transformers_runs.refusals, str(shards), str(tmp_path)):
         for case in ("bare", "bare, evaluated"):

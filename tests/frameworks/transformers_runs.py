@@ -36,7 +36,11 @@ def make_dataset(shards: str, **more: Any) -> wdsdist.StreamingDataset:
     return wdsdist.StreamingDataset(shards, decode=True, transform=as_inputs, **more)
 
 
-def make_trainer(shards: str, folder: str, *, plain: bool = False, **options: Any) -> Any:
+def make_mix(shards: str) -> wdsdist.StreamingDataset:
+    return wdsdist.mix({"a": (shards, 1), "b": (shards, 1)}, decode=True, transform=as_inputs)
+
+
+def make_trainer(shards: str, folder: str, *, plain: bool = False, dataset: Any = None, **options: Any) -> Any:
     from accelerate.state import AcceleratorState
     from transformers import Trainer, TrainingArguments
 
@@ -47,7 +51,7 @@ def make_trainer(shards: str, folder: str, *, plain: bool = False, **options: An
     sizes = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4}
     arguments = TrainingArguments(output_dir=folder, **{**quiet, **sizes, **options})
     kind = Trainer if plain else StreamingTrainer
-    dataset = make_dataset(shards)
+    dataset = make_dataset(shards) if dataset is None else dataset
     return kind(model=Model(), args=arguments, train_dataset=dataset, eval_dataset=make_dataset(shards, shuffle=False))
 
 
@@ -72,6 +76,15 @@ def training(shards: str, folder: str) -> dict[str, Any]:
     predicted = trainer.predict(make_dataset(shards, shuffle=False))
     found["predicted"], found["labels"] = predicted.predictions.tolist(), predicted.label_ids.tolist()
     return found
+
+
+def training_on_a_mix(shards: str, folder: str) -> dict[str, list[list[int]]]:
+    """Train an epoch of a mix, with a checkpoint on the way, and resume from that."""
+    as_launched()
+    options: dict[str, Any] = {"num_train_epochs": 1, "save_steps": 3}
+    whole = seen_by(make_trainer(shards, folder, dataset=make_mix(shards), **options).train)
+    again = make_trainer(shards, folder, dataset=make_mix(shards), **options)
+    return {"all": whole, "rest": seen_by(again.train, resume_from_checkpoint=f"{folder}/checkpoint-3")}
 
 
 def refusals(shards: str, folder: str) -> dict[str, Any]:

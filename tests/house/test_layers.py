@@ -41,7 +41,7 @@ HOUSE = [
     ("columns", "transforms", "progress"),  # what batches are made of; augmentation; which epoch comes next
     ("numeric", "transport"),  # arrays without decoding; batches between processes
     ("decode",),  # bytes to values
-    ("decodable",),  # which members do not decode
+    ("decodable", "recipe"),  # which members do not decode; how samples are made of members
     ("verification",),  # check shards
     ("repairing",),  # mend what can be mended
     # samples into batches; word to the workers; their end; what a checkpoint holds

@@ -95,6 +95,22 @@ def test_set_epoch_chooses_the_epoch_of_new_workers_too(shards: Path, workers: i
     assert found[:2] == found[2:] != found[1:3]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_that_is_chosen_during_a_pass_is_that_of_the_next(shards: Path, workers: int) -> None:
+    data = dataset(shards, batch_size=4)
+    loader = DataLoader(data, 4, num_workers=workers)
+    found = []
+    for chosen in (2, 0, None):
+        batches = iter(loader)
+        found.append([next(batches)["cls"].tolist()])
+        if chosen is not None:
+            data.set_epoch(chosen)
+        found[-1] += [batch["cls"].tolist() for batch in batches]
+    first, second, third = found
+    assert all(sorted(chain(*epoch)) == list(range(TOTAL)) for epoch in found)
+    assert first == third != second
+
+
 class TestWithoutABatchSize:
     @pytest.mark.parametrize("workers", [0, 1])
     def test_one_worker_needs_none(self, shards: Path, workers: int) -> None:

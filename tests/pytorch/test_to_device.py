@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pickle
-from collections import UserDict
-from collections.abc import Iterator
+from collections import UserDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 
 from wdsdist import Ragged, StreamingDataLoader, StreamingDataset, devices, to_device
 from wdsdist.errors import ArgumentError, DecodeError, LoaderStateError
@@ -77,6 +80,46 @@ def test_tensors_move_wherever_they_are_and_bytes_and_text_stay() -> None:
     assert not batch["x"].is_meta
 
 
+class Pair(NamedTuple):
+    image: torch.Tensor
+    name: str
+
+
+class Named(dict[str, Any]):
+    """A dict that knows more than its entries."""
+
+    source = "here"
+
+
+@dataclass(frozen=True)
+class Fields:
+    image: torch.Tensor
+    count: int = field(default=0, init=False)
+
+
+@pytest.mark.parametrize(
+    ("batch", "image"),
+    [
+        (Pair(torch.ones(2), "a"), lambda moved: moved.image),
+        (Named(image=torch.ones(2)), lambda moved: moved["image"]),
+        (UserDict(image=torch.ones(2)), lambda moved: moved["image"]),
+        (defaultdict(list, image=torch.ones(2)), lambda moved: moved["image"]),
+        (deque([torch.ones(2)], maxlen=1), lambda moved: moved[0]),
+        (Fields(torch.ones(2)), lambda moved: moved.image),
+        (torch.max(torch.ones(2, 2), 0), lambda moved: moved.indices),
+        (pack_sequence([torch.ones(3), torch.ones(2)]), lambda moved: moved.data),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_containers_stay_what_they_are(batch: Any, image: Callable[[Any], torch.Tensor]) -> None:
+    (moved,) = to_device([batch], "meta")
+    assert type(moved) is type(batch)
+    assert image(moved).is_meta
+    assert not image(batch).is_meta
+    assert getattr(moved, "default_factory", list) is list
+    assert getattr(moved, "maxlen", 1) == 1
+
+
 def test_on_the_cpu_batches_pass_as_they_come(shards: Path) -> None:
     plain, moving = loader(shards), to_device(loader(shards), "cpu")
     assert len(moving) == len(plain) == 10
@@ -141,13 +184,26 @@ class TestOneBatchAhead:
         moving.load_state_dict({**moving.state_dict(), "epoch": 2, "consumed": 8})
         assert (moving.state_dict()["epoch"], moving.state_dict()["consumed"]) == (2, 8)
 
-    def test_an_error_comes_in_the_place_of_its_batch(self, shards: Path) -> None:
+    def test_a_loaded_place_may_be_that_of_the_batch_that_was_on_its_way(self, shards: Path) -> None:
+        inner = loader(shards)
+        moving = to_device(inner, "cuda")
+        next(iter(moving))
+        ahead = {**moving.state_dict(), "consumed": 8}
+        moving.load_state_dict(ahead)
+        assert moving.state_dict() == ahead
+        next(iter(moving))
+        inner.load_state_dict({**ahead, "consumed": 16})
+        iter(moving)
+        assert moving.state_dict()["consumed"] == 16
+
+    @pytest.mark.parametrize("device", ["cpu", "cuda"])
+    def test_an_error_comes_in_the_place_of_its_batch_and_no_end_after_it(self, shards: Path, device: str) -> None:
         def decode(data: bytes) -> int:
             if data == b"30":
                 raise ValueError("thirty")
             return int(data)
 
-        moving = to_device(loader(shards, decode={"cls": decode}, shuffle=False), "cuda")
+        moving = to_device(loader(shards, decode={"cls": decode}, shuffle=False), device)
         iterator = iter(moving)
         assert numbers(next(iterator) for _ in range(7))[-1] == [24, 25, 26, 27]
         assert moving.state_dict()["consumed"] == 28
@@ -163,6 +219,52 @@ class TestOneBatchAhead:
         assert numbers(to_device(batches(), "cuda")) == [[0], [1], [2]]
 
 
+class FakeCuda:
+    """Stands for torch.cuda's streams, and for what is done on them, in the order in which it is asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stream = "main"
+        self.done: list[tuple[str, str]] = []
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: "side")
+        monkeypatch.setattr(torch.cuda, "stream", self.on)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self)
+        monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: self.note("record"))
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+    @contextmanager
+    def on(self, stream: str) -> Iterator[None]:
+        self.stream, before = stream, self.stream
+        yield
+        self.stream = before
+
+    def wait_stream(self, stream: str) -> None:
+        self.note(f"wait for {stream}")
+
+    def note(self, what: str) -> None:
+        self.done.append((self.stream, what))
+
+
+def test_tensors_are_copied_aside_and_what_moves_itself_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+
+    class Tracked(torch.Tensor):
+        def to(self, *args: Any, **options: Any) -> torch.Tensor:  # type: ignore[override]
+            cuda.note(f"copy {options}")
+            return torch.ones(1)
+
+    class Opaque:
+        def to(self, device: torch.device) -> str:
+            cuda.note("move")
+            return "moved"
+
+    stream = devices.SideStream(torch.device("cpu"))
+    coming = stream.start({"x": [torch.ones(1).as_subclass(Tracked)], "opaque": Opaque()})
+    assert cuda.done == [("side", "copy {'non_blocking': True}")]
+    assert stream.finish(coming)["opaque"] == "moved"
+    # Memory that the side stream has allotted must be recorded, which the memory inside of an object cannot be.
+    assert cuda.done[1:] == [("main", "wait for side"), ("main", "record"), ("main", "move")]
+
+
 @needs_gpu
 class TestOnAGpu:
     def test_batches_arrive_unharmed_while_the_gpu_is_busy(self, shards: Path) -> None:
@@ -176,8 +278,9 @@ class TestOnAGpu:
         expected = numbers(loader(shards))
         assert numbers(to_device(loader(shards), "cuda")) == expected
 
-    def test_the_memory_of_a_batch_in_use_is_not_given_to_the_next(self) -> None:
-        big = [{"x": torch.full((1 << 24,), number).pin_memory()} for number in range(8)]
+    @pytest.mark.parametrize("kind", [dict, Encoding])
+    def test_the_memory_of_a_batch_in_use_is_not_given_to_the_next(self, kind: type) -> None:
+        big = [kind(x=torch.full((1 << 24,), number).pin_memory()) for number in range(8)]
         busy = torch.ones(8192, 8192, device="cuda")
         sums = []
         for batch in to_device(big, "cuda"):

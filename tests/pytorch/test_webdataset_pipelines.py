@@ -109,6 +109,26 @@ def test_samples_are_what_stages_expect(shards: Path, stage: str) -> None:
 
 
 @pytest.mark.parametrize("splitter", [webdataset.split_by_node, webdataset.split_by_worker])
-def test_a_splitter_that_would_lose_samples_is_refused(shards: Path, splitter: Any) -> None:
+@pytest.mark.parametrize("before", [[], [webdataset.decode(), iter, webdataset.shuffle(10)]])
+@pytest.mark.parametrize("after", [[], [webdataset.to_tuple("cls"), webdataset.batched(4)]])
+def test_a_splitter_that_would_lose_samples_is_refused_wherever_it_stands(
+    shards: Path, splitter: Any, before: list[Any], after: list[Any]
+) -> None:
     with pytest.raises(LoaderStateError, match=f"{splitter.__name__} would split the samples of this worker once more"):
-        list(webdataset.DataPipeline(StreamingDataset(shards), splitter))
+        list(webdataset.DataPipeline(StreamingDataset(shards), *before, splitter, *after))
+
+
+def test_a_splitter_of_shards_that_open_data_sets_of_their_own_is_not_refused(shards: Path) -> None:
+    def opened(urls: Any) -> Any:
+        for url in urls:
+            yield from StreamingDataset(url["url"], num_replicas=1, rank=0)
+
+    urls = webdataset.SimpleShardList([str(shard) for shard in sorted(shards.glob("*.tar"))])
+    assert len(list(webdataset.DataPipeline(urls, webdataset.split_by_node, opened))) == TOTAL
+
+
+def test_a_stage_of_a_users_own_is_not_refused_for_its_name(shards: Path) -> None:
+    def split_by_node(samples: Any) -> Any:
+        yield from samples
+
+    assert len(list(webdataset.DataPipeline(StreamingDataset(shards), split_by_node))) == TOTAL

@@ -13,6 +13,7 @@ from typing import Any
 from wdsdist.dataset import StreamingDataset
 from wdsdist.errors import LoaderStateError, StateMismatchError
 from wdsdist.loader import StreamingDataLoader
+from wdsdist.together import MixedDataset
 
 try:
     from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -116,7 +117,7 @@ class SizedDataset(StreamingDataset):
 
 
 def _sized(dataset: Any) -> Any:
-    if type(dataset) is not StreamingDataset:
+    if type(dataset) not in (StreamingDataset, MixedDataset):
         return dataset
     view = object.__new__(SizedDataset)
     view.__dict__.update(dataset.__dict__)
