@@ -63,8 +63,8 @@ def program(page: str) -> str:
     return "\n".join(lines)
 
 
-def run(text: str, folder: Path) -> None:
-    """Run a program in a folder: on two ranks where it has a process group."""
+def run(text: str, folder: Path) -> str:
+    """Run a program in a folder, on two ranks where it has a process group, and return what it printed."""
     script = folder / "page.py"
     script.write_text(text)
     command = [sys.executable, str(script)]
@@ -72,3 +72,4 @@ def run(text: str, folder: Path) -> None:
         command[1:1] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

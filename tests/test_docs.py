@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from pathlib import Path
 
 import pytest
 from pages import ROOT, Block, blocks, commands, program, run
 
+import wdsdist
 from wdsdist.cli import _wdsdist
 
 DOCS = ROOT / "docs"
 PAGES = {str(path.relative_to(DOCS)): path.read_text() for path in sorted(DOCS.rglob("*.md"))}
 BLOCKS = {name: blocks(page) for name, page in PAGES.items()}
-RUN_ELSEWHERE = {"frameworks/pytorch.md", "frameworks/webdataset.md"}  # block by block, some on four ranks
+RUN_ELSEWHERE = {"frameworks/pytorch.md", "frameworks/ray.md", "frameworks/webdataset.md"}  # block by block
 NOT_RUN = [(name, block) for name, found in BLOCKS.items() for block in found if block.reason]
 
 
@@ -26,7 +28,10 @@ def runs(block: Block) -> bool:
     "name", [name for name, found in BLOCKS.items() if any(map(runs, found)) and name not in RUN_ELSEWHERE]
 )
 def test_what_a_page_shows_runs_from_top_to_bottom(name: str, checkout: Path) -> None:
-    run(program(PAGES[name]), checkout)
+    printed = run(program(PAGES[name]), checkout)
+    for block in BLOCKS[name]:
+        for line in block.text.splitlines() if block.language == "text" and block.reason is None else ():
+            assert re.search(f"^{'.*'.join(map(re.escape, line.split('...')))}$", printed, re.MULTILINE), line
 
 
 @pytest.mark.parametrize("block", [pytest.param(block, id=f"{name}:{block.line}") for name, block in NOT_RUN])
@@ -44,10 +49,38 @@ def test_every_fenced_block_says_what_it_is() -> None:
     assert languages <= {"python", "shell", "text", "json"}
 
 
+def test_commands_of_other_programs_are_marked_as_not_run() -> None:
+    shells = [block for found in BLOCKS.values() for block in found if block.language == "shell" and not block.reason]
+    assert all(line.startswith("wdsdist ") for block in shells for line in block.text.splitlines())
+
+
+def test_the_index_that_is_shown_has_the_names_of_a_real_one(tmp_path: Path) -> None:
+    (shown,) = (json.loads(block.text) for block in BLOCKS["format.md"] if block.language == "json")
+    wdsdist.pack(ROOT / "examples" / "data" / "t10k", tmp_path / "shards")
+    written = json.loads((tmp_path / "shards" / "index.json").read_text())
+    assert shown.keys() <= written.keys()
+    assert shown["wdsdist"].keys() <= written["wdsdist"].keys()
+    assert shown["shardlist"][0].keys() == written["shardlist"][0].keys()
+
+
+def test_every_extra_that_is_named_exists() -> None:
+    extras = set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
+    texts = [*PAGES.values(), (ROOT / "README.md").read_text(), texts_of_the_program()]
+    named = {
+        one
+        for text in texts
+        for some in re.findall(r'"(?:wdsdist|\.)\[([a-z0-9,]+)\]"', text)
+        for one in some.split(",")
+    }
+    assert named
+    assert named <= extras
+
+
 def texts_of_the_program() -> str:
-    """Return all texts in the package, each after a zero, with a blank for each value that is filled in."""
-    trees = [ast.parse(path.read_text()) for path in (ROOT / "wdsdist").rglob("*.py")]
-    found = [node for tree in trees for node in ast.walk(tree) if isinstance(node, (ast.JoinedStr, ast.Constant))]
+    """Return all texts in the package but docstrings, each after a zero, with a blank for each value filled in."""
+    nodes = [node for path in (ROOT / "wdsdist").rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    docstrings = {node.value for node in nodes if isinstance(node, ast.Expr)}
+    found = [node for node in nodes if isinstance(node, (ast.JoinedStr, ast.Constant)) and node not in docstrings]
     parts = [getattr(node, "values", [node]) for node in found]
     return "".join(
         "\0" + "".join(str(one.value) if isinstance(one, ast.Constant) else " " for one in some) for some in parts

@@ -1,4 +1,4 @@
-"""Everything that docs/frameworks shows of PyTorch and webdataset is run as it stands there."""
+"""Everything that docs/frameworks shows of PyTorch, Ray Train and webdataset is run as it stands there."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pages import ROOT, blocks
 import wdsdist
 
 BLOCKS = [
-    pytest.param(block.text, id=f"{name}:{block.line}")
-    for name in ("pytorch", "webdataset")
+    pytest.param(block.text, id=f"{name}:{block.line}", marks=[pytest.mark.slow] if name == "ray" else [])
+    for name in ("pytorch", "ray", "webdataset")
     for block in blocks((ROOT / "docs" / "frameworks" / f"{name}.md").read_text())
 ]
 
