@@ -97,6 +97,12 @@ def test_the_messages_of_troubleshooting_are_those_of_the_program() -> None:
         assert re.search("[^\0]*".join(parts), texts), message
 
 
+def test_every_promise_names_a_file_of_tests() -> None:
+    rows = re.findall(r"^\| (?!promise|---)(.*) \|$", PAGES["promises.md"], re.MULTILINE)
+    assert len(rows) > 30
+    assert not [row for row in rows if not re.search(r"`tests/[\w/]+\.py`", row)]
+
+
 def test_every_test_that_is_named_exists() -> None:
     for page in PAGES.values():
         for name in re.findall(r"`((?:tests|tools|examples)/[\w./-]*)`", page):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
@@ -162,6 +163,16 @@ class TestBadArguments:
         shutil.copy(shards / "000.tar", tmp_path)
         with pytest.raises(IndexNotFoundError, match=r"holds 1 tar files but no index.json: run `wdsdist index"):
             StreamingDataset(tmp_path)
+
+
+@pytest.mark.parametrize("take", [wdsdist.open, wdsdist.index, lambda command: wdsdist.pack(command, "out")])
+def test_a_location_is_never_run_as_a_command(
+    take: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        take("pipe:touch ran.tar")
+    assert not Path("ran.tar").exists()
 
 
 class TestDamagedShards:
