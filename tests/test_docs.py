@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import re
 from pathlib import Path
@@ -63,6 +64,14 @@ def test_the_index_that_is_shown_has_the_names_of_a_real_one(tmp_path: Path) -> 
     assert shown["shardlist"][0].keys() == written["shardlist"][0].keys()
 
 
+def test_the_arguments_that_old_ones_become_exist() -> None:
+    rows = re.findall(r"^\| `.* \| (.*) \|$", PAGES["coming-from.md"], re.MULTILINE)
+    shown = {name for row in rows for code in re.findall(r"`[^`]+`", row) for name in re.findall(r"(\w+)=", code)}
+    takers = (wdsdist.pack, wdsdist.mix, wdsdist.StreamingDataset, wdsdist.StreamingDataLoader)
+    assert len(shown) > 20
+    assert shown <= {name for taker in takers for name in inspect.signature(taker).parameters}
+
+
 def test_every_extra_that_is_named_exists() -> None:
     extras = set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
     texts = [*PAGES.values(), (ROOT / "README.md").read_text(), texts_of_the_program()]
@@ -89,7 +98,7 @@ def texts_of_the_program() -> str:
 
 def test_the_messages_of_troubleshooting_are_those_of_the_program() -> None:
     lines = [line for line in PAGES["troubleshooting.md"].splitlines() if line.startswith("`")]
-    shown = [message for line in lines if "(of torch)" not in line for message in re.findall(r"`([^`]+)`", line)]
+    shown = [message for line in lines if "` (of " not in line for message in re.findall(r"`([^`]+)`", line)]
     assert len(shown) > 50
     texts = texts_of_the_program()
     for message in shown:
