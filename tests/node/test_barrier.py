@@ -64,7 +64,7 @@ def number_of_keys() -> int:
 def see_first_barrier_begin() -> None:
     from torch.distributed.distributed_c10d import _get_default_store
 
-    _get_default_store().wait(["wdsdist/barrier/1/count"])
+    _get_default_store().wait(["wdsdist/arrived/1"])
 
 
 def complaints_of(function: Callable[..., None], *args: Any) -> str:
