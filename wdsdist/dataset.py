@@ -11,9 +11,9 @@ import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsdist import catalog
-from wdsdist.cache import ShardCache
+from wdsdist.cache import TIMEOUT, ShardCache
 from wdsdist.catalog import Shards
-from wdsdist.checks import check_integer, check_seconds
+from wdsdist.checks import check_integer
 from wdsdist.columns import Sample
 from wdsdist.decode import Decode, Decoder
 from wdsdist.errors import ArgumentTypeError, LoaderStateError, SampleIndexError
@@ -71,7 +71,8 @@ class StreamingDataset(IterableDataset[Any]):
             decompressed; by default in the user's cache folder.
         cache_limit: bytes that this folder may take at any time, as a number or a text such as ``"200GB"``: shards
             whose next use is furthest make room for others. By default nothing is ever removed.
-        download_timeout: seconds in which a remote shard has to be had, all attempts and waiting included.
+        download_timeout: seconds in which a remote shard has to be had, all attempts and waiting included; by default
+            300. The ``index.json`` too, for which the default is 30 from the first failure on.
         storage_options: passed to fsspec for remote shards.
 
     Raises:
@@ -109,11 +110,11 @@ class StreamingDataset(IterableDataset[Any]):
         batch_size: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_limit: int | str | None = None,
-        download_timeout: float = 300.0,
+        download_timeout: float | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self.manifest = catalog.open(shards, storage_options=storage_options)
+        self.manifest = catalog.open(shards, storage_options=storage_options, download_timeout=download_timeout)
         self.drop_last = bool(drop_last)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
         if transform is not None and not callable(transform):
@@ -135,7 +136,7 @@ class StreamingDataset(IterableDataset[Any]):
         self.cache = ShardCache(
             None if cache_dir is None else Path(cache_dir),
             limit=limit,
-            timeout=check_seconds("download_timeout", download_timeout),
+            timeout=download_timeout or TIMEOUT,
         )
         self.sample_reader = SampleReader(
             ShardReader(self.manifest, self.cache),

@@ -147,7 +147,8 @@ class MixedDataset(StreamingDataset):
 
 def _joined(sources: list[tuple[Shards, Any]], options: Mapping[str, Any]) -> JoinedManifest:
     """Open data sets, each given with its name or what it shall be named after."""
-    parts = [catalog.open(shards, storage_options=options.get("storage_options")) for shards, _ in sources]
+    opening = {name: options.get(name) for name in ("storage_options", "download_timeout")}
+    parts = [catalog.open(shards, **opening) for shards, _ in sources]
     return join(parts, [_label(name) for _, name in sources])
 
 
