@@ -94,18 +94,17 @@ def test_a_store_that_is_not_there_is_an_error_that_says_so(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("fault", ["refuse", "stall"])
-@pytest.mark.parametrize("mixed", [False, True], ids=["one", "mix"])
+@pytest.mark.parametrize(
+    "read", [wdsdist.StreamingDataset, lambda url, **options: wdsdist.mix({url: 1}, **options)], ids=["one", "mix"]
+)
 def test_an_index_that_cannot_be_had_is_an_error_in_the_time_that_was_given(
-    store: Store, fault: str, mixed: bool
+    store: Store, fault: str, read: Callable[..., object]
 ) -> None:
     store.proxy.rules(Rule(fault, 10, path="*index.json", method="*"))
     message = rf"{re.escape(store.url)}/index\.json cannot be read: .* \(after \d+ attempts? in 0\.5 s\)"
     began = time.monotonic()
     with pytest.raises(StorageError, match=message):
-        if mixed:
-            wdsdist.mix({store.url: 1}, storage_options=store.options, download_timeout=0.5)
-        else:
-            wdsdist.StreamingDataset(store.url, storage_options=store.options, download_timeout=0.5)
+        read(store.url, storage_options=store.options, download_timeout=0.5)
     assert time.monotonic() - began < SLACK
 
 
