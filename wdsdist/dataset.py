@@ -24,6 +24,7 @@ from wdsdist.node import Identity
 from wdsdist.order import OrderName, OrderSettings, default_window, split_line
 from wdsdist.ordering import Ordering
 from wdsdist.plan import EpochPlan
+from wdsdist.processes import follow_parent
 from wdsdist.progress import Position
 from wdsdist.replica import Replica
 from wdsdist.samples import Fields, SampleReader
@@ -200,6 +201,7 @@ class StreamingDataset(IterableDataset[Any]):
         worker = get_worker_info()
         if worker is not None:
             leave_inherited_objects()
+            follow_parent()
         if self._loading is None:
             return self._streams.start(self._single_samples, is_dealt=self.batch_size is not None)
         loading, start, here = self._loading, self._loading.start.read(), self.identity()
