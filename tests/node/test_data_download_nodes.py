@@ -17,15 +17,18 @@ LAUNCHERS = {
     "slurm": {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"},
     "torchrun": {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"},
 }
+LAUNCHERS["restarted"] = {**LAUNCHERS["torchrun"], "TORCHELASTIC_RESTART_COUNT": "counted"}
 
 
 def two_nodes(stage: Stage, **environment: str) -> list[Process]:
     """Start two processes on each of two nodes: what makes a node is a temporary directory of its own."""
     started = []
-    for name in ("a", "b"):
+    for restarts, name in enumerate(("a", "b")):
         (stage.directory / name).mkdir(exist_ok=True)
         shell = ["/bin/sh", "-c", f'{sys.executable} "$0"; true']
         command = shell if "TORCHELASTIC_RUN_ID" in environment else None
+        if "TORCHELASTIC_RESTART_COUNT" in environment:  # an agent counts those restarts that its own workers caused
+            environment["TORCHELASTIC_RESTART_COUNT"] = str(restarts)
         started += stage.start(2, command=command, TMPDIR=str(stage.directory / name), **environment)
     return started
 

@@ -173,8 +173,8 @@ def once_per_node(
     withdraw_failure()
     try:
         key = fingerprint(function, inspect.signature(function).bind(*args, **kwargs))
-        call = _Call(name, lambda: function(*args, **kwargs), Records(options.records(), key), this_run(), options)
-        return call.settle()
+        run = this_run(across_nodes=options.scope == "cluster")
+        return _Call(name, lambda: function(*args, **kwargs), Records(options.records(), key), run, options).settle()
     except Exception as error:
         post_failure(f"data_download of {name}() raised {worded(error)}")
         raise
