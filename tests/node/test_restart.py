@@ -43,11 +43,14 @@ class Attempts:
 
     def start(self, world_size: int = 3) -> Ranks:
         self.end()
+        self.sweep()
+        self.ranks.append(Ranks(world_size, self.directory, port=self.store.port))
+        return self.ranks[-1]
+
+    def sweep(self) -> None:
         for key in self.store.list_keys():
             if "wdsdist" not in key:  # gloo would look for the dead at the addresses that they have left
                 self.store.delete_key(key)
-        self.ranks.append(Ranks(world_size, self.directory, port=self.store.port))
-        return self.ranks[-1]
 
     def end(self) -> None:
         for ranks in self.ranks:
@@ -118,6 +121,32 @@ def test_a_failure_of_the_dead_ends_no_wait(attempts: Attempts) -> None:
     for rank in (0, 1):
         second.tell(rank, barrier, 60)
     assert ["disk full in attempt 2" in str(second.outcome(rank)) for rank in (0, 1)] == [True] * 2
+
+
+def leave_the_group() -> None:
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
+
+
+def make_a_group(rank: int, world_size: int, port: int) -> None:
+    import torch.distributed as dist
+
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+
+
+def test_a_group_that_is_made_anew_begins_anew(attempts: Attempts) -> None:
+    ranks = attempts.start()
+    for rank in (0, 2, 1):
+        ranks.tell(rank, barrier, 0.2)
+        assert isinstance(ranks.outcome(rank), BarrierTimeoutError)
+    ranks.all(leave_the_group)
+    attempts.sweep()
+    for rank in range(3):
+        ranks.tell(rank, make_a_group, rank, 3, attempts.store.port)
+    assert [ranks.outcome(rank) for rank in range(3)] == [None] * 3
+    meet(ranks)
 
 
 ELASTIC = """

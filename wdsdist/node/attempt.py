@@ -28,6 +28,9 @@ _SIGNED = "signed"
 _members: weakref.WeakKeyDictionary[Any, Member] = weakref.WeakKeyDictionary()
 """By the store of a process group: what this process is in it."""
 
+_last_met = 0.0
+"""When this process last left a barrier, in seconds since 1970: a group that is made after it is another attempt."""
+
 
 def stamped(store: Store, **said: Any) -> str:
     """Write something down for others, with the time by both clocks."""
@@ -46,6 +49,8 @@ class Member:
     roster: str | None = None
     """A digest of the names of all ranks, as far as is known; None as long as some have not signed in."""
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
+    since: float = field(default_factory=lambda: max(this_run().began, _last_met))
+    """When the attempt began at the earliest, in seconds since 1970."""
     _signed: int = 0
     """What the clock said when this process had signed in."""
     _known: int = 0
@@ -56,11 +61,17 @@ class Member:
         """Return what this process is in the group whose own store is ``key``; at first, sign in."""
         member = _members.get(key)
         if member is None:
-            member = _members[key] = Member(store, rank, world_size)
+            member = Member(store, rank, world_size)
             store.set(f"name/{rank}", member.name)
             # After the name: whoever sees the clock advance must find it.
             member._signed = store.add(_SIGNED, 1)
+            _members[key] = member
         return member
+
+    def leave(self) -> None:
+        """Note that this process leaves a barrier."""
+        global _last_met
+        _last_met = time.time()
 
     def has_full_roster(self) -> bool:
         """Bring the roster up to date; false while a rank has not signed in, neither now nor in an earlier attempt."""
@@ -80,9 +91,9 @@ class Member:
         """Whether it was written in this attempt.
 
         Of what is older than this process's name, only the clocks of the nodes tell whether it is older than the
-        process too. They need not agree by the second: most of those that start a job anew are longer about it.
+        attempt too. They need not agree by the millisecond: to start a job anew takes longer.
         """
-        return self.is_certain(note) or note["time"] >= this_run().began
+        return self.is_certain(note) or note["time"] >= self.since
 
     def read(self, keys: Sequence[str]) -> list[bytes | None]:
         """Return what is at each of some keys, which need not be there."""

@@ -95,6 +95,7 @@ def _meet(member: Member, seconds: float) -> None:
     meeting = _Meeting.arrive(member)
     verdict = _poll(meeting.look, deadline, member.world_size) or meeting.give_up(seconds)
     meeting.leave(verdict)
+    member.leave()
     if verdict["end"] == "failed":
         raise BarrierError(
             f"rank {verdict['failed']} failed and will not reach the barrier: {verdict['message']}\n"
