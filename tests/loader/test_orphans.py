@@ -34,7 +34,12 @@ SOON = 20.0
 
 
 @pytest.mark.parametrize(
-    ("when", "method"), [("as they start", "fork"), ("as they start", "forkserver"), ("while they read", "fork")]
+    ("when", "method"),
+    [
+        ("as they start", "fork"),
+        ("while they read", "fork"),
+        pytest.param("as they start", "forkserver", marks=pytest.mark.slow),
+    ],
 )
 def test_they_end_with_the_one_that_started_them(shards: Path, tmp_path: Path, when: str, method: str) -> None:
     (tmp_path / "job.py").write_text(SCRIPT)

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 LAUNCHERS = {
     "slurm": {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"},
-    "torchrun": {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"},
-}
-LAUNCHERS["restarted"] = {**LAUNCHERS["torchrun"], "TORCHELASTIC_RESTART_COUNT": "counted"}
+    "torchrun": {
+        "TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
+        "TORCHELASTIC_RESTART_COUNT": "by node",
+    },
+}  # fmt: skip
 
 
 def two_nodes(stage: Stage, **environment: str) -> list[Process]:
