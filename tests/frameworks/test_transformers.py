@@ -41,6 +41,10 @@ def test_a_checkpoint_continues_with_exactly_what_was_left(trained: list[dict[st
         assert set(rank["steps"]) == {6}
 
 
+def test_a_mix_is_trained_on_like_any_data_set(trained: list[dict[str, Any]]) -> None:
+    assert [len(flat(rank["mixed"])) for rank in trained] == [16, 16]
+
+
 def test_evaluation_and_prediction_see_all_samples(trained: list[dict[str, Any]]) -> None:
     assert sorted(flat(flat([rank["evaluated"] for rank in trained]))) == list(range(TOTAL))
     for rank in trained:

@@ -36,7 +36,7 @@ def make_dataset(shards: str, **more: Any) -> wdsdist.StreamingDataset:
     return wdsdist.StreamingDataset(shards, decode=True, transform=as_inputs, **more)
 
 
-def make_trainer(shards: str, folder: str, *, plain: bool = False, **options: Any) -> Any:
+def make_trainer(shards: str, folder: str, *, plain: bool = False, dataset: Any = None, **options: Any) -> Any:
     from accelerate.state import AcceleratorState
     from transformers import Trainer, TrainingArguments
 
@@ -47,7 +47,7 @@ def make_trainer(shards: str, folder: str, *, plain: bool = False, **options: An
     sizes = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4}
     arguments = TrainingArguments(output_dir=folder, **{**quiet, **sizes, **options})
     kind = Trainer if plain else StreamingTrainer
-    dataset = make_dataset(shards)
+    dataset = dataset or make_dataset(shards)
     return kind(model=Model(), args=arguments, train_dataset=dataset, eval_dataset=make_dataset(shards, shuffle=False))
 
 
@@ -68,6 +68,8 @@ def training(shards: str, folder: str) -> dict[str, Any]:
         again = make_trainer(shards, folder, **{**options, "save_steps": 100})
         found["rest"][step] = seen_by(again.train, resume_from_checkpoint=f"{folder}/checkpoint-{step}")
         found["steps"].append(again.state.global_step)
+    mixed = wdsdist.mix({"a": (shards, 1), "b": (shards, 3)}, samples_per_epoch=32, decode=True, transform=as_inputs)
+    found["mixed"] = seen_by(make_trainer(shards, folder, dataset=mixed, num_train_epochs=1, save_steps=100).train)
     found["evaluated"] = seen_by(trainer.evaluate)
     predicted = trainer.predict(make_dataset(shards, shuffle=False))
     found["predicted"], found["labels"] = predicted.predictions.tolist(), predicted.label_ids.tolist()

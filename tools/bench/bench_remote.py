@@ -145,7 +145,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4, help="of each rank")
     parser.add_argument("--systems", nargs="+", choices=sorted({reader.system for reader in READERS}))
     parser.add_argument("--data", type=Path, default=Path("bench-data"), help="folder for the epochs' data")
-    parser.add_argument("--python", type=os.path.abspath, default=sys.executable, help="the Python that the other systems run in")
+    parser.add_argument(
+        "--python", type=os.path.abspath, default=sys.executable, help="the Python that the other systems run in"
+    )
     parser.add_argument("--limit", type=float, default=180, help="seconds that an epoch may take")
     arguments = parser.parse_args()
     if "fetch" in arguments.measure:

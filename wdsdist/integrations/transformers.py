@@ -13,6 +13,7 @@ from typing import Any
 from wdsdist.dataset import StreamingDataset
 from wdsdist.errors import LoaderStateError, StateMismatchError
 from wdsdist.loader import StreamingDataLoader
+from wdsdist.together import MixedDataset
 
 try:
     from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -116,7 +117,8 @@ class SizedDataset(StreamingDataset):
 
 
 def _sized(dataset: Any) -> Any:
-    if type(dataset) is not StreamingDataset:
+    # A mix differs in nothing but how it is made.
+    if type(dataset) not in (StreamingDataset, MixedDataset):
         return dataset
     view = object.__new__(SizedDataset)
     view.__dict__.update(dataset.__dict__)
@@ -169,7 +171,8 @@ def _resume(loader: StreamingDataLoader, position: dict[str, Any], args: Trainin
         raise StateMismatchError(
             f"after {step:,} updates of {global_batch * args.gradient_accumulation_steps:,} samples the trainer takes "
             f"the run to be in epoch {expected[0]} with {expected[1]:,} samples consumed, but the checkpoint has epoch "
-            f"{found[0]} and {found[1]:,}: resume with the world and batch size that it was written with, or pass "
-            "ignore_data_skip=True to play the rest of that epoch, where the trainer's count of steps will be off"
+            f"{found[0]} and {found[1]:,}: resume with the world, batch size and gradient_accumulation_steps that it was "
+            "written with, or pass ignore_data_skip=True to play the rest of that epoch, where the trainer's count of "
+            "steps will be off"
         )
     loader.load_state_dict(position)
