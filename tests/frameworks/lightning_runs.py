@@ -98,7 +98,7 @@ def refusal(shards: str, folder: str) -> dict[str, Any]:
     def stateful(shards: str) -> Any:
         warnings.filterwarnings("ignore", "'set_vital' is deprecated")
         dataset = wdsdist.StreamingDataset(shards, decode=True, batch_size=4)
-        return StatefulDataLoader(dataset, batch_size=4, num_workers=1)
+        return StatefulDataLoader(dataset, batch_size=4)
 
     try:
         return fit(shards, folder, loaders=stateful, max_epochs=1)
