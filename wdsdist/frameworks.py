@@ -85,7 +85,7 @@ def refuse_fetching_ahead() -> None:
         has_state |= name == "StatefulDataLoader"
         if has_state and name == "_FitLoop":
             raise LoaderStateError(
-                "under Lightning's Trainer each checkpoint of a StatefulDataLoader without a length is one batch ahead, "
+                "under Lightning's Trainer checkpoints of a StatefulDataLoader without a length are one batch ahead, "
                 "and a resumed run would leave that batch out: train from a wdsdist.StreamingDataLoader"
             )
 

@@ -52,8 +52,8 @@ class Progress:
             if not goes_on:
                 warnings.warn(
                     f"set_epoch({epoch}) discards the loaded state (epoch {self._resumed.epoch}, "
-                    f"{self._resumed.consumed:,} samples consumed): right where epochs are cut short, as by Lightning's "
-                    f"limit_train_batches; to play the rest of that epoch, ask for it",
+                    f"{self._resumed.consumed:,} samples consumed): right where epochs are cut short, as Lightning's "
+                    f"limit_train_batches does; to play the rest of that epoch, ask for it",
                     stacklevel=4,
                 )
             self._resumed = None
