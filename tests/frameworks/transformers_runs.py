@@ -68,6 +68,7 @@ def training(shards: str, folder: str) -> dict[str, Any]:
         again = make_trainer(shards, folder, **{**options, "save_steps": 100})
         found["rest"][step] = seen_by(again.train, resume_from_checkpoint=f"{folder}/checkpoint-{step}")
         found["steps"].append(again.state.global_step)
+    found["again"] = seen_by(again.train, resume_from_checkpoint=f"{folder}/checkpoint-5")
     mixed = wdsdist.mix({"a": (shards, 1), "b": (shards, 3)}, samples_per_epoch=32, decode=True, transform=as_inputs)
     found["mixed"] = seen_by(make_trainer(shards, folder, dataset=mixed, num_train_epochs=1, save_steps=100).train)
     found["evaluated"] = seen_by(trainer.evaluate)
