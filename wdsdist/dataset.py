@@ -17,7 +17,7 @@ from wdsdist.checks import check_integer
 from wdsdist.columns import Sample
 from wdsdist.decode import Decode, Decoder
 from wdsdist.errors import ArgumentTypeError, LoaderStateError, SampleIndexError
-from wdsdist.frameworks import refuse_second_split
+from wdsdist.frameworks import refuse_fetching_ahead, refuse_second_split
 from wdsdist.handover import EpochRequest, Loading
 from wdsdist.memory import leave_inherited_objects
 from wdsdist.node import Identity
@@ -199,6 +199,7 @@ class StreamingDataset(IterableDataset[Any]):
             leave_inherited_objects()
             follow_parent()
         if self._loading is None:
+            refuse_fetching_ahead()
             return self._streams.start(self._single_samples, is_dealt=self.batch_size is not None)
         loading, start, here = self._loading, self._loading.start.read(), self.identity()
         mine = Share(
@@ -292,4 +293,5 @@ class StreamingDataset(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_second_split()  # a spawned worker does not see who made it start
+        refuse_fetching_ahead()
         return self.__dict__
