@@ -217,7 +217,7 @@ class StreamingDataset(IterableDataset[Any]):
         if worker is None:
             return mine.groups(loading.collate_fn)
         parcels = mine.parcels(loading.collate_fn, loading.channel.sender(worker.id))
-        return loading.tallies.counted(parcels, worker.id, self.cache.counters)
+        return loading.tallies.counted(parcels, worker.id, self.cache.counters, self.cache.tell)
 
     def _single_samples(self, position: Position, worker: int, num_workers: int) -> Iterator[Any]:
         """Return single samples: this worker's part of this rank's, from where it has taken some on."""
