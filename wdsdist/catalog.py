@@ -13,6 +13,7 @@ from typing import Any
 
 from wdsdist import manifest as manifests
 from wdsdist import storage, tarindex
+from wdsdist.checks import check_seconds
 from wdsdist.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -20,13 +21,16 @@ from wdsdist.errors import (
 )
 from wdsdist.manifest import Manifest, Shard
 from wdsdist.processes import pool
+from wdsdist.storage import Deadline
 from wdsdist.tarformat import is_tar
 
 Location = str | os.PathLike[str]
 Shards = Location | Iterable[Location] | Manifest
 
 
-def open(shards: Shards, *, storage_options: Mapping[str, Any] | None = None) -> Manifest:  # noqa: A001
+def open(  # noqa: A001
+    shards: Shards, *, storage_options: Mapping[str, Any] | None = None, download_timeout: float | None = None
+) -> Manifest:
     """Open a data set: find its shards and how many samples each holds.
 
     Args:
@@ -35,6 +39,8 @@ def open(shards: Shards, *, storage_options: Mapping[str, Any] | None = None) ->
             one by one need no ``index.json``: those without an index are scanned once. They may be compressed by
             gzip, bzip2, xz or zstd.
         storage_options: passed to fsspec for URLs.
+        download_timeout: seconds in which a remote ``index.json`` has to be had, all attempts included; by default it
+            is asked for again until 30 seconds after the first failure.
 
     Raises:
         IndexNotFoundError: a folder without ``index.json``.
@@ -42,16 +48,17 @@ def open(shards: Shards, *, storage_options: Mapping[str, Any] | None = None) ->
         ShardNotFoundError: a tar that does not exist.
         ShardDamagedError: a tar without an index that cannot be read without losing samples.
     """
+    deadline = None if download_timeout is None else Deadline(check_seconds("download_timeout", download_timeout))
     if isinstance(shards, Manifest):
         return shards
     locations = expand(shards)
     if len(locations) != 1 or is_tar(storage.split(locations[0])[1]):
-        return _open_tars(locations, storage_options)
+        return _open_tars(locations, storage_options, deadline)
     location = locations[0]
     if location.endswith(".json"):
-        return manifests.load(location, storage_options)
+        return manifests.load(location, storage_options, deadline)
     try:
-        return manifests.load(storage.join(location, manifests.FILE_NAME), storage_options)
+        return manifests.load(storage.join(location, manifests.FILE_NAME), storage_options, deadline)
     except IndexNotFoundError:
         raise _no_index(location, storage_options) from None
 
@@ -87,12 +94,12 @@ def refuse_folders(locations: list[str]) -> None:
             raise ArgumentError(f"{location} is a folder, named together with others: name one folder, or tars only")
 
 
-def _open_tars(locations: list[str], options: Mapping[str, Any] | None) -> Manifest:
+def _open_tars(locations: list[str], options: Mapping[str, Any] | None, deadline: Deadline | None) -> Manifest:
     """Open tars that are named one by one: from the ``index.json`` of their folder, or else each for itself."""
     refuse_folders(locations)
     folder = storage.split(locations[0])[0]
     try:
-        known = manifests.load(storage.join(folder, manifests.FILE_NAME), options)
+        known = manifests.load(storage.join(folder, manifests.FILE_NAME), options, deadline)
         numbers = {known.location(number): number for number in range(len(known.counts))}
         return known.select(numbers[location] for location in locations)
     except (IndexNotFoundError, KeyError):

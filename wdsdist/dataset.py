@@ -11,19 +11,20 @@ import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsdist import catalog
-from wdsdist.cache import ShardCache
+from wdsdist.cache import TIMEOUT, ShardCache
 from wdsdist.catalog import Shards
-from wdsdist.checks import check_integer, check_seconds
+from wdsdist.checks import check_integer
 from wdsdist.columns import Sample
 from wdsdist.decode import Decode, Decoder
 from wdsdist.errors import ArgumentTypeError, LoaderStateError, SampleIndexError
-from wdsdist.frameworks import refuse_second_split
+from wdsdist.frameworks import refuse_fetching_ahead, refuse_second_split
 from wdsdist.handover import EpochRequest, Loading
 from wdsdist.memory import leave_inherited_objects
 from wdsdist.node import Identity
 from wdsdist.order import OrderName, OrderSettings, default_window, split_line
 from wdsdist.ordering import Ordering
 from wdsdist.plan import EpochPlan
+from wdsdist.processes import follow_parent
 from wdsdist.progress import Position
 from wdsdist.recipe import Fields, Recipe
 from wdsdist.replica import Replica
@@ -72,7 +73,8 @@ class StreamingDataset(IterableDataset[Any]):
             decompressed; by default in the user's cache folder.
         cache_limit: bytes that this folder may take at any time, as a number or a text such as ``"200GB"``: shards
             whose next use is furthest make room for others. By default nothing is ever removed.
-        download_timeout: seconds in which a remote shard has to be had, all attempts and waiting included.
+        download_timeout: seconds in which a remote shard has to be had, all attempts and waiting included; by default
+            300. The ``index.json`` too, for which the default is 30 from the first failure on.
         storage_options: passed to fsspec for remote shards.
 
     Raises:
@@ -110,11 +112,11 @@ class StreamingDataset(IterableDataset[Any]):
         batch_size: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_limit: int | str | None = None,
-        download_timeout: float = 300.0,
+        download_timeout: float | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self.manifest = catalog.open(shards, storage_options=storage_options)
+        self.manifest = catalog.open(shards, storage_options=storage_options, download_timeout=download_timeout)
         self.drop_last = bool(drop_last)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
@@ -134,7 +136,7 @@ class StreamingDataset(IterableDataset[Any]):
         self.cache = ShardCache(
             None if cache_dir is None else Path(cache_dir),
             limit=limit,
-            timeout=check_seconds("download_timeout", download_timeout),
+            timeout=download_timeout or TIMEOUT,
         )
         recipe = Recipe(Fields(fields), Decoder(decode), transform)
         self.sample_reader = SampleReader(ShardReader(self.manifest, self.cache), {0: recipe}, seed)
@@ -195,7 +197,9 @@ class StreamingDataset(IterableDataset[Any]):
         worker = get_worker_info()
         if worker is not None:
             leave_inherited_objects()
+            follow_parent()
         if self._loading is None:
+            refuse_fetching_ahead()
             return self._streams.start(self._single_samples, is_dealt=self.batch_size is not None)
         loading, start, here = self._loading, self._loading.start.read(), self.identity()
         mine = Share(
@@ -213,7 +217,7 @@ class StreamingDataset(IterableDataset[Any]):
         if worker is None:
             return mine.groups(loading.collate_fn)
         parcels = mine.parcels(loading.collate_fn, loading.channel.sender(worker.id))
-        return loading.tallies.counted(parcels, worker.id, self.cache.counters)
+        return loading.tallies.counted(parcels, worker.id, self.cache.counters, self.cache.tell)
 
     def _single_samples(self, position: Position, worker: int, num_workers: int) -> Iterator[Any]:
         """Return single samples: this worker's part of this rank's, from where it has taken some on."""
@@ -289,4 +293,5 @@ class StreamingDataset(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_second_split()  # a spawned worker does not see who made it start
+        refuse_fetching_ahead()
         return self.__dict__

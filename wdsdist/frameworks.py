@@ -54,7 +54,9 @@ def refuse_second_split(num_replicas: Callable[[], int], *, has_loader: bool) ->
         if name == "IterableDatasetShard":
             parts = owner.num_processes
         elif name == "DataLoaderDispatcher":
-            parts = owner.state.num_processes
+            from accelerate.state import PartialState
+
+            parts = PartialState().num_processes  # its own, which it does not have yet while it is made
         elif name == "SkipDataLoader" and has_loader:
             raise LoaderStateError(
                 "Accelerate's skip_first_batches cannot skip in a StreamingDataLoader: load its state, which continues "
@@ -84,6 +86,25 @@ def refuse_splitter() -> None:
             raise LoaderStateError(
                 f"{name} would split the samples of this worker once more, and all but its own part would be lost: "
                 f"take it out of the pipeline, for a StreamingDataset splits by rank and worker itself"
+            )
+
+
+def refuse_fetching_ahead() -> None:
+    """Raise where Lightning's Trainer would train from torchdata's ``StatefulDataLoader`` over a plain data set.
+
+    That has no length, so that Lightning, to know the last batch, takes each batch before the one ahead of it is
+    trained on. Its checkpoints count that batch as done, and a resumed run would never see it.
+    """
+    has_state = False
+    for frame in _above(sys._getframe()):
+        name = type(frame.f_locals.get("self")).__name__
+        if name == "_EvaluationLoop":
+            return  # nobody saves where it stands
+        has_state |= name == "StatefulDataLoader"
+        if has_state and name == "_FitLoop":
+            raise LoaderStateError(
+                "under Lightning's Trainer checkpoints of a StatefulDataLoader without a length are one batch ahead, "
+                "and a resumed run would leave that batch out: train from a wdsdist.StreamingDataLoader"
             )
 
 

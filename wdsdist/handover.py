@@ -11,6 +11,7 @@ import mmap
 import operator
 import os
 import struct
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -135,29 +136,51 @@ class Tallies:
 
     def __init__(self, num_workers: int) -> None:
         self._rows = SharedNumbers(max(1, num_workers) * _WIDTH)  # there is no memory of no bytes
+        self._own: dict[int, _Row] = {}
 
     def total(self) -> Counters:
         """Return the sum of all rows."""
         numbers = self._rows.read()
         return Counters(*[sum(numbers[column::_WIDTH]) for column in range(_WIDTH)])
 
-    def counted(self, groups: Iterable[Any], worker: int, count: Callable[[], Counters]) -> Iterator[Any]:
+    def counted(
+        self,
+        groups: Iterable[Any],
+        worker: int,
+        count: Callable[[], Counters],
+        listen: Callable[[Callable[[], None]], None] = lambda _: None,
+    ) -> Iterator[Any]:
         """Yield what a worker makes, and add to its row what has been counted by then.
 
-        Before a group is sent: who has received the last one finds everything in the row.
+        Before a group is sent: who has received the last one finds everything in the row. Threads that count for other
+        workers too, also when this one has made its last group, call what ``listen`` was given.
         """
-        before = count()
+        row = self._own.setdefault(worker, _Row(self._rows, worker * _WIDTH, count))
+        listen(row.update)
         try:
             for group in groups:
-                before = self._add(worker, count(), before)
+                row.update()
                 yield group
         finally:
-            self._add(worker, count(), before)
+            row.update()
 
-    def _add(self, worker: int, now: Counters, before: Counters) -> Counters:
-        if now != before:
-            self._rows.add(worker * _WIDTH, now - before)
-        return now
+
+class _Row:
+    """The row of one worker, in that worker."""
+
+    def __init__(self, rows: SharedNumbers, first: int, count: Callable[[], Counters]) -> None:
+        self._rows = rows
+        self._first = first
+        self._count = count
+        self._counted = count()
+        self._updating = threading.Lock()
+
+    def update(self) -> None:
+        """Add what was counted since the last time."""
+        with self._updating:
+            before, self._counted = self._counted, self._count()
+            if self._counted != before:
+                self._rows.add(self._first, self._counted - before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,7 +148,8 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         It counts the batches that were handed out, whatever workers have prepared beyond them.
         """
         self._request.pass_to(self._progress)
-        return self.dataset.ordering.state(self._progress.position, self._order_settings())
+        state = self.dataset.ordering.state(self._progress.position, self._order_settings())
+        return {**state, "asked": self._progress.asked}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken, also with another world size, batch size or number of workers.
@@ -162,7 +163,8 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             settings = ordering.settings(self.dataset.identity(), lanes=lanes or None, window=window or None)
         position = read_state(state, ordering.state(Position(0, 0), settings))
         self._request.pass_to(self._progress)  # what was asked for before no longer counts
-        self._progress.resume(position, finished=position.consumed >= self.dataset.num_samples)
+        finished = position.consumed >= self.dataset.num_samples
+        self._progress.resume(position, asked=state.get("asked"), finished=finished)
         self._settings = settings
 
     def stats(self) -> LoaderStats:

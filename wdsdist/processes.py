@@ -31,12 +31,15 @@ P = ParamSpec("P")
 
 _log = logging.getLogger("wdsdist")
 _LONGEST_FOLDER = 107 - len("/pymp-00000000/listener-00000000")  # the kernel takes 107 bytes for a socket's name
+_LOOK_AGAIN = 1.0  # seconds
 _numbers = itertools.count()
 _alive: weakref.WeakValueDictionary[int, Carried[Any]] = weakref.WeakValueDictionary()
 _travelling: Counter[int] = Counter()
 """Of the values that are alive, those that the workers of an open pool have."""
 _arrived: dict[int, Carried[Any]] = {}
 """In a worker: what it was given when it started."""
+_following = 0
+"""The process that watches its parent; what it forks does not."""
 
 
 class Carried(Generic[T]):
@@ -166,8 +169,7 @@ def _settle(given: dict[int, Carried[Any]] | bytes) -> None:
     """Tie a worker's end to that of the process that started it, and take what comes along."""
     # Ctrl-C reaches the whole group: the parent decides what follows, and the workers print no tracebacks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A worker whose parent was killed would wait for work for ever, and go on writing beside the next run's workers.
-    threading.Thread(target=_follow_parent, name="wdsdist-follow-parent", daemon=True).start()
+    follow_parent()
     if isinstance(given, bytes):
         given = {number: Carried(value) for number, value in pickle.loads(given).items()}
     _arrived.update(given)
@@ -177,8 +179,24 @@ def _settle(given: dict[int, Carried[Any]] | bytes) -> None:
         torch.set_num_threads(1)
 
 
-def _follow_parent() -> None:
+def follow_parent() -> None:
+    """Tie the end of this process to that of the one that started it through ``multiprocessing``, where one did.
+
+    A worker of a pool whose parent was killed would wait for work for ever, and go on writing beside the next run's
+    workers. Those of torch look after their parent only between two batches; and for ever in vain where it died before
+    they first looked, because they take the process that adopts them for it.
+    """
+    global _following
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        multiprocessing.connection.wait([parent.sentinel])
-        os._exit(1)
+    if parent is not None and _following != os.getpid():
+        _following = os.getpid()
+        threading.Thread(target=_end_with, args=(parent,), name="wdsdist-follow-parent", daemon=True).start()
+
+
+def _end_with(parent: Any) -> None:
+    # Others that this parent forked later keep the sentinel silent. A fork server, though, is not who started us.
+    this = multiprocessing.current_process()
+    expected = os.getppid() if isinstance(this, multiprocessing.context.ForkServerProcess) else parent.pid
+    while not multiprocessing.connection.wait([parent.sentinel], _LOOK_AGAIN) and os.getppid() == expected:
+        pass
+    os._exit(1)

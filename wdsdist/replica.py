@@ -10,8 +10,9 @@ from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.node import Identity, identity
 from wdsdist.node.store import process_group
 
-_MODEL_PARALLEL = {"tp", "pp", "cp", "sp", "ep"}
-"""What torch's own examples call dimensions whose ranks share their samples."""
+_MODEL_PARALLEL = {"tp", "pp", "cp", "sp", "ep", "etp", "mp"}
+_MODEL_PARALLEL |= {"tensor", "pipeline", "context", "sequence", "expert", "model"}
+"""Words in the names of dimensions whose ranks share their samples, as in ``tp``, ``dp_cp`` and ``tensor_parallel``."""
 
 
 class Mesh(Protocol):
@@ -64,11 +65,13 @@ def _place(mesh: Mesh) -> tuple[int, int]:
     """Return this process's number within a mesh, and how many there are; every dimension counts."""
     if not hasattr(mesh, "get_coordinate"):
         raise ArgumentTypeError(f"mesh is {mesh!r}: it must be a DeviceMesh, such as mesh['dp']")
-    shared = sorted(_MODEL_PARALLEL.intersection(mesh.mesh_dim_names or ()))
+    names = mesh.mesh_dim_names or ()
+    shared = [name for name in names if not _MODEL_PARALLEL.isdisjoint(name.lower().split("_"))]
     if shared:
         raise ArgumentError(
             f"mesh has the dimension {shared[0]!r}, whose ranks are to see the same samples: pass the data-parallel "
-            f"part alone, as in mesh=mesh['dp'] or mesh=mesh['dp_replicate', 'dp_shard']"
+            f"part alone, as in mesh=mesh['dp'] or mesh=mesh['dp_replicate', 'dp_shard'], or where there is none, "
+            f"num_replicas=1 and rank=0"
         )
     coordinate = mesh.get_coordinate()
     if coordinate is None:

@@ -166,6 +166,7 @@ def _joined(
     Where any is a `StreamingDataset`, samples are made as each says.
     """
     labels = [_label(name) for _, name in sources]
+    opening = {name: options.get(name) for name in ("storage_options", "download_timeout")}
     parts: list[Manifest] = []
     recipes: list[Mapping[int, Recipe]] = []
     for (source, _), label in zip(sources, labels, strict=True):
@@ -174,7 +175,7 @@ def _joined(
             parts.append(source.manifest)
             recipes.append(source.sample_reader.recipes)
         else:
-            parts.append(catalog.open(source, storage_options=options.get("storage_options")))
+            parts.append(catalog.open(source, **opening))
             recipes.append({0: Recipe(Fields(None), Decoder(None))})
     manifest = join(parts, labels)
     dataset = make(manifest)

@@ -20,6 +20,7 @@ from wdsdist import shardindex, storage
 from wdsdist.cache import Need, ShardCache, cached_path, copy_key, fetching, kept, refetch
 from wdsdist.cache.locks import LockableFile
 from wdsdist.cache.needs import all_needs
+from wdsdist.cache.room import Room
 from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.manifest import Manifest, Shard
 from wdsdist.shards import ShardReader
@@ -187,6 +188,22 @@ def test_an_index_of_another_shard_is_not_used(cache: ShardCache, remote: Manife
     )
     with cache.pin(remote, 0) as pinned:
         assert shardindex.dumps(pinned.index) == (packed / "00.tar.wdsindex").read_bytes()
+
+
+def test_a_shard_is_counted_before_others_can_read_it(
+    cache: ShardCache, remote: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be done with the epoch, and its figures be read, before the one that fetched it goes on."""
+    counted: list[int] = []
+    cache.tell(lambda: counted.append(cache.fetches))
+    install = Room.install
+
+    def late(*arguments: Any) -> None:
+        assert counted == [1]
+        install(*arguments)
+
+    monkeypatch.setattr(Room, "install", late)
+    cache.pin(remote, 0).close()
 
 
 def test_a_part_counts_as_what_is_reserved_for_it(

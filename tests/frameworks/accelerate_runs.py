@@ -135,9 +135,15 @@ def refusals(shards: str) -> dict[str, Any]:
         except WdsdistError as error:
             told[name] = f"{type(error).__name__}: {error}"
 
+    def prepared_when_iterated() -> Any:
+        yield from stateful.prepare(DataLoader(make_dataset(shards), batch_size=4))
+
     dispatching = accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
     splitting = accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=False))
     attempt("dispatcher", dispatching.prepare(DataLoader(make_dataset(shards), batch_size=4, num_workers=1)))
+    stateful = accelerator(dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True))
+    warnings.filterwarnings("ignore", "'set_vital' is deprecated")  # torchdata calls it
+    attempt("dispatcher, stateful", prepared_when_iterated())
     attempt("shard", splitting.prepare(DataLoader(make_dataset(shards), batch_size=4)))
     attempt("shard, wrapped", splitting.prepare(DataLoader(Wrapping(make_dataset(shards)), batch_size=4)))
     workers = {method: multiprocessing.get_context(method) for method in ("fork", "spawn")}

@@ -17,8 +17,9 @@ Seen = list[tuple[int, list[int]]]
 _DESERVED = "does not have many workers|Be aware that when using `ckpt_path`|Checkpoint directory .* exists"
 
 
-def make_loader(shards: str, *, workers: int = 2, **more: Any) -> wdsdist.StreamingDataLoader:
-    return wdsdist.StreamingDataLoader(wdsdist.StreamingDataset(shards, decode=True, **more), 4, num_workers=workers)
+def make_loader(shards: str, *, workers: int = 2, batch_size: int = 4, **more: Any) -> wdsdist.StreamingDataLoader:
+    dataset = wdsdist.StreamingDataset(shards, decode=True, **more)
+    return wdsdist.StreamingDataLoader(dataset, batch_size, num_workers=workers)
 
 
 def strictly() -> None:
@@ -30,7 +31,15 @@ def strictly() -> None:
     warnings.filterwarnings("ignore", message=f".*({_DESERVED})")
 
 
-def fit(shards: str, folder: str, *, checkpoint: str | None = None, every: int = 0, **options: Any) -> dict[str, Any]:
+def fit(
+    shards: str,
+    folder: str,
+    *,
+    checkpoint: str | None = None,
+    every: int = 0,
+    loaders: Any = make_loader,
+    **options: Any,
+) -> dict[str, Any]:
     """Train, and return what each step and each validation step saw, by epoch."""
     import lightning as pl
     from lightning.pytorch.callbacks import ModelCheckpoint
@@ -42,9 +51,10 @@ def fit(shards: str, folder: str, *, checkpoint: str | None = None, every: int =
             self.seen: Seen = []
             self.validated: Seen = []
 
-        def training_step(self, batch: dict[str, Any], index: int) -> Tensor:
-            self.seen.append((self.current_epoch, batch["cls"].tolist()))
-            return self.layer(batch["cls"].float()[:, None]).mean()
+        def training_step(self, batch: Any, index: int) -> Tensor:
+            several = batch if isinstance(batch, list) else [batch]
+            self.seen.append((self.current_epoch, [number for one in several for number in one["cls"].tolist()]))
+            return self.layer(several[0]["cls"].float()[:, None]).mean()
 
         def validation_step(self, batch: dict[str, Any], index: int) -> None:
             self.validated.append((self.current_epoch, batch["cls"].tolist()))
@@ -68,12 +78,32 @@ def fit(shards: str, folder: str, *, checkpoint: str | None = None, every: int =
     model = Model()
     trainer.fit(
         model,
-        make_loader(shards),
+        loaders(shards),
         make_loader(shards, workers=0, shuffle=False),
         ckpt_path=checkpoint and f"{folder}/{checkpoint}",
         weights_only=False if checkpoint else None,
     )
     return {"seen": model.seen, "validated": model.validated, "steps": trainer.global_step}
+
+
+def long_and_short(shards: str) -> list[Any]:
+    """Return loaders of 8 and of 3 batches; Lightning plays the second again and again while the first lasts."""
+    return [make_loader(shards), make_loader(shards, batch_size=10, seed=1)]
+
+
+def refusal(shards: str, folder: str) -> dict[str, Any]:
+    """Train from torchdata's loader, and return what Lightning is told before it tells its own."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def stateful(shards: str) -> Any:
+        warnings.filterwarnings("ignore", "'set_vital' is deprecated")
+        dataset = wdsdist.StreamingDataset(shards, decode=True, batch_size=4)
+        return StatefulDataLoader(dataset, batch_size=4)
+
+    try:
+        return fit(shards, folder, loaders=stateful, max_epochs=1)
+    except RuntimeError as error:
+        return {"told": f"{error.__context__!r} {error!r}"}
 
 
 def fabric(shards: str, folder: str) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,9 @@ import lightning_runs
 import pytest
 from node.gloo_ranks import Ranks
 from playing import play
+
+import wdsdist
+from wdsdist.errors import LoaderStateError
 
 TOTAL = 64
 STEPS = 8  # an epoch on each of two ranks, with batches of 4
@@ -69,6 +74,46 @@ def test_limited_epochs_differ_and_resume_at_their_end(ranks: Ranks, shards: Pat
         checkpoint="step=3.ckpt",
     )
     assert [rank["seen"] for rank in resumed] == [rank["seen"][3:] for rank in found]
+
+
+def test_a_loader_that_is_played_several_times_an_epoch_resumes_too(ranks: Ranks, shards: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"loaders": lightning_runs.long_and_short, "limit_val_batches": 0}
+    found = play(ranks, lightning_runs.fit, str(shards), str(tmp_path), max_epochs=2, every=5, **options)
+    for step in (5, 10):
+        checkpoint = f"step={step}.ckpt"
+        resumed = play(
+            ranks, lightning_runs.fit, str(shards), str(tmp_path), max_epochs=2, checkpoint=checkpoint, **options
+        )
+        assert [rank["seen"] for rank in resumed] == [rank["seen"][step:] for rank in found]
+
+
+_REFUSAL = "a resumed run would leave that batch out: train from a wdsdist.StreamingDataLoader"
+
+
+def test_a_loader_whose_checkpoints_would_be_a_batch_ahead_is_refused(
+    ranks: Ranks, shards: Path, tmp_path: Path
+) -> None:
+    for rank in play(ranks, lightning_runs.refusal, str(shards), str(tmp_path)):
+        assert _REFUSAL in rank["told"]
+
+
+class _Standing:
+    """Stands on the stack, as the one whose name its class has, while it calls a function."""
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+
+@pytest.mark.parametrize("act", [pickle.dumps, lambda dataset: next(iter(dataset))])
+def test_so_it_is_where_workers_are_spawned_but_not_in_evaluation(act: Callable[[Any], Any], shards: Path) -> None:
+    fit, evaluation, loader = (
+        type(name, (_Standing,), {})() for name in ("_FitLoop", "_EvaluationLoop", "StatefulDataLoader")
+    )
+    dataset = wdsdist.StreamingDataset(shards)
+    with pytest.raises(LoaderStateError, match=_REFUSAL):
+        fit.call(lambda: loader.call(lambda: act(dataset)))
+    fit.call(lambda: evaluation.call(lambda: loader.call(lambda: act(dataset))))
+    fit.call(lambda: act(dataset))
 
 
 def test_fabric_gives_all_samples_and_resumes(ranks: Ranks, shards: Path, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def test_a_checkpoint_continues_with_exactly_what_was_left(trained: list[dict[st
             # 8 batches an epoch make updates of 3, 3 and 2.
             assert rest == rank["all"][step // 3 * BATCHES + step % 3 * 3 :], step
         assert set(rank["steps"]) == {6}
+        assert rank["again"] == rank["rest"][5], "by the same trainer"
 
 
 def test_evaluation_and_prediction_see_all_samples(trained: list[dict[str, Any]]) -> None:

@@ -72,6 +72,7 @@ def training(shards: str, folder: str) -> dict[str, Any]:
         again = make_trainer(shards, folder, **{**options, "save_steps": 100})
         found["rest"][step] = seen_by(again.train, resume_from_checkpoint=f"{folder}/checkpoint-{step}")
         found["steps"].append(again.state.global_step)
+    found["again"] = seen_by(again.train, resume_from_checkpoint=f"{folder}/checkpoint-5")
     found["evaluated"] = seen_by(trainer.evaluate)
     predicted = trainer.predict(make_dataset(shards, shuffle=False))
     found["predicted"], found["labels"] = predicted.predictions.tolist(), predicted.label_ids.tolist()

@@ -68,6 +68,25 @@ def test_asking_for_another_epoch_discards_the_loaded_position_with_a_warning() 
     assert progress.start(always) == Position(0, 0)
 
 
+def test_asking_for_what_had_been_asked_for_before_it_was_saved_keeps_the_loaded_position(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    progress = Progress()
+    assert progress.asked == 0
+    progress.request(2)
+    assert [progress.start(always).epoch for _ in range(2)] == [2, 3]
+    progress.advance(64)
+    saved = progress.position, progress.asked
+    assert saved == (Position(3, 64), 2)
+    resumed = Progress()
+    resumed.resume(saved[0], asked=saved[1])
+    assert (resumed.position, resumed.asked) == saved
+    resumed.request(2)
+    assert resumed.start(always) == Position(3, 64)
+    assert resumed.start(always) == Position(4, 0)
+    assert not recwarn
+
+
 def test_a_request_before_the_load_does_not_count() -> None:
     progress = Progress()
     progress.request(7)

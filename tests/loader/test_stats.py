@@ -202,7 +202,7 @@ class TestTheCache:
         for pipe in pipes:
             pipe.send("go on")
         counted = [pipe.recv() for pipe in pipes]
-        assert [one.cache_hits >= NOT_EMPTY for one in counted] == [True] * 2  # what was fetched ahead among them
+        assert [one.cache_hits + one.shards_fetched >= NOT_EMPTY for one in counted] == [True] * 2
         assert sum(one.shards_fetched for one in counted) == NOT_EMPTY
 
     def test_loses_nothing_that_workers_count_at_the_same_time(self) -> None:
@@ -223,6 +223,14 @@ class TestTheCache:
         with pytest.raises(ConnectionError):
             list(tallies.counted(groups(), 0, lambda: done[0]))
         assert tallies.total() == Counters(shards_fetched=1, retries=5)
+
+    def test_is_counted_when_it_comes_after_the_last_group(self) -> None:
+        done, heard, tallies = [Counters()], [], Tallies(1)
+        for _ in range(2):
+            list(tallies.counted(["group"], 0, lambda: done[0], heard.append))
+            done[0] = Counters(shards_fetched=done[0].shards_fetched + 1)
+            heard[-1]()
+        assert tallies.total() == Counters(shards_fetched=2)
 
     @given(st.lists(st.lists(st.tuples(*[st.integers(0, 2**40)] * 4), max_size=5), min_size=1, max_size=4))
     def test_is_summed_over_rows_whatever_was_counted_before(self, workers: list[list[tuple[int, ...]]]) -> None:

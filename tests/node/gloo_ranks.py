@@ -15,7 +15,10 @@ from wdsdist.errors import WdsdistError
 
 
 class Ranks:
-    """Processes of one gloo group, each of which calls what it is told to and says how it ended."""
+    """Processes of one gloo group, each of which calls what it is told to and says how it ended.
+
+    Rank 0 hosts the store, unless there is the port of one that somebody else hosts, as torchrun does.
+    """
 
     def __init__(
         self,
@@ -24,6 +27,7 @@ class Ranks:
         *,
         timeout: float = 60.0,
         file_store: bool = False,
+        port: int | None = None,
         preload: Sequence[str] = (),
     ) -> None:
         # From a server that has imported torch, a process starts in milliseconds instead of a second.
@@ -34,7 +38,7 @@ class Ranks:
         for rank in range(world_size):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_rank, args=(rank, world_size, file_store, timeout, str(directory), theirs)
+                target=_rank, args=(rank, world_size, file_store, port, timeout, str(directory), theirs)
             )
             process.start()
             theirs.close()
@@ -69,17 +73,26 @@ class Ranks:
             process.join()
 
 
-def _rank(rank: int, world_size: int, file_store: bool, timeout: float, directory: str, pipe: Connection) -> None:
+def _rank(
+    rank: int,
+    world_size: int,
+    file_store: bool,
+    hosted: int | None,
+    timeout: float,
+    directory: str,
+    pipe: Connection,
+) -> None:
     import torch.distributed as dist
 
     tempfile.tempdir = directory
     limit = timedelta(seconds=timeout)
-    port = 0 if rank == 0 else pipe.recv() if pipe.poll(60) else None
+    port = hosted or 0 if rank == 0 else pipe.recv() if pipe.poll(60) else None
     store: dist.Store
     if file_store:
         store = dist.FileStore(f"{directory}/store", world_size)
     else:
-        store = dist.TCPStore("127.0.0.1", port, world_size, rank == 0, limit, wait_for_workers=False)
+        is_host = rank == 0 and not hosted
+        store = dist.TCPStore("127.0.0.1", port, world_size, is_host, limit, wait_for_workers=False)
     if rank == 0:
         pipe.send(0 if file_store else store.port)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)

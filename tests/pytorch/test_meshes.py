@@ -97,6 +97,8 @@ def test_a_mix_takes_a_mesh_too(shards: Path) -> None:
     ("mesh", "options", "error", "message"),
     [
         (FakeMesh([0, 1], (2, 2), ("dp", "tp")), {}, ArgumentError, r"dimension 'tp'.*pass the data-parallel part"),
+        (FakeMesh([0, 1], (2, 2), ("data", "Tensor_Parallel")), {}, ArgumentError, "dimension 'Tensor_Parallel'"),
+        (FakeMesh([1], (2,), ("dp_shard_cp",)), {}, ArgumentError, r"none, num_replicas=1 and rank=0"),
         (FakeMesh(None, (2,), ("dp",)), {}, ArgumentError, "which this process is not in"),
         (FakeMesh([0], (2,), None), {"rank": 1}, ArgumentError, "mesh= decides rank and num_replicas"),
         ("dp", {}, ArgumentTypeError, "must be a DeviceMesh"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -90,6 +91,21 @@ def test_a_store_that_is_not_there_is_an_error_that_says_so(monkeypatch: pytest.
     message = r"http://127\.0\.0\.1:1/index\.json cannot be read: .*onnect.* \(after \d+ attempts in 1 s\)"
     with pytest.raises(StorageError, match=message):
         wdsdist.StreamingDataset("http://127.0.0.1:1/")
+
+
+@pytest.mark.parametrize("fault", ["refuse", "stall"])
+@pytest.mark.parametrize(
+    "read", [wdsdist.StreamingDataset, lambda url, **options: wdsdist.mix({url: 1}, **options)], ids=["one", "mix"]
+)
+def test_an_index_that_cannot_be_had_is_an_error_in_the_time_that_was_given(
+    store: Store, fault: str, read: Callable[..., object]
+) -> None:
+    store.proxy.rules(Rule(fault, 10, path="*index.json", method="*"))
+    message = rf"{re.escape(store.url)}/index\.json cannot be read: .* \(after \d+ attempts? in 0\.5 s\)"
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=message):
+        read(store.url, storage_options=store.options, download_timeout=0.5)
+    assert time.monotonic() - began < SLACK
 
 
 def test_only_the_rank_that_needs_a_shard_fails_for_it(store: Store, stored: Path, tmp_path: Path) -> None:

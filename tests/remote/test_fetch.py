@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -244,6 +244,14 @@ def test_no_token_of_a_signed_url_is_in_a_traceback(web: Store, tmp_path: Path) 
             assert token not in "".join(traceback.format_exception(caught.value))
 
 
+def exit_status(action: Callable[[Store, Path], None], *arguments: Any) -> int | None:
+    """Do something in a forked child, and return how that ended."""
+    child = multiprocessing.get_context("fork").Process(target=action, args=arguments)
+    child.start()
+    child.join(20)
+    return child.exitcode
+
+
 def _fetch_in_child(store: Store, path: Path) -> None:
     store.fetch(path)
     gc.collect()  # what fsspec has dropped of its parent's
@@ -252,10 +260,7 @@ def _fetch_in_child(store: Store, path: Path) -> None:
 
 def test_a_forked_child_fetches_after_its_parent_did_and_takes_nothing_from_it(store: Store, tmp_path: Path) -> None:
     store.fetch(tmp_path / "a.tar")
-    child = multiprocessing.get_context("fork").Process(target=_fetch_in_child, args=(store, tmp_path / "b"))
-    child.start()
-    child.join(20)
-    assert child.exitcode == 17
+    assert exit_status(_fetch_in_child, store, tmp_path / "b") == 17
     assert store.fetch(tmp_path / "a.tar").retries == 0
 
 
@@ -269,10 +274,7 @@ def _fetch_watched(store: Store, path: Path) -> None:
 def test_a_forked_child_knows_s3_as_its_parent_does(s3: Store, tmp_path: Path) -> None:
     """The description of S3 is megabytes of JSON: to read it in each worker would delay every first batch."""
     s3.fetch(tmp_path / "a.tar")
-    child = multiprocessing.get_context("fork").Process(target=_fetch_watched, args=(s3, tmp_path / "b"))
-    child.start()
-    child.join(20)
-    assert child.exitcode == 17
+    assert exit_status(_fetch_watched, s3, tmp_path / "b") == 17
 
 
 SCRIPT = """

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import fsspec
 import fsspec.asyn
@@ -156,10 +157,10 @@ def test_a_store_that_fails_stops_packing_and_leaves_no_sample_out(
     upload(store, {"a.txt": b"a", "b.txt": b"b"})
     read = storage.read
 
-    def fail(location: str, *options: object) -> bytes:
+    def fail(location: str, *options: Any, **more: Any) -> bytes:
         if location.endswith(".txt"):
             raise StorageError("the store is down")
-        return read(location)
+        return read(location, *options, **more)
 
     monkeypatch.setattr(storage, "read", fail)
     with pytest.raises(StorageError, match="the store is down"):

@@ -65,9 +65,15 @@ class ShardCache:
         self.seconds_waited = 0.0
         """Time in `pin` for shards that were not there."""
 
+        self._when_fetched: Callable[[], None] = lambda: None
+
     def counters(self) -> Counters:
         """Return what this process has had so far."""
         return Counters(self.hits, self.fetches, self.bytes_fetched, self.retries)
+
+    def tell(self, when_fetched: Callable[[], None]) -> None:
+        """Call something, from any thread, after each shard that was fetched, before others can read that."""
+        self._when_fetched = when_fetched
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process joins on its own, and counts on its own.
@@ -251,13 +257,15 @@ class ShardCache:
                 fetched = wanted.fetch()
             finally:
                 self.retries += wanted.retries
+            # Before others find it, and may be done with the epoch before this thread goes on.
+            self.fetches += 1
+            self.bytes_fetched += fetched.index.size
+            self._when_fetched()
             room.install(part, wanted, fetched)
         except BaseException:
             with contextlib.suppress(CacheError):  # whoever looks for room next sweeps it up
                 room.give_up(part, place, wanted.deadline)
             raise
-        self.fetches += 1
-        self.bytes_fetched += fetched.index.size
         # The system gives up the one lock before it gives the other: somebody may have come between.
         if part.lock(alone=False) and part.is_at(place.copy):
             return Pinned(place.copy, fetched.index, part)

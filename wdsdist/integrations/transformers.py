@@ -170,7 +170,8 @@ def _resume(loader: StreamingDataLoader, position: dict[str, Any], args: Trainin
         raise StateMismatchError(
             f"after {step:,} updates of {global_batch * args.gradient_accumulation_steps:,} samples the trainer takes "
             f"the run to be in epoch {expected[0]} with {expected[1]:,} samples consumed, but the checkpoint has epoch "
-            f"{found[0]} and {found[1]:,}: resume with the world and batch size that it was written with, or pass "
-            "ignore_data_skip=True to play the rest of that epoch, where the trainer's count of steps will be off"
+            f"{found[0]} and {found[1]:,}: resume with the world, batch size and gradient_accumulation_steps that it "
+            "was written with, or pass ignore_data_skip=True to play the rest of that epoch, where the trainer's count "
+            "of steps will be off"
         )
     loader.load_state_dict(position)

@@ -57,14 +57,16 @@ def save(manifest: Manifest, folder: Path) -> None:
         stream.write(dumps(manifest))
 
 
-def load(location: str, storage_options: Mapping[str, Any] | None = None) -> Manifest:
-    """Return the manifest in a JSON file.
+def load(
+    location: str, storage_options: Mapping[str, Any] | None = None, deadline: storage.Deadline | None = None
+) -> Manifest:
+    """Return the manifest in a JSON file, trying again after passing faults until the deadline.
 
     Raises `IndexNotFoundError` where there is none and `IndexFormatError` where it is no wids v1 index, or one that
     contradicts itself.
     """
     try:
-        content = storage.read(location, storage_options)
+        content = storage.read(location, storage_options, deadline=deadline)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise IndexNotFoundError(f"{storage.shown(location)} does not exist") from error
     try:

@@ -2,13 +2,13 @@
 
 No collective is involved: NCCL's watchdog and the process group's timeout see no operation in flight.
 
-How one meeting goes, under keys that carry its number. A rank leaves its mark and adds to ``count``; the last
-one to come writes the verdict ``met``. A rank whose deadline passes, or which sees a posted failure, writes
-that verdict instead. The store accepts the first verdict only, and every rank obeys the one it finds, so a
+How one meeting goes. A rank leaves its mark; once all ranks are known, it adds to the count that their names share,
+and the last one to come writes the verdict ``met``. A rank whose deadline passes, or which sees a posted failure,
+writes that verdict instead. The store accepts the first verdict only, and every rank obeys the one it finds, so a
 meeting ends alike for all: nobody passes a barrier that another rank gave up.
 
-The number of a meeting is counted in the store, by rank: a process that replaces another of its rank, or a
-process group made anew on the same store, goes on where the last one stopped.
+Meetings have numbers, which each process counts for itself: where a rank has died, all of them start anew. They then
+find in the store what the dead have left there, under the same numbers; `Member` tells it apart.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from wdsdist.checks import check_seconds
 from wdsdist.errors import BarrierError, BarrierTimeoutError
+from wdsdist.node.attempt import Member, stamped
 from wdsdist.node.identity import identity
-from wdsdist.node.store import posted_failure, process_group, shared_store, withdraw
+from wdsdist.node.store import member_of, posted_failure, process_group, withdraw
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -38,7 +39,7 @@ _POLLS_PER_SECOND = 10_000
 """How often all ranks together may ask the store: one server thread answers some 100,000 requests a second."""
 
 _unswept: list[str] = []
-"""Meetings that ended before every rank had read their verdict; rank 0 deletes their keys at the next one."""
+"""Keys of meetings that ended before every rank had read the verdict; rank 0 deletes them at the next one."""
 
 
 def barrier(timeout: float = 1800.0) -> None:
@@ -69,7 +70,7 @@ def barrier(timeout: float = 1800.0) -> None:
     if world_size == 1:
         return None
     try:
-        _meet(shared_store(group), rank, world_size, seconds)
+        _meet(member_of(group), seconds)
     except BarrierError:
         raise
     except RuntimeError as error:  # DistError is one
@@ -88,86 +89,112 @@ def _check_alone() -> None:
         )
 
 
-def _meet(store: Store, rank: int, world_size: int, seconds: float) -> None:
+def _meet(member: Member, seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    withdraw(store, rank)
-    meeting = _Meeting(store, str(store.add(f"barriers/{rank}", 1)), rank, world_size)
-    verdict = meeting.arrive()
-    if verdict is None:
-        verdict = _poll(meeting.look, deadline, world_size) or meeting.give_up(seconds)
+    withdraw(member.store, member.rank)
+    meeting = _Meeting.arrive(member)
+    verdict = _poll(meeting.look, deadline, member.world_size) or meeting.give_up(seconds)
     meeting.leave(verdict)
+    member.leave()
     if verdict["end"] == "failed":
         raise BarrierError(
             f"rank {verdict['failed']} failed and will not reach the barrier: {verdict['message']}\n"
             "Mend what failed there and run again"
         )
     if verdict["end"] == "late":
-        raise BarrierTimeoutError(_what_was_missed(verdict, rank, world_size))
+        raise BarrierTimeoutError(_what_was_missed(verdict, member.rank, member.world_size))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Meeting:
-    """The keys of one barrier, as one rank uses them."""
+    """One barrier, as one rank goes through it."""
 
+    member: Member
     store: Store
-    number: str
-    rank: int
-    world_size: int
+    number: int
+    _counted: str | None = None
+    """The roster among which this rank has counted itself."""
 
-    def arrive(self) -> dict[str, Any] | None:
-        self.store.set(self._key(f"arrived/{self.rank}"), "1")
-        if self.store.add(self._key("count"), 1) == self.world_size:
-            return self._decide(end="met")
-        return None
+    @staticmethod
+    def arrive(member: Member) -> _Meeting:
+        member.meetings += 1
+        meeting = _Meeting(member, member.store, member.meetings)
+        member.store.set(f"arrived/{member.rank}", stamped(member.store, meeting=meeting.number))
+        return meeting
 
     def look(self) -> dict[str, Any] | None:
-        """Return the verdict once there is one, and pronounce it where a rank has failed."""
-        if self.store.check([self._key("verdict")]):
-            return self._verdict(self.store.get(self._key("verdict")))
-        failure = posted_failure(self.store, self.world_size)
+        """Return the verdict once there is one, and pronounce it where a rank has failed or all have come."""
+        verdict = self._verdict()
+        if verdict is not None:
+            return verdict
+        failure = posted_failure(self.store, self.member)
         if failure is not None:
             return self._decide(end="failed", failed=failure[0], message=failure[1])
-        return None
+        return self._decide(end="met") if self._is_last() else None
 
     def give_up(self, seconds: float) -> dict[str, Any]:
-        ranks = range(self.world_size)
-        missing = [rank for rank in ranks if not self.store.check([self._key(f"arrived/{rank}")])]
+        missing = self._missing()
         if not missing:  # the last rank came while we looked
             return self._decide(end="met")
-        return self._decide(end="late", by=self.rank, seconds=seconds, missing=missing[:_NAMED], count=len(missing))
+        return self._decide(
+            end="late", by=self.member.rank, seconds=seconds, missing=missing[:_NAMED], count=len(missing)
+        )
 
     def leave(self, verdict: dict[str, Any]) -> None:
-        self.store.delete_key(self._key(f"arrived/{self.rank}"))
-        left = self.store.add(self._key("left"), 1)
-        if self.rank != 0:
+        left = self.store.add(f"left/{verdict['id']}", 1)
+        if self.member.rank != 0:
             return
+        world_size = self.member.world_size
         # Were rank 0 to end now and the store with it, a rank that is still to read the verdict would find its
         # connection reset instead. Those that never came to a failed meeting are not waited for.
-        awaited = self.world_size if verdict["end"] == "met" else self.store.add(self._key("count"), 0)
+        awaited = world_size if verdict["end"] == "met" else world_size - len(self._missing())
         if left < awaited:
-            _poll(lambda: self._left() >= awaited, time.monotonic() + _LINGER, self.world_size)
-        _unswept.append(self.number)
-        if self._left() == self.world_size:
+            _poll(lambda: self._left(verdict) >= awaited, time.monotonic() + _LINGER, world_size)
+        _unswept.extend((self._key, f"left/{verdict['id']}", f"count/{self._counted}/{self.number}"))
+        if self._left(verdict) == world_size:
             # Each rank has left this meeting, hence all earlier ones: nobody reads their keys again.
-            for number in _unswept:
-                for name in ("count", "verdict", "left"):
-                    self.store.delete_key(f"barrier/{number}/{name}")
+            for key in _unswept:
+                self.store.delete_key(key)
             _unswept.clear()
 
-    def _left(self) -> int:
-        return int(self.store.add(self._key("left"), 0))
+    def _is_last(self) -> bool:
+        """Count this rank in, once all are known, and say whether it completes them."""
+        if not self.member.has_full_roster() or self.member.roster == self._counted:
+            return False
+        self._counted = self.member.roster
+        return bool(self.store.add(f"count/{self._counted}/{self.number}", 1) == self.member.world_size)
+
+    def _missing(self) -> list[int]:
+        marks = self.member.read([f"arrived/{rank}" for rank in range(self.member.world_size)])
+        found = [json.loads(mark) if mark else {"meeting": 0} for mark in marks]
+        return [
+            rank for rank, mark in enumerate(found)
+            if mark["meeting"] < self.number or not self.member.is_current(mark)
+        ]  # fmt: skip
+
+    def _left(self, verdict: dict[str, Any]) -> int:
+        return int(self.store.add(f"left/{verdict['id']}", 0))
 
     def _decide(self, **verdict: Any) -> dict[str, Any]:
         """Pronounce a verdict, unless another rank was first, and return the one that holds."""
-        return self._verdict(self.store.compare_set(self._key("verdict"), "", json.dumps(verdict)))
+        (stale,) = self.member.read([self._key])
+        if stale and self._holds(json.loads(stale)):
+            return dict(json.loads(stale))
+        written = stamped(self.store, id=f"{self.member.name}/{self.number}", **verdict)
+        return dict(json.loads(self.store.compare_set(self._key, (stale or b"").decode(), written)))
 
-    @staticmethod
-    def _verdict(written: bytes) -> dict[str, Any]:
-        verdict: dict[str, Any] = json.loads(written)
-        return verdict
+    def _verdict(self) -> dict[str, Any] | None:
+        (written,) = self.member.read([self._key])
+        verdict = json.loads(written) if written else None
+        return verdict if verdict and self._holds(verdict) else None
 
-    def _key(self, name: str) -> str:
-        return f"barrier/{self.number}/{name}"
+    def _holds(self, verdict: dict[str, Any]) -> bool:
+        # All had signed in when they met; one that comes late to its first meeting had not when others gave it up.
+        return self.member.is_certain(verdict) if verdict["end"] == "met" else self.member.is_current(verdict)
+
+    @property
+    def _key(self) -> str:
+        return f"verdict/{self.number}"
 
 
 def _poll(look: Callable[[], Any], deadline: float, world_size: int) -> Any:

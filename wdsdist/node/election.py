@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+from filelock import FileLock, Timeout
 
 from wdsdist.errors import DataDownloadError, DataDownloadTimeoutError, DestinationError
 from wdsdist.node.outcome import Records
@@ -38,7 +36,9 @@ def elected(name: str, records: Records, timeout: float | None, poll_seconds: fl
     running: set[str] = _here.__dict__.setdefault("running", set())
     if records.key in running:
         raise DataDownloadError(f"{name}() calls itself with the same arguments: it would wait for itself")
-    lock = _new_lock(records.lock)
+    # Where there is no flock, filelock would make do with a file that outlives a killed holder: all others would wait
+    # for ever.
+    lock = FileLock(records.lock, fallback_to_soft=False)
     try:
         try:
             lock.acquire(0)
@@ -54,8 +54,6 @@ def elected(name: str, records: Records, timeout: float | None, poll_seconds: fl
         raise DestinationError(f"cannot lock {records.lock} ({error}): choose another directory=...") from error
     running.add(records.key)
     try:
-        if isinstance(lock, SoftFileLock):  # by a version of filelock that could not be kept from it
-            raise DestinationError(f"the file system of {records.lock} has no locks: choose another directory=...")
         # Before anyone looks at the outcome: over NFS, only a change to a directory makes sure that a file which was
         # missing a moment ago is not still taken to be missing.
         records.announce()
@@ -64,11 +62,3 @@ def elected(name: str, records: Records, timeout: float | None, poll_seconds: fl
         running.discard(records.key)
         records.withdraw()
         lock.release()
-
-
-def _new_lock(path: Path) -> BaseFileLock:
-    # Where there is no flock, filelock would make do with a file that outlives a killed holder: all others would
-    # wait for ever. Older versions know no such option, and never do that.
-    if "fallback_to_soft" in inspect.signature(FileLock.__init__).parameters:
-        return FileLock(path, fallback_to_soft=False)
-    return FileLock(path)

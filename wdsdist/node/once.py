@@ -17,7 +17,7 @@ from wdsdist.errors import ArgumentError, ArgumentTypeError, DestinationError
 from wdsdist.node.directories import private_dir, private_under
 from wdsdist.node.election import elected
 from wdsdist.node.fingerprint import fingerprint
-from wdsdist.node.outcome import Outcome, Records
+from wdsdist.node.outcome import Outcome, Records, worded
 from wdsdist.node.run import Run, this_run
 from wdsdist.node.store import post_failure, withdraw_failure
 
@@ -173,10 +173,10 @@ def once_per_node(
     withdraw_failure()
     try:
         key = fingerprint(function, inspect.signature(function).bind(*args, **kwargs))
-        call = _Call(name, lambda: function(*args, **kwargs), Records(options.records(), key), this_run(), options)
-        return call.settle()
+        run = this_run(across_nodes=options.scope == "cluster")
+        return _Call(name, lambda: function(*args, **kwargs), Records(options.records(), key), run, options).settle()
     except Exception as error:
-        post_failure(f"data_download of {name}() raised {type(error).__name__}: {error}")
+        post_failure(f"data_download of {name}() raised {worded(error)}")
         raise
 
 

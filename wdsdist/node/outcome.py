@@ -77,8 +77,7 @@ class Outcome:
         payload = b""
         with contextlib.suppress(Exception):  # a pickle may raise anything, and the text of the error will do
             payload = pickle.dumps(error)
-        message = "".join(traceback.format_exception_only(type(error), error)).strip()
-        return Outcome(function, run, payload, raised=True, attempt=attempt, message=message, trace=trace)
+        return Outcome(function, run, payload, raised=True, attempt=attempt, message=worded(error), trace=trace)
 
     def complete(self) -> bool:
         """Tell whether the call returned, and all it made is still there."""
@@ -190,6 +189,11 @@ class Records:
             if temporary:
                 Path(temporary).unlink(missing_ok=True)
             raise DestinationError(f"cannot write {path}: {error.strerror}") from error
+
+
+def worded(error: Exception) -> str:
+    """Return type and message of an exception, also of one that cannot say what it is."""
+    return "".join(traceback.format_exception_only(type(error), error)).strip()
 
 
 def _existing_paths(value: object, inside: tuple[int, ...] = ()) -> list[str]:

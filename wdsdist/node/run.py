@@ -11,7 +11,6 @@ from pathlib import Path
 
 _LAUNCHER_VARIABLES = (
     "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_RESTART_COUNT",
     "MASTER_ADDR",
     "MASTER_PORT",
     "SLURM_JOB_ID",
@@ -20,6 +19,9 @@ _LAUNCHER_VARIABLES = (
     "PMIX_NAMESPACE",
     "OMPI_MCA_ess_base_jobid",
 )
+
+_COUNTED_BY_NODE = "TORCHELASTIC_RESTART_COUNT"
+"""Leaves out the restarts that another node caused, so that after one the nodes of a run need not agree on it."""
 
 _LOADED = time.time()
 
@@ -41,14 +43,19 @@ class Run:
     """When its launcher began where that is known to have started this run only, else ``began``."""
 
 
-def this_run() -> Run:
+def this_run(*, across_nodes: bool = False) -> Run:
     """Describe the run of this process.
+
+    Args:
+        across_nodes: whether the processes of other nodes must come to the same ``id``; otherwise it changes when
+            torchrun starts the processes of this node anew.
 
     Example:
         >>> this_run().began <= time.time()
         True
     """
-    said = [f"{name}={os.environ[name]}" for name in _LAUNCHER_VARIABLES if os.environ.get(name)]
+    names = _LAUNCHER_VARIABLES if across_nodes else (*_LAUNCHER_VARIABLES, _COUNTED_BY_NODE)
+    said = [f"{name}={os.environ[name]}" for name in names if os.environ.get(name)]
     parent = os.getppid()
     if not said:
         # Wrapper scripts give each rank a parent of its own, so the parent counts only where nothing else does.

@@ -8,8 +8,11 @@ that comes back has evidently coped with it.
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from typing import TYPE_CHECKING, Any
+
+from wdsdist.node.attempt import Member, stamped
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -47,6 +50,12 @@ def shared_store(dist: Any) -> Store:
     return store
 
 
+def member_of(dist: Any) -> Member:
+    """Return what this process is in the default process group of ``dist``."""
+    group_store = dist.distributed_c10d._get_default_store()
+    return Member.of(group_store, shared_store(dist), dist.get_rank(), dist.get_world_size())
+
+
 def post_failure(message: str) -> None:
     """Tell every rank that waits in a barrier, now or later, that this rank has failed; without a group, nothing."""
     global _posted
@@ -57,7 +66,7 @@ def post_failure(message: str) -> None:
     with contextlib.suppress(RuntimeError, ValueError):
         store, rank = shared_store(dist), dist.get_rank()
         standing = _failure(store, rank)
-        store.set(_key(rank), message[:4000] or "no message")
+        store.set(_key(rank), stamped(store, message=message[:4000]))
         store.set(_LATEST, str(rank))
         if standing is None:
             store.add(_COUNT, 1)
@@ -83,23 +92,24 @@ def withdraw(store: Store, rank: int) -> None:
         store.add(_COUNT, -1)
 
 
-def posted_failure(store: Store, world_size: int) -> tuple[int, str] | None:
+def posted_failure(store: Store, member: Member) -> tuple[int, str] | None:
     """Return a rank whose failure stands and what it said, if there is one."""
     if store.add(_COUNT, 0) <= 0:
         return None
     # The latest first: were every rank of a large job to look through all of them, the store would drown.
     latest = [int(store.get(_LATEST))] if store.check([_LATEST]) else []
-    for rank in (*latest, *range(world_size)):
-        message = _failure(store, rank)
-        if message is not None:
-            return rank, message
+    for rank in (*latest, *range(member.world_size)):
+        failure = _failure(store, rank)
+        if failure is not None and member.is_current(failure):
+            return rank, failure["message"]
     return None
 
 
-def _failure(store: Store, rank: int) -> str | None:
+def _failure(store: Store, rank: int) -> dict[str, Any] | None:
     if not store.check([_key(rank)]):
         return None
-    return store.get(_key(rank)).decode() or None
+    written = store.get(_key(rank))
+    return json.loads(written) if written else None
 
 
 def _key(rank: int) -> str:

@@ -1,0 +1,41 @@
+"""Each benchmark runs, so small that its figures mean nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).parents[2] / "tools" / "bench"
+RUNS = {
+    "bench_cache": (["--copies", "10", "--rounds", "1"], "| 10 |"),
+    "bench_decode": (["--repeat", "1", "--passes", "1"], "wdsdist / a bare loop"),
+    "bench_index": (["--repeat", "1", "--samples", "500"], "x tarfile"),
+    "bench_listing": (["--members", "2000"], "2,000 members"),
+    "bench_mixing": ([], "| uniform shuffle |"),
+    "bench_pack": (["--files", "200", "20", "--rounds", "1", "--data", "{tmp}"], "|"),
+    "bench_plan": (["--repeat", "1"], "torch: memory added"),
+    "bench_remote": (
+        [
+            *("--systems", "wdsdist", "--samples", "256", "--rounds", "1", "--workers", "1", "--data", "{tmp}"),
+            *("--shards", "2", "--shard-bytes", "100000", "--latency", "0.001"),
+        ],
+        "| wdsdist, S3 | 1 of 1 |",
+    ),
+}
+
+
+def test_all_are_here() -> None:
+    assert {path.stem for path in TOOLS.glob("bench_*.py")} == {*RUNS, "bench_device"}  # which needs a GPU
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_it_runs(tmp_path: Path, name: str) -> None:
+    arguments, line = RUNS[name]
+    command = [sys.executable, str(TOOLS / f"{name}.py"), *(one.format(tmp=tmp_path) for one in arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert line in done.stdout
