@@ -264,6 +264,14 @@ def test_a_forked_child_fetches_after_its_parent_did_and_takes_nothing_from_it(s
     assert store.fetch(tmp_path / "a.tar").retries == 0
 
 
+@pytest.mark.skipif(NO_S3, reason="needs s3fs")
+def test_a_profile_that_does_not_exist_is_an_error_at_once() -> None:
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=r"s3://bucket/a\.tar cannot be read: ProfileNotFound: .*\(nope\)"):
+        storage.read("s3://bucket/a.tar", {"profile": "nope"})
+    assert time.monotonic() - began < 10, "trying again would not mend it"
+
+
 def _fetch_watched(store: Store, path: Path) -> None:
     opened: list[str] = []
     sys.addaudithook(lambda event, what: opened.append(str(what[0])) if event == "open" else None)

@@ -24,6 +24,7 @@ from wdsdist.packing.progress import PackProgress
 from wdsdist.packing.reencoding import DEFAULT_QUALITY, ReencodedSource, ReencodedStream, Reencoding, check_options
 from wdsdist.packing.streaming import write_in_order
 from wdsdist.packing.writer import WrittenShard
+from wdsdist.sizes import check_bytes
 from wdsdist.sources import Encode, LeftOut, Made, OnError, Source, SourceOptions, Stream, is_stream
 from wdsdist.sources.webdataset import ShardsSource
 
@@ -32,7 +33,7 @@ def pack(
     source: str | os.PathLike[str] | Made,
     dest: str | os.PathLike[str],
     *,
-    shard_bytes: int = 64 * 2**20,
+    shard_bytes: int | str = "64MiB",
     shard_samples: int | None = None,
     workers: int | None = None,
     executor: Executor | None = None,
@@ -67,8 +68,9 @@ def pack(
             these; or the name of one of these, as ``my_module:name``.
         dest: the folder for the shards, which is made where it does not exist; or a URL that fsspec can write, where
             nothing keeps two packers apart.
-        shard_bytes: the most bytes of a shard; a sample that needs more gets a shard of its own. For a data set made
-            in Python, the mean of some samples is taken for the size of all, so shards may come out larger.
+        shard_bytes: the most bytes of a shard, or a text such as ``"256MiB"``; a sample that needs more gets a shard of
+            its own. For a data set made in Python, the mean of some samples is taken for the size of all, so shards
+            may come out larger.
         shard_samples: the most samples of a shard; by default, only bytes count.
         workers: processes that write; by default one for each core; an iterable is written by the calling process.
             With an ``executor``: how many shards it writes at once, for one that does not say.
@@ -139,7 +141,7 @@ def pack(
     """
     _check_arguments(on_error, workers, max_side, quality)
     options = PackOptions(
-        shard_bytes=shard_bytes,
+        shard_bytes=check_bytes("shard_bytes", shard_bytes),
         shard_samples=shard_samples,
         shuffle_seed=0 if shuffle_seed == "auto" else shuffle_seed,
         max_side=max_side,

@@ -34,7 +34,8 @@ class ShardIndexBuilder:
         if key != self._key:
             if key in self._keys:
                 raise ShardDamagedError(
-                    f"{self._label}: the members of sample {key!r} are not adjacent: pack the shard anew"
+                    f"{self._label}: the members of sample {key!r} are not adjacent: bring them together with "
+                    "`wdsdist pack OLD.tar NEW --from tar`"
                 )
             self._keys[key] = len(self._starts)
             self._starts.append(len(self._offsets))

@@ -71,7 +71,8 @@ def filesystem(location: str, options: StorageOptions | None, *, retries: bool =
     if not retries and hasattr(client, "retries"):  # s3fs and gcsfs
         client.retries = 1
     if "s3" in client.protocol:
-        _share_models(client)
+        with mapped(location):
+            _share_models(client)
     _used[id(client)] = client
     return client, path
 

@@ -20,7 +20,7 @@ _PASSING = {408, 425, 429}  # of 400 to 499: too slow, too early, too many
 _NEVER = {501, 505}  # of 500 and more: not implemented, another version of HTTP
 # Of the options, of the program, of the credentials: what is wrong with them stays wrong.
 _FINAL = (PermissionError, ImportError, NotImplementedError, TypeError, ValueError)
-_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"}
+_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError"}
 
 
 class FinalError(StorageError):
