@@ -18,22 +18,25 @@ webdataset through curl, by its own reader of http URLs; MosaicML Streaming and 
     python tools/bench/bench_remote.py --measure fetch --connections 32 --rate 45e6
     python tools/bench/bench_remote.py --measure epoch --python .venv-peers/bin/python
 
-What came out of *fetch* with 16 connections, on 4 cores that other work kept busy (two to three times as many tasks as
-cores), as ratios to bare requests, median (least to greatest), of two runs: HTTP 0.96 (0.70 to 1.04) and 0.88 (0.75 to
-1.02), S3 0.95 (0.67 to 1.02) and 0.80 (0.58 to 0.99). Bare requests reached 1.15 GB/s with 0.2 CPU seconds per GB; a
-fetch took 0.52 over HTTP and 0.65 from S3, all in one thread, so a busy machine slows it more than many. With most
-cores free both reached 1.15 to 1.18 GB/s, as bare requests did.
+What came out on 4 cores (two with two threads each) without other work, the server among them; ratios are medians (least
+to greatest).
 
-What came out of *epoch*, on 4 cores with 15 to 20 other tasks, hence of little worth for what a free machine does: in
-9 rounds 0.27 GB/s over HTTP (0.22 to 0.80) and 0.26 from S3 (0.21 to 0.41), where 16 bare GETs reached 1.1 and 64 of
-them 2.1. The aim was not reached: 0.25 of 16 bare GETs, 0.72 at best. An epoch takes 2.0 CPU seconds per GB with one
-worker (fetching and writing 0.5, verifying 0.65, batches 0.5, the rest for what is started), 2.8 to 3.2 with 4, and 4
-to 4.8 from S3, where each worker makes a client of its own; bare GETs take 0.3. In the 2 rounds with the others
-webdataset reached 0.26 GB/s (4.6 CPU seconds per GB), of which wdsdist was 3.0 and 1.1 times as fast; LitData 0.05 (28
-CPU seconds per GB, shards sent up to twice): 19 and 6 times. MosaicML Streaming gave no epoch: it stalled for more than
-90 s, or its samples were not those that had been packed, though boto3 alone got all of its shards right from the same
-server. The first batch of wdsdist came after 2 or 3 requests one after another, but 4 to 24 round trips beyond the
-local one over HTTP, and 26 to 52 from S3: it waits for the processor. Each shard was sent once in every epoch.
+*fetch*, 16 connections, 5 rounds: 1.00 of bare requests over HTTP (0.98 to 1.01) and 0.97 from S3 (0.90 to 0.98), at
+1.17 GB/s, with 0.49 and 0.65 CPU seconds per GB; bare requests take 0.27. With two to three times as many other tasks
+as cores it was 0.80 to 0.96, as all of a fetch runs in one thread.
+
+*epoch*, 3 rounds: over HTTP 0.84 of 16 bare requests with 4 workers (0.77 at least; in one round these were slowed down
+by something else, and the ratio was 2.5), 0.90 with 2 ranks of 4, 0.65 with one worker; from S3 0.68. So 0.9 is reached
+by fetches, and by epochs of 2 ranks only. The epochs last 1.2 to 1.7 s, of which 0.3 (HTTP) and 0.6 (S3) pass until the
+first batch, and all cores are busy: an epoch takes 3.1 CPU seconds per GB with 4 workers (1.9 with one: fetching and
+writing 0.5, verifying 0.6, batches 0.5, the rest for what is started), and 3.9 from S3. The first batch came after 2
+requests one after another, yet 9.3 round trips of 20 ms beyond the local one and the transfer of a shard (HTTP, 4
+workers) and 20 (S3): workers are forked (70 ms), 64 MiB are verified (40 to 60 ms), and a process's first client of S3
+takes 100 to 250 ms to make. The aim of 3 is not reached. Each shard was sent once in every epoch.
+
+webdataset read 0.28 GB/s with 5.6 CPU seconds per GB: wdsdist was 3.1 times as fast (3.0 to 3.6); LitData 0.04, with 37
+CPU seconds per GB and shards sent up to twice: 20 times (18 to 24). MosaicML Streaming stalled: one epoch of three did
+not end within 80 s, and the first batch of the others came after 60 s, so its figures say nothing of its speed.
 """
 
 from __future__ import annotations
