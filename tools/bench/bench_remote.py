@@ -18,8 +18,7 @@ webdataset through curl, by its own reader of http URLs; MosaicML Streaming and 
     python tools/bench/bench_remote.py --measure fetch --connections 32 --rate 45e6
     python tools/bench/bench_remote.py --measure epoch --python .venv-peers/bin/python
 
-What came out on 4 cores (two with two threads each) without other work, the server among them; ratios are medians (least
-to greatest).
+What came out on 4 cores without other work, the server on them too; ratios are medians (least to greatest).
 
 *fetch*, 16 connections, 5 rounds: 1.00 of bare requests over HTTP (0.98 to 1.01) and 0.97 from S3 (0.90 to 0.98), at
 1.17 GB/s, with 0.49 and 0.65 CPU seconds per GB; bare requests take 0.27. With two to three times as many other tasks
