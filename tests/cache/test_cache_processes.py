@@ -166,6 +166,29 @@ def test_a_lock_ends_with_its_process_though_a_fork_of_it_lives_on(remote: Manif
             os.close(end)
 
 
+ENDING = """
+import sys, threading, types
+from pathlib import Path
+from wdsdist.cache import locks
+
+def hold():
+    lock.acquire()
+    held.set()
+    threading.Event().wait()
+
+file = locks.LockableFile(Path(sys.argv[1]), writable=True, create=True)
+held = threading.Event()
+others = {"lock": locks._changing, "held": held, "threading": threading}  # a thread keeps what its functions know
+threading.Thread(target=types.FunctionType(hold.__code__, others), daemon=True).start()
+held.wait()
+"""
+
+
+def test_a_program_ends_though_a_thread_that_is_fetching_ends_with_it(tmp_path: Path) -> None:
+    """It is stopped wherever it is, also while it opens or closes a file."""
+    assert subprocess.run([sys.executable, "-c", ENDING, str(tmp_path / "file")], timeout=20).returncode == 0
+
+
 def test_a_fork_holds_nothing_and_takes_nothing_from_its_parent(remote: Manifest, tmp_path: Path) -> None:
     reader = ShardReader(remote, ShardCache(tmp_path / "cache"))
     shard = reader.shard(0)

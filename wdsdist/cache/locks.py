@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from sys import is_finalizing
 
 from wdsdist.errors import CacheError
 
@@ -75,6 +76,8 @@ class LockableFile:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def close(self) -> None:
+        if is_finalizing():  # the system closes it, and a thread that has ended with the interpreter may hold the lock
+            return
         with _changing:
             if self.is_open:
                 os.close(self._descriptor)
