@@ -132,9 +132,12 @@ class _Rank:
         self._batches: Iterator[Any] | None = None
 
     def _made(self, **options: Any) -> Any:
+        import wdsdist
         from wdsdist import StreamingDataLoader, StreamingDataset
 
-        dataset = StreamingDataset(self._url, **self._options, **options)
+        # The index comes without a deadline: these ranks fail for shards.
+        manifest = wdsdist.open(self._url, storage_options=self._options.get("storage_options"))
+        dataset = StreamingDataset(manifest, **self._options, **options)
         return StreamingDataLoader(dataset, BATCH, num_workers=self._workers)
 
     def take(self, count: int | None = None) -> Outcome:

@@ -20,7 +20,7 @@ from wdsdist.storage import clients
 
 WORKERS = (0, 1, 2, 4)
 TIMEOUT = 2.0
-SLACK = 5.0
+SLACK = 10.0
 """Seconds until an error has come from where it happened; on a busy machine."""
 
 
