@@ -75,7 +75,7 @@ def meet(ranks: Ranks) -> None:
         assert [ranks.outcome(rank) for rank in range(len(ranks.pipes))] == [None] * len(ranks.pipes)
 
 
-@pytest.mark.parametrize("met", [0, 1])
+@pytest.mark.parametrize("met", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_nobody_meets_those_who_died_waiting(attempts: Attempts, met: int) -> None:
     first = attempts.start()
     for _ in range(met):

@@ -78,7 +78,7 @@ def test_a_store_that_hangs_is_an_error_in_the_training_loop(web: Store, tmp_pat
     check(last_words(web, tmp_path, lambda: web.proxy.rules(hang), batches=5), web, WdsdistError, message)
 
 
-@pytest.mark.parametrize("batches", [0, 5])
+@pytest.mark.parametrize("batches", [pytest.param(0, marks=pytest.mark.slow), 5])
 def test_a_store_that_has_gone_is_an_error_in_the_training_loop(store: Store, tmp_path: Path, batches: int) -> None:
     with ExitStack() as server:
         mortal = store.through(server.enter_context(faults.planted(store.proxy.url)))
