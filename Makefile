@@ -56,17 +56,11 @@ bench: $(PEERS)
 	    --markdown docs/benchmarks.md $(BENCH_ARGS)
 
 $(PEERS): tools/bench/peers.txt
-	@echo "== making .venv-peers (once)"
-	@$(PYTHON) -m venv .venv-peers
-	@.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
-	    --no-deps --requirement tools/bench/peers.txt
-	@touch $@
-
 $(WRITERS): tools/docs/requirements.txt
-	@echo "== making .venv-docs (once)"
-	@$(PYTHON) -m venv .venv-docs
-	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
-	    --no-deps --requirement tools/docs/requirements.txt
+$(PEERS) $(WRITERS):
+	@echo "== making $(@D) (once)"
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps --requirement $<
 	@touch $@
 
 $(INSTALLED): pyproject.toml constraints.txt

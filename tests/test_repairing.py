@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from damage import flip
 from photos import encode, photo
 from web import served
 
@@ -27,12 +28,6 @@ def shards(tmp_path: Path) -> Path:
     wdsdist.pack(tmp_path / "source", tmp_path / "shards", shard_samples=4)
     shutil.copytree(tmp_path / "shards", tmp_path / "whole")
     return tmp_path / "shards"
-
-
-def flip(path: Path, offset: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[offset] ^= 1
-    path.write_bytes(content)
 
 
 def mended(folder: Path, **more: object) -> list[Repair]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from damage import flip
 
 from wdsdist import catalog, indexing, shardindex
 from wdsdist.errors import ArgumentError, IndexNotFoundError
@@ -39,12 +40,6 @@ def expect(folder: Path, **problems: list[str]) -> None:
         assert [damage.shard for damage in found] == [shard for shard, _ in wanted], found
         for damage, (_, pattern) in zip(found, wanted, strict=True):
             assert re.search(pattern, damage.problem), damage.problem
-
-
-def flip(path: Path, offset: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[offset] ^= 1
-    path.write_bytes(content)
 
 
 def test_nothing_is_wrong_with_what_was_just_packed(shards: Path) -> None:

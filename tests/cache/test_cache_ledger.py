@@ -10,6 +10,7 @@ from pathlib import Path
 import folders
 import fsspec
 import pytest
+from damage import flip
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,17 +24,12 @@ from wdsdist.storage import Deadline
 SHARDS = 8
 
 
-def spoil(copy: Path) -> None:
-    content = copy.read_bytes()
-    copy.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-
-
 ACTIONS: dict[str, Callable[[ShardCache, Manifest, int], object]] = {
     "pin": lambda cache, remote, number: cache.pin(remote, number).close(),
     "fetch ahead": lambda cache, remote, number: cache.fetch_ahead(remote, number),
     "fetch anew": lambda cache, remote, number: cache.refetch(remote, number),
     "expect": lambda cache, remote, number: cache.expect([Need(copy_key(remote, number), 0)]),
-    "spoil": lambda cache, remote, number: spoil(cache.path(remote, number)),
+    "flip": lambda cache, remote, number: flip(cache.path(remote, number)),
 }
 
 
@@ -150,7 +146,7 @@ def test_what_is_discarded_or_given_up_counts_no_more(remote: Manifest, tmp_path
     cache = ShardCache(tmp_path, limit=3 * room, timeout=1)
     cache.pin(remote, 0).close()
     cache.pin(remote, 1).close()
-    spoil(cache.path(remote, 1))
+    flip(cache.path(remote, 1))
     fsspec.filesystem("memory").rm("/train/01.tar")
     with pytest.raises(ShardNotFoundError):
         cache.pin(remote, 1)

@@ -14,6 +14,7 @@ from typing import Any
 import folders
 import fsspec
 import pytest
+from damage import cut, flip, flip_keeping_its_time
 
 import wdsdist
 from wdsdist import shardindex, storage
@@ -103,25 +104,6 @@ def test_a_copy_that_agrees_with_its_stamp_is_not_hashed(
     cache.pin(remote, 0).close()
     monkeypatch.setattr(storage, "sha256", None)
     cache.pin(remote, 0).close()
-
-
-def flip(path: Path) -> None:
-    middle = path.stat().st_size // 2
-    with path.open("r+b") as stream:
-        stream.seek(middle)
-        byte = stream.read(1)
-        stream.seek(middle)
-        stream.write(bytes([byte[0] ^ 1]))
-
-
-def flip_keeping_its_time(path: Path) -> None:
-    before = path.stat()
-    flip(path)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
-def cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size * 9 // 10)
 
 
 def replace_by_nothing(path: Path) -> None:

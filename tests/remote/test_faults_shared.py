@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from damage import cut, flip, flip_keeping_its_time
 from ranks import Outcome, Ranks
 from stores import COPY, NAMES, SHARDS, Store, expected, used
 
@@ -72,22 +73,6 @@ def test_jobs_share_a_cache_from_which_another_evicts(web: Store, stored: Path, 
         assert first[rank] + outcome.batches == expected(stored, rank, 2)
     fetched = sum(outcome.stats.shards_fetched for outcome in outcomes)
     assert sum(web.downloads().values()) == fetched, "nothing is downloaded in vain, or by two at once"
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def flip_keeping_its_time(path: Path) -> None:
-    before = path.stat()
-    flip(path)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
-def cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size * 9 // 10)
 
 
 def empty(path: Path) -> None:

@@ -70,11 +70,17 @@ def filesystem(location: str, options: StorageOptions | None, *, retries: bool =
         raise FinalError(f"{shown(location)} cannot be opened: {scrubbed(str(error), location)}") from None
     if not retries and hasattr(client, "retries"):  # s3fs and gcsfs
         client.retries = 1
-    if "s3" in client.protocol:
+    if speaks(client, "s3"):
         with mapped(location):
             _share_models(client)
     _used[id(client)] = client
     return client, path
+
+
+def speaks(client: Any, protocol: str) -> bool:
+    """Say whether a client is one for a protocol, by the name that fsspec gives it; some have several."""
+    names = client.protocol
+    return protocol in (names if isinstance(names, (tuple, list)) else (names,))
 
 
 def _with_defaults(location: str, options: StorageOptions | None, *, retries: bool) -> dict[str, Any]:

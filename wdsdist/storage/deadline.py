@@ -57,16 +57,16 @@ class Attempts:
         self._failed += 1
         if self._deadline is None:
             self._deadline = Deadline(self._patience)
-        if isinstance(error, PassingError):
-            self._misfits += error.is_misfit
-            most = min(_FIRST_PAUSE * 2 ** min(self._failed - 1, 10), _LONGEST_PAUSE)
-            pause = (error.retry_after or 0.0) + random.uniform(0, most)
-            if self._misfits < _MISFITS and pause < self._deadline.left():
-                return pause
         attempts = f"after {self._failed} attempt{'s'[: self._failed - 1]}"
-        if isinstance(error, PassingError) and self._misfits < _MISFITS:
+        # None is chained: the traceback of a back end may show a signed URL.
+        if isinstance(error, FinalError):
+            raise StorageError(f"{error} ({attempts})" if self._failed > 1 else f"{error}") from None
+        self._misfits += error.is_misfit
+        most = min(_FIRST_PAUSE * 2 ** min(self._failed - 1, 10), _LONGEST_PAUSE)
+        pause = (error.retry_after or 0.0) + random.uniform(0, most)
+        if self._misfits < _MISFITS:
+            if pause < self._deadline.left():
+                return pause
             attempts = f"{attempts} in {self._deadline.seconds:g} s"
-        count = f" ({attempts})" if self._failed > 1 or isinstance(error, PassingError) else ""
-        is_misfit = isinstance(error, PassingError) and error.is_misfit
-        kind = WrongLengthError if is_misfit else StorageError
-        raise kind(f"{error}{count}") from None  # the traceback of a back end may show a signed URL
+        kind = WrongLengthError if error.is_misfit else StorageError
+        raise kind(f"{error} ({attempts})") from None

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any, TypeVar
 
 from wdsdist.errors import StorageError
+from wdsdist.storage.clients import speaks
 
 T = TypeVar("T")
 _PIECE = 1 << 20  # bytes at most; what has arrived is given at once
@@ -28,10 +29,9 @@ def pieces(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes
 
     Raises what the back end raises, and `NoRangesError` where only the whole file can be had.
     """
-    protocols = client.protocol if isinstance(client.protocol, tuple) else (client.protocol,)
-    if "http" in protocols:
+    if speaks(client, "http"):
         return _of_http(client, path, wanted)
-    if "s3" in protocols:
+    if speaks(client, "s3"):
         return _of_s3(client, path, wanted)
     return _at_once(client, path, wanted)
 
