@@ -17,8 +17,8 @@ import torch
 from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from wdsdist.array_types import Int64s
 from wdsdist.errors import SampleError
-from wdsdist.permutation import Int64s
 
 Sample = dict[str, Any]
 Batch = dict[str, Any]

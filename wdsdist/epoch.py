@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from wdsdist.counters import Counters
 from wdsdist.errors import LoaderStateError
 from wdsdist.handover import EpochRequest
 from wdsdist.plan import EpochPlan
 from wdsdist.progress import Progress
-from wdsdist.stats import Counters, LoaderStats
+from wdsdist.stats import LoaderStats
 from wdsdist.transport import opened
 
 _log = logging.getLogger("wdsdist")

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from wdsdist import catalog, storage, tarindex
+from wdsdist.array_types import Int64s
 from wdsdist.catalog import Location, Shards
 from wdsdist.errors import ArgumentError, DestinationError, SampleError, StorageError
 from wdsdist.manifest import Manifest
-from wdsdist.permutation import Int64s
 from wdsdist.processes import pool
 
 _ENERGON_VERSION = "7.4.1"

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from wdsdist.array_types import Int64s
 from wdsdist.errors import ArgumentError
 from wdsdist.lookahead import BLOCK_SAMPLES
 from wdsdist.order import OrderSettings, ShardOrder, epoch_order
-from wdsdist.permutation import Int64s
 
 if TYPE_CHECKING:
     from wdsdist.manifest import Manifest

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from wdsdist import mixing
+from wdsdist.array_types import Int64s
 from wdsdist.checks import check_integer
 from wdsdist.errors import ArgumentError
 from wdsdist.footprint import Readers, bytes_at_once
 from wdsdist.mixing import Mixing
 from wdsdist.order import Order, OrderSettings, ShardOrder, epoch_order
-from wdsdist.permutation import Int64s
 from wdsdist.plan import EpochPlan
 
 

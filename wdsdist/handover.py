@@ -20,11 +20,11 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from wdsdist.counters import Counters
 from wdsdist.errors import LoaderStateError
 from wdsdist.memory import AnonymousMemory, is_spawning
 from wdsdist.plan import EpochPlan
 from wdsdist.progress import Progress
-from wdsdist.stats import Counters
 from wdsdist.transport import Channel
 
 _WIDTH = len(Counters._fields)

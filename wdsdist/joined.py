@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import numpy as np
 
+from wdsdist.array_types import Int64s
 from wdsdist.errors import ArgumentError
 from wdsdist.manifest import Manifest
-from wdsdist.permutation import Int64s
 
 
 @dataclass(frozen=True, eq=False, repr=False)

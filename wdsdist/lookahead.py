@@ -14,8 +14,8 @@ from operator import attrgetter
 
 import numpy as np
 
+from wdsdist.array_types import Int64s
 from wdsdist.order import Order, ShardOrder
-from wdsdist.permutation import Int64s
 from wdsdist.plan import EpochPlan
 
 BLOCK_SAMPLES = 4096

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wdsdist.array_types import Int64s
 from wdsdist.order import Order
-from wdsdist.permutation import Int64s
 from wdsdist.plan import EpochPlan
 
 _MOST_BATCHES = 200

@@ -9,9 +9,10 @@ from fractions import Fraction
 
 import numpy as np
 
+from wdsdist.array_types import Int64s
 from wdsdist.checks import check_integer
 from wdsdist.order import Order, OrderSettings, epoch_order
-from wdsdist.permutation import Int64s, mix_key
+from wdsdist.permutation import mix_key
 from wdsdist.shares import Deal
 
 

@@ -20,9 +20,10 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from wdsdist.array_types import Int64s
 from wdsdist.checks import check_integer
 from wdsdist.errors import ArgumentError
-from wdsdist.permutation import Int64s, mix_key, mix_keys, permute, shuffled, torch_randperm
+from wdsdist.permutation import mix_key, mix_keys, permute, shuffled, torch_randperm
 
 OrderName = Literal["shard", "sampler"]
 

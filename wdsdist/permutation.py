@@ -13,8 +13,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Int64s = npt.NDArray[np.int64]
-Uint64s = npt.NDArray[np.uint64]
+from wdsdist.array_types import Int64s, Uint64s
 
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wdsdist.array_types import Int64s
 from wdsdist.order import Order
-from wdsdist.permutation import Int64s
 
 # Positions are turned into samples this many at a time: below, the fixed cost of the vector code dominates.
 _BLOCK_SAMPLES = 4096

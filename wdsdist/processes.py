@@ -24,7 +24,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from wdsdist.errors import WdsdistError
-from wdsdist.node import cpu_count
+from wdsdist.node.directories import cpu_count
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from wdsdist.array_types import Int64s
 from wdsdist.columns import Batch, Ragged, Sample, check_alike, collate, column
 from wdsdist.decode import Decoder
 from wdsdist.errors import DecodeError, SampleError
-from wdsdist.permutation import Int64s, mix_key, mix_keys
+from wdsdist.permutation import mix_key, mix_keys
 from wdsdist.recipe import Chosen, Recipe
 from wdsdist.shards import MappedShard, ShardReader
 

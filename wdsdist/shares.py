@@ -24,7 +24,8 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist.permutation import Int64s, mix_key, mix_keys, permute
+from wdsdist.array_types import Int64s
+from wdsdist.permutation import mix_key, mix_keys, permute
 
 # Distinct words keep the hashes for phases, for rotations and for scattered places apart.
 _PHASES, _ROTATIONS, _PLACES = 4, 5, 6

@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wdsdist.array_types import Int64s
 from wdsdist.lookahead import upcoming
 from wdsdist.mixture import MixOrder, Mixture
 from wdsdist.order import Order, OrderSettings, ShardOrder, epoch_order
-from wdsdist.permutation import Int64s
 from wdsdist.plan import EpochPlan
 
 

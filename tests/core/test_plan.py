@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from wdsdist.array_types import Int64s
 from wdsdist.order import OrderSettings, epoch_order
-from wdsdist.permutation import Int64s
 from wdsdist.plan import EpochPlan
 
 Batches = list[list[int]]

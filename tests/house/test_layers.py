@@ -16,7 +16,8 @@ import wdsdist
 
 HOUSE = [
     ("errors",),  # what can go wrong, one name for each
-    ("checks", "encode", "stats"),  # of arguments; values to bytes; what an epoch came to
+    # of arguments; values to bytes; what an epoch came to; names for types; what was had from the cache
+    ("checks", "encode", "stats", "array_types", "counters"),
     ("tarformat", "permutation", "sizes"),  # pure: bytes, numbers and texts in, values out
     # the outside: files and objects; who this process is; what processes share; compressed tars as streams
     ("storage", "node", "memory", "compression"),

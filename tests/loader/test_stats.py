@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from wdsdist import StreamingDataLoader, StreamingDataset
+from wdsdist.counters import Counters
 from wdsdist.handover import StartingPoint, Tallies
-from wdsdist.stats import Counters, LoaderStats
+from wdsdist.stats import LoaderStats
 
 TOTAL = 103
 NOT_EMPTY = 5  # of six shards

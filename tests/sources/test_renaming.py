@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist.permutation import Uint64s
+from wdsdist.array_types import Uint64s
 from wdsdist.shardindex import ShardIndex
 from wdsdist.sources import renaming
 from wdsdist.sources.renaming import Keys, normal, renamed

@@ -18,10 +18,10 @@ from wdsdist.cache.locks import LockableFile, pauses
 from wdsdist.cache.needs import Need
 from wdsdist.cache.pins import Pinned
 from wdsdist.cache.room import Room
+from wdsdist.counters import Counters
 from wdsdist.errors import CacheError, ShardDamagedError, WdsdistError
 from wdsdist.manifest import Manifest
 from wdsdist.node import user_cache_dir
-from wdsdist.stats import Counters
 
 TIMEOUT = 300.0
 """Seconds in which a shard has to be had."""

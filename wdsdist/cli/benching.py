@@ -20,7 +20,7 @@ _IMAGES = ("jpg", "jpeg", "png", "webp")
 
 def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int]:
     """Read a list such as ``0,2,4``; without one, double the workers up to the number of cores."""
-    from wdsdist.node import cpu_count
+    from wdsdist.node.directories import cpu_count
 
     if value is None:
         cores = cpu_count()

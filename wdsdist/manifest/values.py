@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist import storage, tarformat
+from wdsdist.array_types import Int64s
 from wdsdist.errors import ArgumentError
 from wdsdist.memory import SharedCopy, is_spawning
-from wdsdist.permutation import Int64s
 from wdsdist.shardindex import ShardIndex
 
 _NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out")  # totals, wrong for a part of the shards

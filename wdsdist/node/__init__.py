@@ -6,8 +6,8 @@ The one place in wdsdist that reads environment variables. Importing it does not
 from __future__ import annotations
 
 from wdsdist.node.barrier import barrier
-from wdsdist.node.directories import private_dir, user_cache_dir
-from wdsdist.node.identity import Identity, cpu_count, identity
+from wdsdist.node.directories import cpu_count, private_dir, user_cache_dir
+from wdsdist.node.identity import Identity, identity
 from wdsdist.node.once import data_download
 
 __all__ = [

@@ -80,3 +80,16 @@ def private_under(parent: Path, name: str) -> Path:
             f"check what is in it, then chmod 700 {path}"
         )
     return path
+
+
+def cpu_count() -> int:
+    """Count the cores that this process may use, at least 1.
+
+    Example:
+        >>> 1 <= cpu_count() <= os.cpu_count()
+        True
+    """
+    try:
+        return len(os.sched_getaffinity(0))  # os.cpu_count() would count cores that Slurm gave to other jobs
+    except (AttributeError, OSError):
+        return os.cpu_count() or 1

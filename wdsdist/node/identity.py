@@ -33,6 +33,9 @@ class Identity:
     """Where ``rank`` and ``world_size`` came from; ``"arguments"`` as soon as one of them was given."""
 
 
+_ALONE = Identity(0, 1, 0, 1, 0, "single process")
+
+
 def identity(*, rank: int | None = None, num_replicas: int | None = None, model_parallel: bool = False) -> Identity:
     """Find out which process this is.
 
@@ -82,22 +85,6 @@ def identity(*, rank: int | None = None, num_replicas: int | None = None, model_
             stacklevel=2,
         )
     return replace(found, rank=this, world_size=world, source="arguments")
-
-
-def cpu_count() -> int:
-    """Count the cores that this process may use, at least 1.
-
-    Example:
-        >>> 1 <= cpu_count() <= os.cpu_count()
-        True
-    """
-    try:
-        return len(os.sched_getaffinity(0))  # os.cpu_count() would count cores that Slurm gave to other jobs
-    except (AttributeError, OSError):
-        return os.cpu_count() or 1
-
-
-_ALONE = Identity(0, 1, 0, 1, 0, "single process")
 
 
 def _detect() -> Identity:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from wdsdist.permutation import Int64s, mix_key, shuffled
+from wdsdist.array_types import Int64s
+from wdsdist.permutation import mix_key, shuffled
 from wdsdist.sources import Blocks
 
 # Words of their own keep these orders apart from every other.

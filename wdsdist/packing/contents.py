@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from wdsdist.array_types import Int64s
 from wdsdist.errors import SourceError
-from wdsdist.permutation import Int64s
 from wdsdist.shardindex import ShardIndex
 from wdsdist.sources import OnError, Payload, Sample
 from wdsdist.tarformat import BLOCK, PLAIN_NAME, SIZE_LIMIT, header, split_name

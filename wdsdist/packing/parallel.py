@@ -8,7 +8,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass
 
 from wdsdist.errors import WdsdistError
-from wdsdist.node import cpu_count
+from wdsdist.node.directories import cpu_count
 from wdsdist.packing.elsewhere import borrowed, parallelism
 from wdsdist.packing.job import Job
 from wdsdist.packing.place import Place

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wdsdist.array_types import Int64s
 from wdsdist.packing.blocks import shuffled_in_blocks
-from wdsdist.permutation import Int64s, mix_key, shuffled
+from wdsdist.permutation import mix_key, shuffled
 from wdsdist.sources import Blocks
 from wdsdist.tarformat import END
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from wdsdist.array_types import Int64s
 from wdsdist.errors import IndexFormatError
-from wdsdist.permutation import Int64s
 from wdsdist.shardindex.values import ShardIndex, Stored
 
 SUFFIX = ".wdsindex"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist.permutation import Int64s
+from wdsdist.array_types import Int64s
 
 
 @dataclass(frozen=True, slots=True)

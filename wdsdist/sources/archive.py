@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from wdsdist.array_types import Int64s
 from wdsdist.errors import SourceError
-from wdsdist.permutation import Int64s
 from wdsdist.sources.base import LeftOut, OnError, Samples
 from wdsdist.sources.grouping import Folder, list_samples, shown
 from wdsdist.sources.kinds import SourceOptions

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from wdsdist.array_types import Int64s
 from wdsdist.errors import SourceError
-from wdsdist.permutation import Int64s
 from wdsdist.sources.rows import Length, Row
 from wdsdist.sources.table import Stamp
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeGuard
 
-from wdsdist.permutation import Int64s
+from wdsdist.array_types import Int64s
 from wdsdist.tarformat import stored_size
 
 OnError = Literal["raise", "skip"]

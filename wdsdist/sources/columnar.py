@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from wdsdist.array_types import Int64s
 from wdsdist.errors import SourceError
-from wdsdist.permutation import Int64s
 from wdsdist.sources.arrow import KEPT_BYTES, ArrowFile, ArrowRows, is_bytes, is_numbers, pyarrow, readable
 from wdsdist.sources.base import Blocks, OnError, Source
 from wdsdist.sources.kinds import SourceOptions

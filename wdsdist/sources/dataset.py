@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from wdsdist.array_types import Int64s
 from wdsdist.errors import SourceError
-from wdsdist.permutation import Int64s
 from wdsdist.processes import Carried, apart
 from wdsdist.sources.base import LeftOut, OnError, Sample, sample_size
 from wdsdist.sources.items import Encode, ItemEncoder, broken, digest, numbered, refuse_again

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wdsdist.permutation import Int64s
+from wdsdist.array_types import Int64s
 from wdsdist.sources.base import Blocks, LeftOut, Samples, Source, blocks_of
 
 SUFFIX = "-source"

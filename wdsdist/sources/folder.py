@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from wdsdist.array_types import Int64s
 from wdsdist.errors import SourceError
-from wdsdist.permutation import Int64s
 from wdsdist.sources.base import FilePayload, LeftOut, OnError, Sample
 from wdsdist.sources.grouping import Folder, list_samples, shown
 from wdsdist.sources.kinds import SourceOptions

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from wdsdist.permutation import Int64s
+from wdsdist.array_types import Int64s
 from wdsdist.sources.listing import Listing, ListingBuilder, Names
 
 _CHUNK = 1 << 16  # names that are held as Python objects together

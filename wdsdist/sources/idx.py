@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from wdsdist.array_types import Int64s
 from wdsdist.errors import SourceError
-from wdsdist.permutation import Int64s
 from wdsdist.sources.base import LeftOut, Sample, payload_size
 from wdsdist.sources.kinds import SourceOptions
 from wdsdist.tarformat import stored_size

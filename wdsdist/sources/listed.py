@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from wdsdist.array_types import Int64s
 from wdsdist.errors import SourceError
-from wdsdist.permutation import Int64s
 from wdsdist.sources.base import LeftOut, Payload, Sample
 from wdsdist.sources.grouping import shown
 from wdsdist.sources.kinds import SourceOptions

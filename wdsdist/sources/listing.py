@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist.permutation import Int64s
+from wdsdist.array_types import Int64s
 from wdsdist.tarformat import BLOCK, PLAIN_NAME, SIZE_LIMIT, stored_size
 
 Names = npt.NDArray[np.bytes_]

@@ -14,8 +14,8 @@ from typing import Any, cast
 from urllib.parse import unquote
 
 from wdsdist import storage
+from wdsdist.array_types import Int64s
 from wdsdist.errors import ArgumentError, ShardNotFoundError, SourceError, SourceNotFoundError, StorageError
-from wdsdist.permutation import Int64s
 from wdsdist.sources import columnar
 from wdsdist.sources.archive import Tree
 from wdsdist.sources.base import BrokenPayload, Payload, RangePayload, Sample, Source

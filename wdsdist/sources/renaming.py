@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist.permutation import Int64s, Uint64s, mix_key, mix_keys
+from wdsdist.array_types import Int64s, Uint64s
+from wdsdist.permutation import mix_key, mix_keys
 from wdsdist.shardindex import ShardIndex
 
 _CHUNK = 1 << 16  # keys that are looked at together

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from wdsdist.array_types import Int64s
 from wdsdist.encode import encode
 from wdsdist.errors import EncodeError, SourceError
-from wdsdist.permutation import Int64s
 from wdsdist.sources.base import FilePayload, LeftOut, OnError, Payload, Sample, payload_size
 from wdsdist.sources.items import broken, numbered
 from wdsdist.sources.mapping import Column, Layout, suffix

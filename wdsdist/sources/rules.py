@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
+from wdsdist.array_types import Int64s
 from wdsdist.errors import SourceError
-from wdsdist.permutation import Int64s
 from wdsdist.sources.listing import Listing
 
 # What torchvision's ImageFolder takes for an image, and what has come into use since.

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from wdsdist.array_types import Int64s
 from wdsdist.errors import SourceError
-from wdsdist.permutation import Int64s
 from wdsdist.sources.base import Blocks, LeftOut
 from wdsdist.sources.mapping import Layout
 from wdsdist.sources.rows import Listing, Rows, RowSamples

@@ -19,8 +19,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from wdsdist.array_types import Int64s
 from wdsdist.errors import SourceError
-from wdsdist.permutation import Int64s
 from wdsdist.sources.base import Source
 from wdsdist.sources.kinds import SourceOptions
 from wdsdist.sources.mapping import check_columns, choose

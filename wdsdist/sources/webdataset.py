@@ -20,9 +20,9 @@ import numpy as np
 
 from wdsdist import cache, catalog, storage, tarindex
 from wdsdist import manifest as manifests
+from wdsdist.array_types import Int64s
 from wdsdist.errors import IndexFormatError, IndexNotFoundError, SourceError, SourceNotFoundError
 from wdsdist.manifest import Manifest
-from wdsdist.permutation import Int64s
 from wdsdist.processes import pool
 from wdsdist.shardindex import ShardIndex
 from wdsdist.sources.base import BrokenPayload, LeftOut, Payload, RangePayload, Sample

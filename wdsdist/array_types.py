@@ -1,0 +1,9 @@
+"""Names for types of numpy arrays, so that signatures read well."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+Uint64s = npt.NDArray[np.uint64]
