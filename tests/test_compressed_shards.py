@@ -22,15 +22,13 @@ from torch.utils.data import DataLoader
 from web import served
 
 import wdsdist
-from wdsdist import StreamingDataset, cache, compression, shardindex
-from wdsdist.cache import ShardCache, fetching, room
-from wdsdist.errors import (
-    ArgumentError,
-    CacheError,
-    IndexNotFoundError,
-    ShardDamagedError,
-    ShardNotFoundError,
-)
+from wdsdist import StreamingDataset, cache
+from wdsdist.cache import ShardCache
+from wdsdist.cache import fetch as fetching
+from wdsdist.cache import space as room
+from wdsdist.errors import ArgumentError, CacheError, IndexNotFoundError, ShardDamagedError, ShardNotFoundError
+from wdsdist.shards import index as shardindex
+from wdsdist.storage import compression
 
 NAMES = ["0.tar.gz", "1.tgz", "2.tar.bz2", "3.tar.xz", "4.tar.zst", "5.tar"]
 SAMPLES = 7
@@ -185,7 +183,7 @@ def test_many_processes_decompress_each_shard_once(packed: Path, tmp_path: Path)
         "import pathlib, sys\n"
         "from wdsdist import catalog, compression\n"
         "from wdsdist.cache import ShardCache\n"
-        "from wdsdist.shards import ShardReader\n"
+        "from wdsdist.samples.shard_reader import ShardReader\n"
         "unpack = compression.unpack\n"
         "def counted(file, *args, **more): print(file.name); unpack(file, *args, **more)\n"
         "compression.unpack = counted\n"

@@ -11,8 +11,8 @@ import pytest
 from helpers import file_entry, plain_tar, tar_bytes
 
 import wdsdist
+from wdsdist.diagnostics.exports import FORMATS
 from wdsdist.errors import ArgumentError, DestinationError, SampleError
-from wdsdist.exports import FORMATS
 
 LONG = "folder/" + "n" * 120
 

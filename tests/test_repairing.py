@@ -12,9 +12,11 @@ from photos import encode, photo
 from web import served
 
 import wdsdist
-from wdsdist import cache, shardindex, tarindex
-from wdsdist.repairing import Repair
-from wdsdist.shards import ShardReader
+from wdsdist import cache
+from wdsdist.diagnostics.repair import Repair
+from wdsdist.samples.shard_reader import ShardReader
+from wdsdist.shards import index as shardindex
+from wdsdist.shards import scan_local as tarindex
 
 NAMES = [f"shard-{number:06}.tar" for number in range(3)]
 

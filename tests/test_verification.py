@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from damage import flip
 
-from wdsdist import catalog, indexing, shardindex
+from wdsdist.diagnostics.verify import VerifyProgress, verify
 from wdsdist.errors import ArgumentError, IndexNotFoundError
 from wdsdist.packing import pack
-from wdsdist.shardindex import ShardIndex
-from wdsdist.verification import VerifyProgress, verify
+from wdsdist.shards import build_index as indexing
+from wdsdist.shards import index as shardindex
+from wdsdist.shards import open as catalog
+from wdsdist.shards.index import ShardIndex
 
 FIRST, SECOND, THIRD = (f"shard-{number:06}.tar" for number in range(3))
 

@@ -6,44 +6,47 @@ unless something asks for it.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wdsdist.catalog import open
-    from wdsdist.columns import Ragged
-    from wdsdist.dataset import StreamingDataset
-    from wdsdist.devices import to_device
-    from wdsdist.exports import export
-    from wdsdist.indexing import index
-    from wdsdist.loader import StreamingDataLoader
-    from wdsdist.manifest import Manifest
-    from wdsdist.node import barrier, data_download
+    from wdsdist.diagnostics.exports import export
+    from wdsdist.diagnostics.repair import repair
+    from wdsdist.diagnostics.verify import verify
+    from wdsdist.distributed import barrier, data_download
+    from wdsdist.loader.dataset import StreamingDataset
+    from wdsdist.loader.device_prefetch import to_device
+    from wdsdist.loader.loader import StreamingDataLoader
+    from wdsdist.loader.mix import concat, mix
     from wdsdist.packing import pack
-    from wdsdist.repairing import repair
-    from wdsdist.together import concat, mix
-    from wdsdist.verification import verify
+    from wdsdist.samples.collate import Ragged
+    from wdsdist.samples.images import transforms
+    from wdsdist.shards.build_index import index
+    from wdsdist.shards.manifest import Manifest
+    from wdsdist.shards.open import open
 
     dataDownload = data_download
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "data_download": "wdsdist.node",
-    "barrier": "wdsdist.node",
+    "data_download": "wdsdist.distributed",
+    "barrier": "wdsdist.distributed",
     "pack": "wdsdist.packing",
-    "index": "wdsdist.indexing",
-    "open": "wdsdist.catalog",
-    "export": "wdsdist.exports",
-    "verify": "wdsdist.verification",
-    "repair": "wdsdist.repairing",
-    "Manifest": "wdsdist.manifest",
-    "Ragged": "wdsdist.columns",
-    "StreamingDataset": "wdsdist.dataset",
-    "StreamingDataLoader": "wdsdist.loader",
-    "mix": "wdsdist.together",
-    "concat": "wdsdist.together",
-    "to_device": "wdsdist.devices",
+    "index": "wdsdist.shards.build_index",
+    "open": "wdsdist.shards.open",
+    "export": "wdsdist.diagnostics.exports",
+    "verify": "wdsdist.diagnostics.verify",
+    "repair": "wdsdist.diagnostics.repair",
+    "Manifest": "wdsdist.shards.manifest",
+    "Ragged": "wdsdist.samples.collate",
+    "StreamingDataset": "wdsdist.loader.dataset",
+    "StreamingDataLoader": "wdsdist.loader.loader",
+    "mix": "wdsdist.loader.mix",
+    "concat": "wdsdist.loader.mix",
+    "to_device": "wdsdist.loader.device_prefetch",
 }
 
 __all__ = [
@@ -63,8 +66,22 @@ __all__ = [
     "mix",
     "concat",
     "to_device",
+    "transforms",
     "__version__",
 ]
+
+
+class _Transforms(ModuleType):
+    """``wdsdist.transforms``: the public name of a module of `wdsdist.samples`, which is imported on first use."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__all__":  # `inspect` and `warnings` ask every module for some
+            raise AttributeError(name)
+        return getattr(import_module("wdsdist.samples.images.transforms"), name)
+
+
+# Here, so that `from wdsdist.transforms import ...` finds it as if it were a file.
+transforms = sys.modules[f"{__name__}.transforms"] = _Transforms(f"{__name__}.transforms")
 
 
 def __getattr__(name: str) -> Any:

@@ -12,8 +12,8 @@ from helpers import write_shard
 from web import Web, served
 
 import wdsdist
-from wdsdist import shardindex
-from wdsdist.manifest import Manifest
+from wdsdist.shards import index as shardindex
+from wdsdist.shards.manifest import Manifest
 
 
 @pytest.fixture(scope="session")

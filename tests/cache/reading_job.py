@@ -12,7 +12,7 @@ from pathlib import Path
 
 import wdsdist
 from wdsdist.cache import Need, ShardCache, copy_key
-from wdsdist.shards import ShardReader
+from wdsdist.samples.shard_reader import ShardReader
 
 
 def main(url: str, folder: Path, limit: int, seed: int, together: int) -> None:

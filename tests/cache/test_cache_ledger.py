@@ -14,11 +14,12 @@ from damage import flip
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from wdsdist.cache import Need, ShardCache, copy_key, fetching, stamps
-from wdsdist.cache import room as room_module
-from wdsdist.cache.held import Held, all_held
+from wdsdist.cache import Need, ShardCache, copy_key, stamps
+from wdsdist.cache import fetch as fetching
+from wdsdist.cache import space as room_module
+from wdsdist.cache.usage import Held, all_held
 from wdsdist.errors import ShardNotFoundError
-from wdsdist.manifest import Manifest
+from wdsdist.shards.manifest import Manifest
 from wdsdist.storage import Deadline
 
 SHARDS = 8
@@ -78,7 +79,7 @@ def test_a_cache_with_room_is_not_looked_through(
 def test_a_full_cache_is_looked_through_for_several_copies_at_once(
     remote: Manifest, tmp_path: Path, room: int, looks: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wdsdist.cache.room._SLACK", 4)
+    monkeypatch.setattr("wdsdist.cache.space._SLACK", 4)
     cache = ShardCache(tmp_path, limit=12 * room)
     least = 12
     for number in range(30):

@@ -13,7 +13,7 @@ from typing import Any
 import folders
 import pytest
 
-from wdsdist.cache.needs import NEVER, Need, Reader, all_needs
+from wdsdist.cache.priorities import NEVER, Need, Reader, all_needs
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from web import Web
 from wdsdist import storage
 from wdsdist.cache import ShardCache, cached_path, stamps
 from wdsdist.errors import CacheError
-from wdsdist.manifest import Manifest
-from wdsdist.shards import ShardReader
+from wdsdist.samples.shard_reader import ShardReader
+from wdsdist.shards.manifest import Manifest
 
 JOB = Path(__file__).with_name("reading_job.py")
 

@@ -14,8 +14,8 @@ import pytest
 import wdsdist
 from wdsdist.cache import Pinned, ShardCache, cached_path
 from wdsdist.errors import CacheError
-from wdsdist.manifest import Manifest
-from wdsdist.shards import ShardReader
+from wdsdist.samples.shard_reader import ShardReader
+from wdsdist.shards.manifest import Manifest
 
 
 def test_what_is_released_may_be_evicted_and_is_mapped_anew(remote: Manifest, tmp_path: Path, room: int) -> None:

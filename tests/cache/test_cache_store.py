@@ -17,14 +17,16 @@ import pytest
 from damage import cut, flip, flip_keeping_its_time
 
 import wdsdist
-from wdsdist import shardindex, storage
-from wdsdist.cache import Need, ShardCache, cached_path, copy_key, fetching, kept, refetch
+from wdsdist import storage
+from wdsdist.cache import Need, ShardCache, cached_path, copy_key, kept, refetch
+from wdsdist.cache import fetch as fetching
 from wdsdist.cache.locks import LockableFile
-from wdsdist.cache.needs import all_needs
-from wdsdist.cache.room import Room
+from wdsdist.cache.priorities import all_needs
+from wdsdist.cache.space import Room
 from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError, StorageError
-from wdsdist.manifest import Manifest, Shard
-from wdsdist.shards import ShardReader
+from wdsdist.samples.shard_reader import ShardReader
+from wdsdist.shards import index as shardindex
+from wdsdist.shards.manifest import Manifest, Shard
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ import pytest
 from PIL import Image
 
 import wdsdist as library
-from wdsdist import StreamingDataset, profiling
+from wdsdist import StreamingDataset
+from wdsdist.diagnostics import profiling
 from wdsdist.errors import ArgumentError
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -14,7 +14,6 @@ import pytest
 from helpers import plain_tar, write_shard
 
 import wdsdist
-from wdsdist import indexing, shardindex, tarindex
 from wdsdist.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -24,7 +23,10 @@ from wdsdist.errors import (
     ShardDamagedError,
     ShardNotFoundError,
 )
-from wdsdist.manifest import Manifest
+from wdsdist.shards import build_index as indexing
+from wdsdist.shards import index as shardindex
+from wdsdist.shards import scan_local as tarindex
+from wdsdist.shards.manifest import Manifest
 
 COUNTS = [3, 4, 0]
 NAMES = ["train-00.tar", "train-01.tar", "train-02.tar"]

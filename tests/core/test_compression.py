@@ -18,8 +18,8 @@ from helpers import compressed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist import compression
 from wdsdist.errors import ArgumentError, ShardDamagedError, StorageError
+from wdsdist.storage import compression
 
 CONTENT = random.Random(0).randbytes(5000) + bytes(300_000) + b"end"
 SUFFIXES = ["gz", "bz2", "xz", "zst"]

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdsdist.errors import ArgumentError
-from wdsdist.footprint import Readers, bytes_at_once, check_limit, fitting_window
-from wdsdist.lookahead import upcoming
-from wdsdist.order import OrderSettings, default_window, epoch_order
-from wdsdist.plan import EpochPlan
+from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.sampling.order import OrderSettings, default_window, epoch_order
+from wdsdist.sampling.shard_schedule import upcoming
+from wdsdist.sampling.working_set import Readers, bytes_at_once, check_limit, fitting_window
 
 MB = 10**6
 

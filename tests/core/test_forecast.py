@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist import mixing
+from wdsdist.diagnostics import mixing
+from wdsdist.diagnostics.epoch_report import World, forecast
 from wdsdist.errors import ArgumentError
-from wdsdist.forecast import World, forecast
-from wdsdist.order import OrderSettings, ShardOrder, epoch_order
-from wdsdist.plan import EpochPlan
+from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.sampling.order import OrderSettings, ShardOrder, epoch_order
 
 
 @st.composite

@@ -10,7 +10,7 @@ from helpers import file_entry, plain_tar, tar_bytes
 
 import wdsdist
 from wdsdist.errors import DecodeError, ShardDamagedError
-from wdsdist.shards import ShardReader
+from wdsdist.samples.shard_reader import ShardReader
 
 Samples = list[tuple[str, dict[str, bytes]]]
 
@@ -127,7 +127,7 @@ def test_compressed_members_are_unpacked_before_they_are_decoded(
 ) -> None:
     import gzip
 
-    from wdsdist import decode
+    from wdsdist.samples import decode
 
     made = index(tmp_path, x=plain_tar([("a.json.gz", gzip.compress(b'{"a": 1}'))]))
     ((_, members),) = samples(made)

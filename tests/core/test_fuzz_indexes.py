@@ -18,11 +18,12 @@ from helpers import plain_tar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wdsdist import manifest as manifests
-from wdsdist import shardindex, tarformat
 from wdsdist.errors import IndexFormatError
-from wdsdist.manifest import Manifest, Shard
-from wdsdist.shardindex import ShardIndex, Stored
+from wdsdist.shards import index as shardindex
+from wdsdist.shards import manifest as manifests
+from wdsdist.shards import tar as tarformat
+from wdsdist.shards.index import ShardIndex, Stored
+from wdsdist.shards.manifest import Manifest, Shard
 
 PREAMBLE = struct.Struct("<8sIIII")
 CONTENT = plain_tar((f"{number}.{extension}", b"1") for number in range(20) for extension in ("jpg", "cls"))

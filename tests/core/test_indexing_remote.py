@@ -13,17 +13,14 @@ from helpers import plain_tar, write_shard
 from web import Web, served
 
 import wdsdist
-from wdsdist import remotetar, shardindex, storage, tarindex
+from wdsdist import storage
 from wdsdist.cache import ShardCache
-from wdsdist.errors import (
-    ArgumentError,
-    DestinationError,
-    IndexFormatError,
-    ShardDamagedError,
-    ShardNotFoundError,
-)
-from wdsdist.shardindex import ShardIndex
-from wdsdist.shards import ShardReader
+from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError
+from wdsdist.samples.shard_reader import ShardReader
+from wdsdist.shards import index as shardindex
+from wdsdist.shards import scan_local as tarindex
+from wdsdist.shards import scan_remote as remotetar
+from wdsdist.shards.index import ShardIndex
 
 LARGE = [(f"{number}.bin", bytes([number]) * 5_000_000) for number in range(4)]
 SMALL = [(f"{number:05}.txt", b"x" * 2000) for number in range(2000)]

@@ -9,11 +9,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist.array_types import Int64s
-from wdsdist.lookahead import upcoming
-from wdsdist.mixture import MixOrder, Mixture
-from wdsdist.order import Order, OrderSettings, ShardOrder, epoch_order
-from wdsdist.plan import EpochPlan
+from wdsdist._util.array_types import Int64s
+from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.sampling.mix_order import MixOrder, Mixture
+from wdsdist.sampling.order import Order, OrderSettings, ShardOrder, epoch_order
+from wdsdist.sampling.shard_schedule import upcoming
 
 
 @st.composite

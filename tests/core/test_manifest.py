@@ -13,9 +13,9 @@ from helpers import write_shard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist import manifest as manifests
 from wdsdist.errors import IndexFormatError, IndexNotFoundError
-from wdsdist.manifest import Manifest, Shard
+from wdsdist.shards import manifest as manifests
+from wdsdist.shards.manifest import Manifest, Shard
 
 SHARDS = [
     Shard("00.tar", 3, 10_240, "ab" * 32),

@@ -16,8 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from wdsdist.errors import ArgumentError, ArgumentTypeError
-from wdsdist.order import OrderSettings, _windows, default_window, epoch_order
-from wdsdist.plan import EpochPlan
+from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.sampling.order import OrderSettings, _windows, default_window, epoch_order
 
 Pairs = list[tuple[int, int]]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wdsdist.permutation import mix_key, mix_keys, permute, shuffled, torch_randperm
+from wdsdist.sampling.permutation import mix_key, mix_keys, permute, shuffled, torch_randperm
 
 words = st.integers(0, 2**64 - 1)
 

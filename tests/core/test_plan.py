@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from wdsdist.array_types import Int64s
-from wdsdist.order import OrderSettings, epoch_order
-from wdsdist.plan import EpochPlan
+from wdsdist._util.array_types import Int64s
+from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.sampling.order import OrderSettings, epoch_order
 
 Batches = list[list[int]]
 

@@ -12,9 +12,10 @@ from helpers import listing, plain_tar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wdsdist import shardindex, tarformat
 from wdsdist.errors import IndexFormatError, ShardDamagedError
-from wdsdist.shardindex import ShardIndex, ShardIndexBuilder, from_members
+from wdsdist.shards import index as shardindex
+from wdsdist.shards import tar as tarformat
+from wdsdist.shards.index import ShardIndex, ShardIndexBuilder, from_members
 
 Sample = tuple[str, list[tuple[str, int, int]]]
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from wdsdist.shares import Deal, _lane_order
+from wdsdist.sampling.weighted_interleave import Deal, _lane_order
 
 
 @dataclass(frozen=True)

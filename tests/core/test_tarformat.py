@@ -1,4 +1,4 @@
-"""What `wdsdist.tarformat` writes and reads, held to Python's ``tarfile``, GNU tar, bsdtar and webdataset."""
+"""What `wdsdist.shards.tar` writes and reads, held to Python's ``tarfile``, GNU tar, bsdtar and webdataset."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from helpers import file_entry, listing, plain_tar, tar_bytes, with_checksum
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from wdsdist import tarformat
 from wdsdist.errors import ShardDamagedError
-from wdsdist.tarformat import BLOCK, END, header, padding, plain_headers, split_name, stored_size
+from wdsdist.shards import tar as tarformat
+from wdsdist.shards.tar import BLOCK, END, header, padding, plain_headers, split_name, stored_size
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 SIZE_LIMIT = 8**11  # what eleven octal digits cannot say

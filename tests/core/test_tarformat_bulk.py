@@ -13,10 +13,11 @@ from helpers import BLOCK, file_entry, listing, plain_tar, tar_bytes, with_check
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wdsdist import shardindex, tarformat
 from wdsdist.errors import ShardDamagedError
-from wdsdist.tarformat import END, header, padding, reader
-from wdsdist.tarformat.bulk import Run, read_run
+from wdsdist.shards import index as shardindex
+from wdsdist.shards import tar as tarformat
+from wdsdist.shards.tar import END, header, padding, reader
+from wdsdist.shards.tar.bulk import Run, read_run
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 ODDITIES = ["folder", "link", "long name", "old", "unknown", "time", "comment", "nul in name", "prefix", "seven"]

@@ -11,8 +11,8 @@ from helpers import Listing, listing
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from wdsdist import tarformat
 from wdsdist.errors import ShardDamagedError
+from wdsdist.shards import tar as tarformat
 
 CORPUS = {path.stem: path.read_bytes() for path in sorted((Path(__file__).parent / "corpus").glob("*.tar"))}
 REFUSED = {"bsd-cpio-not-a-tar": "wrong checksum", "gnu-sparse": "sparse", "gnu-posix-sparse": "sparse"}

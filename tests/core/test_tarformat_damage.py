@@ -12,8 +12,8 @@ from helpers import BLOCK, Listing, content_end, file_entry, listing, plain_tar,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wdsdist import tarformat
 from wdsdist.errors import ShardDamagedError
+from wdsdist.shards import tar as tarformat
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 END = bytes(2 * BLOCK)

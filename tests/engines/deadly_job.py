@@ -9,9 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
-from wdsdist import sources
-from wdsdist.engines import connect
-from wdsdist.packing import pack
+from wdsdist.integrations.engines import connect
+from wdsdist.packing import pack, sources
 
 
 class Deadly:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from wdsdist.engines import connect
 from wdsdist.errors import ArgumentError, DestinationError, SourceError, WdsdistError
+from wdsdist.integrations.engines import connect
 from wdsdist.packing import pack, parallel
-from wdsdist.packing.place import Place
+from wdsdist.packing.destination import Place
 
 
 def contents(folder: Path) -> dict[str, bytes]:

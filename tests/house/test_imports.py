@@ -20,34 +20,34 @@ ERRORS = [
     for value in vars(errors).values()
     if inspect.isclass(value) and issubclass(value, Exception) and value is not errors.WdsdistError
 ]
-NAMES = sorted(set(wdsdist.__all__) - {"__version__"})
+NAMES = sorted(set(wdsdist.__all__) - {"__version__", "transforms"})
 
 WITHOUT_TORCH = [
     "wdsdist",
     "wdsdist.errors",
-    "wdsdist.tarformat",
-    "wdsdist.permutation",
+    "wdsdist.shards.tar",
+    "wdsdist.sampling.permutation",
     "wdsdist.storage",
-    "wdsdist.node",
-    "wdsdist.processes",
-    "wdsdist.shardindex",
-    "wdsdist.order",
-    "wdsdist.plan",
-    "wdsdist.mixture",
-    "wdsdist.joined",
-    "wdsdist.manifest",
-    "wdsdist.catalog",
+    "wdsdist.distributed",
+    "wdsdist._util.pools",
+    "wdsdist.shards.index",
+    "wdsdist.sampling.order",
+    "wdsdist.sampling.epoch_plan",
+    "wdsdist.sampling.mix_order",
+    "wdsdist.shards.concat_manifest",
+    "wdsdist.shards.manifest",
+    "wdsdist.shards.open",
     "wdsdist.cache",
-    "wdsdist.shards",
-    "wdsdist.encode",
-    "wdsdist.sources",
+    "wdsdist.samples.shard_reader",
+    "wdsdist.samples.encode",
+    "wdsdist.packing.sources",
     "wdsdist.packing",
-    "wdsdist.verification",
-    "wdsdist.images",
-    "wdsdist.resizing",
+    "wdsdist.diagnostics.verify",
+    "wdsdist.samples.images.decode",
+    "wdsdist.samples.images.resize",
     "wdsdist.transforms",
-    "wdsdist.progress",
-    "wdsdist.state",
+    "wdsdist.loader.progress",
+    "wdsdist.loader.state",
     "wdsdist.cli",
 ]
 
@@ -85,6 +85,24 @@ def test_the_command_line_answers_without_torch(arguments: str, tmp_path: Path) 
 
 def test_importing_the_package_alone_imports_no_numpy() -> None:
     assert "numpy" not in modules_after("import wdsdist")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from wdsdist.transforms import RandomResizedCrop",
+        "import wdsdist.transforms; RandomResizedCrop = wdsdist.transforms.RandomResizedCrop",
+        "import wdsdist; RandomResizedCrop = wdsdist.transforms.RandomResizedCrop",
+        "from wdsdist import transforms; RandomResizedCrop = transforms.RandomResizedCrop",
+        "from wdsdist.transforms import *",
+    ],
+)
+def test_transforms_are_found_under_their_public_name(code: str) -> None:
+    names: dict[str, object] = {}
+    exec(code, names)
+    from wdsdist.samples.images.transforms import RandomResizedCrop
+
+    assert names["RandomResizedCrop"] is RandomResizedCrop
 
 
 def test_torch_is_imported_where_it_is_asked_for() -> None:

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
-from wdsdist.columns import Ragged, collate
 from wdsdist.errors import SampleError
-from wdsdist.numeric import stacked_npy
+from wdsdist.samples.arrays import stacked_npy
+from wdsdist.samples.collate import Ragged, collate
 
 
 @given(st.lists(st.binary(max_size=50), max_size=20))

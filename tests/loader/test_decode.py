@@ -15,9 +15,9 @@ import torch
 import webdataset.autodecode
 from webdataset import tenbin
 
-from wdsdist import decode
-from wdsdist.decode import Decoder
 from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
+from wdsdist.samples import decode
+from wdsdist.samples.decode import Decoder
 
 
 def npy(array: np.ndarray) -> bytes:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
 
-from wdsdist.decode import _TABLE, Decoder
-from wdsdist.encode import can_encode, encode
 from wdsdist.errors import EncodeError
+from wdsdist.samples.decode import _TABLE, Decoder
+from wdsdist.samples.encode import can_encode, encode
 
 TEXTS = st.text(st.characters(codec="utf-8"))
 PLAIN = st.recursive(

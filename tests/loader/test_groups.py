@@ -10,8 +10,8 @@ import helpers
 import pytest
 
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.manifest import Manifest
-from wdsdist.memory import AnonymousMemory
+from wdsdist._util.shared_memory import AnonymousMemory
+from wdsdist.shards.manifest import Manifest
 
 
 @pytest.fixture(scope="module")

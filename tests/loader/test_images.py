@@ -17,9 +17,9 @@ from photos import encode, photo
 from PIL import Image
 from webdataset.autodecode import ImageHandler, imagespecs
 
-from wdsdist import images
 from wdsdist.errors import ArgumentError, DecodeError
-from wdsdist.images import decode_rgb, image_decoder, image_size
+from wdsdist.samples.images import decode as images
+from wdsdist.samples.images.decode import decode_rgb, image_decoder, image_size
 
 COLOUR = photo(37, 53)
 ALPHA = np.dstack([COLOUR, COLOUR[..., 0]])
@@ -269,9 +269,9 @@ def test_a_header_that_claims_too_many_pixels_is_refused_as_pillow_does(
 
 
 def test_importing_the_module_imports_no_image_package() -> None:
-    code = "import sys, wdsdist.images, wdsdist.transforms; print(*sys.modules)"
+    code = "import sys, wdsdist.samples.images.decode, wdsdist.transforms; print(*sys.modules)"
     imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "wdsdist.images" in imported
+    assert "wdsdist.samples.images.decode" in imported
     assert not {"PIL", "torch", *PACKAGES} & set(imported)
 
 

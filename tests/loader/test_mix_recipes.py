@@ -18,7 +18,7 @@ import torch
 import wdsdist
 from wdsdist import Ragged, StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SampleError
-from wdsdist.transforms import seeded
+from wdsdist.samples.images.transforms import seeded
 
 TOTAL = 24
 """Samples of each data set."""

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 import wdsdist
 from wdsdist import StreamingDataLoader
 from wdsdist.errors import ArgumentError, ArgumentTypeError, IndexNotFoundError, SampleError, StateMismatchError
-from wdsdist.mixture import MixOrder, Mixture
-from wdsdist.order import OrderSettings, epoch_order
-from wdsdist.permutation import mix_key
-from wdsdist.transforms import seeded
+from wdsdist.samples.images.transforms import seeded
+from wdsdist.sampling.mix_order import MixOrder, Mixture
+from wdsdist.sampling.order import OrderSettings, epoch_order
+from wdsdist.sampling.permutation import mix_key
 
 SIZES = {"web": (20, 0, 13, 7), "books": (6, 5), "code": (17,)}
 TOTAL = {name: sum(counts) for name, counts in SIZES.items()}

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
-from wdsdist import passes
 from wdsdist.errors import LoaderStateError
-from wdsdist.handover import EpochRequest
-from wdsdist.passes import Pass, Passes
+from wdsdist.loader import passes
+from wdsdist.loader.passes import Pass, Passes
+from wdsdist.loader.worker_state import EpochRequest
 
 Start = tuple[int, int]
 """A seed, and a worker that starts under it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wdsdist.progress import Position, Progress
+from wdsdist.loader.progress import Position, Progress
 
 
 def always(position: Position) -> bool:

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.counters import Counters
-from wdsdist.handover import StartingPoint, Tallies
-from wdsdist.stats import LoaderStats
+from wdsdist.cache.counters import Counters
+from wdsdist.loader.stats import LoaderStats
+from wdsdist.loader.worker_state import StartingPoint, Tallies
 
 TOTAL = 103
 NOT_EMPTY = 5  # of six shards
@@ -42,7 +42,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("wdsdist.epoch.time", clock)
+    monkeypatch.setattr("wdsdist.loader.epoch_iterator.time", clock)
     return clock
 
 

@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from photos import encode, photo, psnr
 from PIL import Image
 
-from wdsdist import images, resizing
 from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
-from wdsdist.resizing import Window
-from wdsdist.transforms import Crop, RandomResizedCrop, ResizeCenterCrop, is_seeded, seeded
+from wdsdist.samples.images import decode as images
+from wdsdist.samples.images import resize as resizing
+from wdsdist.samples.images.resize import Window
+from wdsdist.samples.images.transforms import Crop, RandomResizedCrop, ResizeCenterCrop, is_seeded, seeded
 
 PHOTO = photo(375, 500)
 LARGE = photo(1100, 1500)

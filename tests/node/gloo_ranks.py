@@ -32,7 +32,7 @@ class Ranks:
     ) -> None:
         # From a server that has imported torch, a process starts in milliseconds instead of a second.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed", "wdsdist.node", *preload])
+        context.set_forkserver_preload(["torch.distributed", "wdsdist.distributed", *preload])
         self.pipes: list[Connection] = []
         self.processes = []
         for rank in range(world_size):

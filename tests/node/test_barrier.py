@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from gloo_ranks import Ranks
 
+from wdsdist.distributed import barrier, data_download
 from wdsdist.errors import ArgumentError, BarrierError, BarrierTimeoutError
-from wdsdist.node import barrier, data_download
 
 PROMPTLY = 20.0
 """Seconds: far below the deadlines of the barriers that must end promptly, far above what a busy machine takes."""

@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wdsdist.distributed import data_download
+from wdsdist.distributed.call_key import describe
 from wdsdist.errors import ArgumentError, ArgumentTypeError, DataDownloadError, DestinationError
-from wdsdist.node import data_download
-from wdsdist.node.fingerprint import describe
 
 
 class TestTheDecorator:
@@ -266,7 +266,7 @@ class TestWhenTwoCallsAreTheSame:
 
     def test_every_process_describes_a_call_alike(self) -> None:
         program = (
-            "from wdsdist.node.fingerprint import describe, _code\n"
+            "from wdsdist.distributed.call_key import describe, _code\n"
             "print(describe({'k': {'a', 'b', 'c'}, 'j': frozenset('xyz')}))\n"
             "print(_code((lambda x: x in {'a', 'b', 'c'} and (lambda: {'d', 'e'})).__code__))\n"
         )

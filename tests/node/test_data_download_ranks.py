@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from gloo_ranks import Ranks
 
+from wdsdist.distributed import barrier, data_download
 from wdsdist.errors import BarrierTimeoutError
-from wdsdist.node import barrier, data_download
 
 GROUP_TIMEOUT = 2.0
 LONGER = 3 * GROUP_TIMEOUT

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from wdsdist.node import data_download
+from wdsdist.distributed import data_download
 
 if TYPE_CHECKING:
     from jobs import Process, Stage

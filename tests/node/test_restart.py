@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 from gloo_ranks import Ranks
 
+from wdsdist.distributed import barrier, data_download
 from wdsdist.errors import BarrierTimeoutError
-from wdsdist.node import barrier, data_download
 
 if TYPE_CHECKING:
     from jobs import Stage

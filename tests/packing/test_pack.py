@@ -19,9 +19,11 @@ from typing import Any
 
 import pytest
 
-from wdsdist import catalog, shardindex, tarindex
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.packing import PackProgress, pack, parallel
+from wdsdist.shards import index as shardindex
+from wdsdist.shards import open as catalog
+from wdsdist.shards import scan_local as tarindex
 
 DataBytes = Callable[[Path], dict[str, bytes]]
 

@@ -17,11 +17,11 @@ import pytest
 import zstandard
 
 import wdsdist
-from wdsdist import shardindex
 from wdsdist.errors import ArgumentError, DestinationExistsError, SourceError
 from wdsdist.packing import pack, writer
-from wdsdist.packing.place import Place
-from wdsdist.sources import FilePayload, Sample
+from wdsdist.packing.destination import Place
+from wdsdist.packing.sources import FilePayload, Sample
+from wdsdist.shards import index as shardindex
 
 DataBytes = Callable[[Path], dict[str, bytes]]
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from wdsdist import indexing
+from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import DestinationExistsError, SourceError
 from wdsdist.packing import pack, parallel
-from wdsdist.verification import verify
+from wdsdist.shards import build_index as indexing
 
 DataBytes = Callable[[Path], dict[str, bytes]]
 

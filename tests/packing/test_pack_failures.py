@@ -13,9 +13,9 @@ import pytest
 from filelock import FileLock
 
 from wdsdist import storage
+from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import DestinationError, SourceError
 from wdsdist.packing import pack
-from wdsdist.verification import verify
 
 
 class TestUnwritable:

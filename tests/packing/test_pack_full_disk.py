@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from wdsdist.diagnostics.verify import verify
 from wdsdist.packing import pack
-from wdsdist.verification import verify
 
 DataBytes = Callable[[Path], dict[str, bytes]]
 

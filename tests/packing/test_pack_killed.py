@@ -60,8 +60,8 @@ def test_a_killed_run_is_continued_to_the_same_bytes(
 
 
 def test_an_unfinished_destination_is_no_data_set_and_not_for_other_options(source: Path, tmp_path: Path) -> None:
-    from wdsdist import catalog
     from wdsdist.errors import DestinationExistsError, IndexNotFoundError
+    from wdsdist.shards import open as catalog
 
     kill_all(start_stalling(source, tmp_path / "dest", 1))
     with pytest.raises(IndexNotFoundError, match="not been packed to the end"):
@@ -100,7 +100,7 @@ def test_a_worker_that_is_killed_is_an_error_that_says_so(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from wdsdist.errors import WdsdistError
-    from wdsdist.sources import folder
+    from wdsdist.packing.sources import folder
 
     parent = os.getpid()
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from wdsdist import catalog
+from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import pack, parallel, reading, writer
-from wdsdist.packing.place import Place
-from wdsdist.sources import BrokenPayload, FilePayload, Sample
-from wdsdist.verification import verify
+from wdsdist.packing.destination import Place
+from wdsdist.packing.sources import BrokenPayload, FilePayload, Sample
+from wdsdist.shards import open as catalog
 
 DataBytes = Callable[[Path], dict[str, bytes]]
 

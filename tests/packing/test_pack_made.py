@@ -19,13 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wdsdist
-from wdsdist import shardindex, tarindex
 from wdsdist.errors import ArgumentError, DestinationExistsError, SourceError
 from wdsdist.packing import PackProgress, pack
+from wdsdist.packing.destination import Place
 from wdsdist.packing.job import PackOptions
-from wdsdist.packing.place import Place
+from wdsdist.packing.sources import find
 from wdsdist.packing.streaming import write_in_order
-from wdsdist.sources import find
+from wdsdist.shards import index as shardindex
+from wdsdist.shards import scan_local as tarindex
 
 DataBytes = Callable[[Path], dict[str, bytes]]
 SOURCES: dict[str, Callable[[], dict[str, Any]]] = {

@@ -13,8 +13,8 @@ import pytest
 
 from wdsdist.packing import pack
 from wdsdist.packing.plan import make_plan
-from wdsdist.sources import find
-from wdsdist.sources.dataset import DatasetSource, _spread
+from wdsdist.packing.sources import find
+from wdsdist.packing.sources.dataset import DatasetSource, _spread
 
 DataBytes = Callable[[Path], dict[str, bytes]]
 

@@ -15,10 +15,10 @@ import pytest
 from photos import encode, photo, psnr
 from PIL import Image, ImageCms
 
+from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import ArgumentError, DestinationExistsError, SourceError
 from wdsdist.packing import PackProgress, pack
 from wdsdist.packing.reencoding import Reencoding
-from wdsdist.verification import verify
 
 PHOTO = photo(300, 400)
 LOSSY = {"jpeg", "webp"}

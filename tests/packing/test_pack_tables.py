@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import DestinationExistsError, SourceError
 from wdsdist.packing import pack
-from wdsdist.sources import arrow
-from wdsdist.verification import verify
+from wdsdist.packing.sources import arrow
 
 DataBytes = Callable[[Path], dict[str, bytes]]
 ROWS = 200
@@ -81,11 +81,11 @@ def test_a_finished_data_set_is_found_again_and_another_mapping_is_refused(manif
 
 
 def test_a_file_that_grows_while_packing_is_an_error(manifest: Path, tmp_path: Path) -> None:
-    from wdsdist import sources
+    from wdsdist.packing import sources
 
     source = sources.find(manifest)
     (manifest.parent / "9.bin").write_bytes(b"another size")
-    from wdsdist.packing.place import Place
+    from wdsdist.packing.destination import Place
     from wdsdist.packing.writer import write_shard
 
     with pytest.raises(SourceError, match=r"9\.bin has 12 bytes, but had 9 when it was listed"):
@@ -95,7 +95,7 @@ def test_a_file_that_grows_while_packing_is_an_error(manifest: Path, tmp_path: P
 def test_parquet_beyond_the_memory_is_shuffled_in_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = pa.table({"key": [f"{n:04}" for n in range(400)], "raw": [bytes([n % 256]) * 5000 for n in range(400)]})
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=10)
-    monkeypatch.setattr("wdsdist.sources.columnar.KEPT_BYTES", 300_000)
+    monkeypatch.setattr("wdsdist.packing.sources.columnar.KEPT_BYTES", 300_000)
     monkeypatch.setattr(arrow, "KEPT_BYTES", 300_000)
     pack(tmp_path / "t.parquet", tmp_path / "out", shard_samples=20, workers=2)
     found = samples(tmp_path / "out")

@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from wdsdist import Ragged, StreamingDataLoader, StreamingDataset, devices, to_device
+from wdsdist import Ragged, StreamingDataLoader, StreamingDataset, to_device
 from wdsdist.errors import ArgumentError, DecodeError, LoaderStateError
+from wdsdist.loader import device_prefetch as devices
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from stores import BATCH, WINDOW, Store, digest
 
-from wdsdist.stats import LoaderStats
+from wdsdist.loader.stats import LoaderStats
 
 PART = 64 << 10
 """Bytes asked for at once, so that a shard takes four requests."""
@@ -53,7 +53,7 @@ class Ranks:
     def __init__(self, store: Store, *cache_dirs: Path, world_size: int = 2, workers: int = 2, **options: Any) -> None:
         # From a server that has imported torch, a process starts in milliseconds instead of a second.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["wdsdist.loader", "aiohttp", "s3fs"])
+        context.set_forkserver_preload(["wdsdist.loader.loader", "aiohttp", "s3fs"])
         options = {"shuffle_window": WINDOW, "storage_options": store.options, **options}
         size = world_size // len(cache_dirs)
         self.pipes: list[Connection] = []

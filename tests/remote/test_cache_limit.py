@@ -19,9 +19,9 @@ from stores import COPY, SAMPLES, SHARD, SHARDS, used, watched
 import wdsdist
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.cache import ShardCache
+from wdsdist.cache.prefetch import Prefetch
 from wdsdist.errors import ArgumentError, ArgumentTypeError
-from wdsdist.lookahead import Use
-from wdsdist.prefetch import Prefetch
+from wdsdist.sampling.shard_schedule import Use
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from wdsdist import catalog
 from wdsdist.errors import DestinationError, DestinationExistsError, SourceError, StorageError
 from wdsdist.packing import PackProgress, pack, run
+from wdsdist.shards import open as catalog
 from wdsdist.storage import deadline
 
 

@@ -22,8 +22,8 @@ from trees import PHOTOS, contents, zip_bytes
 
 from wdsdist.errors import SourceError, WdsdistError
 from wdsdist.packing import pack
-from wdsdist.sources import find
-from wdsdist.tarformat import END, header, split_name
+from wdsdist.packing.sources import find
+from wdsdist.shards.tar import END, header, split_name
 
 FILES = {"a/1.txt": b"first" * 40, "a/1.bin": bytes(range(256)) * 3, "b/2.txt": b"", "b/3.txt": b"x" * 700}
 

@@ -9,7 +9,7 @@ import pytest
 from trees import MAKERS, PHOTOS, contents, unpack, zip_bytes
 
 from wdsdist.packing import pack
-from wdsdist.sources import find
+from wdsdist.packing.sources import find
 
 
 def make(name: str, root: Path, target: Path) -> Path:

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from tables import members, write_arrow, write_arrow_stream, write_parquet
 
-from wdsdist.decode import Decoder
 from wdsdist.errors import SourceError, SourceNotFoundError
 from wdsdist.packing.blocks import shuffled_in_blocks
-from wdsdist.sources import arrow, blocks_of, find
+from wdsdist.packing.sources import arrow, blocks_of, find
+from wdsdist.samples.decode import Decoder
 
 
 def png(number: int) -> bytes:
@@ -195,7 +195,7 @@ class TestBlocks:
     def test_each_sample_comes_once_and_windows_stay_within_their_limit(
         self, blocks: list[tuple[int, int]], limit: int
     ) -> None:
-        from wdsdist.sources import Blocks
+        from wdsdist.packing.sources import Blocks
 
         cuts = np.concatenate(([0], np.cumsum([rows for rows, _ in blocks])))
         order = shuffled_in_blocks(Blocks(cuts, np.array([weight for _, weight in blocks]), limit), 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from wdsdist.errors import SourceError, SourceNotFoundError
-from wdsdist.sources import KINDS, SourceOptions, find
+from wdsdist.packing.sources import KINDS, SourceOptions, find
 
 
 def test_what_does_not_exist_is_not_found(tmp_path: Path) -> None:

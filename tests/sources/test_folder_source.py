@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from wdsdist.errors import SourceError
-from wdsdist.sources import FilePayload, Source, find
-from wdsdist.sources.base import Sample
+from wdsdist.packing.sources import FilePayload, Source, find
+from wdsdist.packing.sources.base import Sample
 
 
 def fill(root: Path, *names: str) -> Path:

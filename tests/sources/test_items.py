@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdsdist.errors import ArgumentTypeError, SourceError
-from wdsdist.sources.items import ItemEncoder
-from wdsdist.tarformat import header, split_name
+from wdsdist.packing.sources.items import ItemEncoder
+from wdsdist.shards.tar import header, split_name
 
 TEXTS = st.text(st.sampled_from("aé.-_/\\\n\0 \ud800Z0"), max_size=8) | st.text(max_size=8)
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist.sources import grouping, listing
-from wdsdist.sources.archive import Tree
-from wdsdist.sources.grouping import Folder, list_samples
-from wdsdist.sources.kinds import SourceOptions
-from wdsdist.tarformat import split_name, stored_size
+from wdsdist.packing.sources import grouping, listing
+from wdsdist.packing.sources.archive import Tree
+from wdsdist.packing.sources.grouping import Folder, list_samples
+from wdsdist.packing.sources.kinds import SourceOptions
+from wdsdist.shards.tar import split_name, stored_size
 
 names = st.text("ab.-/é", min_size=1, max_size=8)
 paths = st.sets(st.lists(names, min_size=1, max_size=3).map("/".join), max_size=30)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tables import members
 
 from wdsdist.errors import SourceError
-from wdsdist.sources import find
+from wdsdist.packing.sources import find
 
 GOOD = {
     "csv": b'key,label,text\na,1,"x ""y""\nz"\nb,2,\xc3\xbc\n\nc,,w\n',

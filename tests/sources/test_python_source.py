@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError, SourceNotFoundError
-from wdsdist.sources import find, is_stream
-from wdsdist.sources.dataset import DatasetSource
-from wdsdist.sources.iterable import IterableSource
+from wdsdist.packing.sources import find, is_stream
+from wdsdist.packing.sources.dataset import DatasetSource
+from wdsdist.packing.sources.iterable import IterableSource
 
 SAMPLES = [{"txt": "a"}, {"txt": "b"}]
 

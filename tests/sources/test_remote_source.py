@@ -21,7 +21,7 @@ from trees import PHOTOS, contents, unpack, zip_bytes
 from wdsdist import storage
 from wdsdist.errors import SourceError, SourceNotFoundError, StorageError
 from wdsdist.packing import pack
-from wdsdist.sources import find
+from wdsdist.packing.sources import find
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist.array_types import Uint64s
-from wdsdist.shardindex import ShardIndex
-from wdsdist.sources import renaming
-from wdsdist.sources.renaming import Keys, normal, renamed
+from wdsdist._util.array_types import Uint64s
+from wdsdist.packing.sources import renaming
+from wdsdist.packing.sources.renaming import Keys, normal, renamed
+from wdsdist.shards.index import ShardIndex
 
 keys = st.lists(
     st.sampled_from(["a", "b", "ab", "a~2", "a~3", "a~2~2", "a~02", "./a", "/b", "é", "é~2", "~2"]), max_size=30

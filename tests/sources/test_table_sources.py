@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from tables import WRITERS, Record, members
 
-from wdsdist import catalog
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError
 from wdsdist.packing import pack
-from wdsdist.sources import blocks_of, find
-from wdsdist.tarformat import stored_size
+from wdsdist.packing.sources import blocks_of, find
+from wdsdist.shards import open as catalog
+from wdsdist.shards.tar import stored_size
 
 
 @pytest.fixture(params=WRITERS)

@@ -11,10 +11,11 @@ import webdataset as wds
 from helpers import plain_tar, write_shard
 from trees import PHOTOS, contents, unpack
 
-from wdsdist import catalog, tarindex
 from wdsdist.errors import ArgumentError, ShardDamagedError, SourceError
 from wdsdist.packing import pack
-from wdsdist.sources import find
+from wdsdist.packing.sources import find
+from wdsdist.shards import open as catalog
+from wdsdist.shards import scan_local as tarindex
 
 
 def write_tars(folder: Path, *shards: dict[str, bytes]) -> Path:

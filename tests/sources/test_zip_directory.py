@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wdsdist.sources import zipdirectory
-from wdsdist.sources.zipdirectory import Directory
+from wdsdist.packing.sources import zipdirectory
+from wdsdist.packing.sources.zipdirectory import Directory
 
 FIELDS = ("filename", "header_offset", "compress_size", "file_size", "compress_type", "CRC", "flag_bits", "extra")
 ERRORS = (zipfile.BadZipFile, struct.error, NotImplementedError, ValueError, OverflowError, IndexError)

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from wdsdist.columns import Ragged, Stacked, collate
-from wdsdist.transport.envelope import seal, unseal
+from wdsdist.loader.ipc.envelope import seal, unseal
+from wdsdist.samples.collate import Ragged, Stacked, collate
 
 Pair = namedtuple("Pair", ["first", "second"])
 

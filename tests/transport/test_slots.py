@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from wdsdist.columns import Ragged
+from wdsdist._util.shared_memory import AnonymousMemory
 from wdsdist.errors import SharedMemoryError
-from wdsdist.memory import AnonymousMemory
-from wdsdist.transport import Channel
-from wdsdist.transport.slots import SlotTable
+from wdsdist.loader.ipc import Channel
+from wdsdist.loader.ipc.slots import SlotTable
+from wdsdist.samples.collate import Ragged
 
 
 @contextmanager

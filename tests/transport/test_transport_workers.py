@@ -20,8 +20,8 @@ import torch
 import wdsdist
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import DecodeError
-from wdsdist.manifest import Manifest, Shard
-from wdsdist.transforms import seeded
+from wdsdist.samples.images.transforms import seeded
+from wdsdist.shards.manifest import Manifest, Shard
 
 SHARDS, PER_SHARD = 4, 40
 

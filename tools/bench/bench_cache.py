@@ -25,7 +25,7 @@ from peers.statistic import spread  # noqa: E402
 
 import wdsdist  # noqa: E402
 from wdsdist.cache import ShardCache  # noqa: E402
-from wdsdist.manifest import Manifest  # noqa: E402
+from wdsdist.shards.manifest import Manifest  # noqa: E402
 
 _FETCHED = 300
 

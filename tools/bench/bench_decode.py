@@ -47,7 +47,7 @@ import simplejpeg
 import torch
 from PIL import Image
 
-from wdsdist.transforms import Crop, RandomResizedCrop
+from wdsdist.samples.images.transforms import Crop, RandomResizedCrop
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from photos import encode, photo

@@ -50,7 +50,8 @@ from collections.abc import Callable
 
 from webdataset import TarWriter
 
-from wdsdist import shardindex, tarformat
+from wdsdist.shards import index as shardindex
+from wdsdist.shards import tar as tarformat
 
 SAMPLES = 50_000
 SIZES = {"jpg": 1000, "cls": 1}

@@ -44,11 +44,13 @@ from pathlib import Path
 
 import numpy as np
 
-from wdsdist import manifest, shardindex, tarformat
-from wdsdist.manifest import Manifest, Shard
-from wdsdist.shardindex import ShardIndex
-from wdsdist.sources import find
-from wdsdist.sources.grouping import Folder, list_samples
+from wdsdist.packing.sources import find
+from wdsdist.packing.sources.grouping import Folder, list_samples
+from wdsdist.shards import index as shardindex
+from wdsdist.shards import manifest
+from wdsdist.shards import tar as tarformat
+from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.manifest import Manifest, Shard
 
 FOLDERS = 1000
 EXTENSIONS = "cls", "jpg"

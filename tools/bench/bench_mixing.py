@@ -16,9 +16,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from wdsdist.mixing import measure, uniform
-from wdsdist.order import OrderSettings, default_window, epoch_order
-from wdsdist.plan import EpochPlan
+from wdsdist.diagnostics.mixing import measure, uniform
+from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.sampling.order import OrderSettings, default_window, epoch_order
 
 WORLDS = ((1280, 1000, 8, 1000), (128, 1000, 8, 100), (128, 1000, 1, 100), (64, 16384, 8, 100))
 WINDOWS = (1, 2, 4, 8, 16, 32, 64)

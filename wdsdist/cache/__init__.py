@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wdsdist.cache.locks import LockableFile
-from wdsdist.cache.needs import Need
+from wdsdist.cache.paths import copy_key
 from wdsdist.cache.pins import Pinned
-from wdsdist.cache.places import copy_key
-from wdsdist.cache.store import TIMEOUT, ShardCache
-from wdsdist.manifest import Manifest
+from wdsdist.cache.priorities import Need
+from wdsdist.cache.shard_cache import TIMEOUT, ShardCache
+from wdsdist.shards.manifest import Manifest
 
 __all__ = ["TIMEOUT", "Need", "Pinned", "ShardCache", "copy_key", "cached_path", "kept", "local_shard", "refetch"]
 

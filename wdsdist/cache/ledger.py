@@ -11,9 +11,9 @@ import os
 from collections.abc import Iterator
 
 from wdsdist.cache import stamps
-from wdsdist.cache.held import size_of
 from wdsdist.cache.locks import LockableFile
-from wdsdist.cache.places import Place
+from wdsdist.cache.paths import Place
+from wdsdist.cache.usage import size_of
 
 
 class Ledger:

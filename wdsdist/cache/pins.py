@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from wdsdist.cache.locks import LockableFile
-from wdsdist.shardindex import ShardIndex
+from wdsdist.shards.index import ShardIndex
 
 
 class Pinned:

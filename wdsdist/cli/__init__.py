@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 import wdsdist
-from wdsdist.cli.benching import bench
-from wdsdist.cli.indexing import index
-from wdsdist.cli.inspecting import cat, info, ls
-from wdsdist.cli.making import pack
-from wdsdist.cli.planning import plan
-from wdsdist.cli.verifying import verify
+from wdsdist.cli.bench import bench
+from wdsdist.cli.index import index
+from wdsdist.cli.inspect import cat, info, ls
+from wdsdist.cli.pack import pack
+from wdsdist.cli.plan import plan
+from wdsdist.cli.verify import verify
 from wdsdist.errors import WdsdistError
 
 __all__ = ["main"]

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from wdsdist import node
+from wdsdist import distributed as node
 
 if TYPE_CHECKING:
-    from wdsdist.node.once import Scope
+    from wdsdist.distributed.run_once import Scope
 
 T = TypeVar("T")
 

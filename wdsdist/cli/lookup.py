@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from wdsdist.errors import SampleError
-from wdsdist.manifest import Manifest
-from wdsdist.order import split_line
-from wdsdist.shardindex import ShardIndex
-from wdsdist.shards import MappedShard, ShardReader
+from wdsdist.samples.shard_reader import MappedShard, ShardReader
+from wdsdist.sampling.order import split_line
+from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.manifest import Manifest
 
 
 def mapped(manifest: Manifest) -> Iterator[tuple[int, MappedShard]]:

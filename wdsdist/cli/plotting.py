@@ -10,7 +10,7 @@ import numpy as np
 from wdsdist.errors import ArgumentError, DestinationError
 
 if TYPE_CHECKING:
-    from wdsdist.forecast import World
+    from wdsdist.diagnostics.epoch_report import World
 
 _RANKS = 8
 _BATCHES = 300

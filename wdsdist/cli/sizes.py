@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wdsdist._util.sizes import byte_size, human
 from wdsdist.errors import ArgumentError
-from wdsdist.sizes import byte_size, human
 
 if TYPE_CHECKING:
-    from wdsdist.manifest import Manifest
+    from wdsdist.shards.manifest import Manifest
 
 __all__ = ["byte_count", "contents", "counted", "human"]
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from types import GeneratorType
 from typing import Any
 
-from wdsdist.dataset import StreamingDataset
 from wdsdist.errors import LoaderStateError, StateMismatchError
-from wdsdist.loader import StreamingDataLoader
-from wdsdist.together import MixedDataset
+from wdsdist.loader.dataset import StreamingDataset
+from wdsdist.loader.loader import StreamingDataLoader
+from wdsdist.loader.mix import MixedDataset
 
 try:
     from transformers import Trainer, TrainerCallback, TrainingArguments

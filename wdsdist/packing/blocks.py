@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from wdsdist.array_types import Int64s
-from wdsdist.permutation import mix_key, shuffled
-from wdsdist.sources import Blocks
+from wdsdist._util.array_types import Int64s
+from wdsdist.packing.sources import Blocks
+from wdsdist.sampling.permutation import mix_key, shuffled
 
 # Words of their own keep these orders apart from every other.
 _BLOCKS = int.from_bytes(b"blks", "big")

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from wdsdist.array_types import Int64s
+from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
-from wdsdist.shardindex import ShardIndex
-from wdsdist.sources import OnError, Payload, Sample
-from wdsdist.tarformat import BLOCK, PLAIN_NAME, SIZE_LIMIT, header, split_name
+from wdsdist.packing.sources import OnError, Payload, Sample
+from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.tar import BLOCK, PLAIN_NAME, SIZE_LIMIT, header, split_name
 
 _LONGEST_NAME = 4095  # bytes: the longest path that Linux takes, so no tool could unpack a longer one
 _SUSPECT = re.compile(r"[.\n\0]|__|/$|^$")  # what a key holds that a reader might cut elsewhere

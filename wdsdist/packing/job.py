@@ -10,10 +10,10 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from wdsdist import manifest as manifests
-from wdsdist.checks import check_integer
-from wdsdist.packing.place import Place
+from wdsdist._util.validation import check_integer
+from wdsdist.packing.destination import Place
 from wdsdist.packing.plan import shard_name, shard_number
+from wdsdist.shards import manifest as manifests
 
 FILE_NAME = manifests.PACK_RECORD
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from wdsdist.compression import Zstd
-from wdsdist.shardindex import Stored
+from wdsdist.shards.index import Stored
+from wdsdist.storage.compression import Zstd
 
 BUFFER = 1 << 20
 """Bytes of a buffer: measured best, for what one core has read is still in the cache for the others."""

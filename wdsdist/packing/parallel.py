@@ -7,17 +7,17 @@ import itertools
 from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass
 
+from wdsdist._util.host import cpu_count
+from wdsdist._util.pools import pool
 from wdsdist.errors import WdsdistError
-from wdsdist.node.directories import cpu_count
-from wdsdist.packing.elsewhere import borrowed, parallelism
+from wdsdist.packing.destination import Place
 from wdsdist.packing.job import Job
-from wdsdist.packing.place import Place
 from wdsdist.packing.plan import PackPlan
 from wdsdist.packing.progress import PackProgress, ShowProgress
+from wdsdist.packing.remote_executor import borrowed, parallelism
+from wdsdist.packing.sources import OnError, Source
+from wdsdist.packing.sources.folder import FolderSource
 from wdsdist.packing.writer import WrittenShard, whole_shard, write_shard
-from wdsdist.processes import pool
-from wdsdist.sources import OnError, Source
-from wdsdist.sources.folder import FolderSource
 
 _AHEAD = 2  # shards handed out for each process: one that it writes, and one so that it need not wait
 _ABREAST = 2

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wdsdist.array_types import Int64s
+from wdsdist._util.array_types import Int64s
 from wdsdist.packing.blocks import shuffled_in_blocks
-from wdsdist.permutation import mix_key, shuffled
-from wdsdist.sources import Blocks
-from wdsdist.tarformat import END
+from wdsdist.packing.sources import Blocks
+from wdsdist.sampling.permutation import mix_key, shuffled
+from wdsdist.shards.tar import END
 
 # A word of its own keeps this order apart from every order that an epoch is played in.
 _PACKING = int.from_bytes(b"pack", "big")

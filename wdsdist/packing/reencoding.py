@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wdsdist.array_types import Int64s
+from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing.reading import whole
-from wdsdist.sources import Blocks, BrokenPayload, LeftOut, Payload, Sample, Source, Stream, blocks_of
+from wdsdist.packing.sources import Blocks, BrokenPayload, LeftOut, Payload, Sample, Source, Stream, blocks_of
 
 if TYPE_CHECKING:
     from PIL import Image

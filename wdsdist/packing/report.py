@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from wdsdist.packing.place import Place
-from wdsdist.sources import LeftOut
+from wdsdist.packing.destination import Place
+from wdsdist.packing.sources import LeftOut
 
 FILE_NAME = "pack-report.jsonl"
 

@@ -9,24 +9,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from wdsdist import compression, sources, storage
-from wdsdist import manifest as manifests
-from wdsdist.checks import check_integer
+from wdsdist import storage
+from wdsdist._util.sizes import check_bytes
+from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, SourceError
-from wdsdist.manifest import Manifest, Shard
-from wdsdist.packing import destination, report
-from wdsdist.packing.elsewhere import refuse_to_travel
+from wdsdist.packing import job_lock as destination
+from wdsdist.packing import report, sources
+from wdsdist.packing.destination import Place
 from wdsdist.packing.job import Job, PackOptions, Record
 from wdsdist.packing.parallel import Writing, write_planned
-from wdsdist.packing.place import Place
 from wdsdist.packing.plan import PackPlan, make_plan
 from wdsdist.packing.progress import PackProgress
 from wdsdist.packing.reencoding import DEFAULT_QUALITY, ReencodedSource, ReencodedStream, Reencoding, check_options
+from wdsdist.packing.remote_executor import refuse_to_travel
+from wdsdist.packing.sources import Encode, LeftOut, Made, OnError, Source, SourceOptions, Stream, is_stream
+from wdsdist.packing.sources.webdataset import ShardsSource
 from wdsdist.packing.streaming import write_in_order
 from wdsdist.packing.writer import WrittenShard
-from wdsdist.sizes import check_bytes
-from wdsdist.sources import Encode, LeftOut, Made, OnError, Source, SourceOptions, Stream, is_stream
-from wdsdist.sources.webdataset import ShardsSource
+from wdsdist.shards import manifest as manifests
+from wdsdist.shards.manifest import Manifest, Shard
+from wdsdist.storage import compression
 
 
 def pack(
@@ -84,7 +86,7 @@ def pack(
         class_folders: whether each sample gets a ``cls`` member, the number of its folder directly under ``source``;
             by default, when ``source`` looks like a folder of class folders with images.
         columns: of a table, the member that each column becomes, such as ``{"image": "jpg"}``; columns that are not
-            named follow the rules of `wdsdist.sources.mapping`.
+            named follow the rules of `wdsdist.packing.sources.mapping`.
         encode: for what Python makes, a function from an item to a sample: a dict of members by extension, and perhaps
             ``"__key__"``, which is else the item's number. A second parameter without a default, or named ``index``,
             gets that number. It may be given by name, as ``my_module:encode``. By default the items are samples

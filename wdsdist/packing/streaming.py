@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from wdsdist import shardindex, storage
+from wdsdist import storage
 from wdsdist.errors import SourceError
+from wdsdist.packing.destination import Place
 from wdsdist.packing.job import PackOptions
-from wdsdist.packing.place import Place
 from wdsdist.packing.plan import shard_name, shard_number
 from wdsdist.packing.progress import PackProgress, ShowProgress
+from wdsdist.packing.sources import OnError, Sample, Stream, sample_size
+from wdsdist.packing.sources.items import broken, refuse_again
 from wdsdist.packing.writer import WrittenShard, index_of, summary, whole_index, write_shard
-from wdsdist.shardindex import ShardIndex
-from wdsdist.sources import OnError, Sample, Stream, sample_size
-from wdsdist.sources.items import broken, refuse_again
-from wdsdist.tarformat import END
+from wdsdist.shards import index as shardindex
+from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.tar import END
 
 _ADVICE = "an iterable must give the same samples each time; delete the folder, or choose another one"
 

@@ -7,15 +7,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from wdsdist import shardindex, storage
+from wdsdist import storage
 from wdsdist.errors import DestinationError, IndexFormatError, SourceError, WdsdistError
 from wdsdist.packing.contents import Batch, Contents
+from wdsdist.packing.destination import Place
 from wdsdist.packing.output import BUFFER, TarOutput
-from wdsdist.packing.place import Place
 from wdsdist.packing.reading import opened, read_all
-from wdsdist.shardindex import ShardIndex
-from wdsdist.sources import LeftOut, OnError, Sample
-from wdsdist.tarformat import BLOCK, END, header, padding, plain_headers
+from wdsdist.packing.sources import LeftOut, OnError, Sample
+from wdsdist.shards import index as shardindex
+from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.tar import BLOCK, END, header, padding, plain_headers
 
 
 @dataclass(frozen=True, slots=True)

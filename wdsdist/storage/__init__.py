@@ -5,25 +5,15 @@ are made on first use in each process. Errors of the many back ends leave here a
 `StorageError` or ``FileNotFoundError`` with the location in the message, without its credentials.
 """
 
+from wdsdist._util.files import atomic_write, sha256
 from wdsdist.storage.clients import StorageOptions
 from wdsdist.storage.copying import Connections, Transfer
 from wdsdist.storage.deadline import Deadline
 from wdsdist.storage.entries import Entry, entry, listing
 from wdsdist.storage.failures import WrongLengthError
-from wdsdist.storage.local import atomic_write, sha256
-from wdsdist.storage.locations import (
-    beside,
-    is_read_only,
-    is_remote,
-    join,
-    local_path,
-    normalise,
-    scheme,
-    shown,
-    split,
-)
 from wdsdist.storage.objects import exists, names, read, read_range, remove, sizes, upload, write
 from wdsdist.storage.transfer import Fetching, begin_fetch, fetch
+from wdsdist.storage.urls import beside, is_read_only, is_remote, join, local_path, normalise, scheme, shown, split
 
 __all__ = [
     "Connections",

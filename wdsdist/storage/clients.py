@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from wdsdist.storage.deadline import Attempts, Deadline
 from wdsdist.storage.failures import FinalError, PassingError, mapped
-from wdsdist.storage.locations import scrubbed, shown
+from wdsdist.storage.urls import scrubbed, shown
 
 if TYPE_CHECKING:
     import aiohttp

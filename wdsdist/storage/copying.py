@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 from wdsdist.errors import ArgumentError
 from wdsdist.storage.deadline import Attempts, Deadline
 from wdsdist.storage.failures import FinalError, MisfitError, PassingError, mapped
-from wdsdist.storage.locations import shown
 from wdsdist.storage.streams import NoRangesError, pieces, size_of
+from wdsdist.storage.urls import shown
 
 T = TypeVar("T")
 GRACE = 2.0

@@ -9,7 +9,7 @@ from typing import Any
 
 from wdsdist.storage.clients import StorageOptions, asked, filesystem, persist
 from wdsdist.storage.deadline import Deadline
-from wdsdist.storage.locations import split
+from wdsdist.storage.urls import split
 
 _TOGETHER = 16  # requests at once
 _STAMPS = ("ETag", "etag", "md5Hash", "content_md5", "sha256", "mtime", "LastModified", "last_modified", "updated",

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wdsdist.errors import StorageError
-from wdsdist.storage.locations import scrubbed, shown
+from wdsdist.storage.urls import scrubbed, shown
 
 _ABSENT = {404, 410}
 _REFUSED = {401, 403}

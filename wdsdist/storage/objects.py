@@ -15,7 +15,7 @@ from wdsdist.storage.clients import StorageOptions, asked, filesystem, persist
 from wdsdist.storage.deadline import Deadline
 from wdsdist.storage.entries import entry
 from wdsdist.storage.failures import FinalError, MisfitError
-from wdsdist.storage.locations import is_remote, shown
+from wdsdist.storage.urls import is_remote, shown
 
 
 def read(location: str, options: StorageOptions | None = None, *, deadline: Deadline | None = None) -> bytes:

@@ -10,7 +10,7 @@ from wdsdist.errors import ShardNotFoundError, StorageError
 from wdsdist.storage.clients import StorageOptions, filesystem
 from wdsdist.storage.copying import GRACE, Connections, Copy, Transfer
 from wdsdist.storage.deadline import Deadline
-from wdsdist.storage.locations import shown
+from wdsdist.storage.urls import shown
 
 _SHARED = Connections()
 

@@ -14,7 +14,7 @@ _SHARD = 1000
 def make(folder: Path, samples: int) -> Data:
     """Write tars of 1,000 samples of a few bytes, without a file for each, and index them."""
     import wdsdist
-    from wdsdist.tarformat.writer import header, padding
+    from wdsdist.shards.tar.writer import header, padding
 
     root = folder / f"flat-{samples}" / "wdsdist"
     size = checksum = 0

@@ -57,7 +57,7 @@ def _decode(kind: Kind) -> Any:
     if kind.form == "tokens":
         return {kind.extension: np.uint16}
     if kind.form == "images":
-        from wdsdist.transforms import RandomResizedCrop
+        from wdsdist.samples.images.transforms import RandomResizedCrop
 
         return {kind.extension: RandomResizedCrop(CROP)}
     return None

@@ -1,0 +1,305 @@
+"""The house: its packages, the floor each stands on, and who may import whom.
+
+A package imports from packages on lower floors only, never from a neighbour on its own floor. Modules of one package
+may import each other, as long as no imports run in a circle. Imports for the type checker alone
+(``if TYPE_CHECKING``) are free.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import wdsdist
+
+FLOORS: list[dict[str, str]] = [
+    {"errors": "what can go wrong, a public type for each"},
+    {"_util": "what every package needs: checks of arguments, files, process pools, shared memory, this host"},
+    {
+        "distributed": "rank and world, what runs once per node, barriers",
+        "storage": "bytes at a path or URL: clients, downloads, retries, compression",
+    },
+    {"shards": "the format on disk: tars, their indexes, the manifest of a data set"},
+    {"sampling": "which sample comes at which step: pure arithmetic"},
+    {"cache": "verified local copies of remote shards, bounded, and their prefetch"},
+    {"samples": "bytes of members to values, values to the columns of a batch"},
+    {
+        "loader": "the data set, the loader, its workers, and how they resume",
+        "packing": "what people download to shards: sources, plan, write",
+    },
+    {
+        "diagnostics": "answers about data, never on the training path: verify, repair, export, report, profile",
+        "integrations": "helpers for frameworks and clusters",
+    },
+    {"cli": "the command line, a file for each command"},
+    {"__main__": "its other name"},
+    {"wdsdist": "the public names"},
+]
+"""From the ground up: the packages on each floor, and what each is for."""
+
+NOT_PYTHON = {"py.typed"}
+
+READS_ENVIRONMENT = {"distributed", "_util.host"}
+TOUCHES_FILES = {
+    "_util.files", "_util.host", "_util.shared_memory", "distributed", "storage", "shards", "cache",
+    "samples.shard_reader", "packing", "diagnostics",
+}  # fmt: skip
+IMPORTS_TORCH = {
+    "samples.collate", "samples.arrays", "samples.decode", "loader.dataset", "loader.device_prefetch", "loader.ipc",
+    "loader.loader", "loader.passes", "loader.plain_dataloader", "loader.worker_state", "diagnostics.profiling",
+    "integrations.transformers",
+}  # fmt: skip
+"""When they are imported; others import it inside a function, so that the command line starts without it."""
+IMPORTS_WEBDATASET: set[str] = set()
+
+MOST_LINES_OF_A_FILE = 500
+MOST_LINES_OF_A_FUNCTION = 60
+"""Its docstring not counted."""
+
+ROOT = Path(wdsdist.__file__).parent
+FLOOR_OF = {package: number for number, packages in enumerate(FLOORS) for package in packages}
+
+# Calls that reach the file system, by the last part of their name.
+FILE_CALLS = {
+    "open", "fdopen", "mmap", "memmap", "read_bytes", "read_text", "write_bytes", "write_text", "unlink", "remove",
+    "mkdir", "makedirs", "rmdir", "rmtree", "touch", "iterdir", "scandir", "glob", "rglob", "walk", "rename",
+    "symlink_to", "hardlink_to", "mkstemp", "mkdtemp", "TemporaryFile", "NamedTemporaryFile", "TemporaryDirectory",
+}  # fmt: skip
+NOT_A_FILE = {"catalog", "wdsdist", "Image", "ast"}  # `catalog.open` is a data set's, `Image.open` reads from memory
+
+
+def name_of(path: Path) -> str:
+    """Return the dotted name of a source file below wdsdist; that of wdsdist itself is ``wdsdist``.
+
+    >>> name_of(ROOT / "cache" / "locks.py"), name_of(ROOT / "cache" / "__init__.py")
+    ('cache.locks', 'cache')
+    """
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts) or "wdsdist"
+
+
+def package_of(path: Path) -> str:
+    """Return the package that a source file belongs to."""
+    return name_of(path).partition(".")[0]
+
+
+def sources(*, but: set[str] | None = None) -> dict[Path, ast.Module]:
+    """Return the syntax tree of every source file, but for those of some packages or modules."""
+
+    def is_left_out(name: str) -> bool:
+        return any(name == other or name.startswith(f"{other}.") for other in but or set())
+
+    return {
+        path: ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted(ROOT.rglob("*.py"))
+        if not is_left_out(name_of(path))
+    }
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def nodes(tree: ast.AST, *, enter: Callable[[ast.AST], bool] = lambda node: True) -> Iterator[ast.AST]:
+    """Yield the nodes of a tree that run; what is under ``if TYPE_CHECKING`` does not."""
+    for child in ast.iter_child_nodes(tree):
+        if is_type_checking(child):
+            continue
+        yield child
+        if enter(child):
+            yield from nodes(child, enter=enter)
+
+
+def imported(node: ast.AST) -> list[str]:
+    """Return the dotted names that an import statement imports; none for any other node."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        origin = "." * node.level + (node.module or "")
+        return [f"{origin}.{alias.name}" for alias in node.names]
+    return []
+
+
+def is_function(node: ast.AST) -> bool:
+    return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+
+
+def found(violations: Iterator[tuple[Path, ast.AST | int, str]]) -> list[str]:
+    """Return violations as ``file:line: what``."""
+    return [
+        f"{path.relative_to(ROOT.parent)}:{node if isinstance(node, int) else node.lineno}: {what}"  # type: ignore[attr-defined]
+        for path, node, what in violations
+    ]
+
+
+def floor_violations(path: Path, tree: ast.Module) -> Iterator[tuple[Path, ast.AST, str]]:
+    own = package_of(path)
+    for node in nodes(tree):
+        for name in imported(node):
+            if name.startswith("."):
+                yield path, node, "a relative import, which hides the package it reaches into"
+            if not name.startswith("wdsdist"):
+                continue
+            target = [*name.split("."), ""][1]
+            if target == own or (not target and own == "cli"):  # the version that the command line prints
+                continue
+            if target not in FLOOR_OF:
+                yield path, node, f"imports {name}, which is in no package of the house"
+            elif FLOOR_OF[target] >= FLOOR_OF[own]:
+                yield path, node, f"{own} (floor {FLOOR_OF[own]}) imports {target} (floor {FLOOR_OF[target]})"
+
+
+def imports_of_modules(trees: dict[Path, ast.Module]) -> dict[str, set[str]]:
+    """Return which modules each module imports, by dotted names below wdsdist."""
+    names = {name_of(path) for path in trees}
+    graph: dict[str, set[str]] = {name: set() for name in names}
+    for path, tree in trees.items():
+        for name in (name.removeprefix("wdsdist.") for node in nodes(tree) for name in imported(node)):
+            target = name if name in names else name.rpartition(".")[0]
+            if target in names - {name_of(path)}:
+                graph[name_of(path)].add(target)
+    return graph
+
+
+def environment_reads(path: Path, tree: ast.Module) -> Iterator[tuple[Path, ast.AST, str]]:
+    for node in nodes(tree):
+        if isinstance(node, ast.Attribute) and node.attr in {"environ", "environb", "getenv", "getenvb"}:
+            yield path, node, ast.unparse(node)
+        if isinstance(node, ast.ImportFrom) and node.module == "os":
+            yield path, node, ast.unparse(node)  # `from os import environ` would escape the line above
+
+
+def file_calls(path: Path, tree: ast.Module) -> Iterator[tuple[Path, ast.AST, str]]:
+    for node in nodes(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        owner, _, name = called.rpartition(".")
+        to_nowhere = bool(node.args) and ast.unparse(node.args[0]) == "os.devnull"
+        if name in FILE_CALLS and owner not in NOT_A_FILE and not to_nowhere:
+            yield path, node, called
+
+
+def imports_at_the_top(path: Path, tree: ast.Module, package: str) -> Iterator[tuple[Path, ast.AST, str]]:
+    for node in nodes(tree, enter=lambda node: not is_function(node)):
+        for name in imported(node):
+            if name.split(".")[0] == package:
+                yield path, node, f"imports {package}"
+
+
+def long_functions(path: Path, tree: ast.Module) -> Iterator[tuple[Path, ast.AST, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno:
+            lines = node.end_lineno - node.lineno + 1
+            if ast.get_docstring(node) is not None:
+                docstring = node.body[0]
+                lines -= (docstring.end_lineno or docstring.lineno) - docstring.lineno + 1
+            if lines > MOST_LINES_OF_A_FUNCTION:
+                yield path, node, f"{node.name} has {lines} lines, more than {MOST_LINES_OF_A_FUNCTION}"
+
+
+# The rules
+
+
+def test_the_top_holds_the_packages_of_the_house_and_nothing_else() -> None:
+    present = {path.name.removesuffix(".py") for path in ROOT.iterdir() if path.name != "__pycache__"}
+    assert present == set(FLOOR_OF) - {"wdsdist"} | {"__init__"} | NOT_PYTHON
+    assert len(FLOOR_OF) == sum(len(packages) for packages in FLOORS)
+
+
+def test_packages_import_from_lower_floors_only() -> None:
+    assert not found(v for path, tree in sources(but={"wdsdist"}).items() for v in floor_violations(path, tree))
+
+
+def test_no_imports_run_in_a_circle() -> None:
+    list(TopologicalSorter(imports_of_modules(sources())).static_order())
+
+
+def test_a_circle_is_found() -> None:
+    here, there = ROOT / "cache" / "locks.py", ROOT / "cache" / "pins.py"
+    circle = {here: ast.parse("from wdsdist.cache.pins import x"), there: ast.parse("from wdsdist.cache import locks")}
+    with pytest.raises(CycleError):
+        list(TopologicalSorter(imports_of_modules(circle)).static_order())
+
+
+def test_only_two_places_read_the_environment() -> None:
+    assert not found(v for path, tree in sources(but=READS_ENVIRONMENT).items() for v in environment_reads(path, tree))
+
+
+def test_only_the_modules_made_for_it_touch_files() -> None:
+    assert not found(v for path, tree in sources(but=TOUCHES_FILES).items() for v in file_calls(path, tree))
+
+
+@pytest.mark.parametrize(("package", "allowed"), [("torch", IMPORTS_TORCH), ("webdataset", IMPORTS_WEBDATASET)])
+def test_only_the_modules_made_for_it_import_a_slow_package_with_themselves(package: str, allowed: set[str]) -> None:
+    files = sources(but=allowed).items()
+    assert not found(v for path, tree in files for v in imports_at_the_top(path, tree, package))
+
+
+def test_no_file_is_long() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in ROOT.rglob("*.py")}
+    assert not found(
+        (path, lines, f"more than {MOST_LINES_OF_A_FILE} lines")
+        for path, lines in lengths.items()
+        if lines > MOST_LINES_OF_A_FILE
+    )
+
+
+def test_no_function_is_long() -> None:
+    assert not found(v for path, tree in sources().items() for v in long_functions(path, tree))
+
+
+# The rules can be broken
+
+BROKEN: list[tuple[Callable[..., Iterator[tuple[Path, ast.AST, str]]], str]] = [
+    (floor_violations, "from wdsdist import dataset"),
+    (floor_violations, "from wdsdist.loader.dataset import StreamingDataset"),
+    (floor_violations, "import wdsdist.loader.loader"),
+    (floor_violations, "import wdsdist"),
+    (floor_violations, "from wdsdist import pack"),
+    (floor_violations, "from wdsdist.nowhere import x"),
+    (floor_violations, "from . import errors"),
+    (floor_violations, "def f():\n    from wdsdist import loader"),
+    (floor_violations, "from wdsdist.cache import locks"),
+    (environment_reads, "import os\nos.environ['X']"),
+    (environment_reads, "import os\nos.getenv('X')"),
+    (environment_reads, "from os import environ"),
+    (file_calls, "open('x')"),
+    (file_calls, "path.open('rb')"),
+    (file_calls, "mmap.mmap(1, 0)"),
+    (file_calls, "folder.mkdir()"),
+    (lambda path, tree: imports_at_the_top(path, tree, "torch"), "import torch"),
+    (lambda path, tree: imports_at_the_top(path, tree, "torch"), "from torch.utils import data"),
+    (lambda path, tree: imports_at_the_top(path, tree, "torch"), "try:\n    import torch\nexcept ImportError: ..."),
+    (lambda path, tree: imports_at_the_top(path, tree, "torch"), "class A:\n    import torch.nn"),
+    (long_functions, "def f():\n" + "    x = 1\n" * 60),
+]
+
+KEPT: list[tuple[Callable[..., Iterator[tuple[Path, ast.AST, str]]], str]] = [
+    (floor_violations, "from wdsdist.errors import ArgumentError\nfrom wdsdist.sampling import permutation"),
+    (floor_violations, "from wdsdist import storage"),
+    (floor_violations, "if TYPE_CHECKING:\n    from wdsdist import loader"),
+    (file_calls, "catalog.open(shards)"),
+    (file_calls, "os.open(os.devnull, os.O_WRONLY)"),
+    (lambda path, tree: imports_at_the_top(path, tree, "torch"), "def f():\n    import torch"),
+    (long_functions, "def f():\n    '''" + "\n" * 80 + "'''\n" + "    x = 1\n" * 59),
+]
+
+
+@pytest.mark.parametrize(("rule", "code"), BROKEN)
+def test_a_broken_rule_is_found(rule: Callable[..., Iterator[tuple[Path, ast.AST, str]]], code: str) -> None:
+    assert found(rule(ROOT / "sampling" / "order.py", ast.parse(code)))
+
+
+@pytest.mark.parametrize(("rule", "code"), KEPT)
+def test_a_kept_rule_is_not(rule: Callable[..., Iterator[tuple[Path, ast.AST, str]]], code: str) -> None:
+    assert not found(rule(ROOT / "sampling" / "order.py", ast.parse(code)))
+
+
+def test_a_neighbour_on_the_same_floor_is_not_imported() -> None:
+    code = ast.parse("from wdsdist.distributed import identity")
+    assert found(floor_violations(ROOT / "storage" / "urls.py", code))

@@ -1,0 +1,1 @@
+"""What every package needs: checks of arguments, files, process pools, shared memory, this host."""

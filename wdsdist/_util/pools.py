@@ -1,0 +1,202 @@
+"""One place that decides how wdsdist starts processes of its own."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import functools
+import itertools
+import logging
+import multiprocessing
+import multiprocessing.connection
+import multiprocessing.context
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import threading
+import types
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from wdsdist._util.host import cpu_count
+from wdsdist.errors import WdsdistError
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+_log = logging.getLogger("wdsdist")
+_LONGEST_FOLDER = 107 - len("/pymp-00000000/listener-00000000")  # the kernel takes 107 bytes for a socket's name
+_LOOK_AGAIN = 1.0  # seconds
+_numbers = itertools.count()
+_alive: weakref.WeakValueDictionary[int, Carried[Any]] = weakref.WeakValueDictionary()
+_travelling: Counter[int] = Counter()
+"""Of the values that are alive, those that the workers of an open pool have."""
+_arrived: dict[int, Carried[Any]] = {}
+"""In a worker: what it was given when it started."""
+_following = 0
+"""The process that watches its parent; what it forks does not."""
+
+
+class Carried(Generic[T]):
+    """A value that the workers of `pool` get when they start, not with each piece of work.
+
+    A data set may be large, and need not pickle where processes are forked. Pickled for anyone else, it is a copy.
+    """
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+        self._number = next(_numbers)
+        _alive[self._number] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if _travelling[self._number]:
+            return _take, (self._number,)
+        return Carried, (self.value,)
+
+
+def _take(number: int) -> Carried[Any]:
+    return _arrived[number]
+
+
+@contextlib.contextmanager
+def pool(workers: int | None, tasks: int, *, threads: int = 1) -> Iterator[concurrent.futures.Executor]:
+    """Give an executor for ``tasks`` pieces of work: processes, or threads where there is only one to do.
+
+    ``workers`` is the most processes to start; by default one for each core that this process may use. ``threads`` is
+    how many pieces this process does at once where it starts none.
+
+    Processes are forked where this process has a single thread: that needs no ``if __name__ == "__main__"`` in the
+    caller's script and copies nothing. A second thread could hold a lock at the moment of the fork, and the child
+    would wait for it for ever; then the processes start from a clean server, which does not run the script either.
+    A process that may have no children, such as the worker of a ``DataLoader``, does the work in a thread; so does one
+    that cannot fork, where a `Carried` value does not pickle or comes from the script itself.
+
+    Leaving the block waits for the work that is under way. An exception in the block, also that of Ctrl-C, cancels
+    all work that has not begun.
+    """
+    carried = dict(_alive.items())  # unlike the dictionary itself, these may be read while values are collected
+    executor = _executor(min(workers or cpu_count(), tasks), max(1, min(threads, tasks)), carried)
+    _travelling.update(carried.keys())
+    try:
+        yield executor
+    except BaseException:
+        executor.shutdown(cancel_futures=True)
+        raise
+    finally:
+        executor.shutdown()
+        _travelling.subtract(carried.keys())
+
+
+def apart(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """Return what a function does in a process of its own, started as those of `pool` are.
+
+    Whatever it opens is not inherited by workers that are forked later: with a shared place in a file, each would read
+    where another one has just been. Raises `WdsdistError` where the process dies.
+    """
+    try:
+        with pool(2, 2) as executor:
+            return executor.submit(function, *args, **options).result()
+    except BrokenProcessPool as error:
+        raise WdsdistError(
+            "a process that was looking at the source died, perhaps killed for want of memory"
+        ) from error
+
+
+def _executor(count: int, threads: int, carried: dict[int, Carried[Any]]) -> concurrent.futures.Executor:
+    if count <= 1 or multiprocessing.current_process().daemon:
+        return _threads(threads)
+    if threading.active_count() == 1:
+        context: Any = multiprocessing.get_context("fork")
+        given: dict[int, Carried[Any]] | bytes = carried
+    elif len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER:
+        return _one_thread(
+            f"the folder for temporary files is too long for a socket (over {_LONGEST_FOLDER} bytes): set TMPDIR"
+        )
+    else:
+        context = _CleanContext()
+        try:
+            given = pickle.dumps({number: one.value for number, one in carried.items()})
+        except Exception as error:  # each class has its own
+            return _one_thread(f"what is to be packed does not pickle ({type(error).__name__}: {error})")
+        if b"__main__" in given:
+            return _one_thread("what is to be packed is defined in the script itself, not in a module")
+    return concurrent.futures.ProcessPoolExecutor(count, mp_context=context, initializer=_settle, initargs=(given,))
+
+
+def _one_thread(reason: str) -> concurrent.futures.Executor:
+    _warn(f"working in one process: this one has threads, so that it must not fork, and {reason}")
+    return _threads(1)
+
+
+def _threads(count: int) -> concurrent.futures.Executor:
+    executor = concurrent.futures.ThreadPoolExecutor(count)
+    # An interrupt while a thread starts would leave that running, unknown to the executor: they start before work.
+    started = threading.Barrier(count)
+    concurrent.futures.wait([executor.submit(started.wait) for _ in range(count)])
+    return executor
+
+
+@functools.cache  # once is enough for one reason
+def _warn(message: str) -> None:
+    _log.warning("%s", message)
+
+
+class _CleanProcess(multiprocessing.context.ForkServerProcess):
+    """A process that knows nothing of the script that starts it."""
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802 - multiprocessing's name
+        # A script without ``if __name__ == "__main__"`` would run again in the child, come to the same call, and wait
+        # there for the lock that its parent holds. What the workers run is all in wdsdist, so main can stay out.
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            return multiprocessing.context.ForkServerProcess._Popen(process_obj)
+        finally:
+            sys.modules["__main__"] = main
+
+
+class _CleanContext(multiprocessing.context.ForkServerContext):
+    Process = _CleanProcess
+
+
+def _settle(given: dict[int, Carried[Any]] | bytes) -> None:
+    """Tie a worker's end to that of the process that started it, and take what comes along."""
+    # Ctrl-C reaches the whole group: the parent decides what follows, and the workers print no tracebacks.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    follow_parent()
+    if isinstance(given, bytes):
+        given = {number: Carried(value) for number, value in pickle.loads(given).items()}
+    _arrived.update(given)
+    # There is a worker for each core; and of torch's threads a fork copies none, so that it would wait for them.
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
+
+
+def follow_parent() -> None:
+    """Tie the end of this process to that of the one that started it through ``multiprocessing``, where one did.
+
+    A worker of a pool whose parent was killed would wait for work for ever, and go on writing beside the next run's
+    workers. Those of torch look after their parent only between two batches; and for ever in vain where it died before
+    they first looked, because they take the process that adopts them for it.
+    """
+    global _following
+    parent = multiprocessing.parent_process()
+    if parent is not None and _following != os.getpid():
+        _following = os.getpid()
+        threading.Thread(target=_end_with, args=(parent,), name="wdsdist-follow-parent", daemon=True).start()
+
+
+def _end_with(parent: Any) -> None:
+    # Others that this parent forked later keep the sentinel silent. A fork server, though, is not who started us.
+    this = multiprocessing.current_process()
+    expected = os.getppid() if isinstance(this, multiprocessing.context.ForkServerProcess) else parent.pid
+    while not multiprocessing.connection.wait([parent.sentinel], _LOOK_AGAIN) and os.getppid() == expected:
+        pass
+    os._exit(1)

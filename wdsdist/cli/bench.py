@@ -1,0 +1,140 @@
+"""The command that measures: ``bench``."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wdsdist.cli.sizes import contents, human
+
+if TYPE_CHECKING:
+    from wdsdist.diagnostics.profiling import Costs, Rate
+    from wdsdist.loader.dataset import StreamingDataset
+
+_IMAGES = ("jpg", "jpeg", "png", "webp")
+
+
+def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int]:
+    """Read a list such as ``0,2,4``; without one, double the workers up to the number of cores."""
+    from wdsdist._util.host import cpu_count
+
+    if value is None:
+        cores = cpu_count()
+        return [0, *(1 << power for power in range(cores.bit_length()) if 1 << power < cores), cores]
+    try:
+        found = [int(part) for part in value.split(",")]
+    except ValueError:
+        found = [-1]
+    if min(found) < 0:
+        raise click.BadParameter(f"{value!r} is no list of numbers of workers such as 0,2,4", ctx, param)
+    return found
+
+
+def _dtypes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
+    """Read pairs such as ``bin=uint16``."""
+    import numpy as np
+
+    found: dict[str, Any] = {}
+    for value in values:
+        extension, _, name = value.partition("=")
+        try:
+            found[extension] = np.dtype(name)
+        except TypeError:
+            raise click.BadParameter(f"{value!r} is no pair such as bin=uint16", ctx, param) from None
+    return found
+
+
+@click.command()
+@click.argument("shards", nargs=-1, required=True)
+@click.option("--fields", help="Members to read, such as 'jpg;png,cls'.  [default: all]")
+@click.option("--decode", help="'true' for the table of extensions, or an image form such as rgb8.  [default: bytes]")
+@click.option("--crop", type=click.IntRange(min=1), help="Decode images to random crops of this size.")
+@click.option("--dtype", "dtypes", multiple=True, callback=_dtypes, help="A raw array's type: bin=uint16.")
+@click.option("--batch-size", type=int, default=64, show_default=True)
+@click.option("--workers", callback=_numbers, help="Numbers of workers to try: 0,2,4.  [default: up to the cores]")
+@click.option("--seconds", type=click.FloatRange(min=0.01), default=3.0, show_default=True, help="For each figure.")
+@click.option(
+    "--step", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Milliseconds of training a batch."
+)
+@click.option("--cache-dir", type=click.Path(file_okay=False), help="Where remote shards are kept.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def bench(
+    shards: tuple[str, ...], workers: list[int], batch_size: int, seconds: float, step: float, as_json: bool, **how: Any
+) -> None:
+    """Measure how fast SHARDS load here, what the time goes into, and suggest a number of workers."""
+    from wdsdist.diagnostics import profiling
+
+    dataset = _dataset(shards, **how)
+    if not as_json:
+        size = human(dataset.ordering.mean_sample_bytes * batch_size)
+        click.echo(f"data:       {contents(dataset.manifest)}; batches of {batch_size:,} samples, {size}")
+    found = profiling.costs(dataset, batch_size, seconds=seconds)
+    if not as_json:
+        _show_costs(found)
+        click.echo(f"{'workers':>7}  {'samples/s':>11}  {'MB/s':>8}  {'first batch':>11}  {'waiting':>7}")
+    rates = []
+    for number in workers:
+        rates.append(profiling.rate(dataset, batch_size, workers=number, seconds=seconds, step=step / 1000))
+        if not as_json:
+            _show_rate(rates[-1], found)
+    best = profiling.suggested(rates)
+    if as_json:
+        rows = [asdict(one) for one in rates]
+        click.echo(json.dumps({"costs": asdict(found), "rates": rows, "suggested_workers": best}, indent=1))
+        return
+    click.echo(f"suggestion: num_workers={best}, {_reason(rates, best, step)}")
+
+
+def _dataset(
+    shards: tuple[str, ...],
+    *,
+    fields: str | None,
+    decode: str | None,
+    crop: int | None,
+    dtypes: dict[str, Any],
+    cache_dir: str | None,
+) -> StreamingDataset:
+    if sum(map(bool, (decode, crop or dtypes))) > 1:
+        raise click.UsageError("give either --decode, or --crop and --dtype")
+    from wdsdist.loader.dataset import StreamingDataset
+    from wdsdist.samples.images.transforms import RandomResizedCrop
+    from wdsdist.shards.open import open as open_shards
+
+    how: Any = {"true": True, None: None}.get(decode, decode)
+    if crop or dtypes:
+        how = {**dtypes, **({extension: RandomResizedCrop(crop) for extension in _IMAGES} if crop else {})}
+    return StreamingDataset(
+        open_shards(shards[0] if len(shards) == 1 else shards),
+        fields=fields.split(",") if fields else None,
+        decode=how,
+        cache_dir=cache_dir,
+    )
+
+
+def _show_costs(found: Costs) -> None:
+    parts = {"read": found.read, "decode": found.decode, "transport": found.transport}
+    total = sum(parts.values())
+    click.echo(f"a sample:   {total * 1e6:,.1f} us of one core, {human(found.sample_bytes)} read")
+    for name, cost in parts.items():
+        click.echo(f"  {name + ':':<10}{cost * 1e6:>10,.1f} us  {cost / total:>4.0%}")
+
+
+def _show_rate(one: Rate, found: Costs) -> None:
+    speed = one.samples_per_second * found.sample_bytes / 1e6
+    click.echo(
+        f"{one.workers:>7}  {one.samples_per_second:>11,.0f}  {speed:>8,.0f}  {one.first_batch:>9.2f} s  "
+        f"{one.waiting:>7.0%}"
+    )
+
+
+def _reason(rates: list[Rate], best: int, step: float) -> str:
+    chosen = next(one for one in rates if one.workers == best)
+    if step:
+        return f"the fewest with which training waits for {chosen.waiting:.0%} of its time"
+    if best == max(one.workers for one in rates) and best >= (os.cpu_count() or 1):
+        return "all cores: decoding less, or smaller images, would help more than anything else"
+    return "the fewest within 5 % of the best; with --step MILLISECONDS, training's time a batch, fewer may do"

@@ -1,0 +1,75 @@
+"""The command for shards that others made: ``index``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from wdsdist.cli.progress import meter
+from wdsdist.cli.sizes import contents, counted
+
+if TYPE_CHECKING:
+    from wdsdist.shards.build_index import IndexProgress
+    from wdsdist.shards.manifest import Manifest
+
+
+@click.command()
+@click.argument("shards", nargs=-1, required=True)
+@click.option("--output", metavar="DIR", help="Write the indexes there.  [default: beside the shards]")
+@click.option(
+    "--export",
+    "formats",
+    type=click.Choice(["dali", "energon", "wids", "timm"]),
+    multiple=True,
+    help="Write that tool's index too.  [several times: several tools]",
+)
+@click.option("--split", default="train", show_default=True, help="What SHARDS are, for --export energon and timm.")
+@click.option("--workers", type=int, help="Shards read at once.  [default: one for each core, 16 of a remote store]")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
+def index(
+    shards: tuple[str, ...], output: str | None, formats: tuple[str, ...], split: str, workers: int | None, quiet: bool
+) -> None:
+    """Index tars that other tools wrote: an index for each, and an index.json for all.
+
+    SHARDS may be local or URLs, plain or compressed. Of remote tars with large members only the headers are read. With
+    --output, open the data set by DIR. With --export, a data set that has an index keeps it.
+    """
+    from wdsdist.diagnostics.exports import export
+
+    known = _opened(shards) if formats else None
+    manifest = known or _indexed(shards, output, workers, quiet)
+    if not quiet and not known:
+        click.echo(f"indexed: {contents(manifest)}, in {manifest.base}")
+        for what, count in manifest.extra.get("skipped", {}).items():
+            click.echo(f"skipped: {count:,} x {what}")
+    for name in formats:
+        files = export(manifest, name, output=output, split=split, workers=workers)
+        if not quiet:
+            click.echo(f"exported for {name}: {counted(len(files), 'file')}, such as {files[0]}")
+
+
+def _opened(shards: tuple[str, ...]) -> Manifest | None:
+    """Return the data set that a folder or an index.json is, if it is one."""
+    from wdsdist.errors import IndexNotFoundError
+    from wdsdist.shards.open import open as open_shards
+    from wdsdist.shards.tar import is_tar
+
+    if len(shards) > 1 or ".tar" in shards[0] or is_tar(shards[0]):
+        return None
+    try:
+        return open_shards(shards[0])
+    except IndexNotFoundError:
+        return None
+
+
+def _indexed(shards: tuple[str, ...], output: str | None, workers: int | None, quiet: bool) -> Manifest:
+    from wdsdist.shards.build_index import index as run
+
+    with meter("indexing", quiet=quiet) as shown:
+
+        def show(state: IndexProgress) -> None:
+            note = f"{state.shards_done:,} of {state.shards:,} shards, {state.samples_done:,} samples"
+            shown.update(state.bytes_done, state.bytes, note)
+
+        return run(shards[0] if len(shards) == 1 else shards, output=output, workers=workers, progress=show)

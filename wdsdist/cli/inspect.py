@@ -1,0 +1,136 @@
+"""Commands that look into data sets: ``info``, ``ls`` and ``cat``."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wdsdist.cli.sizes import counted, human
+
+if TYPE_CHECKING:
+    from wdsdist.samples.shard_reader import MappedShard
+    from wdsdist.shards.manifest import Manifest
+
+_NAMED = 10  # classes that `info` names before it only counts
+
+
+@click.command()
+@click.argument("shards", nargs=-1, required=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def info(shards: tuple[str, ...], as_json: bool) -> None:
+    """Say what SHARDS hold: samples, shards, bytes, fields and classes."""
+    manifest = _open(shards)
+    facts = _facts(manifest)
+    if as_json:
+        click.echo(json.dumps(facts, indent=1))
+        return
+    classes = facts["classes"]
+    lines = {
+        "location": facts["location"],
+        "samples": f"{facts['samples']:,}",
+        "shards": f"{facts['shards']:,}",
+        "bytes": f"{human(facts['bytes'])} ({facts['bytes']:,})",
+        **({"tars": f"{human(facts['tar_bytes'])}, decompressed"} if facts["tar_bytes"] != facts["bytes"] else {}),
+        "mean sample": human(facts["mean_sample_bytes"]),
+        "fields": ", ".join(facts["fields"]) or "none",
+        "classes": f"{len(classes):,}: {', '.join(classes[:_NAMED])}{', ...' if len(classes) > _NAMED else ''}"
+        if classes
+        else "not recorded",
+    }
+    for name, value in lines.items():
+        click.echo(f"{name + ':':<13}{value}")
+
+
+@click.command()
+@click.argument("shards", nargs=-1, required=True)
+@click.option("--samples", is_flag=True, help="List samples instead: number, key, shard, fields with sizes.")
+@click.option("--limit", type=click.IntRange(min=0), help="Most lines to print.  [default: all]")
+def ls(shards: tuple[str, ...], samples: bool, limit: int | None) -> None:
+    """List the shards, one on each line: name, samples, size. With --samples, list the samples.
+
+    Columns are separated by tabs.
+    """
+    manifest = _open(shards)
+    lines = _sample_lines(manifest) if samples else _shard_lines(manifest)
+    for line in itertools.islice(lines, limit):
+        click.echo(line)
+
+
+@click.command()
+@click.argument("shards")
+@click.argument("sample")
+@click.argument("field", required=False)
+def cat(shards: str, sample: str, field: str | None) -> None:
+    """Write the data of one member, as it is stored, to standard output.
+
+    SAMPLE is a key, or the number of a sample as `ls --samples` shows it; a key goes first where it could be either.
+    Without FIELD, list the members of the sample instead.
+    """
+    from wdsdist.cli.lookup import find_sample, member
+
+    shard, number = find_sample(_open((shards,)), sample)
+    if field is None:
+        click.echo(f"{shard.index.key(number)}\t{shard.name}")
+        for extension, _, size in shard.index.members(number):
+            click.echo(f"{extension}\t{human(size)}")
+    else:
+        sys.stdout.buffer.write(member(shard, number, field))
+
+
+def _open(shards: tuple[str, ...]) -> Manifest:
+    from wdsdist.shards.open import open as open_shards
+
+    return open_shards(shards[0] if len(shards) == 1 else shards)
+
+
+def _facts(manifest: Manifest) -> dict[str, Any]:
+    from wdsdist import storage
+    from wdsdist.cli.lookup import mapped
+
+    extra = manifest.extra
+    if "fields" not in extra or "payload_bytes" not in extra:
+        indexes = [shard.index for _, shard in mapped(manifest)]
+        extensions = {extension.lower() for index in indexes for extension in index.extensions}
+        extra = {
+            **extra,
+            "fields": sorted(extensions),
+            "payload_bytes": sum(int(index.sizes.sum()) for index in indexes),
+        }
+    return {
+        "location": storage.shown(manifest.base),
+        "samples": manifest.num_samples,
+        "shards": len(manifest.counts),
+        "bytes": manifest.num_bytes,
+        "tar_bytes": manifest.num_tar_bytes,
+        "payload_bytes": extra["payload_bytes"],
+        "mean_sample_bytes": round(extra["payload_bytes"] / max(manifest.num_samples, 1), 1),
+        "fields": extra["fields"],
+        "classes": extra.get("classes"),
+        "source": extra.get("source"),
+        "shuffle_seed": extra.get("shuffle_seed"),
+    }
+
+
+def _shard_lines(manifest: Manifest) -> Iterator[str]:
+    for number in range(len(manifest.counts)):
+        shard = manifest.shard(number)
+        size = human(shard.size) if shard.size >= 0 else "size unknown"
+        yield f"{shard.name}\t{counted(shard.num_samples, 'sample')}\t{size}"
+
+
+def _sample_lines(manifest: Manifest) -> Iterator[str]:
+    from wdsdist.cli.lookup import mapped
+
+    for first, shard in mapped(manifest):
+        yield from _lines_of(first, shard)
+
+
+def _lines_of(first: int, shard: MappedShard) -> Iterator[str]:
+    for sample in range(shard.index.num_samples):
+        fields = ", ".join(f"{extension} ({human(size)})" for extension, _, size in shard.index.members(sample))
+        yield f"{first + sample}\t{shard.index.key(sample)}\t{shard.name}\t{fields}"

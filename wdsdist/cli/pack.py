@@ -1,0 +1,222 @@
+"""The command that makes data sets: ``pack``."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wdsdist.cli.progress import meter
+from wdsdist.cli.sizes import byte_count, contents, counted, human
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from wdsdist.distributed.run_once import Scope
+    from wdsdist.packing import PackProgress
+    from wdsdist.packing.sources import OnError
+    from wdsdist.shards.manifest import Manifest
+
+
+def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str] | None:
+    """Read the values of a repeated option: ``image=jpg``."""
+    found: dict[str, str] = {}
+    for value in values:
+        name, equals, what = value.rpartition("=")
+        if not equals or not name or name in found:
+            raise click.BadParameter(f"{value!r} is not a column and its extension: write it as image=jpg", ctx, param)
+        found[name] = what
+    return found or None
+
+
+@click.command()
+@click.argument("source")
+@click.argument("dest")
+@click.option(
+    "--shard-bytes",
+    metavar="SIZE",
+    callback=byte_count,
+    default="64MiB",
+    show_default=True,
+    help="Most bytes of a shard.",
+)
+@click.option("--shard-samples", type=int, help="Most samples of a shard.  [default: only bytes count]")
+@click.option("--workers", type=int, help="Processes that write.  [default: one for each core]")
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "dask", "ray"]),
+    default="local",
+    show_default=True,
+    help="Who writes: processes here, or a cluster of yours whose workers see SOURCE and DEST.",
+)
+@click.option("--address", help="Where the cluster is.  [default: where the engine's own settings say]")
+@click.option("--seed", type=int, help="Decides the order of the samples.  [default: 0]")
+@click.option("--no-shuffle", is_flag=True, help="Keep the order of the source.")
+@click.option("--from", "kind", metavar="KIND", help="What SOURCE is, such as folder or csv.  [default: as it looks]")
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    metavar="NAME=EXTENSION",
+    callback=_pairs,
+    help="Of a table, the member that a column becomes, as in image=jpg; __key__ for the key, nothing to leave it out.",
+)
+@click.option(
+    "--class-folders/--no-class-folders",
+    default=None,
+    help="Give each sample a cls member, the number of its folder in SOURCE.  [default: if they look like classes]",
+)
+@click.option("--encode", metavar="NAME", help="Function my_module:encode from an item of SOURCE to a sample dict.")
+@click.option("--max-side", metavar="N", type=int, help="Scale images down to N pixels on the longer side.")
+@click.option("--quality", type=int, help="Of JPEG and WebP images that were scaled down, 1 to 95.  [default: 90]")
+@click.option(
+    "--compress", metavar="zst[:LEVEL]", help="Compress the shards, as .tar.zst.  [default level: 3, of 1 to 22]"
+)
+@click.option("--overwrite", is_flag=True, help="Replace another data set that wdsdist packed into DEST.")
+@click.option(
+    "--on-error",
+    type=click.Choice(["raise", "skip"]),
+    default="raise",
+    show_default=True,
+    help="What becomes of a sample that cannot be packed: an error, or it is left out and listed in a report.",
+)
+@click.option(
+    "--scope",
+    type=click.Choice(["node", "cluster"]),
+    default="node",
+    show_default=True,
+    help="Where several processes are launched, by torchrun or Slurm: one packs on each node, or one in all.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
+def pack(
+    source: str,
+    dest: str,
+    shard_bytes: int,
+    shard_samples: int | None,
+    workers: int | None,
+    engine: str,
+    address: str | None,
+    seed: int | None,
+    no_shuffle: bool,
+    kind: str | None,
+    columns: dict[str, str] | None,
+    class_folders: bool | None,
+    encode: str | None,
+    max_side: int | None,
+    quality: int | None,
+    compress: str | None,
+    overwrite: bool,
+    on_error: OnError,
+    scope: Scope,
+    quiet: bool,
+) -> None:
+    """Pack SOURCE into shards in DEST, a folder or a URL.
+
+    SOURCE is a folder of files, where those whose paths agree up to the first dot of their names become one sample; an
+    IDX set such as mnist/train or train-images-idx3-ubyte.gz; or a table whose rows are samples: a .csv, .tsv or
+    .jsonl file, .parquet or .arrow files, or a folder that datasets' save_to_disk wrote; a .zip or .tar archive of
+    files, plain or compressed; WebDataset shards, by folder or pattern; or a URL of any of these. Or it names a data
+    set, an iterable of samples, or a function that returns one of them, in the current folder or installed:
+    my_module:make_dataset. An interrupted command goes on where it stopped when it is run again; a finished one
+    returns at once.
+    """
+    from wdsdist.cli import launched
+    from wdsdist.packing import pack as run
+
+    last: PackProgress | None = None
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        executor = stack.enter_context(_cluster(engine, address))
+        shown = stack.enter_context(meter("packing", quiet=quiet))
+
+        def show(state: PackProgress) -> None:
+            nonlocal last
+            last = state
+            shown.update(state.bytes_done, state.bytes, _progress(state, time.monotonic() - began))
+
+        def pack(source: str, dest: str, options: dict[str, Any]) -> Manifest:
+            return run(source, dest, progress=show, executor=executor, **options)
+
+        options = {
+            "shard_bytes": shard_bytes,
+            "shard_samples": shard_samples,
+            "workers": workers,
+            "shuffle_seed": None if no_shuffle else "auto" if seed is None else seed,
+            "kind": kind,
+            "class_folders": class_folders,
+            "columns": columns,
+            "encode": encode,
+            "max_side": max_side,
+            "quality": quality,
+            "compress": compress,
+            "overwrite": overwrite,
+            "on_error": on_error,
+        }
+        manifest = launched.once(pack, (source, dest, options), scope=scope, directory=dest, quiet=quiet)
+    if not quiet:
+        _sum_up(manifest, last, time.monotonic() - began)
+
+
+def _progress(state: PackProgress, seconds: float) -> str:
+    """Say how far packing has come."""
+    note = f"{_of(state.samples_done, state.samples)} samples, {_of(state.shards_done, state.shards)} shards"
+    if state.left_out:
+        note += f", {state.left_out:,} left out"
+    if state.samples_done > state.samples_kept:
+        note += f", {(state.samples_done - state.samples_kept) / seconds:,.0f} samples/s"
+    return note
+
+
+def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> None:
+    """Say what has been packed."""
+    from wdsdist.packing import report
+    from wdsdist.storage import shown as shown_location
+
+    place = shown_location(manifest.base)
+    click.echo(f"{'packed' if last else 'packed already'}: {contents(manifest)}, in {place}")
+    if columns := manifest.extra.get("columns"):
+        click.echo("columns: " + ", ".join(f"{name} {_becomes(what)}" for name, what in columns.items()))
+    payload = manifest.extra["payload_bytes"]
+    tar_bytes = manifest.num_tar_bytes
+    overhead = tar_bytes - payload
+    each = overhead / max(manifest.num_samples, 1)
+    click.echo(f"overhead: {human(overhead)} over {human(payload)} of payload, {each:,.0f} B a sample")
+    if tar_bytes != manifest.num_bytes:
+        click.echo(f"compressed: {human(tar_bytes)} of tars to {manifest.num_bytes / tar_bytes:.1%}")
+    if last and last.bytes_done > last.bytes_kept:
+        samples, size = last.samples_done - last.samples_kept, last.bytes_done - last.bytes_kept
+        click.echo(f"time: {seconds:,.1f} s, {samples / seconds:,.0f} samples/s, {size / seconds / 1e6:,.1f} MB/s")
+    if classes := manifest.extra.get("classes"):
+        click.echo(f"classes: {len(classes):,}, from {classes[0]} to {classes[-1]}, as cls members")
+    for what, count in manifest.extra.get("skipped", {}).items():
+        click.echo(f"skipped: {count:,} x {what}")
+    if renamed := manifest.extra.get("renamed_keys"):
+        click.echo(f"renamed: {counted(renamed, 'key')} that an earlier shard has too, by a number, such as 0001~2")
+    if left_out := manifest.extra.get("left_out"):
+        click.echo(
+            f"left out: {counted(left_out, 'sample')}, listed in {shown_location(manifest.base)}/{report.FILE_NAME}"
+        )
+
+
+def _of(done: int, total: int | None) -> str:
+    return f"{done:,}" if total is None else f"{done:,} of {total:,}"
+
+
+def _becomes(extension: str) -> str:
+    """Say what became of a column."""
+    if not extension:
+        return "left out"
+    return "gives the key" if extension == "__key__" else f"as {extension}".replace("*", "its files are")
+
+
+def _cluster(engine: str, address: str | None) -> AbstractContextManager[Executor | None]:
+    if engine == "local":
+        if address is not None:
+            raise click.UsageError("--address goes with --engine dask or ray")
+        return contextlib.nullcontext()
+    from wdsdist.integrations.engines import connect
+
+    return connect(engine, address)

@@ -1,0 +1,191 @@
+"""The command that tells what an epoch will be like: ``plan``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wdsdist.cli.sizes import byte_count, human
+
+if TYPE_CHECKING:
+    from wdsdist.diagnostics.epoch_report import Forecast, World
+
+_SHOWN = 8  # samples of a batch, and shards of a rank, that are printed before they are only counted
+
+
+@click.command()
+@click.argument("shards", nargs=-1)
+@click.option("--shards", "num_shards", type=click.IntRange(min=1), help="Instead of SHARDS: how many shards.")
+@click.option("--samples", type=click.IntRange(min=1), help="Instead of SHARDS: how many samples in all.")
+@click.option(
+    "--shard-bytes", metavar="SIZE", callback=byte_count, default="64MiB", show_default=True,
+    help="Bytes of a shard, where SHARDS does not tell.",
+)  # fmt: skip
+@click.option("--ranks", type=int, default=1, show_default=True, help="World size.")
+@click.option("--ranks-per-node", type=int, default=8, show_default=True)
+@click.option("--workers", type=int, default=4, show_default=True, help="Loader workers of each rank.")
+@click.option("--batch-size", type=int, default=64, show_default=True, help="Samples a batch on each rank.")
+@click.option("--epoch", type=int, default=0, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--order", type=click.Choice(["shard", "sampler"]), default="shard", show_default=True)
+@click.option("--no-shuffle", is_flag=True, help="As shuffle=False.")
+@click.option("--shuffle-window", type=int, help="Samples shuffled together.  [default: 16 shards' worth]")
+@click.option("--num-canonical-replicas", type=int, help="Lanes of the order.  [default: the world size]")
+@click.option(
+    "--keep-tail", is_flag=True, help="Keep last batches that are not full, as drop_last=False of the loader."
+)
+@click.option("--rank", type=int, help="Show what this rank reads.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw which shards ranks read (png, svg)."
+)
+def plan(rank: int | None, workers: int, as_json: bool, plot: Path | None, **options: Any) -> None:
+    """Tell what an epoch over SHARDS will be like, without reading any data.
+
+    For data that is not there yet, give --shards and --samples instead.
+    """
+    from wdsdist._util.validation import check_integer
+    from wdsdist.diagnostics.epoch_report import forecast
+
+    check_integer("workers", workers, 0)
+    world = _world(**options)
+    if rank is not None:
+        check_integer("rank", rank, 0, world.plan.num_replicas - 1)
+    found = forecast(world)
+    facts = _facts(world, found, workers)
+    of_rank = None if rank is None else _rank_facts(world, rank, workers)
+    if as_json:
+        click.echo(json.dumps({**facts, **({} if of_rank is None else {"rank": of_rank})}, indent=1))
+    else:
+        for line in [*_lines(world, found, workers), *(_rank_lines(of_rank) if of_rank else ())]:
+            click.echo(line)
+    if plot is not None:
+        from wdsdist.cli.plotting import draw
+
+        draw(world, plot, rank=rank)
+        click.echo(f"drawn: {plot}", err=True)
+
+
+def _world(
+    *, shards: tuple[str, ...], num_shards: int | None, samples: int | None, shard_bytes: int, ranks: int,
+    ranks_per_node: int, batch_size: int, epoch: int, seed: int, order: str, no_shuffle: bool,
+    shuffle_window: int | None, num_canonical_replicas: int | None, keep_tail: bool,
+) -> World:  # fmt: skip
+    import numpy as np
+
+    from wdsdist._util.validation import check_integer
+    from wdsdist.diagnostics.epoch_report import World
+    from wdsdist.sampling.epoch_plan import EpochPlan
+    from wdsdist.sampling.order import OrderSettings, default_window
+
+    if bool(shards) == bool(num_shards and samples):
+        raise click.UsageError("give either SHARDS, or both --shards and --samples")
+    if shards:
+        from wdsdist.shards.open import open as open_shards
+
+        manifest = open_shards(shards[0] if len(shards) == 1 else shards)
+        counts = manifest.counts
+        sizes = np.maximum(manifest.sizes, manifest.tar_sizes)  # as they lie in the cache
+        sizes = np.where(sizes < 0, shard_bytes, sizes)
+    else:
+        many = num_shards or 1
+        share, more = divmod(samples or 0, many)
+        counts = np.full(many, share)
+        counts[:more] += 1
+        sizes = np.full(many, shard_bytes)
+    check_integer("ranks", ranks, 1)
+    settings = OrderSettings(
+        name="sampler" if order == "sampler" else "shard",
+        shuffle=not no_shuffle,
+        seed=seed,
+        window=default_window(counts) if shuffle_window is None else shuffle_window,
+        num_canonical_replicas=ranks if num_canonical_replicas is None else num_canonical_replicas,
+    )
+    plan = EpochPlan(
+        num_samples=int(counts.sum()),
+        num_replicas=ranks,
+        batch_size=check_integer("batch_size", batch_size, 1),
+        drop_last=False,
+        drop_last_batch=not keep_tail,
+    )
+    return World(counts=counts, sizes=sizes, settings=settings, plan=plan, ranks_per_node=ranks_per_node, epoch=epoch)
+
+
+def _facts(world: World, found: Forecast, workers: int) -> dict[str, Any]:
+    settings = asdict(world.settings)
+    return {
+        "samples": world.plan.num_samples,
+        "shards": len(world.counts),
+        "bytes": int(world.sizes.sum()),
+        "ranks": world.plan.num_replicas,
+        "nodes": len(world.nodes()),
+        "workers": workers,
+        "batch_size": world.plan.batch_size,
+        "epoch": world.epoch,
+        "order": settings.pop("name"),
+        **settings,
+        **asdict(found),
+    }
+
+
+def _lines(world: World, found: Forecast, workers: int) -> list[str]:
+    total, settings = world.plan.num_samples, world.settings
+    nodes = len(world.nodes())
+    window = f", windows of {settings.window:,} samples" if settings.name == "shard" and settings.shuffle else ""
+    lanes = f" in {settings.num_canonical_replicas:,} lanes" if settings.name == "shard" else ""
+    rows = {
+        "data": f"{total:,} samples in {len(world.counts):,} shards, {human(int(world.sizes.sum()))}",
+        "world": f"{world.plan.num_replicas:,} ranks on {nodes:,} nodes, {workers} workers a rank",
+        "order": f"{settings.name}{lanes}{window}, seed {settings.seed}, epoch {world.epoch}",
+        "batches": f"{found.batches_per_rank:,} of {world.plan.batch_size:,} samples on each rank",
+        "samples": f"{found.samples_per_rank:,} on each rank; {found.samples_dropped:,} dropped, "
+        f"{found.samples_repeated:,} repeated, of {total:,}",
+        "shards opened": f"{_range(found.shards_per_node)} on each node, {sum(found.shards_per_node):,} in all",
+        "bytes read": f"{_range(found.bytes_per_node, human)} on each node, {human(sum(found.bytes_per_node))} in all",
+        "cache needed": f"{human(found.cache_bytes_per_rank)} a rank, {human(found.cache_bytes_per_node)} a node, for "
+        "the current and the next window",
+        "mixing": "of this order, and of a uniform shuffle",
+        "  same shard": f"{found.mixing.same_shard:.3f}  {found.uniform.same_shard:.3f}  of neighbours in a batch",
+        "  moved": f"{found.mixing.moved:.3f}  {found.uniform.moved:.3f}  of the data set, on average",
+        "  entropy": f"{found.mixing.batch_entropy:.2f}   {found.uniform.batch_entropy:.2f}   bits in a batch, "
+        f"if 100 classes lay in order",
+    }
+    return [f"{name + ':':<15}{text}" for name, text in rows.items()]
+
+
+def _range(values: tuple[int, ...], show: Any = "{:,}".format) -> str:
+    low, high = show(min(values)), show(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def _rank_facts(world: World, rank: int, workers: int) -> dict[str, Any]:
+    """Return the first, the middle and the last batch of a rank, and the shards that it reads, in order."""
+    order, plan = world.order(), world.plan
+    picked = {"first": 0, "middle": plan.batches_per_rank // 2, "last": plan.batches_per_rank - 1}
+    batches = {}
+    for name, number in picked.items() if plan.batches_per_rank else ():
+        shards, samples = order.locate(plan.positions(rank=rank, batch=number))
+        batches[name] = {
+            "batch": number,
+            "worker": number % workers if workers else None,
+            "shards": shards.tolist(),
+            "samples": samples.tolist(),
+        }
+    return {"rank": rank, "batches": batches}
+
+
+def _rank_lines(facts: dict[str, Any]) -> list[str]:
+    lines = [f"rank {facts['rank']}:"]
+    for name, batch in facts["batches"].items():
+        pairs = [f"{shard}:{sample}" for shard, sample in zip(batch["shards"], batch["samples"], strict=True)]
+        more = f", ... ({len(pairs)} in all)" if len(pairs) > _SHOWN else ""
+        worker = "" if batch["worker"] is None else f", worker {batch['worker']}"
+        lines.append(
+            f"  {name} batch ({batch['batch']:,}{worker}), from {len(set(batch['shards']))} shards, as shard:sample: "
+            f"{', '.join(pairs[:_SHOWN])}{more}"
+        )
+    return lines

@@ -1,0 +1,79 @@
+"""Commands whose answer may be no: ``verify``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from wdsdist.cli.progress import meter
+from wdsdist.cli.sizes import contents
+
+if TYPE_CHECKING:
+    from wdsdist.diagnostics.verify import Damage, VerifyProgress
+    from wdsdist.shards.manifest import Manifest
+
+_DAMAGED = 1
+
+
+@click.command()
+@click.argument("shards", nargs=-1, required=True)
+@click.option("--deep", is_flag=True, help="Decode every member too, images to their last pixel.")
+@click.option("--repair", is_flag=True, help="Mend what can be mended, and say what was done.")
+@click.option("--source", metavar="PLACE", help="Folder or URL of whole copies, for --repair.")
+@click.option("--cached", is_flag=True, help="Of remote SHARDS, check the copies in this node's cache.")
+@click.option("--cache-dir", type=click.Path(path_type=Path), help="That cache.  [default: the user's]")
+@click.option("--workers", type=int, help="Processes that read.  [default: one for each core]")
+@click.option("-q", "--quiet", is_flag=True, help="Print damage only.")
+@click.pass_context
+def verify(
+    ctx: click.Context,
+    shards: tuple[str, ...],
+    deep: bool,
+    repair: bool,
+    source: str | None,
+    cached: bool,
+    cache_dir: Path | None,
+    workers: int | None,
+    quiet: bool,
+) -> None:
+    """Read all of SHARDS and compare them with their indexes.
+
+    Prints one line for each damage, and exits with 1 if there is any that was not repaired. A tar is never changed
+    but by --repair, which replaces a damaged copy by one that has proved to be whole.
+    """
+    from wdsdist.diagnostics.verify import verify as run
+    from wdsdist.shards.open import open as open_shards
+
+    if source is not None and not repair:
+        raise click.UsageError("--source says where --repair takes whole copies from: give both")
+    manifest = open_shards(shards[0] if len(shards) == 1 else shards)
+    with meter("verifying", quiet=quiet) as shown:
+
+        def show(state: VerifyProgress) -> None:
+            note = f"{state.shards_done:,} of {state.shards:,} shards, {state.damaged:,} damaged"
+            shown.update(state.bytes_done, state.bytes, note)
+
+        found = run(manifest, deep=deep, cached=cached, cache_dir=cache_dir, workers=workers, progress=show)
+    for damage in found:
+        click.echo(f"{damage.shard}: {_line(damage.problem)}")
+    if found and not (repair and _repaired(manifest, found, source, cached, cache_dir)):
+        ctx.exit(_DAMAGED)
+    if not quiet:
+        click.echo(f"verified: {contents(manifest)}, {'all damage repaired' if found else 'no damage'}")
+
+
+def _repaired(
+    manifest: Manifest, found: list[Damage], source: str | None, cached: bool, cache_dir: Path | None
+) -> bool:
+    from wdsdist.diagnostics.repair import repair
+
+    repairs = repair(manifest, found, source=source, cached=cached, cache_dir=cache_dir)
+    for one in repairs:
+        click.echo(f"{'repaired' if one.done else 'not repaired'}: {one.shard}: {_line(one.what)}")
+    return all(one.done for one in repairs)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.splitlines())

@@ -1,0 +1,1 @@
+"""Answers about data, never on the training path: verify, repair, export, report, profile."""

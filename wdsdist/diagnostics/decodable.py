@@ -1,0 +1,40 @@
+"""Find the members of a shard that do not decode as their extensions say."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+from wdsdist.errors import DecodeError
+from wdsdist.shards.index import ShardIndex
+
+_NAMED = 10
+"""Members that are named for each shard; a thousand lines would say no more."""
+
+
+def undecodable_members(path: Path, index: ShardIndex) -> list[str]:
+    """Decode every member of a whole shard, images to their last pixel, and say of each that fails what is wrong.
+
+    Members whose extension means nothing to the decoder are passed over; nothing in them is run.
+
+    Raises `DecodeError` where a package is missing that would be needed to tell.
+    """
+    from wdsdist.samples.decode import Decoder
+
+    decoder = Decoder("rgb8")
+    problems: list[str] = []
+    failed = 0
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        for sample in range(index.num_samples):
+            for extension, offset, size in index.members(sample):
+                try:
+                    decoder(extension, content[offset : offset + size])
+                except DecodeError as error:
+                    if isinstance(error.__cause__, ImportError):
+                        raise
+                    failed += 1
+                    if failed <= _NAMED:
+                        problems.append(f"holds {index.key(sample)}.{extension} at byte {offset:,}, of which {error}")
+    if failed > _NAMED:
+        problems.append(f"holds {failed - _NAMED:,} more members that do not decode")
+    return problems

@@ -1,0 +1,217 @@
+"""The indexes of other tools for a data set: NVIDIA DALI, Megatron-Energon, wids and timm.
+
+Sources: DALI's `wds2idx`, index version v1.2; Megatron-Energon's "Dataset Format on Disk" and its `TarIndexReader`;
+the wids shard index, version 1; timm's `reader_wds`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wdsdist import storage
+from wdsdist._util.array_types import Int64s
+from wdsdist._util.pools import pool
+from wdsdist.errors import ArgumentError, DestinationError, SampleError, StorageError
+from wdsdist.shards import open as catalog
+from wdsdist.shards import scan_local as tarindex
+from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.open import Location, Shards
+
+_ENERGON_VERSION = "7.4.1"
+"""The release whose format this is; Energon converts what older ones wrote."""
+_SPLITS = ("train", "val", "test")
+_STREAMED = re.compile(r"(?:gz|bz2?|xz)(?:\?|$)", re.IGNORECASE)
+"""How the names of those compressed tars end that Python's tarfile reads, and so webdataset, which timm reads by."""
+_BLANKS = (" ", "\t", "\n", "\r", "\v", "\f")
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    manifest: Manifest
+    folder: Path
+    """Where the files go."""
+    split: str
+    workers: int | None
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether the files go where all the shards lie."""
+        return all(
+            storage.split(self.manifest.location(number))[0] == str(self.folder)
+            for number in range(len(self.manifest.counts))
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """The shards as the files name them: as short as they can."""
+        locations = [self.manifest.location(number) for number in range(len(self.manifest.counts))]
+        return [storage.split(location)[1] for location in locations] if self.is_beside else locations
+
+    @property
+    def paths(self) -> list[Path]:
+        locations = [self.manifest.location(number) for number in range(len(self.manifest.counts))]
+        for location in locations:
+            if storage.is_remote(location):
+                raise StorageError(
+                    f"{storage.shown(location)} is remote: this index is made where the shards are local"
+                )
+        return [storage.local_path(location) for location in locations]
+
+
+def export(
+    shards: Shards,
+    format: str,  # noqa: A002 - what everyone calls it
+    *,
+    output: Location | None = None,
+    split: str = "train",
+    workers: int | None = None,
+) -> list[Path]:
+    """Write the index of another tool for a data set, and return the files it consists of.
+
+    Args:
+        shards: what `wdsdist.open` takes.
+        format: ``"dali"`` (an ``.idx`` for each tar), ``"energon"`` (``.nv-meta`` and a ``.tar.idx`` for each tar),
+            ``"wids"`` (``wids.json``) or ``"timm"`` (``_info.json``).
+        output: the folder to write into; by default that of the shards. Energon's files must lie there.
+        split: what the shards are, for the formats that say it: ``"train"``, ``"val"`` or ``"test"`` for Energon,
+            any name for timm.
+        workers: processes that read; by default one for each core.
+
+    DALI, Energon and wids read members where they lie in a tar, so they cannot read compressed shards; timm streams
+    tars, and reads those that are compressed by gzip, bzip2 or xz.
+
+    Raises `ArgumentError` for a format that does not exist or cannot hold the data set, `DestinationError` where the
+    folder cannot be written, and what `wdsdist.open` raises.
+
+    >>> import tempfile, pathlib
+    >>> from wdsdist.packing import pack
+    >>> root = pathlib.Path(tempfile.mkdtemp())
+    >>> (root / "files").mkdir()
+    >>> _ = (root / "files" / "0001.txt").write_text("hello")
+    >>> manifest = pack(root / "files", root / "shards")
+    >>> [path.name for path in export(manifest, "dali")]
+    ['shard-000000.idx']
+    >>> (root / "shards" / "shard-000000.idx").read_text()
+    'v1.2 1\\ntxt 512 5 0001.txt\\n'
+    """
+    if format not in _WRITERS:
+        raise ArgumentError(f"format is {format!r}: it can be {', '.join(map(repr, _WRITERS))}")
+    manifest = catalog.open(shards)
+    for shard in manifest.shards:
+        if shard.is_compressed and not (format == "timm" and _STREAMED.search(shard.name)):
+            raise ArgumentError(
+                f"{format} cannot read {shard.name}, which is compressed: decompress it to a plain .tar"
+            )
+    target = storage.normalise(output) if output is not None else manifest.base
+    if storage.is_remote(target):
+        raise ArgumentError(f"{storage.shown(target)} is remote: name a local folder for the index as output")
+    files = _WRITERS[format](_Job(manifest, Path(target), split, workers))
+    for path, content in files.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with storage.atomic_write(path) as stream:
+                stream.write(content)
+        except OSError as error:
+            raise DestinationError(
+                f"{path} cannot be written ({error.strerror}): name another output folder"
+            ) from error
+    return list(files)
+
+
+def _wids(job: _Job) -> dict[Path, bytes]:
+    shards = []
+    for name, shard in zip(job.names, job.manifest.shards, strict=True):
+        size = {"filesize": shard.size} if shard.size >= 0 else {}
+        shards.append({"url": name, "nsamples": shard.num_samples, **size})
+    index = {
+        "__kind__": "wids-shard-index-v1",
+        "wids_version": 1,
+        "name": job.manifest.name,
+        "shardlist": shards,
+    }
+    return {job.folder / "wids.json": _json(index)}
+
+
+def _timm(job: _Job) -> dict[Path, bytes]:
+    split = {
+        "name": job.split,
+        "num_samples": job.manifest.num_samples,
+        "filenames": job.names,
+        "shard_lengths": job.manifest.counts.tolist(),
+    }
+    return {job.folder / "_info.json": _json({"splits": {job.split: split}})}
+
+
+def _energon(job: _Job) -> dict[Path, bytes]:
+    if not job.is_beside:
+        raise ArgumentError(f"Energon looks for its index where the shards lie, not in {job.folder}: leave output out")
+    if job.split not in _SPLITS:
+        raise ArgumentError(f"split is {job.split!r}: Energon knows {', '.join(map(repr, _SPLITS))}")
+    paths, names = job.paths, job.names
+    with pool(job.workers, len(paths)) as executor:
+        starts = list(executor.map(_sample_starts, paths))
+    info = {
+        "energon_version": _ENERGON_VERSION,
+        "shard_counts": dict(zip(names, job.manifest.counts.tolist(), strict=True)),
+    }
+    # JSON is YAML, and needs no package.
+    splits = {"split_parts": {part: names if part == job.split else [] for part in _SPLITS}, "exclude": []}
+    return {
+        **{path.with_name(f"{path.name}.idx"): found.tobytes() for path, found in zip(paths, starts, strict=True)},
+        job.folder / ".nv-meta" / "split.yaml": _json(splits),
+        job.folder / ".nv-meta" / ".info.json": _json(info),
+    }
+
+
+def _sample_starts(path: Path) -> Int64s:
+    """Return where each sample's first header starts, and where the last one's data end: int64 [n + 1]."""
+    members = tarindex.scan_members(path)
+    index = tarindex.shard_index(path)
+    first = index.offsets[index.sample_starts[:-1]]
+    return np.append(members.headers[np.searchsorted(members.offsets, first)], members.end).astype(np.int64)
+
+
+def _dali(job: _Job) -> dict[Path, bytes]:
+    paths = job.paths
+    folder = None if job.is_beside else job.folder
+    targets = [(folder or path.parent) / f"{path.stem}.idx" for path in paths]
+    if len(set(targets)) < len(targets):
+        raise ArgumentError(f"some shards have the same name: their indexes need folders other than {job.folder}")
+    with pool(job.workers, len(paths)) as executor:
+        return dict(zip(targets, executor.map(_dali_lines, paths), strict=True))
+
+
+def _dali_lines(path: Path) -> bytes:
+    index = tarindex.shard_index(path)
+    lines = [f"v1.2 {index.num_samples}"]
+    for sample in range(index.num_samples):
+        key = index.key(sample)
+        words = []
+        for extension, offset, size in index.members(sample):
+            name = f"{key}.{extension}"
+            if any(blank in name for blank in _BLANKS):
+                raise SampleError(f"{path} holds {name!r}: DALI's index separates by blanks, so no name may hold one")
+            words += [extension, str(offset), str(size), name]
+        lines.append(" ".join(words))
+    return ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
+
+
+def _json(content: Any) -> bytes:
+    return (json.dumps(content, indent=1) + "\n").encode()
+
+
+_WRITERS: dict[str, Callable[[_Job], dict[Path, bytes]]] = {
+    "dali": _dali,
+    "energon": _energon,
+    "wids": _wids,
+    "timm": _timm,
+}
+FORMATS = tuple(_WRITERS)
+"""The formats that `export` writes."""

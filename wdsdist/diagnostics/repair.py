@@ -1,0 +1,149 @@
+"""Mend damaged shards: make an index anew, or replace a damaged copy by a whole one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wdsdist import cache, storage
+from wdsdist.diagnostics.verify import Damage, Task, check, find_tasks, index_path
+from wdsdist.errors import ShardDamagedError, WdsdistError
+from wdsdist.shards import index as shardindex
+from wdsdist.shards import open as catalog
+from wdsdist.shards import scan_local as tarindex
+from wdsdist.shards.manifest import Manifest, Shard
+from wdsdist.shards.open import Location, Shards
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What became of one damaged shard."""
+
+    shard: str
+    """Its name in the manifest."""
+    done: bool
+    """Whether all that was wrong is right now."""
+    what: str
+    """What was done, or why nothing could be."""
+
+
+class _CannotRepairError(Exception):
+    """Why a shard stays as it is."""
+
+
+def repair(
+    shards: Shards,
+    damage: Iterable[Damage],
+    *,
+    source: Location | None = None,
+    cached: bool = False,
+    cache_dir: Path | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> list[Repair]:
+    """Mend what `wdsdist.verify` found, as far as that is possible, and say of each shard what became of it.
+
+    An index that is missing or wrong is made anew from a whole tar. A damaged tar is replaced by a copy from
+    ``source``, or, where it is the cached copy of a remote shard, from its store; not before that copy has proved to
+    be what ``index.json`` lists. Nothing else ever touches a tar. A member that does not decode is in every copy of a
+    shard, so it stays.
+
+    Args:
+        shards, cached, cache_dir, storage_options: as they were given to `wdsdist.verify`.
+        damage: what it returned.
+        source: a folder or URL that holds whole shards of the same names.
+
+    >>> import tempfile, pathlib
+    >>> from wdsdist.packing import pack
+    >>> from wdsdist.diagnostics.verify import verify
+    >>> root = pathlib.Path(tempfile.mkdtemp())
+    >>> (root / "files").mkdir()
+    >>> _ = (root / "files" / "0001.txt").write_text("hello")
+    >>> manifest = pack(root / "files", root / "shards")
+    >>> (root / "shards" / "shard-000000.tar.wdsindex").unlink()
+    >>> repair(manifest, verify(manifest))
+    [Repair(shard='shard-000000.tar', done=True, what='indexed anew')]
+    """
+    manifest = catalog.open(shards, storage_options=storage_options)
+    by_shard: dict[int, set[str]] = {}
+    for one in damage:
+        by_shard.setdefault(one.number, set()).add(one.part)
+    tasks = find_tasks(manifest, deep=False, cached=cached, cache_dir=cache_dir)
+    repairs = []
+    for number, parts in by_shard.items():
+        name = manifest.shard(number).name
+        try:
+            done = _mend(manifest, number, tasks[number], parts, source=source, cache_dir=cache_dir)
+            left = check(tasks[number], number)
+            if left:
+                raise _CannotRepairError(f"{done}, but it {left[0].problem}")
+            if "member" in parts:
+                raise _CannotRepairError(
+                    "some members do not decode, and the shard was packed so: mend the files that it was packed from"
+                )
+            repairs.append(Repair(name, True, done))
+        except (_CannotRepairError, WdsdistError, OSError) as error:
+            repairs.append(Repair(name, False, str(error)))
+    return repairs
+
+
+def _mend(
+    manifest: Manifest, number: int, task: Task, parts: set[str], *, source: Location | None, cache_dir: Path | None
+) -> str:
+    """Do what can be done for one shard; say what that was."""
+    if storage.is_remote(task.location):
+        raise _CannotRepairError("it lies in a store: upload a whole copy of it there")
+    path = storage.local_path(task.location)
+    if "tar" not in parts:
+        if "index" in parts:
+            tarindex.write_index(path, index_path(path, task.folder).parent)
+            return "indexed anew"
+        return "nothing done"
+    place = index_path(path, task.folder)
+    if task.location != manifest.location(number):  # a copy in the cache
+        cache.refetch(manifest, number, cache_dir)
+        how = "fetched" if storage.is_remote(manifest.location(number)) else "decompressed"
+        done = f"{how} again from {storage.shown(manifest.location(number))}"
+    elif source is not None:
+        whole = storage.join(storage.normalise(source), path.name)
+        _replace(path, whole, task)
+        place.unlink(missing_ok=True)
+        done = f"replaced by {storage.shown(whole)}"
+    else:
+        raise _CannotRepairError(
+            "there is nothing to fetch it from: name a folder or URL of whole copies with `--source`, or delete it and "
+            "pack again"
+        )
+    if not place.exists():
+        tarindex.write_index(path, place.parent)
+    return done
+
+
+def _replace(path: Path, whole: str, task: Task) -> None:
+    """Put a copy of a shard in the place of a damaged one, once the copy has proved to be whole."""
+    with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as folder:
+        copy = Path(folder) / path.name
+        storage.fetch(whole, copy, task.options)
+        _check_copy(copy, whole, task.listed)
+        with copy.open("rb") as stream:
+            os.fsync(stream.fileno())
+        # Without its index the old tar counts for nothing, so no process can pair the new one with the old index.
+        shardindex.beside(path).unlink(missing_ok=True)
+        copy.replace(path)
+
+
+def _check_copy(copy: Path, whole: str, listed: Shard) -> None:
+    found = tarindex.scan_shard(copy, label=storage.shown(whole), tar_size=listed.tar_size)
+    for what, has, promised in (
+        ("bytes", found.file.size, listed.size if listed.size >= 0 else found.file.size),
+        ("samples", found.num_samples, listed.num_samples),
+        ("digest", found.file.sha256, listed.sha256 or found.file.sha256),
+    ):
+        if has != promised:
+            raise ShardDamagedError(
+                f"{storage.shown(whole)} is not the shard that index.json lists ({what} {has}, not {promised}): it was "
+                f"not taken"
+            )

@@ -1,0 +1,281 @@
+"""Check that the shards of a data set are what their indexes say, byte for byte."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from wdsdist import cache, storage
+from wdsdist._util.pools import pool
+from wdsdist._util.validation import check_integer
+from wdsdist.diagnostics.decodable import undecodable_members
+from wdsdist.errors import IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
+from wdsdist.shards import index as shardindex
+from wdsdist.shards import open as catalog
+from wdsdist.shards import scan_local as tarindex
+from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.manifest import Manifest, Shard
+from wdsdist.shards.open import Shards
+
+Part = Literal["tar", "index", "member"]
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One thing that is wrong with a shard."""
+
+    shard: str
+    """Its name in the manifest."""
+    problem: str
+    """What is wrong, and what to do about it."""
+    part: Part = "tar"
+    """What has to be mended: the tar, the index beside it, or a member, which no other copy has any better."""
+    number: int = 0
+    """Which shard of the manifest it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyProgress:
+    """How far verification has come."""
+
+    shards_done: int
+    shards: int
+    bytes_done: int
+    bytes: int
+    damaged: int
+    """Shards found damaged so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One shard to check."""
+
+    location: str
+    """Where it lies, local or remote."""
+    listed: Shard
+    folder: str
+    """Where the index.json that lists it stands."""
+    options: Mapping[str, Any]
+    deep: bool
+    is_copy: bool = False
+    """Whether it is the cached copy of a remote shard."""
+
+
+def verify(
+    shards: Shards,
+    *,
+    deep: bool = False,
+    cached: bool = False,
+    cache_dir: Path | None = None,
+    workers: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Callable[[VerifyProgress], None] | None = None,
+) -> list[Damage]:
+    """Read every shard of a data set and return all that is wrong, in the order of the shards.
+
+    Each shard must be there with the size, digest and number of samples that ``index.json`` gives, must be a whole
+    tar, and must have an index that agrees with both. An empty list means that all is well. Remote shards are
+    fetched, a few at a time, checked and let go; compressed ones are decompressed in the same way.
+
+    Args:
+        shards: what `wdsdist.open` takes.
+        deep: also decode every member, images to their last pixel.
+        cached: of a remote or compressed data set, check the copies that this node has in its cache instead; shards
+            that are not there are none of its damage.
+        cache_dir: where those copies are; by default ``shards`` in the user's cache folder.
+        workers: processes that read; by default one for each core.
+        storage_options: passed to fsspec for URLs.
+        progress: called with a `VerifyProgress` before the first shard and after each.
+
+    Raises what `wdsdist.open` raises where there is no data set.
+
+    >>> import tempfile, pathlib
+    >>> from wdsdist.packing import pack
+    >>> root = pathlib.Path(tempfile.mkdtemp())
+    >>> (root / "files").mkdir()
+    >>> _ = (root / "files" / "0001.txt").write_text("hello")
+    >>> manifest = pack(root / "files", root / "shards")
+    >>> verify(manifest)
+    []
+    >>> (root / "shards" / "shard-000000.tar").unlink()
+    >>> verify(manifest)[0].problem
+    'is not there: fetch it, or pack again, which writes what is missing'
+    """
+    if workers is not None:
+        check_integer("workers", workers, 1)
+    manifest = catalog.open(shards, storage_options=storage_options)
+    tasks = find_tasks(manifest, deep=deep, cached=cached, cache_dir=cache_dir)
+    found: dict[int, list[Damage]] = {}
+    bytes_done = 0
+    total = sum(max(task.listed.size, 0) for task in tasks.values())
+    if progress:
+        progress(VerifyProgress(0, len(tasks), 0, total, 0))
+    with pool(workers, len(tasks)) as executor:
+        futures = {executor.submit(check, task, number): number for number, task in tasks.items()}
+        for future in concurrent.futures.as_completed(futures):
+            number = futures[future]
+            found[number] = future.result()
+            bytes_done += max(int(manifest.sizes[number]), 0)
+            if progress:
+                damaged = sum(map(bool, found.values()))
+                progress(VerifyProgress(len(found), len(tasks), bytes_done, total, damaged))
+    return [damage for number in tasks for damage in found[number]]
+
+
+def find_tasks(manifest: Manifest, *, deep: bool, cached: bool, cache_dir: Path | None) -> dict[int, Task]:
+    """Return what is to be checked, by the number of the shard."""
+    tasks = {}
+    for number in range(len(manifest.counts)):
+        location = manifest.location(number)
+        listed = manifest.shard(number)
+        is_copy = cached and bool(manifest.is_copied[number])
+        if is_copy:
+            copy = cache.cached_path(manifest, number, cache_dir)
+            if not copy.exists():
+                continue
+            location = str(copy)
+            listed = _decompressed(listed, copy) if listed.is_compressed else listed
+        tasks[number] = Task(location, listed, manifest.base, manifest.storage_options, deep, is_copy)
+    return tasks
+
+
+def _decompressed(listed: Shard, copy: Path) -> Shard:
+    """Return what the decompressed copy of a shard must be: index.json gives no digest of it, but its index does."""
+    try:
+        index = shardindex.load(shardindex.beside(copy))
+    except (OSError, IndexFormatError):  # which is damage of its own
+        return replace(listed, size=listed.tar_size, sha256="")
+    return replace(listed, size=index.size, sha256=index.sha256)
+
+
+def check(task: Task, number: int = 0) -> list[Damage]:
+    """Return everything that is wrong with one shard."""
+    if not storage.is_remote(task.location):
+        path = storage.local_path(task.location)
+        # A copy that is evicted while it is mapped would kill the process that reads it.
+        with cache.kept(path) if task.is_copy else contextlib.nullcontext():
+            problems = _check(path, task)
+    else:
+        with tempfile.TemporaryDirectory(prefix="wdsdist-") as folder:
+            path = Path(folder) / storage.split(task.location)[1]
+            try:
+                _fetch(task, path)
+                problems = _check(path, task)
+            except ShardNotFoundError:
+                problems = [("tar", "is not there: upload it again")]
+            except StorageError as error:
+                problems = [("tar", f"cannot be had: {error}")]
+    return [Damage(task.listed.name, problem, part, number) for part, problem in problems]
+
+
+def _fetch(task: Task, path: Path) -> None:
+    storage.fetch(task.location, path, task.options)
+    sidecar = storage.beside(task.location, shardindex.SUFFIX)
+    if storage.exists(sidecar, task.options):
+        storage.fetch(sidecar, shardindex.beside(path), task.options)
+
+
+def index_path(path: Path, folder: str) -> Path:
+    """Return where the index of a local tar stands: beside it, or else beside the index.json that lists it."""
+    beside = shardindex.beside(path)
+    if beside.exists() or storage.is_remote(folder):
+        return beside
+    elsewhere = storage.local_path(folder) / beside.name
+    return elsewhere if elsewhere.exists() else beside
+
+
+def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
+    listed = task.listed
+    problems: list[tuple[Part, str]] = []
+    scanned = None
+    try:
+        size = path.stat().st_size
+        if listed.size >= 0 and size != listed.size:
+            how = "short of" if size < listed.size else "longer than"
+            gap = f"is {abs(size - listed.size):,} bytes {how} what index.json gives ({listed.size:,})"
+            problems.append(("tar", f"{gap}: fetch it again, or delete it and pack again"))
+        scanned = _scan(path, listed, problems)
+        if task.deep and scanned is not None:
+            with tarindex.decompressed(path, tar_size=scanned.size) as tar:
+                problems += [("member", problem) for problem in undecodable_members(tar, scanned)]
+    except FileNotFoundError:
+        problems.append(("tar", "is not there: fetch it, or pack again, which writes what is missing"))
+    except OSError as error:
+        problems.append(("tar", f"cannot be read: {error.strerror or error}"))
+    problem = _check_index(index_path(path, task.folder), listed, scanned)
+    return [*problems, ("index", problem)] if problem else problems
+
+
+def _scan(path: Path, listed: Shard, problems: list[tuple[Part, str]]) -> ShardIndex | None:
+    """Read a tar; note where its bytes or its samples are not those that the manifest lists."""
+    scanned = None
+    try:
+        scanned = tarindex.scan_shard(path, tar_size=listed.tar_size)
+        digest = scanned.file.sha256
+        if scanned.num_samples != listed.num_samples:
+            counts = f"{scanned.num_samples:,} samples, not the {listed.num_samples:,} of index.json"
+            problems.append(("tar", f"holds {counts}"))
+    except ShardDamagedError as error:
+        problems.append(("tar", str(error).removeprefix(f"{path}: ").removeprefix(f"{path} ")))
+        digest = storage.sha256(path)
+    if listed.sha256 and digest != listed.sha256:
+        digests = f"({digest[:12]}..., not {listed.sha256[:12]}...)"
+        problems.append(
+            (
+                "tar",
+                f"does not have the SHA-256 digest that index.json gives {digests}: fetch it again, or delete it and "
+                f"pack again",
+            )
+        )
+    return scanned
+
+
+def _check_index(sidecar: Path, listed: Shard, scanned: ShardIndex | None) -> str:
+    """Say what is wrong with the index of a shard; nothing where all is well."""
+    try:
+        known = shardindex.load(sidecar)
+    except FileNotFoundError:
+        return f"has no index {sidecar.name} beside it: run `wdsdist index`, or pack again"
+    except IndexFormatError as error:
+        return str(error)
+    except OSError as error:
+        return f"has an index that cannot be read ({error.strerror or error})"
+    if scanned is not None:
+        differing = _differences(known, scanned)
+        if differing:
+            return (
+                f"has an index, {sidecar.name}, that disagrees with the tar in {', '.join(differing)}: delete the one "
+                f"that is wrong, then pack or run `wdsdist index` again"
+            )
+    elif listed.sha256 not in ("", known.file.sha256, known.sha256) or known.num_samples != listed.num_samples:
+        return f"has an index, {sidecar.name}, that disagrees with index.json: fetch or pack both again"
+    return ""
+
+
+def _differences(known: ShardIndex, scanned: ShardIndex) -> list[str]:
+    """Say in which respects two indexes of one tar are not the same."""
+    found = []
+    if known.size != scanned.size:
+        found.append("size")
+    if known.sha256 and known.sha256 != scanned.sha256:  # one made of headers alone has none
+        found.append("digest")
+    if scanned.stored and known.stored != scanned.stored:
+        found.append("compressed file")
+    if not (_same(known, scanned, "key_starts") and _same(known, scanned, "key_bytes")):
+        found.append("keys")
+    if known.extensions != scanned.extensions or not all(
+        _same(known, scanned, name) for name in ("sample_starts", "extension_ids", "offsets", "sizes")
+    ):
+        found.append("members")
+    return found
+
+
+def _same(known: ShardIndex, scanned: ShardIndex, name: str) -> bool:
+    return np.array_equal(getattr(known, name), getattr(scanned, name))

@@ -1,0 +1,21 @@
+"""Who this process is among the others, and what only one of them should do.
+
+The one place in wdsdist that reads environment variables. Importing it does not import torch.
+"""
+
+from __future__ import annotations
+
+from wdsdist._util.host import cpu_count, private_dir, user_cache_dir
+from wdsdist.distributed.barrier import barrier
+from wdsdist.distributed.identity import Identity, identity
+from wdsdist.distributed.run_once import data_download
+
+__all__ = [
+    "Identity",
+    "identity",
+    "cpu_count",
+    "user_cache_dir",
+    "private_dir",
+    "data_download",
+    "barrier",
+]

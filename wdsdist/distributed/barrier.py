@@ -1,0 +1,230 @@
+"""A barrier that waits on the store of the process group, so that a long wait aborts nothing.
+
+No collective is involved: NCCL's watchdog and the process group's timeout see no operation in flight.
+
+How one meeting goes. A rank leaves its mark; once all ranks are known, it adds to the count that their names share,
+and the last one to come writes the verdict ``met``. A rank whose deadline passes, or which sees a posted failure,
+writes that verdict instead. The store accepts the first verdict only, and every rank obeys the one it finds, so a
+meeting ends alike for all: nobody passes a barrier that another rank gave up.
+
+Meetings have numbers, which each process counts for itself: where a rank has died, all of them start anew. They then
+find in the store what the dead have left there, under the same numbers; `Member` tells it apart.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from wdsdist._util.validation import check_seconds
+from wdsdist.distributed.failures import member_of, posted_failure, process_group, withdraw
+from wdsdist.distributed.identity import identity
+from wdsdist.distributed.membership import Member, stamped
+from wdsdist.errors import BarrierError, BarrierTimeoutError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+_NAMED = 8
+"""How many missing ranks an error names before it only counts."""
+
+_LINGER = 10.0
+"""Seconds that rank 0 waits for the others to read the verdict: it often hosts the store, and may exit next."""
+
+_POLLS_PER_SECOND = 10_000
+"""How often all ranks together may ask the store: one server thread answers some 100,000 requests a second."""
+
+_unswept: list[str] = []
+"""Keys of meetings that ended before every rank had read the verdict; rank 0 deletes them at the next one."""
+
+
+def barrier(timeout: float = 1800.0) -> None:
+    """Wait until every rank has called this.
+
+    Needs an initialised ``torch.distributed`` with any backend, unless there is a single process: that one
+    returns at once, and without torch. A barrier ends alike on every rank. It passes on all of them, or it
+    raises on all of them: once one rank has given up, the ranks that come later to the same barrier raise as
+    soon as they come, and every rank's next call is the next barrier. One call at a time in each process.
+
+    Args:
+        timeout: longest wait in seconds, above 0; ``math.inf`` waits for ever. The shortest of all ranks decides.
+
+    Raises:
+        ArgumentError: ``timeout`` is not a number above 0.
+        BarrierTimeoutError: some ranks did not come in time; the message names them.
+        BarrierError: ``data_download`` failed on another rank, whose number and error the message gives; there
+            is no process group; or its store is gone.
+
+    Example:
+        >>> barrier(timeout=60)
+    """
+    seconds = check_seconds("timeout", timeout)
+    group = process_group()
+    if group is None:
+        return _check_alone()
+    rank, world_size = group.get_rank(), group.get_world_size()
+    if world_size == 1:
+        return None
+    try:
+        _meet(member_of(group), seconds)
+    except BarrierError:
+        raise
+    except RuntimeError as error:  # DistError is one
+        raise BarrierError(
+            f"rank {rank} lost the store of the process group at a barrier: its host, rank 0 unless the launcher "
+            f"hosts it, has probably ended; look for the first error there ({error})"
+        ) from error
+
+
+def _check_alone() -> None:
+    me = identity()
+    if me.world_size > 1:
+        raise BarrierError(
+            f"rank {me.rank} of {me.world_size} (from {me.source}) cannot meet the others, there is no process "
+            "group: call torch.distributed.init_process_group first"
+        )
+
+
+def _meet(member: Member, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    withdraw(member.store, member.rank)
+    meeting = _Meeting.arrive(member)
+    verdict = _poll(meeting.look, deadline, member.world_size) or meeting.give_up(seconds)
+    meeting.leave(verdict)
+    member.leave()
+    if verdict["end"] == "failed":
+        raise BarrierError(
+            f"rank {verdict['failed']} failed and will not reach the barrier: {verdict['message']}\n"
+            "Mend what failed there and run again"
+        )
+    if verdict["end"] == "late":
+        raise BarrierTimeoutError(_what_was_missed(verdict, member.rank, member.world_size))
+
+
+@dataclass(slots=True)
+class _Meeting:
+    """One barrier, as one rank goes through it."""
+
+    member: Member
+    store: Store
+    number: int
+    _counted: str | None = None
+    """The roster among which this rank has counted itself."""
+
+    @staticmethod
+    def arrive(member: Member) -> _Meeting:
+        member.meetings += 1
+        meeting = _Meeting(member, member.store, member.meetings)
+        member.store.set(f"arrived/{member.rank}", stamped(member.store, meeting=meeting.number))
+        return meeting
+
+    def look(self) -> dict[str, Any] | None:
+        """Return the verdict once there is one, and pronounce it where a rank has failed or all have come."""
+        verdict = self._verdict()
+        if verdict is not None:
+            return verdict
+        failure = posted_failure(self.store, self.member)
+        if failure is not None:
+            return self._decide(end="failed", failed=failure[0], message=failure[1])
+        return self._decide(end="met") if self._is_last() else None
+
+    def give_up(self, seconds: float) -> dict[str, Any]:
+        missing = self._missing()
+        if not missing:  # the last rank came while we looked
+            return self._decide(end="met")
+        return self._decide(
+            end="late", by=self.member.rank, seconds=seconds, missing=missing[:_NAMED], count=len(missing)
+        )
+
+    def leave(self, verdict: dict[str, Any]) -> None:
+        left = self.store.add(f"left/{verdict['id']}", 1)
+        if self.member.rank != 0:
+            return
+        world_size = self.member.world_size
+        # Were rank 0 to end now and the store with it, a rank that is still to read the verdict would find its
+        # connection reset instead. Those that never came to a failed meeting are not waited for.
+        awaited = world_size if verdict["end"] == "met" else world_size - len(self._missing())
+        if left < awaited:
+            _poll(lambda: self._left(verdict) >= awaited, time.monotonic() + _LINGER, world_size)
+        _unswept.extend((self._key, f"left/{verdict['id']}", f"count/{self._counted}/{self.number}"))
+        if self._left(verdict) == world_size:
+            # Each rank has left this meeting, hence all earlier ones: nobody reads their keys again.
+            for key in _unswept:
+                self.store.delete_key(key)
+            _unswept.clear()
+
+    def _is_last(self) -> bool:
+        """Count this rank in, once all are known, and say whether it completes them."""
+        if not self.member.has_full_roster() or self.member.roster == self._counted:
+            return False
+        self._counted = self.member.roster
+        return bool(self.store.add(f"count/{self._counted}/{self.number}", 1) == self.member.world_size)
+
+    def _missing(self) -> list[int]:
+        marks = self.member.read([f"arrived/{rank}" for rank in range(self.member.world_size)])
+        found = [json.loads(mark) if mark else {"meeting": 0} for mark in marks]
+        return [
+            rank for rank, mark in enumerate(found)
+            if mark["meeting"] < self.number or not self.member.is_current(mark)
+        ]  # fmt: skip
+
+    def _left(self, verdict: dict[str, Any]) -> int:
+        return int(self.store.add(f"left/{verdict['id']}", 0))
+
+    def _decide(self, **verdict: Any) -> dict[str, Any]:
+        """Pronounce a verdict, unless another rank was first, and return the one that holds."""
+        (stale,) = self.member.read([self._key])
+        if stale and self._holds(json.loads(stale)):
+            return dict(json.loads(stale))
+        written = stamped(self.store, id=f"{self.member.name}/{self.number}", **verdict)
+        return dict(json.loads(self.store.compare_set(self._key, (stale or b"").decode(), written)))
+
+    def _verdict(self) -> dict[str, Any] | None:
+        (written,) = self.member.read([self._key])
+        verdict = json.loads(written) if written else None
+        return verdict if verdict and self._holds(verdict) else None
+
+    def _holds(self, verdict: dict[str, Any]) -> bool:
+        # All had signed in when they met; one that comes late to its first meeting had not when others gave it up.
+        return self.member.is_certain(verdict) if verdict["end"] == "met" else self.member.is_current(verdict)
+
+    @property
+    def _key(self) -> str:
+        return f"verdict/{self.number}"
+
+
+def _poll(look: Callable[[], Any], deadline: float, world_size: int) -> Any:
+    """Call ``look`` until it returns something true or the deadline has passed; return what it returned last.
+
+    A ``Store.wait`` in slices would do the same, but each slice that runs out logs two warnings of c10d's on
+    every rank, and a long one cannot be interrupted.
+    """
+    pause, longest = 0.001, max(0.1, world_size / _POLLS_PER_SECOND)
+    while not (found := look()):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, longest)
+    return found
+
+
+def _what_was_missed(verdict: dict[str, Any], rank: int, world_size: int) -> str:
+    missing, count = verdict["missing"], verdict["count"]
+    names = ", ".join(str(number) for number in missing)
+    more = f" and {count - len(missing)} more" if count > len(missing) else ""
+    ranks = f"rank{'s' if count > 1 else ''} {names}{more} of {world_size}"
+    waited = "for ever" if math.isinf(verdict["seconds"]) else f"{verdict['seconds']:g} s"
+    if rank in missing:
+        return (
+            f"rank {rank} came to the barrier after rank {verdict['by']} had given up, which waited {waited} for "
+            f"{ranks}: give the barrier a longer timeout, or find out what kept this rank"
+        )
+    return (
+        f"{ranks} did not come to the barrier: rank {verdict['by']} waited {waited}. Look for an error or a stalled "
+        "process there, or give the barrier a longer timeout"
+    )

@@ -1,0 +1,249 @@
+"""Run a function in one process per node, and give its result to all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
+
+from wdsdist._util.host import private_dir, private_under
+from wdsdist._util.validation import check_seconds
+from wdsdist.distributed.call_key import fingerprint
+from wdsdist.distributed.election import elected
+from wdsdist.distributed.failures import post_failure, withdraw_failure
+from wdsdist.distributed.launch import Run, this_run
+from wdsdist.distributed.results import Outcome, Records, worded
+from wdsdist.errors import ArgumentError, ArgumentTypeError, DestinationError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Scope = Literal["node", "cluster"]
+
+_POLL_SECONDS: Mapping[Scope, float] = {"node": 0.05, "cluster": 0.5}  # each poll of a shared file system is traffic
+
+_attempts: dict[str, int] = {}
+"""By call: how many failures of this run this process has raised or caught up with. Only newer ones are news."""
+
+
+@overload
+def data_download(
+    function: Callable[P, T],
+    /,
+    *,
+    scope: Scope = ...,
+    timeout: float | None = ...,
+    directory: str | os.PathLike[str] | None = ...,
+    force: bool = ...,
+) -> Callable[P, T]: ...
+
+
+@overload
+def data_download(
+    *,
+    scope: Scope = ...,
+    timeout: float | None = ...,
+    directory: str | os.PathLike[str] | None = ...,
+    force: bool = ...,
+) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
+
+
+def data_download(
+    function: Callable[P, T] | None = None,
+    /,
+    *,
+    scope: Scope = "node",
+    timeout: float | None = None,
+    directory: str | os.PathLike[str] | None = None,
+    force: bool = False,
+) -> Callable[P, T] | Callable[[Callable[P, T]], Callable[P, T]]:
+    """Make a function run in one process per node, while every process gets its return value, or its error.
+
+    Works before and without ``torch.distributed``. Of the processes that call the function with the same
+    arguments one runs it and the others wait. What it returned is kept, so that processes which come later, in
+    this run or the next, skip it. If the process that runs it dies, another takes over.
+
+    Two calls are the same if file, name and source of the function and all arguments are; give every rank the
+    same arguments. Global variables and those of an enclosing function do not count, so pass what matters as
+    an argument. The function runs again if a path that it returned no longer exists, by itself or inside lists,
+    tuples, dicts and dataclasses (a `Manifest` is one): return what you made, and it is made anew once it is gone.
+
+    An exception is raised on all processes of the same launch that had started when it happened, with the
+    process that ran the function as its cause. A later run, or a second call, tries again.
+
+    Args:
+        function: a plain function; its return value must be picklable, and is best a path.
+        scope: ``"node"`` runs it once on every node, ``"cluster"`` once for all nodes.
+        timeout: longest wait in seconds for the process that runs it, above 0; None waits as long as it lives.
+        directory: where to keep what was returned, in a subdirectory that only this user can enter. By default
+            a private directory on the node, see ``private_dir``. ``scope="cluster"`` needs one on a file system
+            with working locks that all nodes share.
+        force: run once in every run, whatever earlier runs have left.
+
+    Raises:
+        ArgumentTypeError: ``function`` is not a plain function, or an argument of a call cannot be told apart.
+        ArgumentError: an option has a value that cannot work.
+
+    The decorated function raises what the function raises, and also:
+        DataDownloadError: it failed in another process with an exception that cannot be pickled, returned a
+            value that cannot be, or called itself with the same arguments.
+        DataDownloadTimeoutError: the process that runs it did not finish in time.
+        DestinationError: ``directory`` cannot be written or locked, or others could write there.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as records:
+        ...     @data_download(directory=records)
+        ...     def prepare(name):
+        ...         print("fetching", name)
+        ...         return f"data/{name}"
+        ...     prepare("cifar10"), prepare("cifar10")
+        fetching cifar10
+        ('data/cifar10', 'data/cifar10')
+    """
+    options = Options(scope, timeout, None if directory is None else Path(directory), force)
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        _check_function(function)
+
+        @functools.wraps(function)
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
+            return once_per_node(function, args, kwargs, options)
+
+        return wrapper
+
+    return decorate if function is None else decorate(function)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to run a function once; see ``data_download``."""
+
+    scope: Scope = "node"
+    timeout: float | None = None
+    directory: Path | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if self.scope not in ("node", "cluster"):
+            raise ArgumentError(f'scope is {self.scope!r}: it must be "node" or "cluster"')
+        if self.scope == "cluster" and self.directory is None:
+            raise ArgumentError('scope="cluster" needs directory=..., one on a file system that all nodes share')
+        if self.timeout is not None:
+            check_seconds("timeout", self.timeout)
+
+    def records(self) -> Path:
+        """Make sure of the directory that records are kept in."""
+        if self.directory is None:
+            return private_dir()
+        directory = self.directory.expanduser().absolute()
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DestinationError(f"cannot make the directory {directory}: {error.strerror}") from error
+        # A subdirectory of our own: project directories on a cluster are usually open to a group, and rightly so.
+        return private_under(directory, f".wdsdist-{os.geteuid()}")
+
+
+def once_per_node(
+    function: Callable[..., T],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    options: Options | None = None,
+) -> T:
+    """Call ``function(*args, **kwargs)`` in one process per node and return its value in each.
+
+    What ``data_download`` makes of a function does this; arguments, errors and effects are described there.
+
+    Example:
+        >>> import tempfile
+        >>> def prepare(name): return name.upper()
+        >>> with tempfile.TemporaryDirectory() as records:
+        ...     once_per_node(prepare, ("cifar10",), options=Options(directory=Path(records)))
+        'CIFAR10'
+    """
+    options, kwargs = options or Options(), kwargs or {}
+    name = f"{function.__module__}.{function.__qualname__}"
+    withdraw_failure()
+    try:
+        key = fingerprint(function, inspect.signature(function).bind(*args, **kwargs))
+        run = this_run(across_nodes=options.scope == "cluster")
+        return _Call(name, lambda: function(*args, **kwargs), Records(options.records(), key), run, options).settle()
+    except Exception as error:
+        post_failure(f"data_download of {name}() raised {worded(error)}")
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Call(Generic[T]):
+    """One call in this process, and what it may make of what others left."""
+
+    name: str
+    perform: Callable[[], T]
+    records: Records
+    run: Run
+    options: Options
+
+    def settle(self) -> T:
+        found = self._recall()  # without the lock: all of a node's workers may be reading this at every start
+        if found is None:
+            with elected(self.name, self.records, self.options.timeout, _POLL_SECONDS[self.options.scope]):
+                # Another process may have finished while this one waited, or died.
+                found = self._recall(with_failure=True) or (self._perform(),)
+        return found[0]
+
+    def _recall(self, *, with_failure: bool = False) -> tuple[T] | None:
+        """Return the value that another process or run left, or raise the failure of this run."""
+        outcome = self.records.read()
+        if outcome is None:
+            return None
+        key, in_run = self.records.key, outcome.run == self.run.id
+        if outcome.complete() and (not self.options.force or (in_run and outcome.time >= self.run.launched)):
+            with contextlib.suppress(Exception):  # kept by another version of its class: as good as not kept
+                value = outcome.value()
+                _attempts.pop(key, None)
+                return (value,)
+        if with_failure and outcome.raised and in_run:
+            seen = _attempts.get(key, 0)
+            _attempts[key] = max(seen, outcome.attempt + 1)
+            if outcome.attempt >= seen and outcome.time >= self.run.began:
+                raise outcome.error()
+        return None
+
+    def _perform(self) -> T:
+        key, attempt = self.records.key, _attempts.get(self.records.key, 0)
+        self.records.discard()
+        try:
+            value = self.perform()
+            outcome = Outcome.returned(self.name, self.run.id, value)
+        except Exception as error:
+            _attempts[key] = attempt + 1
+            with contextlib.suppress(DestinationError):  # what failed matters more than that others must find out too
+                self.records.write(Outcome.failed(self.name, self.run.id, error, attempt))
+            raise
+        self.records.write(outcome)
+        _attempts.pop(key, None)
+        return value
+
+
+def _check_function(function: object) -> None:
+    if not isinstance(function, types.FunctionType):
+        raise ArgumentTypeError(
+            f"data_download is for plain functions, not for a {type(function).__qualname__}: "
+            "define one that calls it; above @staticmethod and the like, swap the two"
+        )
+    if (
+        inspect.iscoroutinefunction(function)
+        or inspect.isgeneratorfunction(function)
+        or inspect.isasyncgenfunction(function)
+    ):
+        raise ArgumentTypeError(
+            f"{function.__qualname__}() is a coroutine or generator function, which returns before its work is "
+            "done: data_download needs a plain function"
+        )

@@ -1,0 +1,1 @@
+"""The data set, the loader, its workers, and how they resume."""

@@ -1,0 +1,297 @@
+"""`StreamingDataset`: the samples of WebDataset shards, dealt to ranks and workers in an exact, seeded order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch.utils.data import IterableDataset, get_worker_info
+
+from wdsdist._util.pools import follow_parent
+from wdsdist._util.shared_memory import leave_inherited_objects
+from wdsdist._util.sizes import check_bytes
+from wdsdist._util.validation import check_integer
+from wdsdist.cache import TIMEOUT, ShardCache
+from wdsdist.distributed import Identity
+from wdsdist.distributed.replica import Replica
+from wdsdist.errors import ArgumentTypeError, LoaderStateError, SampleIndexError
+from wdsdist.loader.framework_guards import refuse_fetching_ahead, refuse_second_split
+from wdsdist.loader.order_config import Ordering
+from wdsdist.loader.plain_dataloader import Streams
+from wdsdist.loader.progress import Position
+from wdsdist.loader.state import State
+from wdsdist.loader.worker_iterator import Share
+from wdsdist.loader.worker_state import EpochRequest, Loading
+from wdsdist.samples.collate import Sample
+from wdsdist.samples.decode import Decode, Decoder
+from wdsdist.samples.sample_reader import SampleReader
+from wdsdist.samples.sample_spec import Fields, Recipe
+from wdsdist.samples.shard_reader import ShardReader
+from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.sampling.order import OrderName, OrderSettings, default_window, split_line
+from wdsdist.shards import open as catalog
+from wdsdist.shards.open import Shards
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+class StreamingDataset(IterableDataset[Any]):
+    """Samples of WebDataset shards for distributed training; hand it to a `StreamingDataLoader`.
+
+    Every rank sees different samples, all ranks the same number, in an order that depends on the seed and the epoch
+    and on nothing else. A sample is a dict: ``"__key__"``, ``"__shard__"``, and one entry for each member by its
+    extension in lower case.
+
+    Args:
+        shards: what `wdsdist.open` takes: a folder or URL with an ``index.json``, a brace pattern, a list of tars,
+            or a `Manifest`.
+        fields: extensions to read, such as ``("jpg;png", "cls")``: of ``"jpg;png"`` whichever a sample has, under the
+            name ``"jpg"``. By default all members.
+        decode: ``None`` gives bytes; ``True`` decodes by the safe default table (txt, cls, json, npy, ...); an image
+            specification such as ``"rgb8"``, ``"torchrgb"`` or ``"pil"`` decodes images as well; a mapping from
+            extensions to functions of bytes decodes just those.
+        transform: function from sample to sample, called in the workers after decoding.
+        num_replicas, rank, shuffle, seed, drop_last: as in ``torch.utils.data.DistributedSampler``. World size and
+            rank are looked up when they are first needed: from torch.distributed, then from the launcher's
+            environment variables. With ``drop_last=False`` the first samples of the epoch are repeated until ranks
+            are even; with ``True`` samples are dropped instead.
+        mesh: the data-parallel part of a ``DeviceMesh``, such as ``mesh["dp"]``, in place of ``num_replicas`` and
+            ``rank``: ranks that differ in other dimensions, as those of a tensor-parallel group, see the same samples.
+        order: ``"shard"`` shuffles shards, then samples within windows, so that each rank reads shards of its own
+            almost in sequence; ``"sampler"`` is the sequence of ``DistributedSampler``, bit for bit.
+        shuffle_window: samples that are shuffled together when ``order="shard"``; by default 16 shards' worth, at
+            least 4,096, but no more than fit ``cache_limit`` with all ranks of a node. Kept in a loader's state.
+        num_canonical_replicas: lanes that the order is made of when ``order="shard"``; by default the world size of
+            the first run. Runs with the same number see the same global batches, whatever their world size.
+        batch_size: give it only where a foreign ``DataLoader`` makes batches of this size, so that workers are dealt
+            whole batches. A `StreamingDataLoader` brings its own.
+        cache_dir: where the ranks and jobs of a node keep remote shards, and compressed ones once they are
+            decompressed; by default in the user's cache folder.
+        cache_limit: bytes that this folder may take at any time, as a number or a text such as ``"200GB"``: shards
+            whose next use is furthest make room for others. By default nothing is ever removed.
+        download_timeout: seconds in which a remote shard has to be had, all attempts and waiting included; by default
+            300. The ``index.json`` too, for which the default is 30 from the first failure on.
+        storage_options: passed to fsspec for remote shards.
+
+    Raises:
+        IndexNotFoundError: ``shards`` is a folder without ``index.json``.
+        ArgumentError: an argument has a value that cannot work, such as ``rank >= num_replicas``.
+
+    >>> import tempfile, wdsdist
+    >>> from pathlib import Path
+    >>> root = Path(tempfile.mkdtemp())
+    >>> (root / "files").mkdir()
+    >>> for i in range(6):
+    ...     _ = (root / "files" / f"{i}.txt").write_text(f"text {i}")
+    >>> manifest = wdsdist.pack(root / "files", root / "shards")
+    >>> dataset = wdsdist.StreamingDataset(manifest, decode=True, num_replicas=2, rank=0)
+    >>> len(list(dataset)), dataset.num_samples
+    (3, 6)
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        *,
+        fields: Sequence[str] | None = None,
+        decode: Decode = None,
+        transform: Callable[[Sample], Any] | None = None,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        mesh: DeviceMesh | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        order: OrderName = "shard",
+        shuffle_window: int | None = None,
+        num_canonical_replicas: int | None = None,
+        batch_size: int | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_limit: int | str | None = None,
+        download_timeout: float | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.manifest = catalog.open(shards, storage_options=storage_options, download_timeout=download_timeout)
+        self.drop_last = bool(drop_last)
+        self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
+        limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
+        self.ordering = Ordering(
+            manifest=self.manifest,
+            given=OrderSettings(
+                name=order,
+                shuffle=bool(shuffle),
+                seed=seed,
+                window=default_window(self.manifest.counts) if shuffle_window is None else shuffle_window,
+                num_canonical_replicas=1 if num_canonical_replicas is None else num_canonical_replicas,
+            ),
+            lanes=num_canonical_replicas,
+            window=shuffle_window,
+            cache_limit=limit,
+        )
+        self.cache = ShardCache(
+            None if cache_dir is None else Path(cache_dir),
+            limit=limit,
+            timeout=download_timeout or TIMEOUT,
+        )
+        recipe = Recipe(Fields(fields), Decoder(decode), transform)
+        self.sample_reader = SampleReader(ShardReader(self.manifest, self.cache), {0: recipe}, seed)
+        self._replica = Replica.of(rank, num_replicas, mesh)
+        self._request = EpochRequest()
+        self._streams = Streams(self._request)
+        self._loading: Loading | None = None
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in an epoch, over all ranks."""
+        return self.ordering.num_samples
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the data set's shards, wherever they lie: a state must come from the same one."""
+        return self.ordering.fingerprint
+
+    def identity(self) -> Identity:
+        """Return the rank and world size that this data set is split for, as they are known now."""
+        return self._replica.identity()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration plays, also in workers that live on.
+
+        Without it, each iteration plays the next epoch. A `StreamingDataLoader` begins with its first batch. With a
+        foreign loader call this before ``iter()``, which starts the workers: after it, the epoch counts for the next
+        iteration, or for this one where no worker has begun yet, which may differ between ranks.
+
+        Raises ``ArgumentError`` for a negative epoch, and ``LoaderStateError`` under a framework that would split
+        the samples among the ranks a second time.
+        """
+        self._refuse_second_split()
+        self._request.make(check_integer("epoch", epoch, 0, 2**63 - 1))
+
+    def epoch_request(self) -> EpochRequest:
+        """Return a watcher of what `set_epoch` asks for."""
+        return self._request.watch()
+
+    def __getitem__(self, index: int) -> Any:
+        """Return sample ``index`` of the data set, in the order of its shards, decoded and transformed.
+
+        Seeded transforms do as in the epoch that was last asked for with `set_epoch`.
+
+        Raises `SampleIndexError`, an ``IndexError``, outside the data set.
+        """
+        if not isinstance(index, (int, np.integer)):
+            raise ArgumentTypeError(f"a data set is indexed by sample numbers, not by {index!r}")
+        total = self.manifest.num_samples
+        number = int(index) + (total if index < 0 else 0)
+        if not 0 <= number < total:
+            raise SampleIndexError(f"sample {index:,} is outside the data set, which has {total:,} samples")
+        shards, samples = split_line(self.manifest.ends, np.array([number]))
+        return self.sample_reader.sample(int(shards[0]), int(samples[0]), self._request.epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._refuse_second_split()
+        worker = get_worker_info()
+        if worker is not None:
+            leave_inherited_objects()
+            follow_parent()
+        if self._loading is None:
+            refuse_fetching_ahead()
+            return self._streams.start(self._single_samples, is_dealt=self.batch_size is not None)
+        loading, start, here = self._loading, self._loading.start.read(), self.identity()
+        mine = Share(
+            self.ordering,
+            self.cache,
+            self.sample_reader,
+            settings=self.ordering.settings(here, lanes=start.num_canonical_replicas, window=start.shuffle_window),
+            epoch=start.epoch,
+            plan=loading.plan(self.num_samples, start.num_replicas, start.consumed, drop_last=self.drop_last),
+            rank=start.rank,
+            worker=0 if worker is None else worker.id,
+            num_workers=1 if worker is None else worker.num_workers,
+            group=start.group,
+        )
+        if worker is None:
+            return mine.groups(loading.collate_fn)
+        parcels = mine.parcels(loading.collate_fn, loading.channel.sender(worker.id))
+        return loading.tallies.counted(parcels, worker.id, self.cache.counters, self.cache.tell)
+
+    def _single_samples(self, position: Position, worker: int, num_workers: int) -> Iterator[Any]:
+        """Return single samples: this worker's part of this rank's, from where it has taken some on."""
+        here = self.identity()
+        settings = self.ordering.settings(here)
+        self.ordering.check_room(settings, here)
+        plan = EpochPlan(
+            num_samples=self.num_samples,
+            num_replicas=here.world_size,
+            batch_size=self.batch_size or 1,
+            drop_last=self.drop_last,
+            drop_last_batch=False,
+        )
+        # Only the last batch of an epoch is not full, so that what was taken are whole batches and a rest.
+        whole, rest = divmod(position.consumed, plan.batch_size)
+        mine = Share(
+            self.ordering,
+            self.cache,
+            self.sample_reader,
+            settings=settings,
+            epoch=position.epoch,
+            plan=plan,
+            rank=here.rank,
+            worker=worker + whole * num_workers,
+            num_workers=num_workers,
+        )
+        return mine.single_samples(rest)
+
+    def state_dict(self) -> State:
+        """Return how much this process has taken of its part of an epoch, for a foreign loader that asks its workers.
+
+        ``torchdata.stateful_dataloader.StatefulDataLoader`` does, and keeps one such state for each worker. It is the
+        same on every rank. A `StreamingDataLoader` has a state of its own.
+        """
+        return self._streams.state(self._about())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration of this process go on where a state was taken; at the end, there is nothing left.
+
+        Raises `StateMismatchError` for the state of another data set, order, world size, batch size or number of
+        workers, and lists the differences. A `StreamingDataLoader` goes on with other numbers.
+        """
+        self._streams.load(state, self._about())
+
+    def _about(self) -> State:
+        """Return what the state of a stream belongs to."""
+        if self._loading is not None:
+            raise LoaderStateError("this is the data set of a loader: ask the loader for its state, or load it there")
+        here = self.identity()
+        about = self.ordering.state(Position(0, 0), self.ordering.settings(here))
+        return {
+            **about,
+            "num_replicas": here.world_size,
+            "drop_last": self.drop_last,
+            "batch_size": self.batch_size or 1,
+        }
+
+    def raw(self) -> StreamingDataset:
+        """Return a data set of the same members, neither decoded nor transformed."""
+        return self._view(sample_reader=self.sample_reader.raw())
+
+    def bound(self, loading: Loading) -> StreamingDataset:
+        """Return this data set as a loader uses it: the same shards and epoch, yielding the loader's batches."""
+        return self._view(_loading=loading)
+
+    def _view(self, **changes: Any) -> StreamingDataset:
+        view = object.__new__(type(self))
+        view.__dict__.update(self.__dict__, **changes)
+        return view
+
+    def _refuse_second_split(self) -> None:
+        refuse_second_split(lambda: self.identity().world_size, has_loader=self._loading is not None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._refuse_second_split()  # a spawned worker does not see who made it start
+        refuse_fetching_ahead()
+        return self.__dict__

@@ -1,0 +1,123 @@
+"""The way of a batch from a worker to the main process: through a slot of shared memory, or through the pipe."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from wdsdist._util.shared_memory import is_spawning
+from wdsdist.errors import SharedMemoryError
+from wdsdist.loader.ipc.envelope import seal, unseal
+from wdsdist.loader.ipc.slots import SlotTable, SlotWriter
+
+_SPARE_SLOTS = 2
+"""For each worker, beyond the batches that it makes ahead: what the training loop usually holds."""
+
+_CAUTION = 4
+"""Groups may take this part of the free memory, no more."""
+
+_LONG_PICKLE = 8 << 10
+"""Bytes of a batch's pickle from which it takes the way of the bulk."""
+
+
+class Channel:
+    """Carries the batches of a loader from its workers.
+
+    The main process calls `prepare` before it starts workers; workers pass batches to their `sender`. What that returns
+    is unpickled as the batch itself.
+    """
+
+    def __init__(self, *, shared_memory: bool) -> None:
+        self._shared_memory = shared_memory
+        self._table: SlotTable | None = None
+
+    def prepare(self, num_workers: int, prefetch_factor: int, batch_bytes: int, *, group: int) -> int:
+        """Make new slots for workers that are about to start.
+
+        Args:
+            num_workers: worker processes.
+            prefetch_factor: batches, or groups of them, that each makes ahead.
+            batch_bytes: how large a batch is expected to be.
+            group: batches that a worker is to send together.
+
+        Returns:
+            ``group``, or 1 where memory is short.
+
+        Raises:
+            SharedMemoryError: there is less memory than the batches need that are made ahead.
+        """
+        if not self._shared_memory:
+            return group
+        per_worker = prefetch_factor + _SPARE_SLOTS
+        table = SlotTable(num_workers, per_worker)
+        needed, available = table.num_slots * batch_bytes, table.memory.available
+        if needed > available:
+            raise SharedMemoryError(
+                f"{num_workers} workers with {per_worker} batches of about {batch_bytes:,} bytes each need "
+                f"{needed:,} bytes of shared memory, and {available:,} are left: {_WAYS_OUT}"
+            )
+        self._table = table
+        return group if group * needed * _CAUTION <= available else 1
+
+    def sender(self, worker: int) -> Callable[[Any], Parcel]:
+        """Return a worker's function from a batch to the form in which it crosses to the main process.
+
+        The function raises `SharedMemoryError` where a slot for the batch does not fit into memory.
+        """
+        return functools.partial(_send, None if self._table is None else SlotWriter(self._table, worker))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The slots go to workers that are being started, and nowhere else.
+        return {**self.__dict__, "_table": self._table if is_spawning() else None}
+
+
+_WAYS_OUT = (
+    "lower batch_size, num_workers or prefetch_factor, or pass shared_memory=False to send batches through pipes, "
+    "which is slower"
+)
+
+
+class Parcel:
+    """A batch on its way; unpickling it gives the batch."""
+
+    __slots__ = ("_contents",)
+
+    def __init__(self, *contents: Any) -> None:
+        self._contents = contents
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpacked, self._contents
+
+
+def _send(writer: SlotWriter | None, batch: Any) -> Parcel:
+    rest, pieces = seal(batch)
+    if len(rest) > _LONG_PICKLE:
+        pieces.append([rest])
+        rest = b""
+    sizes = [sum(map(len, piece)) for piece in pieces]
+    try:
+        written = None if writer is None else writer.write(pieces, sizes)
+    except SharedMemoryError as error:
+        raise SharedMemoryError(f"a batch of {sum(sizes):,} bytes does not fit: {error}: {_WAYS_OUT}") from error
+    if writer is None or written is None:
+        return Parcel(rest, [bytearray().join(piece) for piece in pieces])
+    return Parcel(rest, sizes, writer.token, *written)
+
+
+def _unpacked(
+    rest: bytes,
+    pieces: list[Any],
+    token: tuple[int, int] | None = None,
+    slot: int = 0,
+    capacity: int = 0,
+    starts: list[int] | None = None,
+) -> Any:
+    """Return the batch; ``pieces`` are buffers, or with a slot the sizes of what lies there."""
+    if token is not None and starts is not None:
+        table = SlotTable.find(token)
+        if table is None:
+            return None  # of an iteration that was given up, read by the pinning thread after its loader began anew
+        memory = table.lease(slot, capacity)
+        pieces = [memory[start : start + size] for start, size in zip(starts, pieces, strict=True)]
+    return unseal(rest or pieces.pop(), pieces)

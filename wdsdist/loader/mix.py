@@ -1,0 +1,244 @@
+"""Several data sets in one stream: `mix` by weight, `concat` one after another."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
+from numbers import Real
+from typing import Any, TypeVar
+
+from wdsdist import storage
+from wdsdist._util.validation import check_integer
+from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.loader.dataset import StreamingDataset
+from wdsdist.loader.order_config import MixedOrdering
+from wdsdist.samples.decode import Decoder
+from wdsdist.samples.sample_spec import Fields, Recipe
+from wdsdist.shards import open as catalog
+from wdsdist.shards.concat_manifest import JoinedManifest, join
+from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.open import Shards
+
+Source = Shards | StreamingDataset
+"""A data set, by its location or as one whose samples are made in a way of its own."""
+
+Share = float | tuple[Source, float]
+
+Dataset = TypeVar("Dataset", bound=StreamingDataset)
+
+_MOST_UNEQUAL = 1_000_000
+"""How many times as heavy as another a data set may be."""
+
+
+def mix(
+    shares: Mapping[Any, Share], *, stratified: bool = True, samples_per_epoch: int | None = None, **options: Any
+) -> MixedDataset:
+    """Mix data sets into one stream by weight; hand it to a `StreamingDataLoader` as any `StreamingDataset`.
+
+    Each data set plays its own epochs, one after another, in orders of their own: a small one repeats, and gives each
+    of its samples once before any comes again. It goes on where it stood when an epoch of the mix ends. An epoch of
+    the mix has as many samples on every rank as ``len`` says, and resumes as that of one data set, on any world.
+
+    Samples and batches say under ``"__dataset__"`` where they come from.
+
+    Args:
+        shares: the weight of each data set by its location, as in ``{"s3://bucket/web": 0.7, "/data/books": 0.3}``;
+            or by a name of yours, with the location, as in ``{"web": ("s3://bucket/web", 0.7), ...}``. Weights need
+            not sum to 1. A location is whatever `wdsdist.open` takes; or, where data sets differ in how samples are
+            made, a `StreamingDataset` with ``fields``, ``decode`` and ``transform`` of its own.
+        stratified: give each batch of a rank its share of each data set: to within one sample of two data sets, two
+            of three, four of any number, and exactly where all shares are whole numbers. That needs lanes that the
+            world size divides, as those of a run that keeps its world size; other worlds share out the global batch
+            alike, but not each rank's. With
+            ``False`` the places of data sets are shuffled, among 1,024 samples of a lane, so that the shares of a
+            batch vary as those of random draws do, and are right on average.
+        samples_per_epoch: length of an epoch of the mix; by default the samples of all data sets together. What the
+            loader drops at the end of an epoch to make batches whole is not made up for: make it a multiple of the
+            global batch where each sample counts.
+        options: arguments of `StreamingDataset`, for all data sets alike, but for ``order``, which is ``"shard"``.
+
+    Raises:
+        ArgumentError: a weight is not above 0, a data set has no samples, two have the same name, or one is a
+            `StreamingDataset` with an order of its own, such as a seed, or ``options`` say how its samples are made.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from wdsdist import StreamingDataLoader, pack
+    >>> root = Path(tempfile.mkdtemp())
+    >>> for name, samples in (("web", 12), ("books", 4)):
+    ...     _ = pack(({"txt": f"{name} {number}"} for number in range(samples)), root / name)
+    >>> dataset = mix({"web": (root / "web", 0.5), "books": (root / "books", 0.5)}, decode=True)
+    >>> loader = StreamingDataLoader(dataset, batch_size=4, num_workers=0)
+    >>> len(loader), [batch["__dataset__"].count("books") for batch in loader]
+    (4, [2, 2, 2, 2])
+    """
+    if not isinstance(shares, Mapping):
+        raise ArgumentTypeError(f"shares is {shares!r}: it must map locations of data sets to their weights")
+    sources = [
+        (share if isinstance(share, tuple) and len(share) == 2 else (location, share), location)
+        for location, share in shares.items()
+    ]
+    weights = [_weight(label, weight) for (_, weight), label in sources]
+    if weights and max(weights) > _MOST_UNEQUAL * min(weights):
+        raise ArgumentError(
+            f"weights are {float(min(weights)):g} to {float(max(weights)):g}: the largest may be {_MOST_UNEQUAL:,} "
+            f"times the smallest"
+        )
+
+    def mixed(manifest: JoinedManifest) -> MixedDataset:
+        return MixedDataset(
+            manifest, weights=weights, stratified=stratified, samples_per_epoch=samples_per_epoch, **options
+        )
+
+    return _joined([(source, label) for (source, _), label in sources], options, mixed)
+
+
+def concat(data_sets: Iterable[Source] | Mapping[str, Source], **options: Any) -> StreamingDataset:
+    """Join data sets into one: an epoch has every sample of each of them once, shuffled together.
+
+    Samples and batches say under ``"__dataset__"`` where they come from.
+
+    Args:
+        data_sets: their locations, each whatever `wdsdist.open` takes, or a mapping from names to locations. Where
+            data sets differ in how samples are made, `StreamingDataset` objects as in `mix`.
+        options: arguments of `StreamingDataset`, for all data sets alike.
+
+    Raises:
+        ArgumentError: there is no data set, two have the same name, or one is a `StreamingDataset` as `mix` refuses.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from wdsdist import pack
+    >>> root = Path(tempfile.mkdtemp())
+    >>> for name, samples in (("web", 12), ("books", 4)):
+    ...     _ = pack(({"txt": f"{name} {number}"} for number in range(samples)), root / name)
+    >>> dataset = concat([root / "web", root / "books"], decode=True)
+    >>> dataset.num_samples, len({sample["txt"] for sample in dataset})
+    (16, 16)
+    """
+    if isinstance(data_sets, (str, os.PathLike, Manifest, StreamingDataset)) or not isinstance(data_sets, Iterable):
+        raise ArgumentTypeError(f"data_sets is {data_sets!r}: it must be a list of data sets")
+    if isinstance(data_sets, Mapping):
+        sources = [(shards, label) for label, shards in data_sets.items()]
+    else:
+        sources = [(shards, shards) for shards in data_sets]
+    return _joined(sources, options, lambda manifest: StreamingDataset(manifest, **options))
+
+
+class MixedDataset(StreamingDataset):
+    """Several data sets in one stream, by weight. Made by `mix`."""
+
+    manifest: JoinedManifest
+
+    def __init__(
+        self,
+        manifest: JoinedManifest,
+        *,
+        weights: list[Fraction],
+        stratified: bool,
+        samples_per_epoch: int | None,
+        **options: Any,
+    ) -> None:
+        if options.get("order", "shard") != "shard":
+            raise ArgumentError(f"order is {options['order']!r}: that of a mix can be 'shard' only")
+        super().__init__(manifest, **options)
+        for part, label in zip(manifest.parts, manifest.labels, strict=True):
+            if not part.num_samples:
+                raise ArgumentError(f"the data set {label!r} has no samples: leave it out of the mix")
+        length = manifest.num_samples if samples_per_epoch is None else samples_per_epoch
+        self.ordering = MixedOrdering(
+            manifest=manifest,
+            given=self.ordering.given,
+            lanes=self.ordering.lanes,
+            window=self.ordering.window,
+            cache_limit=self.ordering.cache_limit,
+            weights=tuple(weights),
+            stratified=bool(stratified),
+            samples_per_epoch=check_integer("samples_per_epoch", length, 1, 2**53),
+        )
+
+
+def _joined(
+    sources: list[tuple[Source, Any]], options: Mapping[str, Any], make: Callable[[JoinedManifest], Dataset]
+) -> Dataset:
+    """Open data sets, each given with its name or what it shall be named after, and make one of them.
+
+    Where any is a `StreamingDataset`, samples are made as each says.
+    """
+    labels = [_label(name) for _, name in sources]
+    opening = {name: options.get(name) for name in ("storage_options", "download_timeout")}
+    parts: list[Manifest] = []
+    recipes: list[Mapping[int, Recipe]] = []
+    for (source, _), label in zip(sources, labels, strict=True):
+        if isinstance(source, StreamingDataset):
+            _check_part(source, label, options)
+            parts.append(source.manifest)
+            recipes.append(source.sample_reader.recipes)
+        else:
+            parts.append(catalog.open(source, **opening))
+            recipes.append({0: Recipe(Fields(None), Decoder(None))})
+    manifest = join(parts, labels)
+    dataset = make(manifest)
+    if any(isinstance(source, StreamingDataset) for source, _ in sources):
+        firsts = zip(manifest.first_shards.tolist(), recipes, strict=True)
+        dataset.sample_reader = dataset.sample_reader.of(
+            {first + shard: recipe for first, own in firsts for shard, recipe in own.items()}
+        )
+    return dataset
+
+
+def _check_part(dataset: StreamingDataset, label: str, options: Mapping[str, Any]) -> None:
+    """Check that a data set says how its samples are made, alone does so, and says nothing of their order."""
+    if isinstance(dataset, MixedDataset):
+        raise ArgumentError(f"{label!r} is a mix itself: name its data sets, with weights, in place of it")
+    for name in ("fields", "decode", "transform"):
+        if options.get(name) is not None:
+            raise ArgumentError(
+                f"{name} is given for all data sets, but {label!r} is a StreamingDataset, which has its own: give it "
+                f"to each data set, as in StreamingDataset(location, {name}=...)"
+            )
+    usual = _about_order(StreamingDataset(dataset.manifest))
+    for name, value in _about_order(dataset).items():
+        if value != usual[name]:
+            raise ArgumentError(
+                f"the data set {label!r} is a StreamingDataset with {name} of its own, but data sets in one stream "
+                f"have all but fields, decode and transform in common: give it to mix() or concat() instead"
+            )
+
+
+def _about_order(dataset: StreamingDataset) -> dict[str, Any]:
+    """Return what a data set was given that is no matter of a single sample, by the names of the arguments."""
+    ordering, cache = dataset.ordering, dataset.cache
+    return {
+        "rank, num_replicas or mesh": dataset._replica,
+        "shuffle": ordering.given.shuffle,
+        "seed": ordering.given.seed,
+        "drop_last": dataset.drop_last,
+        "order": ordering.given.name,
+        "shuffle_window": ordering.window,
+        "num_canonical_replicas": ordering.lanes,
+        "batch_size": dataset.batch_size,
+        "cache_dir": cache.folder,
+        "cache_limit": cache.limit,
+        "download_timeout": cache.timeout,
+    }
+
+
+def _label(name: Any) -> str:
+    if isinstance(name, StreamingDataset):
+        name = name.manifest
+    if isinstance(name, Manifest):
+        return storage.shown(name.base)
+    if isinstance(name, (str, os.PathLike)):
+        return storage.shown(os.fspath(name))
+    return str(name)
+
+
+def _weight(name: Any, weight: Any) -> Fraction:
+    """Return a weight as the fraction that was written: 0.1 is a tenth, not the binary number next to it."""
+    if isinstance(weight, bool) or not isinstance(weight, Real):
+        raise ArgumentTypeError(f"the weight of {_label(name)!r} is {weight!r}: it must be a number")
+    if not 0 < float(weight) < float("inf"):
+        raise ArgumentError(f"the weight of {_label(name)!r} is {weight!r}: it must be above 0 and finite")
+    return Fraction(str(weight))

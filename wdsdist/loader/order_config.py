@@ -1,0 +1,157 @@
+"""What decides the order of a data set's epochs: what was given, and what follows from the world and from the cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from dataclasses import dataclass
+from fractions import Fraction
+
+from wdsdist.distributed import Identity
+from wdsdist.loader.progress import Position
+from wdsdist.loader.state import State, make_state
+from wdsdist.sampling.mix_order import MixOrder, Mixture
+from wdsdist.sampling.order import Order, OrderSettings, default_window, epoch_order
+from wdsdist.sampling.working_set import bytes_at_once, check_limit, fitting_window, readers_of
+from wdsdist.shards.concat_manifest import JoinedManifest
+from wdsdist.shards.manifest import Manifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ordering:
+    """The order of one data set."""
+
+    manifest: Manifest
+    given: OrderSettings
+    """Lanes and window in it are defaults; those that count are below."""
+    lanes: int | None
+    """Canonical replicas, where they were given."""
+    window: int | None
+    """Samples that a lane shuffles together, where they were given."""
+    cache_limit: int | None
+    """Bytes."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in an epoch, over all ranks."""
+        return self.manifest.num_samples
+
+    @property
+    def mean_sample_bytes(self) -> int:
+        """Bytes that a sample of an epoch takes in its shard, on average."""
+        return self.manifest.mean_sample_bytes
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A digest of the samples, wherever they lie: a state must come from the same ones."""
+        return self.manifest.fingerprint
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What else decides the order, for a loader's state."""
+        return {}
+
+    def settings(self, here: Identity, *, lanes: int | None = None, window: int | None = None) -> OrderSettings:
+        """Return the settings of the order: ``lanes`` and ``window``, as far as none were given at first.
+
+        What neither gives is decided by the world size, and by the room in the cache.
+        """
+        settings = dataclasses.replace(self._usual, num_canonical_replicas=self.lanes or lanes or here.world_size)
+        window = self.window or window
+        if window is None and self.cache_limit is not None:
+            readers = readers_of(self.manifest, here)
+            needed = functools.partial(self.bytes_at_once, here=here, ranks=readers.ranks)
+            window = fitting_window(needed, readers, settings, self.cache_limit)
+        return settings if window is None else dataclasses.replace(settings, window=window)
+
+    def check_room(self, settings: OrderSettings, here: Identity) -> None:
+        """Check that the cache has room for what is needed at once.
+
+        Raises `ArgumentError` where there is too little for one rank; warns where it is for those of this node.
+        """
+        if self.cache_limit is not None:
+            needed = functools.partial(self.bytes_at_once, settings, here)
+            check_limit(needed, settings, ranks=readers_of(self.manifest, here).ranks, limit=self.cache_limit)
+
+    def bytes_at_once(self, settings: OrderSettings, here: Identity, ranks: int) -> int:
+        """Return the most bytes of copies that any ``ranks`` ranks need at once."""
+        return bytes_at_once(readers_of(self.manifest, here), settings, ranks=ranks)
+
+    @property
+    def _usual(self) -> OrderSettings:
+        """The settings where neither a cache nor a state asks for a smaller window."""
+        return self.given
+
+    def order(self, settings: OrderSettings, epoch: int) -> Order:
+        """Return which sample stands at which position of an epoch."""
+        return epoch_order(self.manifest.counts, settings, epoch)
+
+    def state(self, position: Position, settings: OrderSettings) -> State:
+        """Return the state of a loader at a position."""
+        return make_state(
+            position,
+            num_samples=self.num_samples,
+            fingerprint=self.fingerprint,
+            settings=settings,
+            notes=self.notes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedOrdering(Ordering):
+    """The order of several data sets in one stream."""
+
+    manifest: JoinedManifest
+    weights: tuple[Fraction, ...]
+    stratified: bool
+    samples_per_epoch: int
+
+    @property
+    def num_samples(self) -> int:
+        return self.samples_per_epoch
+
+    @property
+    def mean_sample_bytes(self) -> int:
+        parts = zip(self.weights, self.manifest.parts, strict=True)
+        return int(sum(weight * part.mean_sample_bytes for weight, part in parts) / sum(self.weights))
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        parts = zip(self.manifest.parts, self._windows, strict=True)
+        text = "\n".join(f"{part.fingerprint} {window}" for part, window in parts)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    @property
+    def notes(self) -> dict[str, str]:
+        total = sum(self.weights)
+        return {
+            "mix": " ".join(str(weight / total) for weight in self.weights),
+            "stratified": str(self.stratified),
+        }
+
+    def bytes_at_once(self, settings: OrderSettings, here: Identity, ranks: int) -> int:
+        parts = zip(self.manifest.parts, self._mixture.settings_of_each(settings), strict=True)
+        return sum(bytes_at_once(readers_of(part, here), own, ranks=ranks) for part, own in parts)
+
+    def order(self, settings: OrderSettings, epoch: int) -> Order:
+        return MixOrder(self._mixture, settings, epoch)
+
+    @property
+    def _usual(self) -> OrderSettings:
+        # Each data set has a window of its own; the one of the settings is the most that any of them may have.
+        return dataclasses.replace(self.given, window=max(self._windows))
+
+    @property
+    def _mixture(self) -> Mixture:
+        return Mixture(
+            counts=tuple(part.counts for part in self.manifest.parts),
+            windows=self._windows,
+            weights=self.weights,
+            num_samples=self.num_samples,
+            stratified=self.stratified,
+        )
+
+    @functools.cached_property
+    def _windows(self) -> tuple[int, ...]:
+        return tuple(self.window or default_window(part.counts) for part in self.manifest.parts)

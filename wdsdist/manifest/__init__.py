@@ -1,6 +1,0 @@
-"""The manifest of a data set: which shards it has, with their sample counts, sizes and digests."""
-
-from wdsdist.manifest.files import FILE_NAME, PACK_RECORD, dumps, load, save
-from wdsdist.manifest.values import Manifest, Shard
-
-__all__ = ["FILE_NAME", "PACK_RECORD", "Manifest", "Shard", "dumps", "load", "save"]

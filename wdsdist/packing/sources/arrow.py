@@ -1,0 +1,290 @@
+"""Parquet and Arrow files: groups of rows that are read together, by several processes, each with bounded memory.
+
+A group is a row group of a Parquet file or a record batch of an Arrow file. Uncompressed Arrow files are mapped, so any
+row of them is at hand; a group of Parquet is decoded as a whole, and each process keeps the last ones that it decoded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wdsdist._util.array_types import Int64s
+from wdsdist.errors import SourceError
+from wdsdist.packing.sources.rows import Length, Row
+from wdsdist.packing.sources.table import Stamp
+
+KEPT_BYTES = 256 << 20
+"""Of decoded groups that each process keeps; one that is larger is kept alone."""
+
+_LISTED_ROWS = 4096  # read at once while a table is listed
+_END = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream that is whole
+_INSTALL = "reading Parquet and Arrow files needs a package: pip install 'wdsdist[parquet]'"
+
+
+def pyarrow() -> Any:
+    """Return the package with its parts; raise `SourceError` where it is not installed."""
+    try:
+        import pyarrow
+        import pyarrow.compute
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError as error:
+        raise SourceError(_INSTALL) from error
+    return pyarrow
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowRows:
+    """Some rows of Parquet or Arrow files."""
+
+    files: tuple[Stamp, ...]
+    """Those that the rows lie in."""
+    groups: Int64s
+    """int64 [rows, 3]: number among ``files``, group of the file, row of the group."""
+    used: tuple[int, ...]
+    """Places of the columns that are read; the others stay empty."""
+    width: int
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __iter__(self) -> Iterator[Row]:
+        for file in self.files:
+            file.check()
+        for number, group, place in self.groups.tolist():
+            file = self.files[number]
+            row: Row = [None] * self.width
+            with readable(file.path):
+                for at, column in zip(self.used, _groups.get(file, group, self.used), strict=True):
+                    row[at] = value_at(column, place)
+            yield row
+
+    def place(self, number: int) -> str:
+        """Say where a row stands."""
+        file, group, row = self.groups[number].tolist()
+        return f"{self.files[file].path}, row {row:,} of group {group:,}"
+
+
+class ArrowFile:
+    """A Parquet or Arrow file, open."""
+
+    def __init__(self, path: str) -> None:
+        pa = pyarrow()
+        self.path = path
+        self._batches: list[Any] = []
+        with readable(path):
+            with Path(path).open("rb") as stream:
+                start = stream.read(6)
+            self.is_parquet = start[:4] == b"PAR1"
+            if self.is_parquet:
+                self.parquet = pa.parquet.ParquetFile(path, pre_buffer=False)
+                self.schema = self.parquet.schema_arrow
+            elif start == b"ARROW1":
+                self._file = pa.ipc.open_file(pa.memory_map(path))
+                self.schema = self._file.schema
+            else:
+                self._stream(pa, path)
+            self.schema.names  # noqa: B018 - are decoded here, and may be no text
+
+    @functools.cached_property
+    def lengths(self) -> list[int]:
+        """Rows of each group."""
+        if self.is_parquet:
+            metadata = self.parquet.metadata
+            return [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+        return [self.batch(number).num_rows for number in range(self._num_batches)]
+
+    def batch(self, number: int) -> Any:
+        """Return a record batch of an Arrow file."""
+        return self._batches[number] if self._batches else self._file.get_batch(number)
+
+    def group(self, number: int, used: tuple[int, ...]) -> Any:
+        """Return some columns of a group, as a table or a record batch."""
+        names = [self.schema.names[place] for place in used]
+        if not self.is_parquet:
+            return self.batch(number).select(names)
+        # One thread: there is a process for each core already. In one chunk a column finds its rows fastest.
+        return self.parquet.read_row_group(number, columns=names, use_threads=False).select(names)
+
+    def listing(
+        self, number: int, used: tuple[int, ...], estimated: tuple[int, ...]
+    ) -> Iterator[tuple[list[Row], int]]:
+        """Yield the rows of a group with the lengths of bytes in place of the bytes, some at a time.
+
+        The columns in ``estimated`` are not read: each value has the mean length. With each part of the rows comes what
+        the group takes in memory for them.
+        """
+        width = len(self.schema.names)
+        read = tuple(place for place in used if place not in estimated)
+        names = [self.schema.names[place] for place in read]
+        means = {place: Length(self._mean(number, place)) for place in estimated}
+        for batch in self._parts(number, names):
+            # Offsets that point elsewhere would be followed, out of the file. Once is enough: files are at rest.
+            batch.validate(full=True)
+            rows: list[Row] = [[None] * width for _ in range(batch.num_rows)]
+            for place, column in zip(read, batch.columns, strict=True):
+                for row, value in zip(rows, sized(column), strict=True):
+                    row[place] = value
+            for row in rows:
+                for place, mean in means.items():
+                    row[place] = mean
+            yield rows, batch.nbytes + len(rows) * sum(means.values())
+
+    def first(self, place: int, most: int) -> list[Any]:
+        """Return the first values of a column that are not missing; only the start of each group is looked at."""
+        found: list[Any] = []
+        for number in range(len(self.lengths)):
+            part = next(self._parts(number, [self.schema.names[place]], rows=most), None)
+            if part is not None:
+                part.validate(full=True)
+                found += part.column(0).drop_null()[: most - len(found)].to_pylist()
+            if len(found) >= most:
+                break
+        return found
+
+    def _parts(self, number: int, names: list[str], rows: int = _LISTED_ROWS) -> Iterator[Any]:
+        if self.is_parquet and names:
+            yield from self.parquet.iter_batches(rows, row_groups=[number], columns=names, use_threads=False)
+            return
+        whole = pyarrow().RecordBatch.from_pydict({"": np.zeros(self.lengths[number], np.bool_)}).select([])
+        whole = whole if self.is_parquet else self.batch(number).select(names)
+        for start in range(0, self.lengths[number], rows):
+            yield whole.slice(start, rows)
+
+    def _mean(self, number: int, place: int) -> int:
+        group = self.parquet.metadata.row_group(number)
+        name = self.schema.names[place]
+        chunks = (group.column(leaf) for leaf in range(group.num_columns))
+        own = (chunk for chunk in chunks if chunk.path_in_schema == name or chunk.path_in_schema.startswith(f"{name}."))
+        size = sum(int(chunk.total_uncompressed_size) for chunk in own)
+        return max(0, size) // max(1, int(group.num_rows))
+
+    def _stream(self, pa: Any, path: str) -> None:
+        file = pa.memory_map(path)
+        whole = file.read_buffer()
+        reader = pa.ipc.open_stream(whole)
+        # Without it, a stream cut between two batches looks like a shorter one.
+        if whole.slice(max(0, whole.size - len(_END))).to_pybytes() != _END:
+            raise SourceError(f"{path} lacks the end of an Arrow stream, so rows are missing: fetch or write it again")
+        self.schema = reader.schema
+        self._batches = list(reader)
+        if not self._batches:
+            self._batches = [pa.RecordBatch.from_pylist([], self.schema)]
+        buffers = (buffer for column in self._batches[0].columns for buffer in column.buffers() if buffer)
+        if any(buffer.size and not whole.address <= buffer.address < whole.address + whole.size for buffer in buffers):
+            raise SourceError(
+                f"{path} is a compressed Arrow stream, which has to be read as a whole: write it without compression, "
+                f"or as Parquet"
+            )
+
+    @property
+    def _num_batches(self) -> int:
+        return len(self._batches) if self._batches else int(self._file.num_record_batches)
+
+
+class _Groups:
+    """The groups that this process decoded last, and the files that it has open."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[Stamp, int, tuple[int, ...]], tuple[list[Any], int]] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()  # packing in a thread may share the process with another packing
+
+    def get(self, file: Stamp, number: int, used: tuple[int, ...]) -> list[Any]:
+        """Return some columns of a group, each in one chunk."""
+        key = file, number, used
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key][0]
+            group = opened(file).group(number, used)
+            columns = [_one_chunk(column) for column in group.columns]
+            size = group.nbytes if opened(file).is_parquet else 0
+            self._kept[key] = columns, size
+            self._bytes += size
+            while len(self._kept) > 1 and (self._bytes > KEPT_BYTES or len(self._kept) > 4096):
+                self._bytes -= self._kept.popitem(last=False)[1][1]
+            return columns
+
+
+_groups = _Groups()
+
+
+@functools.lru_cache(maxsize=64)
+def opened(file: Stamp) -> ArrowFile:
+    """Return a file of this process, open; it stays open for the next rows."""
+    return ArrowFile(file.path)
+
+
+def value_at(column: Any, place: int) -> Any:
+    """Return one value of an Arrow array: numbers of a list as an array, all else as Python has it."""
+    value = column[place]
+    if is_numbers(column.type) and value.is_valid:
+        return value.values.to_numpy(zero_copy_only=False)
+    return value.as_py()
+
+
+def is_numbers(kind: Any) -> bool:
+    """Say whether values of an Arrow type are lists of numbers."""
+    types = pyarrow().types
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return bool(is_list and (types.is_integer(kind.value_type) or types.is_floating(kind.value_type)))
+
+
+def is_bytes(kind: Any) -> bool:
+    """Say whether values of an Arrow type are bytes, or structs of bytes and a path as ``datasets`` has them."""
+    types = pyarrow().types
+    if types.is_struct(kind):
+        names = {kind.field(place).name: kind.field(place).type for place in range(kind.num_fields)}
+        return set(names) == {"bytes", "path"} and _is_plain_bytes(names["bytes"])
+    return _is_plain_bytes(kind)
+
+
+def sized(column: Any) -> Iterator[Any]:
+    """Yield the values of an Arrow array, but of bytes their lengths, which takes no copy of the bytes."""
+    types = pyarrow().types
+    if types.is_struct(column.type) and is_bytes(column.type):
+        parts = dict(zip((field.name for field in column.type), column.flatten(), strict=True))  # nulls of both levels
+        for data, path in zip(sized(parts["bytes"]), parts["path"].to_pylist(), strict=True):
+            yield None if data is None and path is None else {"bytes": data, "path": path}
+    elif _is_plain_bytes(column.type):
+        for length in pyarrow().compute.binary_length(column).to_pylist():
+            yield None if length is None else Length(length)
+    elif is_numbers(column.type):
+        for place in range(len(column)):
+            yield value_at(column, place)
+    else:
+        yield from column.to_pylist()
+
+
+@contextlib.contextmanager
+def readable(path: str) -> Iterator[None]:
+    """Turn what pyarrow raises for a damaged file into a `SourceError` that names it."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise SourceError(f"{path} has vanished since it was listed: pack again once it is back") from error
+    except (pyarrow().ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise SourceError(f"{path} is no Parquet or Arrow file that can be read ({reason}): fetch it again") from error
+
+
+def _is_plain_bytes(kind: Any) -> bool:
+    types = pyarrow().types
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind))
+
+
+def _one_chunk(column: Any) -> Any:
+    """Return a column as one array; rows of arrays in chunks would be looked for chunk by chunk."""
+    if not hasattr(column, "num_chunks"):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

@@ -1,0 +1,161 @@
+"""A folder of files as samples: files whose paths agree up to the first dot of the base name are one sample."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from wdsdist._util.array_types import Int64s
+from wdsdist.errors import SourceError
+from wdsdist.packing.sources.base import FilePayload, LeftOut, OnError, Sample
+from wdsdist.packing.sources.grouping import Folder, list_samples, shown
+from wdsdist.packing.sources.kinds import SourceOptions
+from wdsdist.packing.sources.listed import Listed, OfListing, Taken, packable
+from wdsdist.packing.sources.listing import Listing
+from wdsdist.shards.tar import is_tar, split_name
+
+_HIDDEN = ord(".")
+
+
+@dataclass(frozen=True, slots=True)
+class FolderSamples:
+    """Some samples of a folder."""
+
+    root: str
+    taken: Taken
+
+    def __len__(self) -> int:
+        return len(self.taken)
+
+    def __iter__(self) -> Iterator[Sample]:
+        above = f"{self.root}/"
+        return self.taken.samples(lambda path, size, _: FilePayload(above + path, size))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FolderSource(OfListing):
+    """All samples of a folder, in the order of their first files' paths, byte by byte."""
+
+    location: str
+    listed: Listed
+    kind: str = "folder"
+
+    def fingerprint(self) -> str:
+        return self.listed.fingerprint(self.kind)
+
+    def take(self, indices: Int64s) -> FolderSamples:
+        return FolderSamples(self.location, self.listed.take(indices))
+
+
+def find(root: Path, options: SourceOptions) -> FolderSource | None:
+    """List the samples of a folder; return ``None`` for what is none."""
+    if not root.is_dir():
+        return None
+    walk = _Walk(root, options.on_error)
+    listing = walk.run()
+    if walk.tars:
+        raise SourceError(
+            f"{root} holds {len(walk.tars):,} tar files, such as {min(walk.tars)}: if they are WebDataset shards, run "
+            f"`wdsdist index {root}`; if not, unpack them and pack the folder that results"
+        )
+    listed = packable(str(root), listing, walk.folders, options, skipped=walk.skipped, left_out=walk.left_out)
+    return FolderSource(str(root), listed)
+
+
+class _Walk:
+    """One pass over all that lies under a folder. Hidden files and folders are counted and passed over."""
+
+    def __init__(self, root: Path, on_error: OnError) -> None:
+        self.root = root
+        self.on_error = on_error
+        self.folders: list[str] = []  # those directly under the root
+        self.tars: list[str] = []  # and tars there
+        self.skipped: Counter[str] = Counter()
+        self.left_out: list[LeftOut] = []  # folders of which nothing is known
+        self._above = {b"": frozenset((_identity(root.stat()),))}
+
+    def run(self) -> Listing:
+        listing = list_samples(self._open)
+        self.left_out.sort(key=lambda one: one.key)
+        return listing
+
+    def _open(self, path: bytes) -> Folder:
+        """List one folder; what lies in it is told apart by the type that the folder itself notes, where it does."""
+        found = Folder()
+        above = self._above.pop(path)
+        no_samples_here = split_name(os.fsdecode(path) + "a.a") is None  # such as `__meta__/`
+        try:
+            with os.scandir(os.fsencode(self.root) + b"/" + path) as entries:
+                for entry in entries:
+                    name = entry.name
+                    if name[0] == _HIDDEN:
+                        self.skipped["hidden folder" if entry.is_dir() else "hidden file"] += 1
+                    elif entry.is_dir():
+                        self._enter(path, entry, above, found)
+                    elif no_samples_here or not 0 < name.find(b".") < len(name) - 1 or not _can_be_member(name):
+                        self.skipped["name without a key and an extension"] += 1
+                    else:
+                        self._add(path, entry, found)
+        except OSError as error:
+            what = f"cannot be listed ({error.strerror}): mend it or move it away"
+            if not path or self.on_error == "raise":
+                raise SourceError(f"{self.root / shown(path.rstrip(b'/'))} {what}") from error
+            self.left_out.append(LeftOut(shown(path), f"{shown(path.rstrip(b'/'))} {what}"))
+            found = Folder()
+        if not path:
+            self.folders = [os.fsdecode(name) for name in found.folders]
+        return found
+
+    def _enter(self, path: bytes, entry: os.DirEntry[bytes], above: frozenset[tuple[int, int]], found: Folder) -> None:
+        identity = _identity(entry.stat())
+        # A link to a folder that it lies in would be followed for ever.
+        if entry.is_symlink() and identity in above:
+            self.skipped["link to a folder around it"] += 1
+            return
+        found.folders.append(entry.name)
+        self._above[path + entry.name + b"/"] = above | {identity}
+
+    def _add(self, path: bytes, entry: os.DirEntry[bytes], found: Folder) -> None:
+        name, problem = entry.name, ""
+        if entry.is_file():
+            try:
+                status = entry.stat()
+                found.add(name, status.st_size, mtime_ns=status.st_mtime_ns)
+            except OSError as error:
+                found.add(name, 0, mtime_ns=0)
+                problem = f"cannot be read ({error.strerror}): mend it or remove it"
+        elif entry.is_symlink():
+            found.add(name, 0, mtime_ns=0)
+            problem = "is a link to nothing: mend it or remove it"
+        else:
+            self.skipped["device, pipe or socket"] += 1
+            return
+        if not path and is_tar(os.fsdecode(name)):
+            self.tars.append(os.fsdecode(name))
+        if not (name.isascii() and path.isascii()) and not _is_utf8(path + name):
+            problem = "is not UTF-8, which a tar asks names to be: rename it"
+        if problem:
+            problem = f"{shown(path + name)} {problem}"
+            if self.on_error == "raise":
+                raise SourceError(f"{shown(self.root)}/{problem}")
+            found.problems[name] = problem
+
+
+def _can_be_member(name: bytes) -> bool:
+    """Say what `split_name` says of a name with a key and an extension, faster for names as most are."""
+    return b"\n" not in name and (b"__" not in name or split_name(os.fsdecode(name)) is not None)
+
+
+def _is_utf8(path: bytes) -> bool:
+    try:
+        path.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

@@ -1,0 +1,271 @@
+"""Arrays in the IDX format of MNIST and its kin as samples: one image and its label each.
+
+Source: Y. LeCun, C. Cortes and C. Burges, "The MNIST database of handwritten digits", file formats.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gzip
+import hashlib
+import io
+import math
+import os
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist._util.array_types import Int64s
+from wdsdist.errors import SourceError
+from wdsdist.packing.sources.base import LeftOut, Sample, payload_size
+from wdsdist.packing.sources.kinds import SourceOptions
+from wdsdist.shards.tar import stored_size
+
+_NAME = re.compile(r"(?P<prefix>.+)-(?P<role>images|labels)[-.]idx\d-[a-z]+\d*(?P<gz>\.gz)?")
+_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_DIGITS = 6
+_CHUNK = 1 << 20
+
+
+class _File(NamedTuple):
+    """A file as it was when the source was listed."""
+
+    path: str
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class IdxSamples:
+    """Some samples of an IDX set; the arrays are read, once in each process, when the samples are."""
+
+    images: _File
+    labels: _File | None
+    prefix: str
+    digits: int
+    indices: list[int]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[Sample]:
+        images = _load(self.images)
+        labels = _load(self.labels) if self.labels else None
+        header = _npy_header(images)
+        for index in self.indices:
+            data = header + images[index].astype(images.dtype.newbyteorder("<")).tobytes()
+            key = f"{self.prefix}-{index:0{self.digits}d}"
+            if labels is None:
+                yield key, [("npy", data)]
+            else:
+                yield key, [("cls", str(labels[index]).encode()), ("npy", data)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IdxSource:
+    """An IDX set: a file of images, and perhaps one of labels."""
+
+    location: str
+    images: _File
+    labels: _File | None
+    shape: tuple[int, ...]
+    """Of the file of images: their number first."""
+    skipped: dict[str, int]
+    """Files beside the set that belong to none, counted."""
+    kind: str = "idx"
+    has_exact_sizes: bool = True
+    left_out: tuple[LeftOut, ...] = ()
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def prefix(self) -> str:
+        """What the keys start with, such as ``train``."""
+        return Path(self.location).name
+
+    @property
+    def digits(self) -> int:
+        """Digits of the number in each key."""
+        return max(_DIGITS, len(str(len(self) - 1)))
+
+    def fingerprint(self) -> str:
+        state = hashlib.sha256(f"{self.kind}\n".encode())
+        for file in (self.images, self.labels):
+            if file is not None:
+                state.update(f"{Path(file.path).name}\0{file.size}\0{file.mtime_ns}\n".encode())
+        return state.hexdigest()
+
+    def extra(self) -> dict[str, Any]:
+        return {"skipped": self.skipped} if self.skipped else {}
+
+    def stored_sizes(self) -> Int64s:
+        # All samples take the same room: keys are equally long, and every label fits in one block.
+        key, members = next(iter(self.take(np.zeros(1, np.int64))))
+        size = sum(stored_size(f"{key}.{extension}", payload_size(payload)) for extension, payload in members)
+        return np.full(len(self), size, np.int64)
+
+    def take(self, indices: Int64s) -> IdxSamples:
+        return IdxSamples(self.images, self.labels, self.prefix, self.digits, indices.tolist())
+
+
+def find(path: Path, options: SourceOptions) -> IdxSource | None:
+    """Return the IDX set that a path names, or nothing where it names none."""
+    if path.is_file():
+        match = _NAME.fullmatch(path.name)
+        if match is None:
+            return None
+        if match["role"] == "labels":
+            raise SourceError(f"{path} holds labels only: name the file of images that they belong to")
+        prefix = match["prefix"]
+        return _source(path.parent / prefix, path, _sets(path.parent)[prefix].get("labels"), {})
+    folder = path if path.is_dir() else path.parent
+    sets = {prefix: files for prefix, files in _sets(folder).items() if "images" in files}
+    if path.is_dir() and sets:
+        if len(sets) > 1:
+            raise SourceError(_several(path, sets))
+        others = sum(1 for file in path.iterdir() if _NAME.fullmatch(file.name) is None)
+        path, skipped = path / next(iter(sets)), {"file beside the IDX set": others} if others else {}
+    elif path.name in sets and not path.exists():
+        skipped = {}
+    else:
+        return None
+    files = sets[path.name]
+    return _source(path, files["images"], files.get("labels"), skipped)
+
+
+def hint(path: Path) -> str:
+    """Say which IDX sets lie where a path was looked for in vain."""
+    prefixes = sorted(prefix for prefix, files in _sets(path.parent).items() if "images" in files)
+    return f" ({path.parent} holds the IDX sets {' and '.join(prefixes)})" if prefixes else ""
+
+
+def parse(stream: io.BufferedIOBase, label: str) -> npt.NDArray[Any]:
+    """Return the array in an IDX file; ``label`` names it in errors.
+
+    Raises `SourceError` for a header that is none and for data that is shorter or longer than the header says.
+
+    >>> parse(io.BytesIO(bytes([0, 0, 0x0B, 1, 0, 0, 0, 2, 0, 1, 1, 0])), "two.idx").tolist()
+    [1, 256]
+    """
+    dtype, shape = _read_header(stream, label)
+    expected = math.prod(shape) * dtype.itemsize
+    content = bytearray()
+    # In pieces: a damaged header may ask for more memory than there is.
+    while piece := stream.read(min(_CHUNK, expected - len(content))):
+        content += piece
+    found = len(content)
+    while rest := stream.read(_CHUNK):
+        found += len(rest)
+    if found != expected:
+        size = " x ".join(map(str, shape))
+        raise SourceError(
+            f"{label} holds {found:,} bytes of data but its header ({size} of {dtype.itemsize} bytes) asks for "
+            f"{expected:,}: fetch it again"
+        )
+    return np.frombuffer(content, dtype).reshape(shape)
+
+
+def _read_header(stream: io.BufferedIOBase, label: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    magic = stream.read(4)
+    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _TYPES or not magic[3]:
+        raise SourceError(
+            f"{label} is no IDX file: it starts with {magic!r}, not with two zeros, a type code and the number of "
+            f"dimensions"
+        )
+    sizes = stream.read(4 * magic[3])
+    if len(sizes) < 4 * magic[3]:
+        raise SourceError(
+            f"{label} ends within its header, after {4 + len(sizes)} of {4 + 4 * magic[3]} bytes: fetch it again"
+        )
+    return np.dtype(_TYPES[magic[2]]), struct.unpack(f">{magic[3]}I", sizes)
+
+
+def _source(location: Path, images: Path, labels: Path | None, skipped: dict[str, int]) -> IdxSource:
+    files = _File(*_status(images)), _File(*_status(labels)) if labels else None
+    shape = _load(files[0]).shape
+    if not shape[0]:
+        raise SourceError(f"{images} holds no image")
+    if files[1] is not None:
+        array = _load(files[1])
+        if array.ndim != 1 or array.dtype.kind not in "ui":
+            raise SourceError(f"{labels} does not hold one whole number for each image: its shape is {array.shape}")
+        if len(array) != shape[0]:
+            raise SourceError(
+                f"{images.name} holds {shape[0]:,} images but {labels.name if labels else ''} {len(array):,} labels: "
+                f"they do not belong together"
+            )
+    return IdxSource(str(location), *files, shape, skipped)
+
+
+def _sets(folder: Path) -> dict[str, dict[str, Path]]:
+    """Return the files of each set in a folder by their role; of a file and its gzip'd copy, the file."""
+    sets: dict[str, dict[str, Path]] = {}
+    if not folder.is_dir():
+        return sets
+    with os.scandir(folder) as entries:  # one by one: there may be millions of other files
+        matches = [match for entry in entries if (match := _NAME.fullmatch(entry.name))]
+    for match in sorted(matches, key=lambda match: match.string):
+        files = sets.setdefault(match["prefix"], {})
+        if match["role"] not in files or not match["gz"]:
+            files[match["role"]] = folder / match.string
+    return sets
+
+
+def _several(folder: Path, sets: dict[str, dict[str, Path]]) -> str:
+    counts = {}
+    for prefix, files in sets.items():
+        with _opened(str(files["images"])) as stream:
+            counts[prefix] = _read_header(stream, str(files["images"]))[1][0]
+    listed = [f"{prefix} ({count:,})" for prefix, count in counts.items()]
+    listed[0] = listed[0].replace(")", " samples)")
+    largest = max(counts, key=lambda prefix: counts[prefix])
+    return (
+        f"{folder} holds {len(sets)} IDX sets, {', '.join(listed[:-1])} and {listed[-1]}: name one, for instance "
+        f"{folder / largest}"
+    )
+
+
+def _status(path: Path) -> tuple[str, int, int]:
+    status = path.stat()
+    return str(path), status.st_size, status.st_mtime_ns
+
+
+@functools.lru_cache(maxsize=2)  # the images and the labels of one set
+def _load(file: _File) -> npt.NDArray[Any]:
+    with _opened(file.path) as stream:
+        if _status(Path(file.path)) != file:
+            raise SourceError(f"{file.path} has changed since it was listed: pack again once it is at rest")
+        return parse(stream, file.path)
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[io.BufferedIOBase]:
+    """Open an IDX file, unzipped where its name ends in ``.gz``; what goes wrong with it becomes a `SourceError`."""
+    try:
+        with gzip.GzipFile(path) if path.endswith(".gz") else Path(path).open("rb") as stream:
+            yield stream
+    except SourceError:
+        raise
+    except FileNotFoundError as error:
+        raise SourceError(f"{path} has vanished since it was listed: pack again once it is back") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise SourceError(f"{path} is a damaged gzip file ({error}): fetch it again") from error
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _npy_header(images: npt.NDArray[Any]) -> bytes:
+    """Return what ``np.save`` writes before the data of one image."""
+    stream = io.BytesIO()
+    one = np.empty(images.shape[1:], images.dtype.newbyteorder("<"))
+    np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(one))
+    return stream.getvalue()

@@ -1,0 +1,209 @@
+"""A list of files in arrays: some 30 bytes a file beside its name, so that ten million fit in memory with ease.
+
+It is filled folder by folder (`grouping.list_samples` sees to the order) and holds the files of each sample side by
+side, so samples are given by where they start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist._util.array_types import Int64s
+from wdsdist.shards.tar import BLOCK, PLAIN_NAME, SIZE_LIMIT, stored_size
+
+Names = npt.NDArray[np.bytes_]
+
+_CHUNK = 1 << 16  # files that are looked at together: enough for numpy, and little memory
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Listing:
+    """Files in the order of their samples; ``n`` files in ``s`` samples and ``f`` runs of files in one folder."""
+
+    folder_bytes: bytearray
+    """The paths of the folders, UTF-8, each with a slash at its end (the outermost one is empty), one after another."""
+    folder_ends: Int64s
+    """int64 [f + 1]: where each folder's path starts in ``folder_bytes``, and its end."""
+    folder_files: Int64s
+    """int64 [f + 1]: the first file of each run, and ``n``."""
+    name_bytes: bytearray
+    """The names of the files within their folders, one after another."""
+    name_ends: Int64s
+    """int64 [n + 1]: where each name starts in ``name_bytes``, and its end."""
+    sizes: Int64s
+    """int64 [n]: bytes of each file."""
+    places: Int64s | None
+    """int64 [n]: where an archive holds each file; none for files of a folder."""
+    extension_ids: npt.NDArray[np.int32]
+    """int32 [n]: each file's place in ``extensions``."""
+    extensions: tuple[str, ...]
+    """Each extension that occurs, as stored."""
+    sample_files: Int64s
+    """int64 [s + 1]: the first file of each sample, and ``n``."""
+    problems: Mapping[int, str]
+    """What is wrong with a file, by its number: its sample cannot be packed."""
+    digest: str
+    """Of all paths, sizes and times."""
+
+    @property
+    def num_files(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.sample_files) - 1
+
+    def folder(self, run: int) -> str:
+        """Return the path of a run's folder, with a slash at its end."""
+        return _text(self.folder_bytes[self.folder_ends[run] : self.folder_ends[run + 1]])
+
+    def runs(self, files: Int64s) -> Int64s:
+        """int64: the run that each of some files is in."""
+        return np.searchsorted(self.folder_files, files, side="right") - 1
+
+    def name(self, file: int) -> str:
+        """Return a file's name within its folder."""
+        return _text(self.name_bytes[self.name_ends[file] : self.name_ends[file + 1]])
+
+    def path(self, file: int) -> str:
+        """Return a file's path from the outermost folder; bytes that are no UTF-8 are surrogates in it."""
+        return self.folder(int(self.runs(np.array([file]))[0])) + self.name(file)
+
+    def key(self, sample: int) -> str:
+        """Return the key of a sample: its files' path up to the first dot of their names."""
+        file = int(self.sample_files[sample])
+        return self.path(file)[: -len(self.name(file))] + self.name(file).partition(".")[0]
+
+    def stored_sizes(self) -> Int64s:
+        """int64 [samples]: bytes that each sample takes in a tar."""
+        stored = self.sizes + BLOCK
+        stored += -self.sizes % BLOCK
+        for file in self.odd_files().tolist():
+            if file not in self.problems:
+                stored[file] = stored_size(self.path(file), int(self.sizes[file]))
+        return np.add.reduceat(stored, self.sample_files[:-1]) if self.num_samples else stored
+
+    def samples_of(self, files: Int64s) -> Int64s:
+        """int64: the sample that each of some files is in."""
+        return np.searchsorted(self.sample_files, files, side="right") - 1
+
+    def odd_files(self, *, spare: int = 0) -> Int64s:
+        """int64: the files that may need more than a plain tar header, had their paths ``spare`` more bytes."""
+        lengths = np.diff(self.folder_ends)
+        plain_folder = np.array([self.folder(run).isascii() for run in range(len(lengths))], np.bool_)
+        found = [np.empty(0, np.int64)]
+        for start in range(0, self.num_files, _CHUNK):
+            files = np.arange(start, min(start + _CHUNK, self.num_files))
+            runs = self.runs(files)
+            first, last = int(self.name_ends[start]), int(self.name_ends[files[-1] + 1])
+            letters = np.frombuffer(self.name_bytes, np.uint8, last - first, first)
+            beyond_ascii = np.maximum.reduceat(letters, self.name_ends[files] - first) > 127
+            long = lengths[runs] + np.diff(self.name_ends[start : files[-1] + 2]) + spare > PLAIN_NAME
+            found.append(files[beyond_ascii | long | ~plain_folder[runs] | (self.sizes[files] >= SIZE_LIMIT)])
+        return np.concatenate(found)
+
+
+class ListingBuilder:
+    """Fills a listing, run by run."""
+
+    def __init__(self) -> None:
+        self._folder_bytes = bytearray()
+        self._folder_ends, self._folder_files = [0], [0]
+        self._name_bytes = bytearray()
+        # Bytes that grow, and are the arrays in the end: lists of arrays would be held twice when they are joined.
+        self._name_ends, self._sizes, self._places = bytearray(8), bytearray(), bytearray()
+        self._starts, self._extension_ids = bytearray(), bytearray()
+        self._extensions: dict[bytes, int] = {}
+        self._problems: dict[int, str] = {}
+        self._digest = hashlib.sha256()
+
+    def add(
+        self,
+        folder: bytes,
+        names: Names,
+        sizes: Int64s,
+        mtimes: Int64s,
+        places: Int64s | None,
+        problems: dict[int, str],
+    ) -> None:
+        """Add files of one folder: a sample is wholly in the run, its files in the order of their names.
+
+        ``problems`` says what is wrong with a file, by its place in ``names``.
+        """
+        if not len(names):
+            return
+        base = self._folder_files[-1]
+        self._folder_bytes += folder
+        self._folder_ends.append(len(self._folder_bytes))
+        self._folder_files.append(base + len(names))
+        self._problems.update((base + number, what) for number, what in problems.items())
+        self._digest.update(b"%d %s\n" % (len(names), folder))
+        self._sizes += sizes.tobytes()
+        if places is not None:
+            self._places += places.tobytes()
+        last = b""
+        for start in range(0, len(names), _CHUNK):
+            chunk = names[start : start + _CHUNK]
+            self._add_names(chunk, last, base + start)
+            last = chunk[-1].partition(b".")[0]
+        self._digest.update(sizes.astype("<i8").tobytes())
+        self._digest.update(mtimes.astype("<i8").tobytes())
+
+    def _add_names(self, names: Names, last_key: bytes, base: int) -> None:
+        names = np.ascontiguousarray(names)
+        letters = names.view(np.uint8).reshape(len(names), -1)
+        lengths = np.char.str_len(names)
+        dots = (letters == ord(".")).argmax(axis=1)
+        listed = names.tolist()
+        self._name_ends += (len(self._name_bytes) + np.cumsum(lengths)).astype(np.int64).tobytes()
+        self._name_bytes += b"".join(listed)
+        self._digest.update(b"\n".join(listed))
+        in_key = np.arange(letters.shape[1]) < dots[:, None]
+        keys = np.where(in_key, letters, 0)
+        new = np.ones(len(names), np.bool_)
+        new[1:] = (keys[1:] != keys[:-1]).any(axis=1)
+        new[0] = names[0].partition(b".")[0] != last_key
+        self._starts += (base + np.flatnonzero(new)).tobytes()
+        self._extension_ids += self._numbers(letters, dots).tobytes()
+
+    def _numbers(self, letters: npt.NDArray[np.uint8], dots: Int64s) -> npt.NDArray[np.int32]:
+        """Number the extensions of some names, new ones after those that are known."""
+        width = letters.shape[1]
+        places = np.minimum(dots[:, None] + 1 + np.arange(width - int(dots.min())), width)
+        padded = np.concatenate([letters, np.zeros((len(letters), 1), np.uint8)], axis=1)
+        found = np.ascontiguousarray(np.take_along_axis(padded, places, axis=1))
+        extensions = found.view(f"S{found.shape[1]}").reshape(-1)
+        if (extensions == extensions[0]).all():  # as in most folders
+            number = self._extensions.setdefault(bytes(extensions[0]), len(self._extensions))
+            return np.full(len(letters), number, np.int32)
+        distinct, inverse = np.unique(extensions, return_inverse=True)
+        numbers = [self._extensions.setdefault(one, len(self._extensions)) for one in distinct.tolist()]
+        return np.array(numbers, np.int32)[inverse.reshape(-1)]
+
+    def finish(self) -> Listing:
+        """Return the listing; the builder is of no use then."""
+        self._digest.update(repr(sorted(self._problems.items())).encode("utf-8", "surrogatepass"))
+        self._starts += np.int64(self._folder_files[-1]).tobytes()
+        return Listing(
+            folder_bytes=self._folder_bytes,
+            folder_ends=np.array(self._folder_ends, np.int64),
+            folder_files=np.array(self._folder_files, np.int64),
+            name_bytes=self._name_bytes,
+            name_ends=np.frombuffer(self._name_ends, np.int64),
+            sizes=np.frombuffer(self._sizes, np.int64),
+            places=np.frombuffer(self._places, np.int64) if self._places else None,
+            extension_ids=np.frombuffer(self._extension_ids, np.int32),
+            extensions=tuple(map(_text, self._extensions)),
+            sample_files=np.frombuffer(self._starts, np.int64),
+            problems=self._problems,
+            digest=self._digest.hexdigest(),
+        )
+
+
+def _text(path: bytes | bytearray) -> str:
+    return path.decode("utf-8", "surrogateescape")

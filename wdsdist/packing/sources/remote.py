@@ -1,0 +1,184 @@
+"""Sources behind a URL: the files of a folder, fetched by the processes that write them, or one file, fetched once.
+
+An archive or a table is read at many places, so it becomes a temporary local file first, beside the shards.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import unquote
+
+from wdsdist import storage
+from wdsdist._util.array_types import Int64s
+from wdsdist.errors import ArgumentError, ShardNotFoundError, SourceError, SourceNotFoundError, StorageError
+from wdsdist.packing.sources import columnar
+from wdsdist.packing.sources.archive import Tree
+from wdsdist.packing.sources.base import BrokenPayload, Payload, RangePayload, Sample, Source
+from wdsdist.packing.sources.deferred import DeferredSource
+from wdsdist.packing.sources.kinds import SourceOptions
+from wdsdist.packing.sources.listed import Listed, OfListing, Taken
+from wdsdist.shards.tar import is_tar
+
+_TABLES = (*columnar.SUFFIXES["parquet"], *columnar.SUFFIXES["arrow"])
+_TOGETHER = 16  # requests at once, of each process that writes
+_MOST_AHEAD = 64 << 20  # bytes of members that are fetched before they are written
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSamples:
+    """Some samples of a remote folder."""
+
+    taken: Taken
+    urls: dict[int, str]
+    """Of the samples' files, by their number in the listing."""
+    options: Mapping[str, Any] | None = field(repr=False)
+    """Passed to fsspec."""
+
+    def __len__(self) -> int:
+        return len(self.taken)
+
+    def __iter__(self) -> Iterator[Sample]:
+        ahead: deque[tuple[str, list[tuple[str, bytes | Future[Payload]]]]] = deque()
+        sizes: deque[int] = deque()
+        pool = ThreadPoolExecutor(_TOGETHER)
+        try:
+            for key, members in self.taken.samples(lambda _, size, place: RangePayload(self.urls[place], 0, size)):
+                ahead.append((key, [(extension, self._begun(pool, payload)) for extension, payload in members]))
+                sizes.append(sum(payload.size for _, payload in members if isinstance(payload, RangePayload)))
+                while len(ahead) > _TOGETHER or sum(sizes) > _MOST_AHEAD:
+                    sizes.popleft()
+                    yield _arrived(*ahead.popleft())
+            while ahead:
+                yield _arrived(*ahead.popleft())
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _begun(self, pool: ThreadPoolExecutor, payload: Payload) -> bytes | Future[Payload]:
+        if isinstance(payload, RangePayload):
+            return pool.submit(_fetched, payload, self.options)
+        return cast("bytes", payload)
+
+
+def _arrived(key: str, members: list[tuple[str, bytes | Future[Payload]]]) -> Sample:
+    return key, [(extension, one if isinstance(one, bytes) else one.result()) for extension, one in members]
+
+
+def _fetched(wanted: RangePayload, options: Mapping[str, Any] | None) -> Payload:
+    """Return the bytes of one file; a store that does not answer is an error of packing, not of the sample."""
+    where = storage.shown(wanted.path)
+    try:
+        data = storage.read(wanted.path, options)
+    except FileNotFoundError:
+        return BrokenPayload(f"{where} has vanished since it was listed: pack again once the source is at rest")
+    if len(data) != wanted.size:
+        reason = f"{where} has {len(data):,} bytes, but had {wanted.size:,} when it was listed"
+        return BrokenPayload(f"{reason}: pack again once the source is at rest", wanted.size)
+    return data
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RemoteFolder(OfListing):
+    """All samples of a remote folder."""
+
+    location: str
+    url: str
+    """The location with its credentials."""
+    listed: Listed
+    """A file's place is its number in ``entries``."""
+    entries: list[storage.Entry]
+    options: Mapping[str, Any] | None = field(repr=False)
+    """Passed to fsspec."""
+    kind: str = "folder"
+
+    def fingerprint(self) -> str:
+        return self.listed.fingerprint("\0".join([self.kind, *(entry.stamp for entry in self.entries)]))
+
+    def take(self, indices: Int64s) -> RemoteSamples:
+        taken = self.listed.take(indices)
+        places = taken.places or ()
+        urls = {place: storage.join(self.url, self.entries[place].name) for place in places}
+        return RemoteSamples(taken, urls, self.options)
+
+
+def find(url: str, options: SourceOptions, find_local: Callable[[Path, SourceOptions], Source]) -> Source:
+    """Find out what lies at a URL and list its samples.
+
+    A URL whose name has an extension is that of a file, unless the store says that it is a folder; it is fetched when
+    its samples are first needed, and found by ``find_local`` then.
+
+    Raises `SourceNotFoundError` where nothing lies there and `StorageError` where the store does not answer.
+    """
+    location = storage.normalise(url)
+    if not url.endswith("/") and Path(storage.split(location)[1]).suffix:
+        try:
+            entry = storage.entry(location, options.storage_options)
+        except FileNotFoundError as error:
+            raise SourceNotFoundError(f"{storage.shown(location)} does not exist") from error
+        if not entry.is_folder:
+            return _file(location, entry, options, find_local)
+    return _folder(location, options)
+
+
+def _file(
+    url: str, entry: storage.Entry, options: SourceOptions, find_local: Callable[[Path, SourceOptions], Source]
+) -> DeferredSource:
+    where = storage.shown(url)
+
+    def make(scratch: Path) -> Source:
+        path = scratch / entry.name
+        try:
+            storage.fetch(url, path, options.storage_options)
+        except ShardNotFoundError as error:
+            raise SourceNotFoundError(f"{where} does not exist") from error
+        if entry.size not in (-1, path.stat().st_size):
+            raise StorageError(f"{where} has {entry.size:,} bytes but gave {path.stat().st_size:,}: try again")
+        try:
+            return find_local(path, replace(options, scratch=scratch))
+        except (SourceError, ArgumentError) as error:  # which name a temporary file, and files that are not beside it
+            problem = str(error).replace(f"{scratch}/", "")
+            raise type(error)(f"{where}, of which nothing but {entry.name} was fetched: {problem}") from error
+
+    state = f"{entry}\0{options.kind}\0{options.class_folders}\0{options.columns}"
+    return DeferredSource("remote", where, state, options.scratch, make)
+
+
+def _folder(url: str, options: SourceOptions) -> RemoteFolder:
+    where = storage.shown(url)
+    if options.kind not in (None, "folder"):
+        raise SourceError(f"{where} is a remote folder, not of the kind {options.kind!r}")
+    if options.columns:
+        raise ArgumentError(f"columns is {options.columns!r}, but {where} is a folder, not a table")
+    tree = Tree(where, options.on_error, keep_root=True)
+    entries = storage.listing(url, options.storage_options)
+    if not entries:
+        raise SourceNotFoundError(f"{where} does not exist, holds no file, or cannot be reached")
+    _refuse_archives_and_tables(where, [entry.name for entry in entries if "/" not in entry.name])
+    for number, entry in enumerate(entries):
+        # What a web server lists are links: escaped, and among them those that sort the listing.
+        name = unquote(entry.name) if url.startswith("http") else entry.name
+        if "?" not in entry.name or not url.startswith("http"):
+            problem = "" if entry.size >= 0 else "has a size that its store does not tell: download it first"
+            tree.add(name, max(entry.size, 0), number, problem)
+    return RemoteFolder(where, url, tree.listed(options), entries, options.storage_options)
+
+
+def _refuse_archives_and_tables(where: str, names: list[str]) -> None:
+    """Raise `SourceError` for a folder whose files are no members: a local one would be told by what they hold."""
+    tars = sorted(filter(is_tar, names))
+    if tars:
+        raise SourceError(
+            f"{where} holds {len(tars):,} tar files, such as {tars[0]}: if they are WebDataset shards, run `wdsdist "
+            f"index {where}` (with `--output DIR` where the store cannot be written) and pack what that makes; if not, "
+            f"name one of them"
+        )
+    tables = sorted(name for name in names if name.lower().endswith(_TABLES))
+    if tables:
+        raise SourceError(
+            f"{where} holds {len(tables):,} tables, such as {tables[0]}: name one of them, or download them to pack "
+            f"them together"
+        )

@@ -1,0 +1,300 @@
+"""Rows of a table as samples, whatever the table is a file of: members, keys, sizes, and what is wrong with a row."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import stat
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from wdsdist._util.array_types import Int64s
+from wdsdist.errors import EncodeError, SourceError
+from wdsdist.packing.sources.base import FilePayload, LeftOut, OnError, Payload, Sample, payload_size
+from wdsdist.packing.sources.items import broken, numbered
+from wdsdist.packing.sources.mapping import Column, Layout, suffix
+from wdsdist.samples.encode import encode
+from wdsdist.shards.tar import split_name, stored_size
+
+_IN_WORDS = frozenset(("txt", "text", "transcript"))
+_ADVICE = "map columns otherwise with columns= (--column)"
+
+Row = list[Any]
+"""The values of one row, by column; ``None`` where one is missing."""
+
+
+class Length(int):
+    """Stands in a row for bytes of this length, while samples are listed: their sizes are asked for, not the data."""
+
+
+class _Loose(str):
+    """A path that stands where bytes are usual, so that the size of its file is not kept."""
+
+    __slots__ = ()
+
+
+class Rows(Protocol):
+    """Some rows of a table: small, and picklable."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Row]: ...
+
+    def place(self, number: int) -> str:
+        """Say where the row with this number, among these, stands: ``"train.csv, line 7"``."""
+        ...
+
+
+class _RowError(Exception):
+    """What is wrong with a row; where it stands is added by who knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowSamples:
+    """Some rows of a table as samples, read where they are written."""
+
+    rows: Rows
+    layout: Layout
+    root: str
+    indices: Int64s
+    """Numbers of the rows in the table."""
+    file_sizes: Int64s
+    """int64 [members that are files, rows]: bytes of each file that a row has when listed, then -1."""
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[Sample]:
+        for number, (index, row) in enumerate(zip(self.indices.tolist(), self.rows, strict=True)):
+            sizes = iter(self.file_sizes[:, number].tolist())
+            try:
+                members = [
+                    (extension, self._payload(data, sizes)) for extension, data in _members(self.layout, row, self.root)
+                ]
+                key = _key(self.layout, row, index, members)
+            except _RowError as error:
+                yield broken(_any_key(self.layout, row, index), SourceError(f"{self.rows.place(number)}: {error}"))
+            else:
+                yield key, sorted(members, key=lambda member: member[0])
+
+    def _payload(self, data: bytes | str | Length, sizes: Iterator[int]) -> Payload:
+        if isinstance(data, bytes):
+            return data
+        return FilePayload(str(data), _status(data).st_size if isinstance(data, _Loose) else next(sizes))
+
+
+@dataclass(slots=True)
+class Listing:
+    """What is known of the rows of a table once all have been looked at."""
+
+    layout: Layout
+    root: str
+    on_error: OnError = "raise"
+    wrong: dict[int, LeftOut] = field(default_factory=dict)
+    """The rows that are left out, by their numbers."""
+    state: Any = field(default_factory=hashlib.sha256)
+    """A digest of the files that the rows name."""
+    sizes: array[int] = field(default_factory=lambda: array("q"))
+    files: array[int] = field(default_factory=lambda: array("q"))
+    keys: array[int] = field(default_factory=lambda: array("Q"))
+
+    def add(self, rows: Iterable[Row], place: Callable[[int], str]) -> None:
+        """Look at some rows, the next ones; ``place`` says where each of them stands, by its number in the table."""
+        layout, root = self.layout, self.root
+        of_files = sum(member.form == "file" for member in layout.members)
+        for row in rows:
+            index = len(self.sizes)
+            try:
+                found = list(_members(layout, row, root))
+                members: list[tuple[str, Payload | Length]] = []
+                sizes = []
+                for extension, data in found:
+                    if isinstance(data, str):
+                        payload = self._file(data)
+                        if not isinstance(data, _Loose):
+                            sizes.append(payload.size)
+                        members.append((extension, payload))
+                    else:
+                        members.append((extension, data))
+                key = _key(layout, row, index, members)
+            except _RowError as error:
+                self._leave_out(index, row, SourceError(f"{place(index)}: {error}"))
+                key, members, sizes = "", [], []
+            self.files.extend(sizes + [-1] * (of_files - len(sizes)))  # a row may lack some
+            self.sizes.append(
+                sum(
+                    stored_size(f"{key}.{extension}", data if isinstance(data, Length) else payload_size(data))
+                    for extension, data in members
+                )
+            )
+            if layout.key is not None:
+                self.keys.append(hash_of(key))
+
+    def arrays(self) -> tuple[Int64s, Int64s]:
+        """Return the stored sizes, int64 [rows], and the sizes of files, int64 [members that are files, rows]."""
+        sizes = np.frombuffer(self.sizes, np.int64) if self.sizes else np.zeros(0, np.int64)
+        files = np.frombuffer(self.files, np.int64) if self.files else np.zeros(0, np.int64)
+        return sizes, files.reshape(len(sizes), -1).T if len(sizes) else files.reshape(0, 0)
+
+    def kept(self) -> Int64s | None:
+        """int64: the rows that are not left out; all where there is nothing."""
+        if not self.wrong:
+            return None
+        return np.delete(np.arange(len(self.sizes)), list(self.wrong))
+
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Return what is noted of the rows that are left out, in their order."""
+        return tuple(self.wrong[row] for row in sorted(self.wrong))
+
+    def check_keys(self, rows: Callable[[], Iterable[Row]], place: Callable[[int], str]) -> None:
+        """Refuse a row whose key an earlier one has; ``rows`` reads all of them once more, to find the two."""
+        digests = np.frombuffer(self.keys, np.uint64) if self.keys else np.zeros(0, np.uint64)
+        ordered = np.sort(digests)
+        twice = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+        first: dict[str, int] = {}
+        for index, row in enumerate(rows() if twice else ()):
+            key = _text_key(self.layout, row)
+            if hash_of(key) not in twice or index in self.wrong:
+                continue
+            if key in first:
+                error = SourceError(
+                    f"{place(index)}: the key {key!r} stands in {place(first[key])} already: make keys unique, or "
+                    f"{_ADVICE} so that another column, or none, gives the key"
+                )
+                self._leave_out(index, row, error)
+            first.setdefault(key, index)
+
+    def _leave_out(self, index: int, row: Row, error: SourceError) -> None:
+        """Raise what is wrong with a row, or note it where such rows are left out."""
+        if self.on_error == "raise":
+            raise error
+        key = _any_key(self.layout, row, index).encode("utf-8", "backslashreplace").decode()
+        self.wrong[index] = LeftOut(key, str(error).replace(self.root + os.sep, ""))
+
+    def _file(self, path: str) -> FilePayload:
+        status = _status(path)
+        relative = os.path.relpath(path, self.root) if path.startswith(self.root + os.sep) else path
+        self.state.update(f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
+        return FilePayload(path, status.st_size)
+
+
+def hash_of(key: str) -> int:
+    """Return 64 bits that tell keys apart, nearly always."""
+    return int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+
+
+def _members(layout: Layout, row: Row, root: str) -> Iterator[tuple[str, bytes | str | Length]]:
+    """Yield the members of a row: an extension, and data, or its length, or the path of a file."""
+    for member in layout.members:
+        place = member.columns[0]
+        if member.form == "object":
+            content = {layout.columns[at].name: _plain(layout.columns[at], row[at]) for at in member.columns}
+            yield member.extension, _encoded("json", content, layout.columns[place])
+            continue
+        column, value = layout.columns[place], row[place]
+        if value is None:
+            continue
+        if member.form == "file":
+            yield _own(member.extension, value, column), _path(root, value, column)
+        elif isinstance(value, (bytes, Length)):
+            yield member.extension, value
+        elif column.content == "bytes":
+            yield from _media(member.extension, value, root, column)
+        else:
+            yield member.extension, _encoded(member.extension, _plain(column, value), column)
+
+
+def _media(extension: str, value: Any, root: str, column: Column) -> Iterator[tuple[str, bytes | str | Length]]:
+    """Yield what a struct of ``bytes`` and ``path`` holds."""
+    data, path = value.get("bytes"), value.get("path")
+    if data is not None:
+        yield extension, data
+    elif path is not None:
+        yield extension, _Loose(_path(root, path, column))
+
+
+def _plain(column: Column, value: Any) -> Any:
+    """Return a value as what JSON or an array can hold; numbers of a CSV are texts until here."""
+    if isinstance(value, str) and column.content in ("integer", "number"):
+        return int(value) if column.content == "integer" else float(value)
+    if value is None or isinstance(value, (str, int, float, list, dict, np.ndarray)):
+        return value
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    return str(value)
+
+
+def _encoded(extension: str, value: Any, column: Column) -> bytes:
+    if extension.lower().rpartition(".")[2] in _IN_WORDS and isinstance(value, (int, float)):
+        value = str(value)
+    try:
+        return encode(extension, value)
+    except EncodeError as error:
+        raise _RowError(f"column {column.name!r}: {error}: {_ADVICE}") from error
+
+
+def _path(root: str, value: Any, column: Column) -> str:
+    if not isinstance(value, str) or "\0" in value:
+        raise _RowError(f"column {column.name!r} holds {value!r:.100}, which is no path: {_ADVICE}")
+    return os.path.join(root, value)  # noqa: PTH118 - a Path for each of millions of files is slow
+
+
+def _own(extension: str, value: Any, column: Column) -> str:
+    if not extension.endswith("*"):
+        return extension
+    own = suffix(value) if isinstance(value, str) else ""
+    if not own:
+        raise _RowError(f"column {column.name!r} holds {value!r:.100}, a path without an extension: {_ADVICE}")
+    return extension[:-1] + own
+
+
+def _status(path: str) -> os.stat_result:
+    try:
+        status = os.stat(path)  # noqa: PTH116 - as in _path
+    except FileNotFoundError as error:
+        raise _RowError(f"{path} does not exist: fetch it, or remove the row") from error
+    except (OSError, ValueError) as error:
+        raise _RowError(f"{path!r:.200} cannot be looked up: {error}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise _RowError(f"{path} is no file")
+    return status
+
+
+def _text_key(layout: Layout, row: Row) -> str:
+    value = row[layout.key] if layout.key is not None else None
+    return "" if value is None else str(value)
+
+
+def _any_key(layout: Layout, row: Row, index: int) -> str:
+    """Return the key of a row, or its number where it has none."""
+    return _text_key(layout, row) or numbered(index)
+
+
+def _key(layout: Layout, row: Row, index: int, members: list[tuple[str, Any]]) -> str:
+    """Return the key of a row; make sure that readers will find this key and these members."""
+    if not members:
+        raise _RowError("all values that could be a member are missing: remove the row")
+    if len(members) > 1 and len({extension for extension, _ in members}) < len(members):
+        raise _RowError(
+            f"two members have one extension, of {', '.join(extension for extension, _ in members)}: {_ADVICE}"
+        )
+    if layout.key is None:
+        return numbered(index)
+    key = _text_key(layout, row)
+    column = layout.columns[layout.key].name
+    try:
+        key.encode()
+    except UnicodeEncodeError as error:
+        raise _RowError(f"the key {key!r:.100} in column {column!r} is not valid Unicode") from error
+    if any(split_name(f"{key}.{extension}") != (key, extension) for extension, _ in members) or "\0" in key:
+        raise _RowError(
+            f"column {column!r} holds {key!r:.100}, which can be no key: a key is not empty and has no dot behind "
+            f"its last slash. Leave the column out with columns={{{column!r}: ''}} (--column {column}=), or map "
+            f"another one to __key__"
+        )
+    return key

@@ -1,0 +1,244 @@
+"""WebDataset shards as a source: to split, merge or shuffle them anew.
+
+The samples are those that the shards' indexes list, in their order. Two shards may hold the same key, for a sample is
+told by its shard and place; one shard may not. So a key that has occurred before gets a number: the second ``0001``
+becomes ``0001~2``. That depends on the source alone, not on which samples come to share a shard.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wdsdist import cache, storage
+from wdsdist._util.array_types import Int64s
+from wdsdist._util.pools import pool
+from wdsdist.errors import IndexFormatError, IndexNotFoundError, SourceError, SourceNotFoundError
+from wdsdist.packing.sources.base import BrokenPayload, LeftOut, Payload, RangePayload, Sample
+from wdsdist.packing.sources.kinds import SourceOptions
+from wdsdist.packing.sources.renaming import Keys, Renamed, normal, renamed
+from wdsdist.shards import manifest as manifests
+from wdsdist.shards import open as catalog
+from wdsdist.shards import scan_local as tarindex
+from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.tar import BLOCK, PLAIN_NAME, SIZE_LIMIT, is_header_of, is_tar, stored_size
+
+# What lies beside shards and is none: indexes of many tools, and notes.
+_BESIDE = re.compile(r".*\.(?:json|jsonl|idx|wdsindex|ya?ml|md|txt)|\..*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSamples:
+    """Some samples of WebDataset shards."""
+
+    samples: list[tuple[str, str, str, list[tuple[str, int, int]]]]
+    """Key, key in the shard, path of the shard, and (extension, offset, size) of each member."""
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __iter__(self) -> Iterator[Sample]:
+        for key, stored_key, path, members in self.samples:
+            found: list[tuple[str, Payload]] = [
+                (extension, RangePayload(path, offset, size)) for extension, offset, size in members
+            ]
+            if not _is_there(path, f"{stored_key}.{members[0][0]}", members[0][1]):
+                reason = f"{path} does not hold sample {stored_key} where its index says: run `wdsdist index` anew"
+                found[0] = members[0][0], BrokenPayload(reason, members[0][2])
+            yield key, found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardsSource:
+    """All samples of a data set in WebDataset shards."""
+
+    location: str
+    paths: list[str]
+    indexes: list[ShardIndex]
+    notes: dict[str, Any]
+    """What ``index.json`` says of the data set and stays true."""
+    renamed: Renamed
+    starts: Int64s
+    """int64 [shards + 1]: the number of each shard's first sample, and of all samples."""
+    folders: frozenset[str]
+    """Where the shards themselves lie; the paths may be those of copies."""
+    left_out: tuple[LeftOut, ...] = ()
+    kind: str = "webdataset"
+    has_exact_sizes: bool = True
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def fingerprint(self) -> str:
+        state = hashlib.sha256(f"{self.kind}\n{sorted(self.notes.items())}\n".encode())
+        for index in self.indexes:
+            state.update(f"{index.num_samples}\0{index.size}\0{index.sha256}\n".encode())
+        return state.hexdigest()
+
+    def extra(self) -> dict[str, Any]:
+        skipped = Counter[str]()
+        for index in self.indexes:
+            skipped.update(index.skipped)
+        notes = {**self.notes, "skipped": dict(sorted(skipped.items()))} if skipped else self.notes
+        return {**notes, "renamed_keys": len(self.renamed)} if self.renamed else notes
+
+    def stored_sizes(self) -> Int64s:
+        stored = np.concatenate([_stored_sizes(index) for index in self.indexes])
+        longer = np.zeros(len(self), np.int64)
+        longer[self.renamed.samples] = 1 + len(str(self.renamed.suffixes.max(initial=0)))
+        for start, stop, index in zip(self.starts[:-1].tolist(), self.starts[1:].tolist(), self.indexes, strict=True):
+            for number in (start + _odd_samples(index, longer[start:stop])).tolist():
+                key, _, _, members = self._sample(number)
+                stored[number] = sum(stored_size(f"{key}.{extension}", size) for extension, _, size in members)
+        return stored
+
+    def take(self, indices: Int64s) -> ShardSamples:
+        return ShardSamples([self._sample(number) for number in indices.tolist()])
+
+    def _sample(self, number: int) -> tuple[str, str, str, list[tuple[str, int, int]]]:
+        shard = int(np.searchsorted(self.starts, number, side="right")) - 1
+        index, place = self.indexes[shard], number - int(self.starts[shard])
+        stored = index.key(place)
+        key = self.renamed.key(number, normal(stored.encode("utf-8", "surrogateescape")).decode())
+        return key, stored, self.paths[shard], index.members(place)
+
+
+def find(source: object, options: SourceOptions) -> ShardsSource | None:
+    """List the samples of WebDataset shards; return ``None`` for what is none.
+
+    Shards are what has an ``index.json`` that lists tars, a folder of tars, a brace pattern, and a list of locations.
+    A single tar is taken for an archive, which gives the same samples, unless ``options.kind`` says otherwise.
+    """
+    forced = options.kind == "webdataset"
+    if isinstance(source, Manifest):
+        return _source(source)
+    if isinstance(source, (list, tuple)) and source and all(isinstance(one, (str, os.PathLike)) for one in source):
+        return _source(catalog.open(source, storage_options=options.storage_options))
+    if not isinstance(source, (str, os.PathLike)):
+        return None
+    location = storage.normalise(source)
+    if not forced and not _are_shards(location, options.storage_options):
+        return None
+    try:
+        return _source(catalog.open(_tars(location) or location, storage_options=options.storage_options))
+    except IndexNotFoundError as error:
+        raise SourceNotFoundError(str(error)) from error
+
+
+def _are_shards(location: str, storage_options: Mapping[str, Any] | None) -> bool:
+    if "{" in location and not os.path.exists(location):  # noqa: PTH110 - it may be a URL
+        return True
+    name = storage.split(location)[1]
+    if is_tar(name) or (storage.is_remote(location) and ("?" in location or Path(name).suffix not in ("", ".json"))):
+        return False
+    index = location if location.endswith(".json") else storage.join(location, manifests.FILE_NAME)
+    try:
+        listed = manifests.load(index, storage_options)
+    except (IndexNotFoundError, IndexFormatError):
+        pass  # or a file of another purpose with that name
+    else:
+        return any(is_tar(storage.split(shard.name)[1]) for shard in listed.shards[:1])
+    return bool(_tars(location))
+
+
+def _tars(location: str) -> list[str]:
+    """Return the tars in a local folder without an ``index.json``.
+
+    Raises `SourceError` where they lie among other files, which packing would pass over, and where others of them are
+    still to be written.
+    """
+    folder = Path(location)
+    if storage.is_remote(location) or not folder.is_dir() or (folder / manifests.FILE_NAME).exists():
+        return []
+    with os.scandir(folder) as entries:  # one by one: this may as well be a folder of millions of photos
+        if not any(is_tar(entry.name) for entry in entries):
+            return []
+    try:
+        tars = catalog.tars_in(location)
+    except IndexNotFoundError as error:
+        raise SourceError(str(error)) from error
+    names = sorted(path.name for path in folder.iterdir())
+    others = [name for name in names if not is_tar(name) and not _BESIDE.fullmatch(name)]
+    if tars and others:
+        raise SourceError(
+            f"{folder} holds {len(tars):,} tar files, such as {Path(tars[0]).name}, beside others, such as "
+            f"{others[0]}: name the tars, for instance by a pattern, or move them away"
+        )
+    return tars
+
+
+def _source(manifest: Manifest) -> ShardsSource:
+    shards = range(len(manifest.counts))
+    paths = [cache.local_shard(manifest, number) for number in shards]
+    with pool(None, len(paths)) as executor:
+        indexes = list(executor.map(tarindex.shard_index, paths))
+    starts = np.cumsum([0, *(index.num_samples for index in indexes)], dtype=np.int64)
+    location = storage.shown(manifest.base)
+    if not starts[-1]:
+        raise SourceError(f"{location} holds no sample in its {len(paths):,} shards")
+    for number, (path, index) in enumerate(zip(paths, indexes, strict=True)):
+        listed = manifest.shard(number)
+        if listed.num_samples != index.num_samples or (listed.sha256 and listed.sha256 != index.file.sha256):
+            raise SourceError(f"{path} is not as its index.json says: run `wdsdist verify` on its folder")
+    notes = {name: manifest.extra[name] for name in ("classes",) if name in manifest.extra}
+    keys = Keys.of(indexes)
+    tars = [str(path) for path in paths]
+    _check(keys, tars, starts)
+    folders = frozenset(storage.split(manifest.location(number))[0] for number in shards)
+    return ShardsSource(location, tars, indexes, notes, renamed(keys), starts, folders)
+
+
+def _stored_sizes(index: ShardIndex) -> Int64s:
+    """int64 [samples]: bytes that each takes in a tar where its members have plain headers."""
+    stored = index.sizes + BLOCK + -index.sizes % BLOCK
+    sums: Int64s = np.add.reduceat(stored, index.sample_starts[:-1]) if index.num_samples else stored
+    return sums
+
+
+def _odd_samples(index: ShardIndex, longer: Int64s) -> Int64s:
+    """int64: the samples whose members may need more than plain headers, once keys have so many more bytes."""
+    if not index.num_samples:
+        return np.empty(0, np.int64)
+    counts, lengths = np.diff(index.sample_starts), np.diff(index.key_starts) + longer
+    letters = index.key_bytes
+    first = letters[np.minimum(index.key_starts[:-1], len(letters) - 1)]
+    odd = (np.maximum.reduceat(letters, index.key_starts[:-1]) > 127) | (first == ord(".")) | (first == ord("/"))
+    extensions = [extension.encode() for extension in index.extensions]
+    longest = np.array([len(one) + (0 if one.isascii() else PLAIN_NAME) for one in extensions])
+    long = (np.repeat(lengths, counts) + 1 + longest[index.extension_ids] > PLAIN_NAME) | (index.sizes >= SIZE_LIMIT)
+    odd |= np.logical_or.reduceat(long, index.sample_starts[:-1])
+    return np.flatnonzero(odd)
+
+
+def _check(keys: Keys, paths: list[str], starts: Int64s) -> None:
+    """Raise `SourceError` for the first key that cannot be that of a file."""
+    for number in np.union1d(keys.holding(b".."), keys.beyond_ascii()).tolist():
+        key = keys.key(number)
+        shown = key.decode(errors="backslashreplace")
+        path = paths[int(np.searchsorted(starts, number, side="right")) - 1]
+        if b".." in re.split(rb"[/\\]", key):
+            raise SourceError(f"{path} holds sample {shown!r}, whose key leads out of the folder: rename it")
+        try:
+            key.decode()
+        except UnicodeDecodeError as error:
+            raise SourceError(
+                f"{path} holds sample {shown!r}, whose key is not UTF-8: pack it as an archive"
+            ) from error
+
+
+def _is_there(path: str, name: str, offset: int) -> bool:
+    """Say whether the header before some data can be that of a member with this name."""
+    try:
+        with open(path, "rb", buffering=0) as stream:  # noqa: PTH123 - half the cost of Path.open
+            return is_header_of(name, os.pread(stream.fileno(), BLOCK, offset - BLOCK))
+    except OSError:
+        return True  # reading the data says what is wrong

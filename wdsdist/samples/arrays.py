@@ -1,0 +1,122 @@
+"""Members that hold numbers and nothing else: ``.npy`` files, and raw arrays of a known type.
+
+Where all members of a column have one size, they become one tensor without being looked at one by one.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from wdsdist.errors import ArgumentTypeError, DecodeError
+from wdsdist.samples.collate import Stacked
+
+_NPY_PREFIX = 12
+"""Bytes that tell where the data of any ``.npy`` file starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawArray:
+    """Decodes members that are arrays without a header; ``decode={"bin": np.uint16}`` makes one.
+
+    >>> RawArray.of("bin", "<u2")(b"\\1\\0\\2\\0")
+    array([1, 2], dtype=uint16)
+    """
+
+    dtype: np.dtype[Any]
+    """Of one element, in this machine's byte order or another."""
+    shape: tuple[int, ...] = ()
+    """Of the array, where it is fixed."""
+
+    @classmethod
+    def of(cls, extension: str, dtype: Any) -> RawArray:
+        """Make a decoder of anything numpy or torch calls a dtype; a sub-array dtype also fixes the shape.
+
+        Raises `ArgumentTypeError` for what is none, and for dtypes that are not numbers.
+        """
+        try:
+            named = np.dtype(str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype)
+        except TypeError as error:
+            raise ArgumentTypeError(f"decode maps {extension!r} to {dtype!r}: {error}") from error
+        base, shape = named.subdtype or (named, ())
+        if base.kind not in "biufc":
+            raise ArgumentTypeError(f"decode maps {extension!r} to {dtype!r}: it must be a dtype of numbers")
+        return cls(base, shape)
+
+    def __call__(self, data: bytes) -> npt.NDArray[Any]:
+        """Return the array in a member's bytes, in this machine's byte order."""
+        if len(data) % self._step:
+            raise DecodeError(f"{len(data):,} bytes are not a multiple of the {self._step:,} that one array has")
+        array: npt.NDArray[Any] = np.frombuffer(data, self.dtype).astype(self.dtype.newbyteorder("="))
+        return array.reshape(self.shape) if self.shape and len(data) == self._step else array.reshape(-1, *self.shape)
+
+    @property
+    def _step(self) -> int:
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+    def stacked(self, parts: Sequence[memoryview]) -> Stacked | None:
+        """Return members of one size as one tensor, or ``None`` where each has to be decoded by itself."""
+        size = len(parts[0])
+        dtype = torch_dtype(self.dtype)
+        if dtype is None or not self._step or size % self._step or any(len(part) != size for part in parts):
+            return None
+        arrays = size // self._step
+        shape = self.shape if self.shape and arrays == 1 else (arrays, *self.shape)
+        return Stacked(parts, dtype, (len(parts), *shape))
+
+
+def stacked_npy(parts: Sequence[memoryview]) -> Stacked | None:
+    """Return ``.npy`` members that have the same header as one tensor, or ``None`` where they have not."""
+    first = parts[0]
+    size = len(first)
+    if any(len(part) != size for part in parts):
+        return None
+    length = _npy_header_length(bytes(first[:_NPY_PREFIX]))
+    header = first[:length]
+    if length > size or any(part[:length] != header for part in parts):
+        return None
+    layout = _npy_layout(bytes(header))
+    if layout is None:
+        return None
+    dtype, shape = layout
+    if size - length != dtype.itemsize * int(np.prod(shape, dtype=np.int64)):
+        return None
+    return Stacked([part[length:] for part in parts], dtype, (len(parts), *shape))
+
+
+def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
+    """Return torch's name of a dtype, or ``None`` where it has none, as for another byte order."""
+    if not dtype.isnative or dtype.kind not in "biufc":
+        return None
+    found = getattr(torch, dtype.name, None)
+    return found if isinstance(found, torch.dtype) else None
+
+
+def _npy_header_length(prefix: bytes) -> int:
+    # The format is that of numpy.lib.format: magic, two bytes of version, length of the header, header.
+    if prefix[:6] != b"\x93NUMPY" or len(prefix) < _NPY_PREFIX:
+        return 1 << 62
+    if prefix[6] == 1:
+        return 10 + int.from_bytes(prefix[8:10], "little")
+    return 12 + int.from_bytes(prefix[8:12], "little")
+
+
+@functools.lru_cache(maxsize=64)
+def _npy_layout(header: bytes) -> tuple[torch.dtype, tuple[int, ...]] | None:
+    """Return the dtype and shape in a header, or ``None`` where the bytes behind it are no plain tensor."""
+    stream = io.BytesIO(header)
+    try:
+        version = np.lib.format.read_magic(stream)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, is_fortran, numpy_dtype = read(stream)
+    except ValueError:
+        return None
+    dtype = torch_dtype(numpy_dtype)
+    return None if dtype is None or is_fortran else (dtype, shape)

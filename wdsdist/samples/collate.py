@@ -1,0 +1,281 @@
+"""Columns of a batch: raw bytes of any lengths, values of one shape, and how samples become columns.
+
+Columns are gathered late: until someone asks for their memory they are lists of views, so that members go from a
+mapped shard to where the batch is needed in one copy, or in none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data._utils.collate import collate as torch_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from wdsdist._util.array_types import Int64s
+from wdsdist.errors import SampleError
+
+Sample = dict[str, Any]
+Batch = dict[str, Any]
+Buffer = bytes | memoryview
+
+
+def gather(parts: Sequence[Buffer], target: memoryview) -> None:
+    """Copy buffers of bytes one after another into ``target``, which has just the room for them."""
+    start = 0
+    for part in parts:
+        stop = start + len(part)
+        target[start:stop] = part
+        start = stop
+
+
+class Ragged:
+    """A column of byte strings of different lengths.
+
+    It has a length and is indexed and iterated like a list of memoryviews. It is no ``Sequence``: tools that rebuild
+    sequences element by element, as pinning and device transfer do, would take it apart.
+
+    Where batches are made in this process (``num_workers=0``) the strings are views of the mapped shard, and cannot
+    be written; ``data`` copies them on first use. With a ``cache_limit`` they are copies.
+
+    >>> column = Ragged.of([b"one", b"", b"three"])
+    >>> len(column), bytes(column[2]), column.offsets.tolist()
+    (3, b'three', [0, 3, 3, 8])
+    """
+
+    __slots__ = ("_bytes", "_offsets", "_parts")
+
+    def __init__(self, data: torch.Tensor, offsets: torch.Tensor) -> None:
+        self._parts: Sequence[Buffer] | None = None
+        self._bytes: npt.NDArray[np.uint8] | None = data.numpy()
+        self._offsets: Int64s | None = offsets.numpy()
+
+    @classmethod
+    def of(cls, parts: Sequence[Buffer]) -> Ragged:
+        """Make a column of byte strings where they lie."""
+        column = cls.__new__(cls)
+        column._parts, column._bytes, column._offsets = parts, None, None
+        return column
+
+    @classmethod
+    def within(cls, content: npt.NDArray[np.uint8], offsets: Int64s) -> Ragged:
+        """Make a column of byte strings that lie one after another in an array."""
+        column = cls.__new__(cls)
+        column._parts, column._bytes, column._offsets = None, content, offsets
+        return column
+
+    @property
+    def data(self) -> torch.Tensor:
+        """uint8 [bytes]: all strings, one after another."""
+        if self._bytes is None:
+            self._bytes = np.frombuffer(bytearray().join(self.parts), np.uint8)
+        return torch.from_numpy(self._bytes)
+
+    @property
+    def offsets(self) -> torch.Tensor:
+        """int64 [n + 1]: string ``i`` is ``data[offsets[i]:offsets[i + 1]]``."""
+        return torch.from_numpy(self.bounds)
+
+    @property
+    def bounds(self) -> Int64s:
+        """The offsets as an array."""
+        if self._offsets is None:
+            self._offsets = np.fromiter(accumulate(map(len, self.parts), initial=0), np.int64, len(self.parts) + 1)
+        return self._offsets
+
+    @property
+    def parts(self) -> Sequence[Buffer]:
+        """The strings, where they lie."""
+        if self._parts is None:
+            assert self._bytes is not None
+            view = self._bytes.data
+            self._parts = [view[start:stop] for start, stop in pairwise(self.bounds.tolist())]
+        return self._parts
+
+    def copied(self) -> Ragged:
+        """Return the column in memory of its own."""
+        return Ragged.within(np.frombuffer(bytearray().join(self.parts), np.uint8), self.bounds)
+
+    def __len__(self) -> int:
+        return len(self._parts) if self._parts is not None else len(self.bounds) - 1
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return string ``index`` as a view, or the strings of a slice as a list of views."""
+        if isinstance(index, slice):
+            return [memoryview(part) for part in self.parts[index]]
+        return memoryview(self.parts[range(len(self))[index]])
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return map(memoryview, self.parts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Ragged, (self.data, self.offsets)
+
+    def pin_memory(self) -> Ragged:
+        """Return the column in page-locked memory; torch's pinning thread calls this."""
+        return Ragged(self.data.pin_memory(), self.offsets.pin_memory())
+
+    def __repr__(self) -> str:
+        return f"Ragged({len(self):,} strings, {sum(map(len, self.parts)):,} bytes)"
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """A tensor that is still in pieces of equal size, one for each sample."""
+
+    parts: Sequence[Buffer]
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    """With the number of pieces first."""
+    stride: tuple[int, ...] | None = None
+    """In elements; ``None`` where the tensor is contiguous."""
+
+    @classmethod
+    def of(cls, values: Sequence[torch.Tensor]) -> Stacked | None:
+        """Return tensors as pieces, or ``None`` where they are not alike, or not plain memory."""
+        first = values[0]
+        shape, stride, dtype = first.shape, first.stride(), first.dtype
+        if not all(
+            type(value) is torch.Tensor
+            and value.shape == shape
+            and value.dtype == dtype
+            and value.stride() == stride
+            and is_plain(value)
+            for value in values
+        ):
+            return None
+        if first.is_contiguous():
+            return cls([memory_of(value) for value in values], dtype, (len(values), *shape))
+        if not is_dense(first):
+            return None
+        return cls([memory_of(value) for value in values], dtype, (len(values), *shape), (first.numel(), *stride))
+
+    def tensor(self) -> torch.Tensor:
+        """Put the pieces together in memory of this process."""
+        memory = torch.empty(sum(map(len, self.parts)), dtype=torch.uint8)
+        gather(self.parts, memory.numpy().data)
+        return shaped(memory.view(self.dtype), self.shape, self.stride)
+
+
+def shaped(flat: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...] | None) -> torch.Tensor:
+    """Return flat memory as a tensor of the given shape."""
+    if stride is not None:
+        return flat.as_strided(shape, stride)
+    return flat if len(shape) == 1 else flat.view(shape)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is no more than numbers in this machine's memory."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+    )
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor fills its memory without holes or overlaps, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a plain, dense tensor."""
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,))
+    array: npt.NDArray[np.uint8] = flat.view(torch.uint8).numpy()
+    return array.data
+
+
+def collate(samples: Sequence[Any], *, deferred: bool = False) -> Any:
+    """Turn samples into columns: bytes into `Ragged`, text into lists, all else as torch's ``default_collate`` does.
+
+    Samples that a transform made into something other than dicts, such as tuples, are collated as torch does. With
+    ``deferred``, tensors may come as `Stacked` pieces.
+
+    Raises `SampleError` where the samples have different fields, or values that do not stack.
+
+    >>> batch = collate([{"__key__": "a", "txt": b"x", "cls": 1}, {"__key__": "b", "txt": b"yz", "cls": 2}])
+    >>> batch["__key__"], batch["txt"], batch["cls"]
+    (['a', 'b'], Ragged(2 strings, 3 bytes), tensor([1, 2]))
+    """
+    kinds = {isinstance(sample, Mapping): type(sample).__name__ for sample in samples}
+    if len(kinds) > 1:
+        raise SampleError(
+            f"transform= returned a {kinds[True]} for some samples of a batch and a {kinds[False]} for others: let it "
+            f"return the same for all, or pass collate_fn="
+        )
+    if False in kinds:
+        return _stacked("the samples", list(samples), "transform= returned", deferred)
+    check_alike(samples)
+    key = _name(samples[0])
+    return {field: column(field, [sample[field] for sample in samples], key, deferred=deferred) for field in samples[0]}
+
+
+def check_alike(samples: Sequence[Sample]) -> None:
+    """Raise `SampleError` where the samples of a batch have different fields."""
+    first = samples[0]
+    other = next((sample for sample in samples if sample.keys() != first.keys()), first)
+    if other is first:
+        return
+    odd = ", ".join(sorted(other.keys() ^ first.keys()))
+    if first.get("__dataset__") == other.get("__dataset__"):
+        raise SampleError(
+            f"samples {_name(first)} and {_name(other)} do not have the same fields ({odd} in one only): name the "
+            f"fields that all samples have, as in fields=('jpg;png', 'cls')"
+        )
+    raise SampleError(
+        f"samples {_name(first)} and {_name(other)} do not have the same fields ({odd} in one only): let fields= or "
+        f"transform= of each data set, as in StreamingDataset(..., fields=('jpg', 'cls')), make them alike, or pass "
+        f"collate_fn="
+    )
+
+
+def column(field: str, values: list[Any], key: str, *, deferred: bool = False) -> Any:
+    """Turn the values of one field into a column; ``key`` names the first sample in errors."""
+    first = values[0]
+    if isinstance(first, (bytes, bytearray, memoryview)):
+        try:
+            return Ragged.of([value if type(value) is bytes else memoryview(value).cast("B") for value in values])
+        except TypeError as error:
+            raise SampleError(f"field {field!r} is bytes in sample {key} and not in another: {error}") from error
+    if isinstance(first, str):
+        return values
+    return _stacked(f"the {len(values)} values of field {field!r}", values, f"from sample {key} on", deferred)
+
+
+def _stacked(what: str, values: list[Any], where: str, deferred: bool) -> Any:
+    try:
+        return torch_collate(values, collate_fn_map=_DEFERRED if deferred else _AT_ONCE)
+    except (RuntimeError, TypeError, KeyError, ValueError, AttributeError) as error:
+        raise SampleError(
+            f"{what} {where} do not form a batch: {error}. Make them alike with transform=, or pass collate_fn="
+        ) from error
+
+
+def _name(sample: Mapping[str, Any]) -> str:
+    name = repr(sample.get("__key__", "?"))
+    return f"{name} of {sample['__dataset__']!r}" if sample.get("__dataset__") else name
+
+
+def _defer(values: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor | Stacked:
+    return Stacked.of(values) or torch.stack(values)
+
+
+def _stack(values: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+    pieces = Stacked.of(values)
+    return torch.stack(values) if pieces is None else pieces.tensor()
+
+
+# torch's own function for tensors takes memory in /dev/shm for each of them when it runs in a worker.
+_Map = dict[Any, Callable[..., Any]]
+_AT_ONCE: _Map = {**default_collate_fn_map, torch.Tensor: _stack}
+_DEFERRED: _Map = {**default_collate_fn_map, torch.Tensor: _defer}

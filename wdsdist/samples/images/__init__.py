@@ -1,0 +1,1 @@
+"""Decode images, resize them, and the transforms that training uses most."""

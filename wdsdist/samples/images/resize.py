@@ -1,0 +1,150 @@
+"""Pixels of another size: what the transforms do with an image once they know which part of it they want."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from wdsdist.errors import ArgumentTypeError
+from wdsdist.samples.images.decode import Encoded, Pixels, decode_rgb, image_size, opencv
+
+if TYPE_CHECKING:
+    import torch
+
+_LARGEST_LINEAR_STEP = 2.0
+"""Source pixels to a pixel, up to which plain bilinear interpolation is taken: up to there every source pixel has a
+weight. Photo-like images then differ from antialiased ones by 42 dB or more; beyond, pixels would be skipped."""
+
+_ALIGNED = 0.02
+"""Pixels by which a window may be displaced: photo-like images keep 46 dB or more against one that is not."""
+
+_LOOK_BACK = 64
+"""Source pixels before a window in which to look for a border that both grids share."""
+
+
+class Window(NamedTuple):
+    """What to resize of one axis so that a range of the whole resized axis is in it, on the same grid.
+
+    Resized alone, a range would be displaced by up to half a pixel, for it starts between two pixels of the source.
+    So the window starts where a border of the resized grid falls on one of the source.
+    """
+
+    start: int
+    stop: int
+    skip: int
+    """Pixels of the resized window that lie before the range."""
+    factor: float
+
+    @classmethod
+    def of(cls, length: int, step: float, offset: int, size: int) -> Window:
+        """Return the window for ``size`` pixels from ``offset`` on, where a pixel covers ``step`` of the source.
+
+        >>> Window.of(500, 500 / 250, 13, 224)
+        Window(start=22, stop=478, skip=2, factor=0.5000000005)
+        """
+        last = max(0, math.floor((offset - 2) * step))  # two pixels before: the filter reaches over the border
+        starts = range(last, max(-1, last - _LOOK_BACK), -1)
+
+        def misfit(start: int) -> float:
+            return abs(start / step - round(start / step))
+
+        start = next((start for start in starts if misfit(start) < _ALIGNED), None)
+        if start is None:
+            start = min(starts, key=misfit)
+        skip = offset - round(start / step)
+        stop = min(length, start + math.ceil((skip + size + 2) * step))
+        # A trifle more than 1 / step, lest a product such as 500 * (341 / 500) round down to one pixel less.
+        return cls(start, stop, skip, (1 + 1e-9) / step)
+
+
+class Source:
+    """An image as it came, encoded or not: its size now, its pixels when it is known how many are needed.
+
+    Raises `ArgumentTypeError` for what holds no image, and `DecodeError` for encoded ones that cannot be read.
+
+    >>> source = Source(b"P5 3 2 255 " + bytes(6))
+    >>> source.width, source.height, source.decode(1, 1)[0].shape
+    (3, 2, (2, 3, 3))
+    """
+
+    __slots__ = ("_data", "height", "width")
+
+    def __init__(self, data: Any) -> None:
+        self._data: Encoded | Pixels
+        if isinstance(data, (bytes, memoryview)):
+            self._data = data
+            self.width, self.height = image_size(data)
+        else:
+            self._data = pixels = _pixels_of(data)
+            self.height, self.width = pixels.shape[:2]
+
+    def decode(self, min_width: int, min_height: int) -> tuple[Pixels, int]:
+        """Return pixels, and by what their number was divided."""
+        if isinstance(self._data, np.ndarray):
+            return self._data, 1
+        pixels = decode_rgb(self._data, min_width=min_width, min_height=min_height)
+        for scale in (1, 2, 4):
+            if pixels.shape[:2] == (-(-self.height // scale), -(-self.width // scale)):
+                return pixels, scale
+        return pixels, 8
+
+
+def _pixels_of(data: Any) -> Pixels:
+    import torch
+
+    pixels = data
+    if isinstance(data, torch.Tensor) and data.ndim == 3 and data.device.type == "cpu":
+        pixels = data.permute(1, 2, 0).numpy()
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[2:] != (3,) or not pixels.size:
+        found = f"{data.dtype} {list(data.shape)}" if isinstance(data, (np.ndarray, torch.Tensor)) else repr(type(data))
+        raise ArgumentTypeError(
+            f"the image is {found}: a transform takes bytes, a uint8 array [height, width, 3] or "
+            f"a uint8 tensor [3, height, width] in the CPU's memory"
+        )
+    return pixels
+
+
+def scaled(start: int, length: int, scale: int, limit: int) -> tuple[int, int]:
+    """Return start and end of a range of the full image among ``limit`` scaled pixels; never an empty one.
+
+    >>> scaled(5, 91, 4, 50), scaled(399, 1, 8, 50)
+    ((1, 24), (49, 50))
+    """
+    first = min(round(start / scale), limit - 1)
+    return first, min(max(round((start + length) / scale), first + 1), limit)
+
+
+def resize(pixels: Pixels, width: int, height: int, *, flip: bool = False) -> torch.Tensor:
+    """Return pixels [height, width, 3] at another size, mirrored if asked for, as a tensor of the same layout.
+
+    >>> resize(np.full((9, 7, 3), 5, np.uint8), 2, 4).unique()
+    tensor([5], dtype=torch.uint8)
+    """
+    import torch
+
+    cv2 = opencv()
+    if cv2 is None or max(pixels.shape[1] / width, pixels.shape[0] / height) > _LARGEST_LINEAR_STEP:
+        result = antialiased(pixels, size=(height, width))
+        return result.flip(1) if flip else result
+    resized = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_LINEAR)
+    return torch.from_numpy(cv2.flip(resized, 1) if flip else resized)
+
+
+def antialiased(pixels: Pixels, **how: Any) -> torch.Tensor:
+    """Return pixels [height, width, 3] at another size, averaged over all source pixels that a pixel covers.
+
+    ``how`` is ``size=(height, width)`` or ``scale_factor=(height's, width's)``, as torch takes them.
+
+    >>> antialiased(np.full((9, 7, 3), 5, np.uint8), size=(2, 4)).shape
+    torch.Size([2, 4, 3])
+    """
+    # torch has Pillow's filter in vector code: four times as fast as Pillow, and faster than OpenCV's INTER_AREA.
+    import torch
+
+    # `reshape`, and no None as an index: the stride it gives the batch of one lets torch see that channels are last.
+    # Otherwise it takes a slower way and puts them first.
+    own = np.require(pixels, requirements=("C", "W"))  # torch warns of arrays that cannot be written to
+    batch = torch.from_numpy(own.reshape(1, *own.shape)).permute(0, 3, 1, 2)
+    return torch.nn.functional.interpolate(batch, mode="bilinear", antialias=True, **how)[0].permute(1, 2, 0)

@@ -1,0 +1,243 @@
+"""The two transforms that take most of an image training's time: random and central crops, from JPEG to tensor.
+
+They decode only as many pixels as the crop needs, and give uint8 tensors [3, height, width] whose memory is channels
+last, so that stacking them is one copy and the accelerator does the arithmetic:
+``images.to(device).float().div(255)`` there is cheaper than four times the bytes through every queue before it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from wdsdist._util.validation import check_integer
+from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.samples.images.resize import Source, Window, antialiased, resize, scaled
+
+__all__ = ["RandomResizedCrop", "ResizeCenterCrop", "seeded"]
+
+if TYPE_CHECKING:
+    import torch
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_SEEDED = "__wdsdist_seeded__"
+
+_ATTEMPTS = 10
+
+
+def seeded(function: Function) -> Function:
+    """Mark a decode function or transform as one that takes a seed: ``function(data, seed)``.
+
+    The data set passes it an integer in ``[0, 2**63)`` drawn from its own seed, the epoch and the sample, so that
+    augmentation is the same on any number of ranks and workers, and after a resume. The mark survives pickling,
+    ``functools.partial`` and ``functools.wraps``. A class that is marked, or whose ``__call__`` is, marks its
+    instances. What cannot carry a mark, such as a bound method, is wrapped.
+
+    >>> @seeded
+    ... def noise(data, seed):
+    ...     return len(data) + seed % 2
+    >>> is_seeded(noise), is_seeded(len)
+    (True, False)
+
+    Raises `ArgumentTypeError` for what cannot be called.
+    """
+    if not callable(function):
+        raise ArgumentTypeError(f"seeded() got {function!r}: it marks functions of (data, seed)")
+    try:
+        setattr(function, _SEEDED, True)
+    except (AttributeError, TypeError):
+        return _Seeded(function)  # type: ignore[return-value]  # called like the function it holds
+    return function
+
+
+def is_seeded(function: object) -> bool:
+    """Return whether a function is marked by `seeded`, and so is to be called with a seed.
+
+    >>> is_seeded(RandomResizedCrop(224)), is_seeded(ResizeCenterCrop(224))
+    (True, False)
+    """
+    if isinstance(function, type) or not callable(function):  # to call a class is to make an instance
+        return False
+    holders = (function, type(function).__call__)
+    if any(getattr(holder, _SEEDED, False) is True for holder in holders):  # `is`: mocks have every attribute
+        return True
+    return isinstance(function, partial) and is_seeded(function.func)
+
+
+@seeded
+class _Seeded:
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, data: Any, seed: int) -> Any:
+        return self._function(data, seed)
+
+    def __repr__(self) -> str:
+        return f"seeded({self._function!r})"
+
+
+class Crop(NamedTuple):
+    """A part of an image, in pixels of the full image."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+    flip: bool
+    """Whether left and right are to be exchanged."""
+
+
+@seeded
+class RandomResizedCrop:
+    """Cut a random part out of an image and resize it, the usual augmentation of image classification.
+
+    ``size`` is the side or (height, width) of the result in pixels. The part has a share of the area that is uniform
+    in ``scale``, and a ratio of width to height whose logarithm is uniform in ``ratio``; where ten drawn parts do not
+    fit, it is the largest central part with a ratio in the limits. With the chance ``flip`` it is mirrored.
+
+    Called with (data, seed), where data is an encoded image (bytes), a uint8 array [height, width, 3] or a uint8
+    tensor [3, height, width], it returns a uint8 tensor [3, height, width] with channels last in memory. The same data
+    and seed give the same part anywhere. JPEGs are decoded at the smallest sufficient scale, to whose pixels the
+    part is then rounded. Resizing is OpenCV's bilinear one where OpenCV is installed and the part is at most twice the
+    result's size; else it is torch's antialiased one, equal to Pillow's but for rounding, and slower.
+
+    Raises `ArgumentError` and `ArgumentTypeError` for arguments that cannot work; when called, `DecodeError` for what
+    is no image, or a damaged one.
+
+    >>> import numpy as np
+    >>> crop = RandomResizedCrop(224, scale=(0.25, 1.0))
+    >>> crop
+    RandomResizedCrop(224, scale=(0.25, 1.0), ratio=(0.75, 1.3333), flip=0.5)
+    >>> crop(np.zeros((375, 500, 3), np.uint8), seed=7).shape
+    torch.Size([3, 224, 224])
+
+    The algorithm is that of torchvision's ``RandomResizedCrop``, followed by its ``RandomHorizontalFlip``.
+    """
+
+    def __init__(
+        self,
+        size: int | tuple[int, int],
+        *,
+        scale: tuple[float, float] = (0.08, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        flip: float = 0.5,
+    ) -> None:
+        self._height, self._width = _check_size(size)
+        self._scale = _check_range("scale", scale, 1.0)
+        self._ratio = _check_range("ratio", ratio, math.inf)
+        self._log_ratio = (math.log(self._ratio[0]), math.log(self._ratio[1]))
+        if isinstance(flip, bool) or not isinstance(flip, (int, float)):
+            raise ArgumentTypeError(f"flip is {flip!r}: it must be a number, the chance to mirror an image")
+        if not 0 <= flip <= 1:
+            raise ArgumentError(f"flip is {flip!r}: a chance lies between 0 and 1")
+        self._flip = flip
+
+    def choose(self, width: int, height: int, seed: int) -> Crop:
+        """Return the part that ``seed`` takes of an image of the given size.
+
+        >>> RandomResizedCrop(224).choose(500, 375, seed=7) == RandomResizedCrop(64).choose(500, 375, seed=7)
+        True
+        """
+        # Python's own generator: specified for ever, and half as dear to seed as numpy's cheapest.
+        draw = random.Random(seed).random
+        flip = draw() < self._flip
+        low, high = self._scale
+        log_low, log_high = self._log_ratio
+        for _ in range(_ATTEMPTS):
+            area = width * height * (low + (high - low) * draw())
+            ratio = math.exp(log_low + (log_high - log_low) * draw())
+            w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < w <= width and 0 < h <= height:
+                return Crop(int(draw() * (width - w + 1)), int(draw() * (height - h + 1)), w, h, flip)
+        w = min(width, max(1, round(height * self._ratio[1])))
+        h = min(height, max(1, round(width / self._ratio[0])))
+        return Crop((width - w) // 2, (height - h) // 2, w, h, flip)
+
+    def __call__(self, data: Any, seed: int) -> torch.Tensor:
+        seed = check_integer("seed", seed, 0, 2**63 - 1)  # None would be a different part each time
+        source = Source(data)
+        crop = self.choose(source.width, source.height, seed)
+        pixels, scale = source.decode(
+            -(-source.width * self._width // crop.width), -(-source.height * self._height // crop.height)
+        )
+        left, right = scaled(crop.left, crop.width, scale, pixels.shape[1])
+        top, bottom = scaled(crop.top, crop.height, scale, pixels.shape[0])
+        part = pixels[top:bottom, left:right]
+        return resize(part, self._width, self._height, flip=crop.flip).permute(2, 0, 1)
+
+    def __repr__(self) -> str:
+        scale, ratio = (tuple(round(limit, 4) for limit in limits) for limits in (self._scale, self._ratio))
+        size = _size_text(self._height, self._width)
+        return f"RandomResizedCrop({size}, scale={scale}, ratio={ratio}, flip={self._flip})"
+
+
+class ResizeCenterCrop:
+    """Resize an image and cut out its centre, as evaluation does.
+
+    The shorter side becomes ``resize`` pixels (256 for a ``size`` of 224, in proportion for others), and the central
+    part of ``size``, a side or (height, width), is kept. Called with an encoded image, a uint8 array [height, width, 3]
+    or a uint8 tensor [3, height, width], it returns a uint8 tensor [3, height, width] with channels last in memory.
+
+    Geometry and filter are those of torchvision's ``Resize`` and ``CenterCrop`` on Pillow images, so that models
+    keep the accuracy they were published with; but a JPEG is decoded at the smallest sufficient scale, and only the
+    part that is kept is resized.
+
+    Raises `ArgumentError` and `ArgumentTypeError` for arguments that cannot work; when called, `DecodeError` for what
+    is no image, or a damaged one.
+
+    >>> ResizeCenterCrop(224)
+    ResizeCenterCrop(224, resize=256)
+    >>> import numpy as np
+    >>> ResizeCenterCrop((64, 96), resize=100)(np.zeros((375, 500, 3), np.uint8)).shape
+    torch.Size([3, 64, 96])
+    """
+
+    def __init__(self, size: int | tuple[int, int], *, resize: int | None = None) -> None:
+        self._height, self._width = _check_size(size)
+        longest = max(self._height, self._width)
+        self._resize = round(longest * 256 / 224) if resize is None else check_integer("resize", resize, 1)
+        if self._resize < longest:
+            raise ArgumentError(
+                f"resize is {self._resize:,}, less than the crop's {longest:,}: a crop must fit into the resized image"
+            )
+
+    def __call__(self, data: Any) -> torch.Tensor:
+        source = Source(data)
+        short, long = sorted((source.width, source.height))
+        longer = int(self._resize * long / short)
+        width, height = (self._resize, longer) if source.width == short else (longer, self._resize)
+        pixels, scale = source.decode(width, height)
+        x = Window.of(pixels.shape[1], source.width / scale / width, round((width - self._width) / 2), self._width)
+        y = Window.of(pixels.shape[0], source.height / scale / height, round((height - self._height) / 2), self._height)
+        resized = antialiased(pixels[y.start : y.stop, x.start : x.stop], scale_factor=(y.factor, x.factor))
+        part = resized[y.skip : y.skip + self._height, x.skip : x.skip + self._width]
+        return part.contiguous().permute(2, 0, 1)
+
+    def __repr__(self) -> str:
+        return f"ResizeCenterCrop({_size_text(self._height, self._width)}, resize={self._resize})"
+
+
+def _check_size(size: object) -> tuple[int, int]:
+    if isinstance(size, (tuple, list)) and len(size) == 2:
+        return check_integer("height in size", size[0], 1), check_integer("width in size", size[1], 1)
+    side = check_integer("size", size, 1)
+    return side, side
+
+
+def _check_range(name: str, limits: object, most: float) -> tuple[float, float]:
+    numbers = limits if isinstance(limits, (tuple, list)) else ()
+    if len(numbers) != 2 or not all(isinstance(n, (int, float)) and not isinstance(n, bool) for n in numbers):
+        raise ArgumentTypeError(f"{name} is {limits!r}: it must be two numbers, the least and the most")
+    low, high = numbers
+    if not 0 < low <= high <= most or math.isinf(high):
+        limit = f" and at most {most:g}" if most < math.inf else ""
+        raise ArgumentError(f"{name} is {limits!r}: both must be above 0{limit}, the lower one first")
+    return float(low), float(high)
+
+
+def _size_text(height: int, width: int) -> str:
+    return str(height) if height == width else f"({height}, {width})"

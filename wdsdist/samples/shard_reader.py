@@ -1,0 +1,202 @@
+"""Read samples from the shards of a data set, each mapped into memory when it is first needed."""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from collections import OrderedDict
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist import storage
+from wdsdist.cache import Pinned, ShardCache
+from wdsdist.errors import ShardDamagedError, ShardNotFoundError
+from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.tar import BLOCK, END, is_header_of
+
+_LOOKS = 8
+"""Samples whose headers are looked at when a shard is opened: one replaced by another may have the same size."""
+
+_OPEN_SHARDS = 64
+"""Shards that stay mapped at once; more are let go in the order of their last use."""
+
+_RELEASED = memoryview(b"")
+_RELEASED.release()  # to read it is an error
+
+
+class MappedShard:
+    """One shard, mapped and checked against its index."""
+
+    def __init__(self, name: str, pinned: Pinned, content: mmap.mmap, dataset: str = "") -> None:
+        index = pinned.index
+        self.name = name
+        self.dataset = dataset  # its name, where several are joined
+        self.index = index
+        self._pinned = pinned
+        self._map = content
+        self._owner: weakref.ref[npt.NDArray[np.uint8]] | None = None
+        self.content = self._view()
+        """The tar; after `release` nothing that can be read."""
+        # A view gives a number in a third of the time that an array takes.
+        self._starts = index.sample_starts.data
+        self._offsets = index.offsets.data
+        self._sizes = index.sizes.data
+        self._ids = index.extension_ids.data
+        self._key_starts = index.key_starts.data
+        self._key_bytes = index.key_bytes.data
+        self._extensions = tuple(extension.lower() for extension in index.extensions)
+        self._only_layout = self._layout(0) if index.is_uniform else None
+
+    def hold(self) -> bool:
+        """Make the bytes of the shard readable, and say whether they are still there."""
+        if self.content is _RELEASED or not self._pinned.is_locked:
+            if not self._pinned.lock():
+                return False
+            self.content = self._view()
+        return True
+
+    def release(self) -> None:
+        """Let the shard be evicted as soon as no view of its bytes is left."""
+        if not self._pinned.is_in_place:
+            self.content = _RELEASED
+
+    def _view(self) -> memoryview:
+        if self._pinned.is_in_place:
+            return memoryview(self._map)
+        owner = None if self._owner is None else self._owner()
+        if owner is None:
+            # Every view of a part keeps this array alive. Were the shard evicted before the last view is gone, to
+            # read that one would kill the process.
+            owner = np.frombuffer(self._map, np.uint8)
+            self._owner = weakref.ref(owner)
+            weakref.finalize(owner, self._pinned.unlock).atexit = False
+        return owner.data
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all samples have the same layout."""
+        return self._only_layout is not None
+
+    def key(self, sample: int) -> str:
+        """Return the key of a sample."""
+        starts = self._key_starts
+        return str(self._key_bytes[starts[sample] : starts[sample + 1]], "utf-8", "surrogateescape")
+
+    def layout(self, sample: int) -> tuple[str, ...]:
+        """Return the extensions of a sample's members, in lower case."""
+        return self._only_layout or self._layout(sample)
+
+    def _layout(self, sample: int) -> tuple[str, ...]:
+        return tuple(
+            [self._extensions[number] for number in self._ids[self._starts[sample] : self._starts[sample + 1]]]
+        )
+
+    def members(self, sample: int) -> list[tuple[str, memoryview]]:
+        """Return the members of a sample: extension in lower case, and data."""
+        layout = self.layout(sample)
+        return [(extension, self.member(sample, number)) for number, extension in enumerate(layout)]
+
+    def member(self, sample: int, number: int) -> memoryview:
+        """Return the data of one member of a sample, by its place in the layout."""
+        place = self._starts[sample] + number
+        start = self._offsets[place]
+        return self.content[start : start + self._sizes[place]]
+
+
+class ShardReader:
+    """Gives the shards of a data set, each mapped and checked when it is first asked for.
+
+    Its size, its end and its number of samples must be what the indexes say. What it gives may be read until
+    `release`; views that are kept longer keep their shard from being evicted.
+    """
+
+    def __init__(self, manifest: Manifest, cache: ShardCache | None = None) -> None:
+        self._manifest = manifest
+        self._cache = cache or ShardCache()
+        self._open: OrderedDict[int, MappedShard] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Maps stay behind when the reader moves to another process, which opens what it needs.
+        return {**self.__dict__, "_open": OrderedDict()}
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether shards make room for others once they are released."""
+        return self._cache.limit is not None and bool(self._manifest.is_copied.any())
+
+    def shard(self, number: int) -> MappedShard:
+        """Return a shard, opening it if need be."""
+        if not self._is_held(number):
+            self.hold((number,))
+        return self._open[number]
+
+    def hold(self, numbers: Collection[int]) -> None:
+        """Open all shards that a batch needs, so that none of them goes until `release`.
+
+        To ask for one after the other would not do: while it waits for one, others may evict those that came before.
+        """
+        try:
+            # Once more after each wait, in which all were let go.
+            while missing := [number for number in numbers if not self._is_held(number)]:
+                for number in missing:
+                    pinned = self._cache.pin(self._manifest, number, batch=numbers, let_go=self.release)
+                    self._open[number] = _map_shard(self._manifest, number, pinned)
+        finally:
+            self._cache.rest()
+        while len(self._open) > max(_OPEN_SHARDS, len(numbers)):
+            self._open.popitem(last=False)
+
+    def release(self) -> None:
+        """Let shards be evicted once nothing refers to their bytes; they stay mapped, to be looked at again."""
+        for shard in self._open.values():
+            shard.release()
+
+    def _is_held(self, number: int) -> bool:
+        if number not in self._open:
+            return False
+        self._open.move_to_end(number)
+        if self._open[number].hold():
+            return True
+        del self._open[number]
+        return False
+
+
+def _map_shard(manifest: Manifest, number: int, pinned: Pinned) -> MappedShard:
+    path, index = pinned.path, pinned.index
+    dataset = manifest.label(number)
+    manifest, number = manifest.part(number)
+    listed = manifest.shard(number)
+    try:
+        with path.open("rb") as stream:
+            content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError as error:
+        raise ShardNotFoundError(f"shard {path} does not exist") from error
+    listed_size = listed.tar_size if listed.is_compressed else listed.size
+    for what, found, promised in (
+        ("bytes", len(content), index.size),
+        ("bytes", len(content), listed_size if listed_size >= 0 else len(content)),
+        ("samples", index.num_samples, listed.num_samples),
+    ):
+        if found != promised:
+            raise ShardDamagedError(
+                f"shard {path} has {found:,} {what} but its index says {promised:,}: fetch or pack it again"
+            )
+    if listed.sha256 and listed.sha256 != index.file.sha256:
+        raise ShardDamagedError(
+            f"shard {path} was indexed with another digest than index.json gives: run `wdsdist verify` on its folder"
+        )
+    for sample in sorted({index.num_samples * part // _LOOKS for part in range(_LOOKS)} if index.num_samples else ()):
+        extension, offset, _ = index.members(sample)[0]
+        if not is_header_of(f"{index.key(sample)}.{extension}", bytes(content[offset - BLOCK : offset])):
+            raise ShardDamagedError(
+                f"shard {path} does not hold what its index says (sample {index.key(sample)!r} is not at byte "
+                f"{offset:,}): it was replaced by another; fetch or pack it again"
+            )
+    if content[-len(END) :] != END:
+        raise ShardDamagedError(
+            f"shard {path} does not end in the two zero blocks of a whole tar: fetch or pack it again"
+        )
+    return MappedShard(storage.split(manifest.location(number))[1], pinned, content, dataset)

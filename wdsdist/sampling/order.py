@@ -1,0 +1,277 @@
+"""Which sample stands at which position of an epoch.
+
+An epoch is a permutation ``G`` of the ``N`` samples: a pure function of the shards' sample counts, the settings and
+the epoch. Both orders here answer for any positions at once, as pairs (shard, sample within the shard).
+
+``shard``: shards are permuted and laid on one line; the line is cut into equal *canonical lanes*; position ``i`` is
+offset ``i // C`` of lane ``i % C``; within a lane, samples are permuted inside consecutive windows. Ranks that stride
+over the positions thereby read shards of their own, nearly in sequence. Memory grows with the number of shards and
+lanes, never with the number of samples.
+
+``sampler``: the index sequence of ``torch.utils.data.DistributedSampler``, bit for bit. It holds one array of ``N``
+numbers, as the original does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import numpy as np
+
+from wdsdist._util.array_types import Int64s
+from wdsdist._util.validation import check_integer
+from wdsdist.errors import ArgumentError
+from wdsdist.sampling.permutation import mix_key, mix_keys, permute, shuffled, torch_randperm
+
+OrderName = Literal["shard", "sampler"]
+
+# Distinct first words keep the hashes for shards and for windows apart.
+_SHARDS, _WINDOWS = 1, 2
+
+# Measured on class-sorted data: up to 16 shards each doubling mixes batches about as much as the first one did,
+# beyond it less and less, while the disk for two windows doubles each time. See docs/order.md.
+_WINDOW_SHARDS = 16
+_WINDOW_SAMPLES = 4096
+
+_GROWTH = 4
+"""Times by which a window is larger than the one before it, at the start of a lane."""
+
+_STRETCHES = 4
+"""For each shard, the most stretches that a lane is looked at in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderSettings:
+    """What, besides the samples and the epoch, decides the order."""
+
+    name: OrderName = "shard"
+    shuffle: bool = True
+    seed: int = 0
+    window: int = _WINDOW_SAMPLES
+    """Samples that a lane shuffles together; without meaning where the order is ``sampler``."""
+    num_canonical_replicas: int = 1
+    """Lanes; without meaning where the order is ``sampler``."""
+
+    def __post_init__(self) -> None:
+        if self.name not in ("shard", "sampler"):
+            raise ArgumentError(f"order is {self.name!r}: it can be 'shard' or 'sampler'")
+        # Plain integers: those of numpy overflow in sums and cannot be written as JSON.
+        object.__setattr__(self, "seed", check_integer("seed", self.seed, 0, 2**64 - 1))
+        object.__setattr__(self, "window", check_integer("shuffle_window", self.window, 1))
+        lanes = check_integer("num_canonical_replicas", self.num_canonical_replicas, 1)
+        object.__setattr__(self, "num_canonical_replicas", lanes)
+
+
+class Order(Protocol):
+    """One epoch's permutation of the samples."""
+
+    @property
+    def num_samples(self) -> int:
+        """``N``: the samples in the epoch."""
+        ...
+
+    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
+        """Return the shard and the sample within it at each position; positions lie in ``range(N)``."""
+        ...
+
+    def epochs(self, positions: Int64s) -> Int64s:
+        """Return the epoch that each position belongs to; in a mix, of its data set."""
+        ...
+
+
+def default_window(counts: Int64s) -> int:
+    """Return the shuffle window for shards of ``counts`` samples: 16 shards' worth, at least 4,096 samples."""
+    filled = int(np.count_nonzero(counts))
+    mean = -(-int(counts.sum()) // filled) if filled else 1
+    return max(_WINDOW_SAMPLES, _WINDOW_SHARDS * mean)
+
+
+def epoch_order(counts: Int64s, settings: OrderSettings, epoch: int) -> Order:
+    """Return the order of one epoch over shards that hold ``counts`` samples each.
+
+    Raises ``ArgumentError`` for a negative epoch.
+
+    >>> order = epoch_order(np.array([3, 0, 2]), OrderSettings(seed=1), epoch=0)
+    >>> shards, samples = order.locate(np.arange(5))
+    >>> sorted(zip(shards.tolist(), samples.tolist()))
+    [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1)]
+    """
+    epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
+    if settings.name == "sampler":
+        if settings.shuffle:
+            return SamplerOrder(counts, settings, epoch)
+        settings = replace(settings, num_canonical_replicas=1)  # the shards as they lie
+    return ShardOrder(counts, settings, epoch)
+
+
+class SamplerOrder:
+    """The order of ``DistributedSampler``: torch's own permutation of all samples, drawn from seed plus epoch."""
+
+    def __init__(self, counts: Int64s, settings: OrderSettings, epoch: int) -> None:
+        self._epoch = epoch
+        self._ends = np.cumsum(counts, dtype=np.int64)
+        check_integer("seed + epoch", settings.seed + epoch, 0, 2**64 - 1)
+        self._samples = torch_randperm(self.num_samples, settings.seed + epoch)
+
+    @property
+    def num_samples(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
+        return split_line(self._ends, self._samples[positions])
+
+    def epochs(self, positions: Int64s) -> Int64s:
+        return np.full(positions.shape, self._epoch)
+
+
+class ShardOrder:
+    """Shards in random order, cut into lanes, shuffled within the windows of each lane.
+
+    Without ``shuffle`` the lanes are read as they lie: one lane gives the samples in the order of the manifest.
+    """
+
+    def __init__(self, counts: Int64s, settings: OrderSettings, epoch: int) -> None:
+        self._epoch = epoch
+        self._key = mix_key(settings.seed, epoch)
+        self._shuffle = settings.shuffle
+        shards = shuffled(len(counts), mix_key(settings.seed, epoch, _SHARDS)) if self._shuffle else None
+        self.shards = np.arange(len(counts)) if shards is None else shards
+        """int64 [shards]: all of them, as they lie on the line."""
+        self._is_filled = counts[self.shards] > 0
+        self._ends = np.cumsum(counts[self.shards], dtype=np.int64)
+        self._window = max(1, min(settings.window, self.num_samples))  # a larger one means the same and overflows
+        lanes = np.arange(settings.num_canonical_replicas + 1, dtype=np.int64)
+        share, more = divmod(self.num_samples, settings.num_canonical_replicas)
+        self._lane_starts = lanes * share + np.minimum(lanes, more)
+        if self._shuffle:
+            self._first_piece, self._first_length = _longest_pieces(self._ends, self._lane_starts)
+
+    @property
+    def num_samples(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    @property
+    def num_lanes(self) -> int:
+        return len(self._lane_starts) - 1
+
+    def lanes_of(self, rank: int, num_replicas: int) -> range:
+        """Return the lanes that a rank meets as it strides over the positions."""
+        # Those that agree with it modulo the common divisor of lanes and ranks.
+        step = math.gcd(self.num_lanes, num_replicas)
+        return range(rank % step, self.num_lanes, step)
+
+    def lane_stretches(self, lane: int) -> Int64s:
+        """Return the offsets at which the windows of a lane begin, and behind them the lane's length.
+
+        Windows much smaller than a shard are taken together, so that there are never many more stretches than shards.
+        Without shuffle, each shard is a stretch.
+        """
+        start, stop = self._lane_starts[lane : lane + 2].tolist()
+        length = stop - start
+        if not self._shuffle:
+            inside = self._ends[(self._ends > start) & (self._ends < stop)]
+            return np.unique(np.concatenate(((0,), inside - start, (length,))))
+        begin, size = 0, min(int(self._first_length[lane]), self._window)
+        ramp = []
+        while begin < length and size < self._window:
+            ramp.append(begin)
+            begin, size = begin + size, size * _GROWTH
+        together = max(1, self.num_samples // (_STRETCHES * len(self.shards) * self._window))
+        regular = np.arange(begin, length, together * self._window)
+        return np.concatenate((ramp, regular, (length,))).astype(np.int64)
+
+    def lane_spans(self, lane: int, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
+        """Return where in `shards` those lie that hold the samples of a lane from offsets ``begins`` to ``ends``.
+
+        What runs over the end of its lane goes on at the lane's start, so there are two spans for each.
+
+        Returns:
+            int64 [2, n] and [2, n]: the first place of each span, and one past the last.
+        """
+        start, stop = self._lane_starts[lane : lane + 2].tolist()
+        length = max(1, stop - start)
+        first = (begins + (self._first_piece[lane] if self._shuffle else 0)) % length
+        last = first + ends - begins
+        firsts = start + np.stack((first, np.zeros_like(first)))
+        lasts = start + np.stack((np.minimum(last, length), np.maximum(last - length, 0)))
+        places = np.searchsorted(self._ends, firsts, side="right")
+        return places, np.where(firsts < lasts, np.searchsorted(self._ends, lasts - 1, side="right") + 1, places)
+
+    def lane_shards(self, lane: int, begin: int, end: int) -> Int64s:
+        """Return the shards that hold the samples of a lane from offset ``begin`` to ``end``, in increasing order."""
+        firsts, lasts = self.lane_spans(lane, np.array([begin]), np.array([end]))
+        places = np.concatenate([np.arange(*span) for span in zip(firsts.flat, lasts.flat, strict=True)])
+        return np.unique(self.shards[places[self._is_filled[places]]])
+
+    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
+        offset, lane = np.divmod(positions, self.num_lanes)
+        start = self._lane_starts[lane]
+        if self._shuffle:
+            length = self._lane_starts[lane + 1] - start
+            number, begin, size = _windows(offset, self._first_length[lane], self._window, length)
+            keys = mix_keys(mix_key(self._key, _WINDOWS), lane, number)
+            offset = begin + permute(offset - begin, size, keys)
+            offset = (offset + self._first_piece[lane]) % length
+        places, samples = split_line(self._ends, start + offset)
+        return self.shards[places], samples
+
+    def epochs(self, positions: Int64s) -> Int64s:
+        return np.full(positions.shape, self._epoch)
+
+
+def split_line(ends: Int64s, samples: Int64s) -> tuple[Int64s, Int64s]:
+    """Find, on the line of all samples, the shard of each and its number within the shard.
+
+    ``ends[s]`` is one past the last sample of shard ``s``, so empty shards are never found.
+    """
+    shards = np.searchsorted(ends, samples, side="right")
+    return shards, samples - np.where(shards > 0, ends[shards - 1], 0)
+
+
+def _longest_pieces(ends: Int64s, lane_starts: Int64s) -> tuple[Int64s, Int64s]:
+    """Return, for each lane, the offset and the length of the longest run of samples from one shard.
+
+    A lane that began with the last three samples of a shard would need a second shard for its first batch. Lanes
+    are therefore rotated to begin with their longest piece.
+    """
+    cuts = np.unique(np.concatenate((lane_starts, ends)))
+    lengths = np.diff(cuts, append=cuts[-1])
+    first = np.zeros(len(lane_starts) - 1, np.int64)
+    longest = np.zeros(len(lane_starts) - 1, np.int64)
+    filled = np.flatnonzero(np.diff(lane_starts))  # lanes without a sample have no piece
+    if len(filled):
+        begin = np.searchsorted(cuts, lane_starts[filled])
+        longest[filled] = np.maximum.reduceat(lengths, begin)
+        lane_of_piece = np.searchsorted(lane_starts[filled], cuts[:-1], side="right") - 1
+        is_longest = np.flatnonzero(lengths[:-1] == longest[filled][lane_of_piece])
+        chosen = is_longest[np.unique(lane_of_piece[is_longest], return_index=True)[1]]
+        first[filled] = cuts[chosen] - lane_starts[filled]
+    return first, longest
+
+
+def _windows(offset: Int64s, first: Int64s, window: int, length: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    """Return the number, the start and the size of the window that holds each offset of a lane.
+
+    The first window is the lane's first piece, so that the first batch needs one shard; each next one is `_GROWTH`
+    times as large, up to ``window``. Doubling would let data in more gently, but mixes less: on short lanes, half of an
+    epoch would be spent in small windows.
+    """
+    first = np.minimum(first, window)
+    # Window k of the ramp starts at first * (4**k - 1) / 3.
+    number = (_bit_length(3 * offset // first + 1) - 1) // 2
+    levels = (_bit_length(-(-window // first) - 1) + 1) // 2
+    ramp_end = first * (((np.int64(1) << 2 * levels) - 1) // 3)
+    full, within = np.divmod(offset - ramp_end, window)
+    scale = np.int64(1) << 2 * np.minimum(number, levels)
+    on_ramp = offset < ramp_end
+    number = np.where(on_ramp, number, levels + full)
+    begin = np.where(on_ramp, first * ((scale - 1) // 3), offset - within)
+    size = np.where(on_ramp, first * scale, window)
+    return number, begin, np.minimum(size, length - begin)
+
+
+def _bit_length(numbers: Int64s) -> Int64s:
+    """Return the bit length of each number below 2**53; exactly, where a logarithm would round."""
+    return np.frexp(numbers.astype(np.float64))[1].astype(np.int64)

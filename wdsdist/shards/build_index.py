@@ -1,0 +1,246 @@
+"""Make data sets of tars that others wrote: `index` finds their samples and writes the indexes."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wdsdist import storage
+from wdsdist._util.pools import pool
+from wdsdist._util.validation import check_integer
+from wdsdist.errors import (
+    ArgumentError,
+    DestinationError,
+    IndexFormatError,
+    IndexNotFoundError,
+    ShardNotFoundError,
+    StorageError,
+)
+from wdsdist.shards import index as shardindex
+from wdsdist.shards import manifest as manifests
+from wdsdist.shards import open as catalog
+from wdsdist.shards import scan_local as tarindex
+from wdsdist.shards import scan_remote as remotetar
+from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.manifest import Manifest, Shard
+from wdsdist.shards.open import Location, Shards
+from wdsdist.shards.tar import is_tar
+
+_REMOTE_WORKERS = 16
+"""Shards that are read from a store at once: what takes time there is waiting, not work."""
+
+_NAME_A_FOLDER = "name a local folder for the indexes with `--output`"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexProgress:
+    """How far indexing has come."""
+
+    shards_done: int
+    shards: int
+    bytes_done: int
+    bytes: int
+    samples_done: int
+
+
+def index(
+    shards: Shards,
+    *,
+    output: Location | None = None,
+    workers: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Callable[[IndexProgress], None] | None = None,
+) -> Manifest:
+    """Index tars that someone else made: write an index beside each, and ``index.json`` in their folder.
+
+    Remote tars whose members are large are indexed by reading their headers only, and have no digest then; others
+    are streamed once. Compressed tars are decompressed into a temporary file, one for each worker.
+
+    Args:
+        shards: a folder or URL, one tar, a brace pattern or a list of tars, all in one folder.
+        output: another local folder for the indexes and the ``index.json``, which then names the tars by their full
+            paths or URLs: for shards that lie where nothing can be written. Open the data set by this folder.
+        workers: how many shards are read at once; by default one for each core, or 16 of a remote store.
+        storage_options: passed to fsspec for URLs.
+        progress: called with an `IndexProgress` before the first shard and after each.
+
+    Returns the manifest. Where anything is raised, no ``index.json`` is written.
+
+    Raises:
+        ShardDamagedError: a tar cannot be read without losing samples.
+        ShardNotFoundError: a tar does not exist, or a folder holds none.
+        IndexNotFoundError: a folder holds shards whose packing was cut off.
+        IndexFormatError: the tars lie in several folders, or have the same name in the folder for their indexes.
+        DestinationError: the indexes cannot be written.
+        StorageError: a store cannot be read.
+        ArgumentError: an option has a value that cannot work.
+    """
+    if workers is not None:
+        check_integer("workers", workers, 1)
+    locations = _tars(shards, storage_options, together=output is None)
+    target = storage.split(locations[0])[0] if output is None else storage.normalise(output)
+    if output is not None:
+        _prepare(target, locations)
+    elif storage.is_read_only(target):
+        raise DestinationError(f"{storage.shown(target)} cannot be written: {_NAME_A_FOLDER}")
+    with _executor(locations, workers) as executor:
+        sizes = list(executor.map(_size, locations, [storage_options] * len(locations)))
+        found = _index_all(executor, locations, sizes, (target, storage_options), progress)
+    names = locations if output is not None else [storage.split(location)[1] for location in locations]
+    manifest = Manifest.of(
+        target,
+        (Shard.of(name, one) for name, one in zip(names, found, strict=True)),
+        name=storage.split(target)[1],
+        extra={**_notes(found), **_classes(target, storage_options)},
+        storage_options=dict(storage_options or {}),
+    )
+    _save(manifest, target, storage_options)
+    return manifest
+
+
+def _executor(
+    locations: list[str], workers: int | None
+) -> contextlib.AbstractContextManager[concurrent.futures.Executor]:
+    if any(map(storage.is_remote, locations)):
+        return concurrent.futures.ThreadPoolExecutor(min(workers or _REMOTE_WORKERS, len(locations)))
+    return pool(workers, len(locations))
+
+
+def _index_all(
+    executor: concurrent.futures.Executor,
+    locations: list[str],
+    sizes: list[int | None],
+    place: tuple[str, Mapping[str, Any] | None],
+    progress: Callable[[IndexProgress], None] | None,
+) -> list[ShardIndex]:
+    """Index each tar, in any order; return the indexes in that of the tars."""
+    futures = {
+        executor.submit(_index_one, location, size, *place): number
+        for number, (location, size) in enumerate(zip(locations, sizes, strict=True))
+    }
+    found: dict[int, ShardIndex] = {}
+    total = sum(size or 0 for size in sizes)
+    bytes_done = samples_done = 0
+    if progress:
+        progress(IndexProgress(0, len(locations), 0, total, 0))
+    try:
+        for future in concurrent.futures.as_completed(futures):
+            one = found[futures[future]] = future.result()
+            bytes_done += one.file.size
+            samples_done += one.num_samples
+            if progress:
+                known = max(total, bytes_done)
+                progress(IndexProgress(len(found), len(locations), bytes_done, known, samples_done))
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        raise
+    return [found[number] for number in range(len(locations))]
+
+
+def _index_one(location: str, size: int | None, target: str, options: Mapping[str, Any] | None) -> ShardIndex:
+    if not storage.is_remote(location):
+        return tarindex.write_index(Path(location), Path(target))
+    found = remotetar.index_remote(location, size, options)
+    name = storage.split(location)[1] + shardindex.SUFFIX
+    with _writable(target):
+        storage.write(storage.join(target, name), shardindex.dumps(found), options)
+    return found
+
+
+def _save(manifest: Manifest, target: str, options: Mapping[str, Any] | None) -> None:
+    if storage.is_remote(target):
+        with _writable(target):
+            storage.write(storage.join(target, manifests.FILE_NAME), manifests.dumps(manifest), options)
+        return
+    try:
+        manifests.save(manifest, Path(target))
+    except OSError as error:
+        raise DestinationError(f"{target} cannot be written ({error.strerror}), so it gets no index.json") from error
+
+
+@contextlib.contextmanager
+def _writable(target: str) -> Iterator[None]:
+    try:
+        yield
+    except StorageError as error:
+        raise DestinationError(f"{error}: {_NAME_A_FOLDER}") from error
+
+
+def _size(location: str, options: Mapping[str, Any] | None) -> int | None:
+    try:
+        size = storage.entry(location, options).size
+    except FileNotFoundError as error:
+        raise ShardNotFoundError(f"shard {storage.shown(location)} does not exist") from error
+    return None if size < 0 else size
+
+
+def _prepare(folder: str, locations: list[str]) -> None:
+    """Make sure of a folder in which the indexes of all these tars can stand."""
+    if storage.is_remote(folder):
+        raise ArgumentError(f"output is {storage.shown(folder)}: it must be a local folder")
+    names = Counter(storage.split(location)[1] for location in locations)
+    name, count = names.most_common(1)[0]
+    if count > 1:
+        raise IndexFormatError(f"{count} of the shards are named {name}: their indexes need folders of their own")
+    for location in locations:
+        if storage.shown(location) != location:
+            raise ArgumentError(
+                f"the URL of {storage.shown(location)} holds a password or a query, which index.json would keep: pass "
+                f"what the store needs as storage_options"
+            )
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DestinationError(f"{folder} cannot be made ({error.strerror})") from error
+
+
+def _classes(target: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the classes that the folder's present index.json names: no scan of the tars could find them again."""
+    try:
+        known = manifests.load(storage.join(target, manifests.FILE_NAME), options).extra
+    except (IndexNotFoundError, IndexFormatError, StorageError):
+        return {}
+    return {"classes": known["classes"]} if "classes" in known else {}
+
+
+def _notes(indexes: Iterable[ShardIndex]) -> dict[str, Any]:
+    """Return what index.json says of the data set beside the list of its shards."""
+    fields: set[str] = set()
+    payload = 0
+    skipped: Counter[str] = Counter()
+    for one in indexes:
+        fields.update(extension.lower() for extension in one.extensions)
+        payload += int(one.sizes.sum())
+        skipped.update(one.skipped)
+    notes: dict[str, Any] = {"source": {"kind": "tar"}, "fields": sorted(fields), "payload_bytes": payload}
+    return {**notes, "skipped": dict(sorted(skipped.items()))} if skipped else notes
+
+
+def _tars(shards: Shards, options: Mapping[str, Any] | None, *, together: bool) -> list[str]:
+    """Return the locations of the tars that are meant, all in one folder where they have to lie ``together``."""
+    if isinstance(shards, Manifest):
+        locations = [shards.location(number) for number in range(len(shards.counts))]
+    else:
+        locations = catalog.expand(shards)
+        if len(locations) == 1 and not is_tar(storage.split(locations[0])[1]):
+            folder = locations[0]
+            locations = catalog.tars_in(folder, options)
+            if not locations:
+                raise ShardNotFoundError(f"{storage.shown(folder)} holds no .tar files")
+    catalog.refuse_folders(locations)
+    for location in locations:
+        if not storage.is_remote(location) and not Path(location).is_file():
+            raise ShardNotFoundError(f"shard {location} does not exist")
+    folders = sorted({storage.split(location)[0] for location in locations})
+    if together and len(folders) > 1:
+        raise IndexFormatError(
+            f"the shards lie in {len(folders)} folders ({storage.shown(folders[0])}, {storage.shown(folders[1])}, "
+            f"...): index one folder at a time, or name a folder for the indexes of all with `--output`"
+        )
+    return locations

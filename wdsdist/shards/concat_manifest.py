@@ -1,0 +1,75 @@
+"""Several data sets as one: their shards one after another, each known by the data set it comes from."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+
+from wdsdist._util.array_types import Int64s
+from wdsdist.errors import ArgumentError
+from wdsdist.shards.manifest import Manifest
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class JoinedManifest(Manifest):
+    """The shards of several data sets, under their full locations."""
+
+    parts: tuple[Manifest, ...] = ()
+    labels: tuple[str, ...] = ()
+    """What the samples of each part have as ``"__dataset__"``."""
+
+    def part(self, number: int) -> tuple[Manifest, int]:
+        which = self._part_of(number)
+        return self.parts[which].part(number - int(self.first_shards[which]))
+
+    def label(self, number: int) -> str:
+        return self.labels[self._part_of(number)]
+
+    @functools.cached_property
+    def first_shards(self) -> Int64s:
+        """int64 [parts]: the number of each part's first shard."""
+        lengths = np.array([len(part.counts) for part in self.parts], np.int64)
+        return np.cumsum(lengths) - lengths
+
+    def __repr__(self) -> str:
+        return f"JoinedManifest({', '.join(map(repr, self.parts))})"
+
+    def _values(self) -> dict[str, Any]:
+        # By value: what shares memory by itself can be sent to one process only once it is part of something shared.
+        return {**super()._values(), "parts": [(type(part), part._values()) for part in self.parts]}
+
+    @classmethod
+    def _restored(cls, values: dict[str, Any]) -> Manifest:
+        return cls(**{**values, "parts": tuple(kind._restored(part) for kind, part in values["parts"])})
+
+    def _part_of(self, number: int) -> int:
+        return int(np.searchsorted(self.first_shards, number, side="right")) - 1
+
+
+def join(parts: Sequence[Manifest], labels: Sequence[str]) -> JoinedManifest:
+    """Return one manifest of the shards of several data sets.
+
+    Raises `ArgumentError` where there is none, or where two have the same label.
+
+    >>> from wdsdist.shards.manifest import Shard
+    >>> one, other = (Manifest.of(f"/data/{name}", [Shard("0.tar", 3, -1, "")]) for name in ("a", "b"))
+    >>> joined = join([one, other], ["a", "b"])
+    >>> joined.num_samples, joined.location(1), joined.label(1)
+    (6, '/data/b/0.tar', 'b')
+    """
+    if not parts:
+        raise ArgumentError("there are no data sets to join: name at least one")
+    twice = sorted({label for label in labels if labels.count(label) > 1})
+    if twice:
+        raise ArgumentError(f"two data sets have the name {twice[0]!r}: give each one of its own")
+    shards = [replace(shard, name=part.location(number)) for part in parts for number, shard in enumerate(part.shards)]
+    options = [part.storage_options for part in parts]
+    alike = all(one == options[0] for one in options)
+    joined = JoinedManifest.of(
+        "/", shards, parts=tuple(parts), labels=tuple(labels), storage_options=options[0] if alike else {}
+    )
+    return cast(JoinedManifest, joined)

@@ -1,0 +1,157 @@
+"""The file of an index.
+
+It stands beside the shard, under its name and ``.wdsindex``: a preamble (magic, version, length of the header, CRC-32
+of that length and all that follows), a JSON header, then little-endian arrays on 64-byte boundaries. Nothing is
+parsed per sample.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+import zlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wdsdist._util.array_types import Int64s
+from wdsdist.errors import IndexFormatError
+from wdsdist.shards.index.values import ShardIndex, Stored
+
+SUFFIX = ".wdsindex"
+
+_MAGIC = b"wdsindex"
+_VERSION = 1
+_PREAMBLE = struct.Struct("<8sIIII")  # magic, version, header length, CRC-32 of the rest, zero
+_ALIGNMENT = 64
+_ARRAYS = {
+    "sample_starts": "<i8",
+    "offsets": "<i8",
+    "sizes": "<i8",
+    "extension_ids": "<u4",
+    "key_starts": "<i8",
+    "key_bytes": "|u1",
+}
+
+
+def beside(tar: Path) -> Path:
+    """Return the path of the index that stands beside a tar.
+
+    >>> beside(Path("/data/00.tar")).name
+    '00.tar.wdsindex'
+    """
+    return tar.with_name(tar.name + SUFFIX)
+
+
+def dumps(index: ShardIndex) -> bytes:
+    """Return the bytes of an index file: the same index always gives the same bytes."""
+    arrays: dict[str, tuple[int, int]] = {}
+    data = bytearray()
+    for name, dtype in _ARRAYS.items():
+        data += bytes(-len(data) % _ALIGNMENT)
+        array = getattr(index, name).astype(dtype)
+        arrays[name] = (len(data), len(array))
+        data += array.tobytes()
+    header = json.dumps(
+        {
+            "size": index.size,
+            "sha256": index.sha256,
+            "extensions": index.extensions,
+            "skipped": index.skipped,
+            **({"left_out": index.left_out} if index.left_out else {}),
+            **({"stored": asdict(index.stored)} if index.stored else {}),
+            "arrays": arrays,
+        },
+        ensure_ascii=True,
+    ).encode()
+    header += b" " * (-(_PREAMBLE.size + len(header)) % _ALIGNMENT)
+    rest = header + data
+    return _PREAMBLE.pack(_MAGIC, _VERSION, len(header), _checksum(len(header), rest), 0) + rest
+
+
+def load(path: Path) -> ShardIndex:
+    """Return the index in a file; its arrays are views of the mapped file.
+
+    Raises ``FileNotFoundError`` where there is none and `IndexFormatError` where it is damaged.
+    """
+    with path.open("rb") as stream:
+        try:
+            content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+        except ValueError:  # an empty file cannot be mapped
+            content = memoryview(b"")
+    return loads(content, str(path))
+
+
+def loads(content: bytes | memoryview, label: str) -> ShardIndex:
+    """Return the index in the bytes of a file, which its arrays are views of; ``label`` names it in errors."""
+    content = memoryview(content)
+    try:
+        magic, version, length, crc, _ = _PREAMBLE.unpack_from(content)
+        rest = content[_PREAMBLE.size :]
+        if magic != _MAGIC or version != _VERSION or _checksum(length, rest) != crc:
+            raise ValueError(f"magic {magic!r}, version {version}, checksum {'wrong' if magic == _MAGIC else 'unread'}")
+        index = _parsed(json.loads(bytes(rest[:length])), rest[length:])
+        _check(index)
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else error
+        raise IndexFormatError(
+            f"{label} is not a shard index of version {_VERSION} ({reason}): delete it and run `wdsdist index` again"
+        ) from error
+    return index
+
+
+def _parsed(header: dict[str, Any], data: memoryview) -> ShardIndex:
+    arrays: dict[str, Any] = {}
+    for name, dtype in _ARRAYS.items():
+        start, count = header["arrays"][name]
+        if not (type(start) is type(count) is int and start >= 0 <= count):  # -1 would mean all that is left
+            raise ValueError(f"{name} has {count!r} items from byte {start!r} on")
+        arrays[name] = np.frombuffer(data, dtype, count, start) if count else np.zeros(0, dtype)
+    extensions, skipped = header["extensions"], header["skipped"]
+    if not all(isinstance(extension, str) for extension in extensions) or not isinstance(extensions, list):
+        raise ValueError("extensions are no list of texts")
+    if not isinstance(header["size"], int) or not isinstance(header["sha256"], str) or not isinstance(skipped, dict):
+        raise ValueError("size, digest or skipped are not of their types")
+    return ShardIndex(
+        size=header["size"],
+        sha256=header["sha256"],
+        extensions=tuple(extensions),
+        skipped=skipped,
+        left_out=tuple((str(key), str(reason)) for key, reason in header.get("left_out", ())),
+        stored=_stored(header["stored"]) if "stored" in header else None,
+        **arrays,
+    )
+
+
+def _stored(given: dict[str, Any]) -> Stored:
+    if not isinstance(given["size"], int) or not isinstance(given["sha256"], str):
+        raise ValueError("size or digest of the file are not of their types")
+    return Stored(given["size"], given["sha256"])
+
+
+def _check(index: ShardIndex) -> None:
+    """Raise ``ValueError`` where the parts of an index do not fit together, so that no reader steps out of them."""
+    samples, members = len(index.sample_starts) - 1, len(index.offsets)
+    for what, fits in (
+        ("lengths", len(index.sizes) == len(index.extension_ids) == members and len(index.key_starts) == samples + 1),
+        ("samples", _is_divided(index.sample_starts, members) and bool((np.diff(index.sample_starts) > 0).all())),
+        ("keys", _is_divided(index.key_starts, len(index.key_bytes))),
+        ("extensions", not members or int(index.extension_ids.max()) < len(index.extensions)),
+        ("members", not members or min(int(index.offsets.min()), int(index.sizes.min())) >= 0),
+        ("ends", not members or bool((index.offsets <= index.size - index.sizes).all())),
+    ):
+        if not fits:
+            raise ValueError(f"its {what} do not fit together")
+
+
+def _is_divided(starts: Int64s, total: int) -> bool:
+    """Say whether starts, with the end as the last, divide a line of some length."""
+    return len(starts) > 0 and starts[0] == 0 and starts[-1] == total and bool((np.diff(starts) >= 0).all())
+
+
+def _checksum(header_length: int, rest: bytes | bytearray | memoryview) -> int:
+    # The header ends in spaces: a wrong length could still give a header, and shift every array behind it.
+    return zlib.crc32(rest, header_length)

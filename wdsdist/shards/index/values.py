@@ -1,0 +1,79 @@
+"""What an index says, as arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist._util.array_types import Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The file that holds a tar in compressed form."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardIndex:
+    """Samples and members of one shard; ``n`` samples with ``m`` members in all."""
+
+    size: int
+    """Bytes of the tar."""
+    sha256: str
+    """Digest of the tar, hexadecimal."""
+    extensions: tuple[str, ...]
+    """Each extension that occurs, as stored."""
+    sample_starts: Int64s
+    """int64 [n + 1]: the first member of each sample, and ``m``."""
+    offsets: Int64s
+    """int64 [m]: where each member's data starts in the tar."""
+    sizes: Int64s
+    """int64 [m]: bytes of each member's data."""
+    extension_ids: npt.NDArray[np.uint32]
+    """uint32 [m]: each member's place in ``extensions``."""
+    key_starts: Int64s
+    """int64 [n + 1]: where each sample's key starts in ``key_bytes``."""
+    key_bytes: npt.NDArray[np.uint8]
+    """uint8: all keys, UTF-8, one after another."""
+    skipped: dict[str, int] = field(default_factory=dict)
+    """Entries of the tar that belong to no sample, counted by what they are."""
+    left_out: tuple[tuple[str, str], ...] = ()
+    """Samples that packing was to write but could not, as (key, reason)."""
+    stored: Stored | None = None
+    """The shard's file where that is not the tar itself: all else here is of the tar, which is decompressed to read."""
+
+    @property
+    def file(self) -> Stored:
+        """The shard's file, compressed or not."""
+        return self.stored or Stored(self.size, self.sha256)
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.sample_starts) - 1
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all samples have members of the same extensions in the same order; false where there is none."""
+        members, rest = divmod(len(self.offsets), max(self.num_samples, 1))
+        if rest or not members:
+            return False
+        ids = self.extension_ids.reshape(-1, members)
+        return bool((np.diff(self.sample_starts) == members).all() and (ids == ids[0]).all())
+
+    def key(self, sample: int) -> str:
+        """Return the key of a sample."""
+        start, stop = self.key_starts[sample : sample + 2]
+        return self.key_bytes[start:stop].tobytes().decode("utf-8", "surrogateescape")
+
+    def members(self, sample: int) -> list[tuple[str, int, int]]:
+        """Return the members of a sample as (extension, offset, size)."""
+        start, stop = self.sample_starts[sample : sample + 2]
+        return [
+            (self.extensions[self.extension_ids[m]], int(self.offsets[m]), int(self.sizes[m]))
+            for m in range(start, stop)
+        ]

@@ -1,0 +1,122 @@
+"""The manifest on disk: ``index.json``, a valid wids v1 index with keys of our own under ``"wdsdist"``.
+
+It is written last and atomically: where there is no ``index.json`` there is no data set.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from wdsdist import storage
+from wdsdist.errors import IndexFormatError, IndexNotFoundError
+from wdsdist.shards.manifest.values import Manifest, Shard
+
+FILE_NAME = "index.json"
+PACK_RECORD = ".wdsdist-pack.json"
+"""Stands beside the shards from when packing begins: without ``FILE_NAME``, it has not finished."""
+
+_KIND = "wids-shard-index-v1"
+
+_WIDEST, _WIDER = 64 << 20, 16
+"""Bytes that the names may take when loaded, and how many times the file they may take beyond that."""
+
+
+def dumps(manifest: Manifest) -> bytes:
+    """Return the bytes of ``index.json``: the same manifest always gives the same bytes."""
+    listed = []
+    for shard in manifest.shards:
+        entry: dict[str, Any] = {"url": shard.name, "nsamples": shard.num_samples}
+        if shard.size >= 0:
+            entry["filesize"] = shard.size
+        if shard.sha256:
+            entry["sha256"] = shard.sha256
+        if shard.tar_size >= 0:
+            entry["tarsize"] = shard.tar_size
+        listed.append(entry)
+    return (
+        json.dumps(
+            {
+                "__kind__": _KIND,
+                "wids_version": 1,
+                "name": manifest.name,
+                "shardlist": listed,
+                "wdsdist": {"version": 1, "num_samples": manifest.num_samples, **manifest.extra},
+            },
+            indent=1,
+        )
+        + "\n"
+    ).encode()
+
+
+def save(manifest: Manifest, folder: Path) -> None:
+    """Write ``index.json`` into a folder, whole or not at all."""
+    with storage.atomic_write(folder / FILE_NAME) as stream:
+        stream.write(dumps(manifest))
+
+
+def load(
+    location: str, storage_options: Mapping[str, Any] | None = None, deadline: storage.Deadline | None = None
+) -> Manifest:
+    """Return the manifest in a JSON file, trying again after passing faults until the deadline.
+
+    Raises `IndexNotFoundError` where there is none and `IndexFormatError` where it is no wids v1 index, or one that
+    contradicts itself.
+    """
+    try:
+        content = storage.read(location, storage_options, deadline=deadline)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise IndexNotFoundError(f"{storage.shown(location)} does not exist") from error
+    try:
+        data = json.loads(content)
+        if data["wids_version"] != 1:
+            raise ValueError(f"wids_version is {data['wids_version']!r}")
+        shards = [
+            Shard(
+                _text(entry["url"]),
+                _count(entry["nsamples"]),
+                _count(entry.get("filesize", -1), -1),
+                str(entry.get("sha256", "")),
+                _count(entry.get("tarsize", -1), -1),
+            )
+            for entry in data["shardlist"]
+        ]
+        extra = dict(data.get("wdsdist", {}))
+        extra.pop("version", None)
+        stated = extra.pop("num_samples", None)
+        found = sum(shard.num_samples for shard in shards)
+        if stated is not None and stated != found:
+            raise ValueError(f"it promises {stated:,} samples and lists {found:,}")
+        if found >= 1 << 62 or sum(max(shard.size, 0) + max(shard.tar_size, 0) for shard in shards) >= 1 << 62:
+            raise OverflowError("it lists more than 64-bit numbers can count")
+        _check_widths(shards, len(content))
+        base = str(data.get("base") or storage.split(location)[0])
+        return Manifest.of(
+            base, shards, name=str(data.get("name", "")), extra=extra, storage_options=dict(storage_options or {})
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else error
+        raise IndexFormatError(
+            f"{storage.shown(location)} is not a wids v1 index ({reason}): make it anew with `wdsdist index`"
+        ) from error
+
+
+def _check_widths(shards: list[Shard], length: int) -> None:
+    """Names are kept in an array as wide as the longest: one long name must not make it fill the memory."""
+    longest = max((max(len(shard.name), len(shard.sha256)) for shard in shards), default=0)
+    if longest * len(shards) > _WIDEST and longest * len(shards) > _WIDER * length:
+        raise ValueError(f"one of its {len(shards):,} names has {longest:,} letters")
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{value!r} is not a path or URL")
+    return value
+
+
+def _count(value: Any, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{value!r} is not a count")
+    return value

@@ -1,0 +1,227 @@
+"""The manifest in memory: the shards of a data set, with their sample counts, sizes and digests."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist import storage
+from wdsdist._util.array_types import Int64s
+from wdsdist._util.shared_memory import SharedCopy, is_spawning
+from wdsdist.errors import ArgumentError
+from wdsdist.shards import tar as tarformat
+from wdsdist.shards.index import ShardIndex
+
+_NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out")  # totals, wrong for a part of the shards
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One shard of a data set."""
+
+    name: str
+    """Its path relative to the manifest, or a location of its own."""
+    num_samples: int
+    size: int
+    """Bytes; -1 where the manifest does not say."""
+    sha256: str
+    """Hexadecimal digest; empty where the manifest does not say."""
+    tar_size: int = -1
+    """Bytes of the tar in it, where it is compressed and the manifest says; else -1."""
+
+    @classmethod
+    def of(cls, name: str, index: ShardIndex) -> Shard:
+        """Return the shard that an index describes."""
+        file = index.file
+        return cls(name, index.num_samples, file.size, file.sha256, index.size if index.stored else -1)
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether it has to be decompressed before it is read, as its name says."""
+        return tarformat.is_compressed(storage.split(self.name)[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Manifest:
+    """All shards of a data set, in order. Make one with `wdsdist.open`, `wdsdist.index` or `wdsdist.pack`.
+
+    The figures live in arrays, so that a hundred thousand shards cost a few megabytes and are shared by processes
+    after a fork.
+    """
+
+    base: str
+    """The folder or URL that shard names are relative to."""
+    names: npt.NDArray[np.bytes_]
+    counts: Int64s
+    """int64 [shards]: samples in each."""
+    sizes: Int64s
+    """int64 [shards]: bytes of each, -1 where unknown."""
+    digests: npt.NDArray[np.bytes_]
+    """SHA-256 of each, hexadecimal, empty where unknown."""
+    tar_sizes: Int64s
+    """int64 [shards]: bytes of the tar in each that is compressed, as far as known; else -1."""
+    name: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """What the packer noted, such as ``classes`` and ``source``."""
+    storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
+    """Passed to fsspec; kept out of every message, for they may hold credentials."""
+
+    @classmethod
+    def of(cls, base: str, shards: Iterable[Shard], **more: Any) -> Manifest:
+        """Make a manifest of shards in the given order."""
+        listed = list(shards)
+        return cls(
+            base=base,
+            names=np.array([_encoded(shard.name) for shard in listed], np.bytes_),
+            counts=np.array([shard.num_samples for shard in listed], np.int64),
+            sizes=np.array([shard.size for shard in listed], np.int64),
+            digests=np.array([shard.sha256.encode() for shard in listed], np.bytes_),
+            tar_sizes=np.array([shard.tar_size for shard in listed], np.int64),
+            **more,
+        )
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in all shards."""
+        return int(self.counts.sum())
+
+    @functools.cached_property
+    def ends(self) -> Int64s:
+        """int64 [shards]: samples up to the end of each shard."""
+        return np.cumsum(self.counts)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all shards whose size is known."""
+        return int(self.sizes[self.sizes > 0].sum())
+
+    @property
+    def mean_sample_bytes(self) -> int:
+        """Bytes that a sample takes in its shard, as far as sizes are known."""
+        return self.num_bytes // max(1, self.num_samples)
+
+    @property
+    def num_tar_bytes(self) -> int:
+        """Bytes of all tars, decompressed where they are compressed, as far as known."""
+        return int(np.maximum(self.sizes, self.tar_sizes).clip(0).sum())
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The shards, in order."""
+        return tuple(self.shard(number) for number in range(len(self.counts)))
+
+    def shard(self, number: int) -> Shard:
+        """Return one shard."""
+        return Shard(
+            self.names[number].decode(),
+            int(self.counts[number]),
+            int(self.sizes[number]),
+            self.digests[number].decode(),
+            int(self.tar_sizes[number]),
+        )
+
+    def location(self, number: int) -> str:
+        """Return the path or URL of one shard."""
+        return storage.join(self.base, self.names[number].decode())
+
+    @functools.cached_property
+    def is_copied(self) -> npt.NDArray[np.bool_]:
+        """bool [shards]: which are read from copies in the cache, for they have to be fetched or decompressed."""
+        copied = self._is_compressed | storage.is_remote(self.base)
+        with_place = (np.char.find(self.names, b"://") >= 0) | np.char.startswith(self.names, b"/")
+        for number in np.flatnonzero(with_place).tolist():
+            copied[number] = storage.is_remote(self.location(number)) or self._is_compressed[number]
+        return copied
+
+    @property
+    def read_sizes(self) -> Int64s:
+        """int64 [shards]: bytes of what is read: of the tar in each that is compressed; -1 where unknown."""
+        return np.where(self._is_compressed, self.tar_sizes, self.sizes)
+
+    @functools.cached_property
+    def _is_compressed(self) -> npt.NDArray[np.bool_]:
+        """bool [shards]."""
+        compressed = ~np.char.endswith(self.names, b".tar")
+        for number in np.flatnonzero(compressed).tolist():
+            compressed[number] = self.shard(number).is_compressed
+        return compressed
+
+    def part(self, number: int) -> tuple[Manifest, int]:
+        """Return the manifest that first listed a shard, and its number there: another where data sets are joined."""
+        return self, number
+
+    def label(self, number: int) -> str:
+        """Return the name of the data set that a shard came from where data sets are joined; else nothing."""
+        return ""
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of what the data set holds, whatever folder or store it lies in.
+
+        Two manifests agree when their shards have the same file names, sample counts, sizes and digests in the same
+        order.
+        """
+        state = hashlib.sha256()
+        for shard in self.shards:
+            name = storage.split(shard.name)[1]
+            state.update(f"{name}\0{shard.num_samples}\0{shard.size}\0{shard.sha256}\n".encode())
+        return state.hexdigest()[:32]
+
+    def select(self, numbers: Iterable[int]) -> Manifest:
+        """Return the manifest of some of the shards."""
+        chosen = np.fromiter(numbers, np.int64)
+        return Manifest(
+            self.base,
+            self.names[chosen],
+            self.counts[chosen],
+            self.sizes[chosen],
+            self.digests[chosen],
+            self.tar_sizes[chosen],
+            self.name,
+            {name: note for name, note in self.extra.items() if name not in _NOTES_ON_ALL},
+            self.storage_options,
+        )
+
+    @functools.cached_property
+    def _shared(self) -> SharedCopy:
+        return SharedCopy(self._values())
+
+    def _values(self) -> dict[str, Any]:
+        """Return what a copy in another process is made of."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+    @classmethod
+    def _restored(cls, values: dict[str, Any]) -> Manifest:
+        return cls(**values)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if is_spawning():  # by value, the pipe to each worker would carry megabytes, one worker after another
+            return _arrived, (type(self), self._shared)
+        return _restored, (type(self), self._values())
+
+    def __repr__(self) -> str:
+        return (
+            f"Manifest({storage.shown(self.base)!r}: {self.num_samples:,} samples in {len(self.counts):,} shards, "
+            f"{self.num_bytes:,} bytes)"
+        )
+
+
+def _arrived(kind: type[Manifest], shared: SharedCopy) -> Manifest:
+    return kind._restored(shared.value())
+
+
+def _restored(kind: type[Manifest], values: dict[str, Any]) -> Manifest:
+    return kind._restored(values)
+
+
+def _encoded(name: str) -> bytes:
+    try:
+        return name.encode()
+    except UnicodeEncodeError as error:
+        raise ArgumentError(f"the name of shard {name!r} is not UTF-8, which index.json asks for: rename it") from error

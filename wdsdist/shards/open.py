@@ -1,0 +1,141 @@
+"""Find data sets: `open` what is indexed, and tars that are not.
+
+A tar without an index is scanned once; its index is kept beside it, or in the user's cache where that folder cannot
+be written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from wdsdist import storage
+from wdsdist._util.pools import pool
+from wdsdist._util.validation import check_seconds
+from wdsdist.errors import ArgumentError, ArgumentTypeError, IndexNotFoundError
+from wdsdist.shards import manifest as manifests
+from wdsdist.shards import scan_local as tarindex
+from wdsdist.shards.manifest import Manifest, Shard
+from wdsdist.shards.tar import is_tar
+from wdsdist.storage import Deadline
+
+Location = str | os.PathLike[str]
+Shards = Location | Iterable[Location] | Manifest
+
+
+def open(  # noqa: A001
+    shards: Shards, *, storage_options: Mapping[str, Any] | None = None, download_timeout: float | None = None
+) -> Manifest:
+    """Open a data set: find its shards and how many samples each holds.
+
+    Args:
+        shards: a folder or URL with an ``index.json``; the path or URL of an ``index.json``; one tar; a brace pattern
+            such as ``train-{000..127}.tar``; a list of tars; or a `Manifest`, which is returned as it is. Tars named
+            one by one need no ``index.json``: those without an index are scanned once. They may be compressed by
+            gzip, bzip2, xz or zstd.
+        storage_options: passed to fsspec for URLs.
+        download_timeout: seconds in which a remote ``index.json`` has to be had, all attempts included; by default it
+            is asked for again until 30 seconds after the first failure.
+
+    Raises:
+        IndexNotFoundError: a folder without ``index.json``.
+        IndexFormatError: an index that is damaged.
+        ShardNotFoundError: a tar that does not exist.
+        ShardDamagedError: a tar without an index that cannot be read without losing samples.
+    """
+    deadline = None if download_timeout is None else Deadline(check_seconds("download_timeout", download_timeout))
+    if isinstance(shards, Manifest):
+        return shards
+    locations = expand(shards)
+    if len(locations) != 1 or is_tar(storage.split(locations[0])[1]):
+        return _open_tars(locations, storage_options, deadline)
+    location = locations[0]
+    if location.endswith(".json"):
+        return manifests.load(location, storage_options, deadline)
+    try:
+        return manifests.load(storage.join(location, manifests.FILE_NAME), storage_options, deadline)
+    except IndexNotFoundError:
+        raise _no_index(location, storage_options) from None
+
+
+def expand(shards: Location | Iterable[Location]) -> list[str]:
+    """Return the locations that a path, a URL, a brace pattern or a list of them means."""
+    if not isinstance(shards, (str, os.PathLike, Iterable)):
+        raise ArgumentTypeError(f"shards is {shards!r}: it must be a path, a URL or a list of them")
+    listed = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
+    expanded: list[str] = []
+    for item in listed:
+        if not isinstance(item, (str, os.PathLike)):
+            raise ArgumentTypeError(f"shards holds {item!r}: it must be a path, a URL or a list of them")
+        text = os.fspath(item)
+        if "{" in text and not Path(text).exists():
+            import braceexpand
+
+            try:
+                expanded += braceexpand.braceexpand(text)
+            except ValueError:
+                expanded.append(text)  # no pattern: a name, most likely of nothing, which is an error that shows it
+        else:
+            expanded.append(text)
+    if not expanded:
+        raise IndexNotFoundError("the list of shards is empty: name a folder, a brace pattern or some tars")
+    return [storage.normalise(item) for item in expanded]
+
+
+def refuse_folders(locations: list[str]) -> None:
+    """Raise `ArgumentError` where one of some locations is a folder."""
+    for location in locations:
+        if not storage.is_remote(location) and Path(location).is_dir():
+            raise ArgumentError(f"{location} is a folder, named together with others: name one folder, or tars only")
+
+
+def _open_tars(locations: list[str], options: Mapping[str, Any] | None, deadline: Deadline | None) -> Manifest:
+    """Open tars that are named one by one: from the ``index.json`` of their folder, or else each for itself."""
+    refuse_folders(locations)
+    folder = storage.split(locations[0])[0]
+    try:
+        known = manifests.load(storage.join(folder, manifests.FILE_NAME), options, deadline)
+        numbers = {known.location(number): number for number in range(len(known.counts))}
+        return known.select(numbers[location] for location in locations)
+    except (IndexNotFoundError, KeyError):
+        pass  # no index.json, or one that does not know these tars
+    remote = next((location for location in locations if storage.is_remote(location)), None)
+    if remote is not None:
+        raise IndexNotFoundError(
+            f"{storage.shown(folder)} has no {manifests.FILE_NAME} that lists {storage.split(remote)[1]}: "
+            f"run `wdsdist index` on its shards (with `--output DIR` where the store cannot be written), and open what "
+            f"that makes"
+        )
+    paths = [Path(location) for location in locations]
+    with pool(None, len(paths)) as executor:
+        found = list(executor.map(tarindex.shard_index, paths))
+    shards = (Shard.of(str(path), one) for path, one in zip(paths, found, strict=True))
+    return Manifest.of(folder, shards, name=Path(folder).name)
+
+
+def tars_in(folder: str, options: Mapping[str, Any] | None = None) -> list[str]:
+    """Return the locations of the tars in a folder; hidden files, such as what is half written, are none.
+
+    Raises `IndexNotFoundError` for a folder that packing has not finished: others of its shards are not there yet.
+    """
+    names = storage.names(folder, "", options)
+    if manifests.PACK_RECORD in names and manifests.FILE_NAME not in names:
+        raise IndexNotFoundError(
+            f"{storage.shown(folder)} has not been packed to the end: run the same `wdsdist pack` again, which writes "
+            f"the rest, or delete {manifests.PACK_RECORD} there if what it holds is to be all"
+        )
+    return [storage.join(folder, name) for name in names if is_tar(name) and not name.startswith(".")]
+
+
+def _no_index(location: str, options: Mapping[str, Any] | None) -> IndexNotFoundError:
+    where = storage.shown(location)
+    if not storage.exists(location, options):
+        return IndexNotFoundError(f"{where} does not exist")
+    if not storage.is_remote(location) and not Path(location).is_dir():
+        return IndexNotFoundError(f"{where} is neither a folder, an index.json nor a .tar file")
+    tars = len(tars_in(location, options))
+    if tars:
+        return IndexNotFoundError(f"{where} holds {tars:,} tar files but no index.json: run `wdsdist index {where}`")
+    return IndexNotFoundError(f"{where} holds no index.json and no tar files: it is not a data set")

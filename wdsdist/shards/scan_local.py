@@ -1,0 +1,155 @@
+"""The index of a local tar: from beside it, from the user's cache, or by scanning the tar and keeping the result.
+
+A compressed tar is decompressed into a temporary file to be scanned. Its index says where the members lie in the tar,
+and of which compressed file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from wdsdist import storage
+from wdsdist.distributed import user_cache_dir
+from wdsdist.errors import DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError
+from wdsdist.shards import index as shardindex
+from wdsdist.shards import tar as tarformat
+from wdsdist.shards.index import ShardIndex, Stored
+from wdsdist.shards.tar import Members
+from wdsdist.storage import compression
+
+
+def shard_index(path: Path, *, listed_in: str | None = None) -> ShardIndex:
+    """Return the index of a local tar: from beside it, from the user's cache, or by scanning the tar and keeping it.
+
+    ``listed_in`` is the folder of the ``index.json`` that lists the tar: its index may stand there too.
+
+    Raises `ShardNotFoundError` where there is no tar and `ShardDamagedError` where the tar is not as its index says.
+    """
+    return known_index(path, listed_in=listed_in) or _scan_and_keep(path)
+
+
+def known_index(path: Path, *, listed_in: str | None = None) -> ShardIndex | None:
+    """Return the index of a local tar where there is one already. Raises what `shard_index` raises."""
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError as error:
+        raise ShardNotFoundError(f"shard {path} does not exist") from error
+    places = [shardindex.beside(path), _cached(path)]
+    if listed_in is not None and not storage.is_remote(listed_in):
+        places.insert(1, storage.local_path(listed_in) / places[0].name)
+    for place in places:
+        try:
+            known = shardindex.load(place)
+        except OSError:  # there is none, or its name would be longer than the file system allows
+            continue
+        except IndexFormatError:
+            if place == _cached(path):
+                continue  # ours to make anew
+            raise
+        expected = known.file.size if tarformat.is_compressed(path.name) else known.size
+        if expected != size:
+            if place == _cached(path):
+                continue  # the tar was written anew since; scan it again
+            raise ShardDamagedError(_sizes_differ(path, size, expected))
+        return known
+    return None
+
+
+def scan_shard(path: Path, *, label: str = "", tar_size: int = -1) -> ShardIndex:
+    """Read a whole tar and return its index, digest included.
+
+    Args:
+        path: the tar, compressed or not.
+        label: names it in errors; by default its path.
+        tar_size: bytes of the tar in a compressed one, where they are known.
+    """
+    label = label or str(path)
+    with decompressed(path, label=label, tar_size=tar_size) as tar, _mapped(tar, label) as content:
+        members = tarformat.scan(content, label=label)
+        digest = hashlib.sha256(content).hexdigest()
+        index = shardindex.from_members(members, size=len(content), sha256=digest, label=label)
+        return index if tar == path else dataclasses.replace(index, stored=stored(path))
+
+
+def stored(path: Path) -> Stored:
+    """Return the size and the digest of a compressed tar."""
+    return Stored(path.stat().st_size, storage.sha256(path))
+
+
+@contextlib.contextmanager
+def decompressed(path: Path, *, label: str = "", tar_size: int = -1) -> Iterator[Path]:
+    """Give a tar itself, or, where its name says that it is compressed, a temporary file with what is in it."""
+    if not tarformat.is_compressed(path.name):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="wdsdist-") as folder:
+        tar = Path(folder) / "shard.tar"
+        compression.unpack(path, tar, size=tar_size, label=label)
+        yield tar
+
+
+def scan_members(path: Path) -> Members:
+    """Read the headers of a tar and return its regular files."""
+    with _mapped(path, str(path)) as content:
+        return tarformat.scan(content, label=str(path))
+
+
+@contextlib.contextmanager
+def _mapped(path: Path, label: str) -> Iterator[mmap.mmap]:
+    with path.open("rb") as stream:
+        if not os.fstat(stream.fileno()).st_size:
+            raise ShardDamagedError(f"{label}: the file is empty, without the two closing blocks of a tar")
+        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            yield content
+
+
+def _sizes_differ(path: Path, size: int, expected: int) -> str:
+    how = "short of" if size < expected else "longer than"
+    return (
+        f"shard {path} is {abs(size - expected):,} bytes {how} its index ({expected:,}): fetch or pack it again, "
+        f"or run `wdsdist index` if it was replaced on purpose"
+    )
+
+
+def _scan_and_keep(path: Path) -> ShardIndex:
+    found = scan_shard(path)
+    content = shardindex.dumps(found)
+    for place in (shardindex.beside(path), _cached(path)):
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with storage.atomic_write(place) as stream:
+                stream.write(content)
+            break
+        except OSError:
+            continue  # kept nowhere: the next process scans again
+    return found
+
+
+def write_index(path: Path, folder: Path) -> ShardIndex:
+    """Scan a tar and write its index into a folder. Raises `DestinationError` where it cannot be written."""
+    found = scan_shard(path)
+    try:
+        with storage.atomic_write(folder / shardindex.beside(path).name) as stream:
+            stream.write(shardindex.dumps(found))
+    except OSError as error:
+        raise DestinationError(
+            f"{folder} cannot be written ({error.strerror}): name a folder for the indexes with `--output`"
+        ) from error
+    return found
+
+
+def _cached(path: Path) -> Path:
+    # The time of the last change is part of the name: a tar that is replaced must not keep its old index.
+    try:
+        changed = path.stat().st_mtime_ns
+    except OSError:
+        changed = 0
+    digest = hashlib.sha256(f"{path.absolute()}\0{changed}".encode("utf-8", "surrogateescape")).hexdigest()
+    return user_cache_dir() / "indexes" / f"{digest[:32]}{shardindex.SUFFIX}"

@@ -1,0 +1,34 @@
+"""Tar headers to members and back: pure functions on buffers, no I/O.
+
+Reads what GNU tar, bsdtar, Python and webdataset write (USTAR, PAX, GNU long names, base-256 sizes); writes
+deterministic USTAR with a PAX header only where a name or size needs one.
+"""
+
+from wdsdist.shards.tar.blocks import Readable
+from wdsdist.shards.tar.grouping import Samples, group
+from wdsdist.shards.tar.headers import plain_headers
+from wdsdist.shards.tar.naming import is_compressed, is_tar, is_text, split_name
+from wdsdist.shards.tar.reader import Members, is_header_of, scan, scan_parts
+from wdsdist.shards.tar.writer import BLOCK, END, PLAIN_NAME, SIZE_LIMIT, header, padding, stored_size
+
+__all__ = [
+    "BLOCK",
+    "END",
+    "Members",
+    "PLAIN_NAME",
+    "SIZE_LIMIT",
+    "Readable",
+    "Samples",
+    "group",
+    "header",
+    "is_compressed",
+    "is_header_of",
+    "is_tar",
+    "is_text",
+    "padding",
+    "plain_headers",
+    "scan",
+    "scan_parts",
+    "split_name",
+    "stored_size",
+]

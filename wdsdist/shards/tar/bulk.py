@@ -1,0 +1,178 @@
+"""Read a run of ordinary tar entries at once: the sizes in a tight loop, everything else with numpy.
+
+Ordinary are regular files with a plain octal size, entries without data, and single extended headers that set no size:
+PAX headers with a time, which webdataset puts before every member, and long names. At the first entry that is anything
+else the run ends, so that the walk, one entry at a time, decides what it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist.shards.tar.blocks import BLOCK, Blocks, Readable, decode, gather, wrong_checksums
+from wdsdist.shards.tar.notes import read_notes
+
+REGULAR = b"0\x007"
+DATALESS = dict(zip(b"123456", ("hard link", "symbolic link", "device", "device", "directory", "device"), strict=True))
+
+_PAX, _LONG_NAME = b"xL"
+_OPAQUE, _FILE, _EMPTY, _NOTES = range(4)
+_KINDS = np.zeros(256, np.uint8)
+_KINDS[list(REGULAR)] = _FILE
+_KINDS[list(DATALESS)] = _EMPTY
+_KINDS[[_PAX, _LONG_NAME]] = _NOTES
+_SAMPLED, _DENSE = 16, 6 * BLOCK
+"""After so many headers, no further apart on average than this, all blocks are looked at."""
+_PLACES = 8.0 ** np.arange(10, -1, -1)
+
+Int64s = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Some entries that follow one another."""
+
+    names: list[str]
+    headers: Int64s
+    """Offset of each regular file's first header block."""
+    offsets: Int64s
+    """Offset of each regular file's data."""
+    sizes: Int64s
+    skipped: Counter[str]
+    blocks: int
+    """Header blocks that were taken; 0 where the first entry is none of the ordinary ones."""
+    is_cut: bool
+    """Whether the next entry is none of the ordinary ones."""
+    next: int
+    """Offset of the entry after them."""
+
+
+def read_run(buffer: Readable, start: int, end: int, most: int) -> Run:
+    """Return the ordinary entries between two offsets, about ``most`` header blocks of them or fewer."""
+    chain, sizes = _follow(buffer, start, end, most)
+    heads = gather(buffer, chain)
+    kinds = _KINDS[heads[:, 156]]
+    ordinary = (chain + BLOCK + sizes <= end) & (kinds != _OPAQUE) & _has_plain_size(heads)
+    ordinary &= ((kinds != _EMPTY) | (sizes == 0)) & ~_may_be_old_directory(heads)
+    ordinary[wrong_checksums(heads)] = False
+    taken = len(ordinary) if ordinary.all() else int(ordinary.argmin())
+    taken, long_named, long_names = _read_notes(buffer, chain, sizes, heads[:taken, 156])
+    kinds, ends = kinds[:taken], chain[:taken] + BLOCK + sizes[:taken]
+    files = np.flatnonzero(kinds == _FILE)
+    follows_notes = np.append(False, kinds == _NOTES)[files]
+    skipped: Counter[str] = Counter()
+    for kind, count in Counter(heads[np.flatnonzero(kinds == _EMPTY), 156].tolist()).items():
+        skipped[DATALESS[kind]] += count
+    return Run(
+        names=_names(heads, files, long_named, long_names),
+        headers=chain[files - follows_notes],
+        offsets=chain[files] + BLOCK,
+        sizes=sizes[files],
+        skipped=skipped,
+        blocks=taken,
+        is_cut=taken == 0 or taken < len(chain) - 1,  # the last may be a PAX header whose entry was not looked at
+        next=int(ends[-1] + -ends[-1] % BLOCK) if taken else start,
+    )
+
+
+def _follow(buffer: Readable, start: int, end: int, most: int) -> tuple[Int64s, Int64s]:
+    """Follow the size fields alone; what they lead to, and whether they are sizes at all, is checked afterwards."""
+    chain: list[int] = []
+    sizes: list[int] = []
+    offset, last = start, end - BLOCK
+    try:
+        while 0 <= offset <= last and len(chain) < most:
+            if len(chain) == _SAMPLED and offset - start < _SAMPLED * _DENSE:
+                blocks = (most - _SAMPLED) * (offset - start) // _SAMPLED // BLOCK
+                more, more_sizes = _follow_dense(buffer, offset, end, blocks)
+                return np.append(chain, more), np.append(sizes, more_sizes)
+            size = int(buffer[offset + 124 : offset + 135], 8)
+            chain.append(offset)
+            sizes.append(size)
+            offset += BLOCK + (size + BLOCK - 1 & -BLOCK)
+    except ValueError:  # a block of zeros, or a size that is spelled otherwise
+        pass
+    return np.array(chain, np.int64), np.array(sizes, np.int64)
+
+
+def _follow_dense(buffer: Readable, start: int, end: int, most: int) -> tuple[Int64s, Int64s]:
+    """Take each of ``most`` blocks for a header and follow the sizes that this gives: faster where many are headers."""
+    count = min((end - start) // BLOCK, most)
+    blocks = np.frombuffer(buffer, np.uint8, count * BLOCK, start).reshape(count, BLOCK)  # type: ignore[call-overload]
+    sizes = ((blocks[:, 124:135] - ord("0")).astype(np.float64) @ _PLACES).astype(np.int64)
+    following = (np.arange(1, count + 1) + (sizes + BLOCK - 1) // BLOCK).tolist()
+    chain = []
+    block = 0
+    while block < count:
+        chain.append(block)
+        block = following[block]
+    headers = np.array(chain, np.int64)
+    return start + headers * BLOCK, sizes[headers]
+
+
+def _has_plain_size(heads: Blocks) -> Rows:
+    # int() takes signs, underscores and spaces too.
+    digits = heads[:, 124:135]
+    plain: Rows = ((digits & 0xF8) == ord("0")).all(axis=1) & ((heads[:, 135] == 0) | (heads[:, 135] == ord(" ")))
+    return plain
+
+
+def _may_be_old_directory(heads: Blocks) -> Rows:
+    """V7 tar spelled a directory as a regular file with a slash at the end of its name."""
+    found: Rows = heads[:, 156] == 0
+    rows = np.flatnonzero(found)
+    if len(rows):
+        names = heads[rows, :101]
+        names[:, 100] = 0
+        found[rows] = ((names[:, :100] == ord("/")) & (names[:, 1:] == 0)).any(axis=1) | (names[:, 0] == 0)
+    return found
+
+
+def _read_notes(
+    buffer: Readable, chain: Int64s, sizes: Int64s, types: npt.NDArray[np.uint8]
+) -> tuple[int, Int64s, list[str]]:
+    """Read the extended headers among some entries.
+
+    Returns how many entries stand before the first one that has to be read by itself; the rows of those that extended
+    headers give a name to; and these names.
+    """
+    is_notes = _KINDS[types] == _NOTES
+    rows = np.flatnonzero(is_notes)
+    followed = ~np.append(is_notes, True)[rows + 1]  # by an entry that was looked at
+    count = len(rows) if followed.all() else int(followed.argmin())
+    notes = read_notes(buffer, chain[rows[:count]] + BLOCK, sizes[rows[:count]], types[rows[:count]] == _LONG_NAME)
+    taken = len(types) if notes.count == len(rows) else int(rows[notes.count])
+    return taken, rows[notes.named] + 1, notes.names
+
+
+def _names(heads: Blocks, files: Int64s, long_named: Int64s, long_names: list[str]) -> list[str]:
+    """Return the names of files, some of which extended headers give."""
+    if not len(long_named):
+        return _short_names(heads[files])
+    is_long = np.zeros(len(heads), np.bool_)
+    is_long[long_named] = True
+    short = files[~is_long[files]]
+    names = np.empty(len(heads), object)
+    names[long_named], names[short] = long_names, _short_names(heads[short])
+    found: list[str] = names[files].tolist()
+    return found
+
+
+def _short_names(heads: Blocks) -> list[str]:
+    """Read the name fields of headers, all at once."""
+    fields = np.ascontiguousarray(heads[:, :100]).view("S100")[:, 0].tolist()  # without the NULs at their ends
+    text = b"\0".join(fields)
+    if text.count(0) != len(fields) - 1:
+        text = b"\0".join(field.partition(b"\0")[0] for field in fields)
+    names = text.decode("utf-8", "surrogateescape").split("\0") if fields else []
+    # Only POSIX headers have a prefix: GNU's keep times in its place.
+    for row in np.flatnonzero(heads[:, 345]).tolist():
+        block = heads[row].tobytes()
+        if block[257:263] == b"ustar\0":
+            names[row] = f"{decode(block[345:500])}/{names[row]}"
+    return names

@@ -1,0 +1,299 @@
+"""Find every member of a tar in a buffer, without reading the members' data.
+
+Runs of ordinary entries are read at once (`bulk`); a walk in plain Python takes the others one by one. What cannot be
+read without losing samples is an error that names the shard and the offset, never a shorter list.
+
+Sources: POSIX.1-2017 `pax`; the GNU tar manual, "Basic Tar Format" (long names, base-256 numbers).
+"""
+
+from __future__ import annotations
+
+import mmap
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist.errors import ShardDamagedError
+from wdsdist.shards.tar.blocks import BLOCK, ZEROS, Readable, decode, gather, number, pax_records, wrong_checksums
+from wdsdist.shards.tar.bulk import DATALESS, REGULAR, Run, read_run
+
+_CHUNK = 1 << 20
+_PAX, _PAX_SOLARIS, _PAX_GLOBAL, _LONG_NAME, _LONG_LINK, _SPARSE = b"xXgLKS"
+_EXTENDED = frozenset((_PAX, _PAX_SOLARIS, _PAX_GLOBAL, _LONG_NAME, _LONG_LINK))
+_FEWEST, _MOST = 64, 4096
+"""Header blocks asked of one run: few where runs are short, and no more than stay in the processor's cache."""
+_PART = 1 << 16  # members whose names are held as Python objects together
+_LONGEST_PAUSE = 256
+"""Entries that the walk takes one by one, where there are no ordinary ones, before it looks for a run again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The regular files of one tar, in file order."""
+
+    names: list[str]
+    """Paths as stored."""
+    headers: npt.NDArray[np.int64]
+    """Offset of each member's first header block, long-name and PAX headers included."""
+    offsets: npt.NDArray[np.int64]
+    """Offset of each member's data."""
+    sizes: npt.NDArray[np.int64]
+    """Bytes of each member's data."""
+    skipped: dict[str, int]
+    """How many entries were passed over, by what they were."""
+    end: int
+    """Offset of the closing blocks; 0 where they come in a later part."""
+
+
+def scan(buffer: Readable, *, label: str) -> Members:
+    """Return the members of the tar that ``buffer`` holds; ``label`` names it in errors.
+
+    Raises ``ShardDamagedError`` for a tar that is cut short, lacks its two closing blocks of zeros, has data
+    after them, or holds a header with a wrong checksum, an impossible size or a sparse file.
+
+    >>> from wdsdist.shards.tar.writer import END, header, padding
+    >>> tar = header("a.txt", 5) + b"hello" + padding(5) + END
+    >>> members = scan(tar, label="a.tar")
+    >>> members.names, members.offsets.tolist(), members.sizes.tolist()
+    (['a.txt'], [512], [5])
+    """
+    (members,) = scan_parts(buffer, label=label, most=len(buffer))
+    return members
+
+
+def scan_parts(
+    buffer: Readable, *, label: str, start: int = 0, stop: int | None = None, most: int = _PART
+) -> Iterator[Members]:
+    """Yield what `scan` returns in parts: the names of millions of members take too much memory together.
+
+    The tar may be a part of the buffer, between ``start`` and ``stop``; offsets are those in the buffer. A part has
+    about ``most`` members. Raises what `scan` does, if only after the parts before the damage.
+    """
+    walk = _Walk(buffer, label, start, len(buffer) if stop is None else stop)
+    try:
+        for _ in walk.run(most):
+            walk.check_headers()
+            yield walk.take()
+    except ShardDamagedError:
+        # A garbled header sends the walk astray: report the header, not the place where it led.
+        walk.check_headers()
+        raise
+    walk.check_headers()
+    yield walk.take()
+
+
+def is_header_of(name: str, block: bytes) -> bool:
+    """Say whether a header block can be that of a member with this name.
+
+    >>> from wdsdist.shards.tar.writer import header
+    >>> is_header_of("a.txt", header("a.txt", 5)), is_header_of("b.txt", header("a.txt", 5))
+    (True, False)
+    """
+    if not name.isascii() or len(name) >= 100:
+        return True  # it stands in an extended header before this one, or is split in two
+    return decode(block[:100]) == name
+
+
+class _Walk:
+    """One pass over the headers of a tar; keeps what it found so that a failure can be explained."""
+
+    def __init__(self, buffer: Readable, label: str, start: int, end: int) -> None:
+        self.buffer = buffer
+        self.start = start
+        self.end = end
+        self.label = label
+        self.stop = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self.names: list[str] = []
+        self.headers = array("q")
+        self.offsets = array("q")
+        self.sizes = array("q")
+        self.skipped: Counter[str] = Counter()
+        self.blocks: list[int] = []  # every header block that no run has checked
+
+    def damaged(self, offset: int, problem: str) -> ShardDamagedError:
+        start = self.start
+        return ShardDamagedError(f"{self.label}: {problem} at byte {offset - start:,} of {self.end - start:,}")
+
+    def take(self) -> Members:
+        """Return what was found since this was called last."""
+        found = Members(
+            names=self.names,
+            headers=np.array(self.headers),
+            offsets=np.array(self.offsets),
+            sizes=np.array(self.sizes),
+            skipped=dict(self.skipped),
+            end=self.stop,
+        )
+        self._begin()
+        return found
+
+    def run(self, most: int) -> Iterator[None]:
+        """Go through the tar; yield whenever ``most`` members or more have been found since `take`."""
+        buffer, end = self.buffer, self.end
+        offset = self.start
+        ahead, pause = _FEWEST, 1
+        alone = 0 if isinstance(buffer, (bytes, mmap.mmap)) else end  # others are read where they must be
+        while offset + BLOCK <= end:
+            if len(self.names) >= most:
+                yield
+            if not alone:
+                run = read_run(buffer, offset, end, ahead)
+                offset = self._take(run)
+                is_short = 4 * run.blocks < _FEWEST
+                ahead = max(ahead // 2, _FEWEST) if run.is_cut else min(2 * ahead, _MOST)
+                pause = min(2 * pause, _LONGEST_PAUSE) if is_short else 1
+                alone = pause if run.is_cut else 0
+                continue
+            block = buffer[offset : offset + BLOCK]
+            if block == ZEROS:
+                self._check_end(offset)
+                return
+            alone -= 1
+            self.blocks.append(offset)
+            if block[156] in REGULAR:
+                offset = self._add(offset, offset, None, None)
+            elif block[156] in _EXTENDED:
+                offset = self._extended(offset)
+            else:
+                offset = self._pass_over(offset)
+        raise self.damaged(offset, "the tar ends without its two closing blocks of zeros")
+
+    def check_headers(self) -> None:
+        """Raise for the first header met whose checksum is wrong."""
+        blocks = np.array(self.blocks, np.int64)
+        for start in range(0, len(blocks), _MOST):
+            part = blocks[start : start + _MOST]
+            # The search returns before this raises: a traceback that holds its views would keep a map from closing.
+            wrong = wrong_checksums(gather(self.buffer, part))
+            if len(wrong):
+                problem = "a header has a wrong checksum: the tar is damaged"
+                raise self.damaged(int(part[wrong[0]]), problem)
+
+    def _take(self, run: Run) -> int:
+        """Add the entries of a run; return the offset of the next one."""
+        self.names += run.names
+        self.headers.frombytes(run.headers.tobytes())
+        self.offsets.frombytes(run.offsets.tobytes())
+        self.sizes.frombytes(run.sizes.tobytes())
+        self.skipped.update(run.skipped)
+        return run.next
+
+    def _check_end(self, offset: int) -> None:
+        """The first block of zeros must be followed by another, and by nothing else."""
+        self.stop = offset
+        if self.end - offset < 2 * BLOCK:
+            raise self.damaged(offset, "the tar ends after one of its two closing blocks of zeros")
+        for start in range(offset, self.end, _CHUNK):
+            if self.buffer[start : min(start + _CHUNK, self.end)].strip(b"\0"):
+                raise self.damaged(offset, "there is data after the closing blocks (two tars in one file?)")
+
+    def _add(self, first: int, offset: int, name: str | None, size: int | None) -> int:
+        """Add the regular file at ``offset``; return the offset of the next entry."""
+        buffer = self.buffer
+        data = offset + BLOCK
+        block = buffer[offset:data]
+        is_directory = False
+        if name is None:  # beside an extended header with the name, this one may be cut at a slash
+            name = decode(block[:100])
+            is_directory = name[-1:] == "/" and block[156] == 0  # as V7 tar spelled it
+            # Only POSIX headers have a prefix: GNU's keep times in its place.
+            if block[345] and block[257:263] == b"ustar\0":
+                name = f"{decode(block[345:500])}/{name}"
+        if size is None:
+            size = self._number(offset)
+        stop = data + size
+        if stop > self.end:
+            raise self._cut(offset, name, size)
+        if is_directory:
+            self._skip("directory")
+            return data
+        self.names.append(name)
+        self.headers.append(first)
+        self.offsets.append(data)
+        self.sizes.append(size)
+        return stop + -size % BLOCK
+
+    def _pass_over(self, offset: int) -> int:
+        """Count an entry that is no file; return the offset of the next one."""
+        kind = self.buffer[offset : offset + BLOCK][156]
+        size = self._number(offset)
+        if kind in DATALESS:
+            self._skip(DATALESS[kind])
+            return offset + BLOCK
+        if kind == _SPARSE:
+            raise self.damaged(offset, "a sparse file, which a shard cannot hold, starts")
+        self._skip(f"entry of unknown type {chr(kind)!r}")
+        return offset + BLOCK + size + -size % BLOCK
+
+    def _skip(self, what: str) -> None:
+        self.skipped[what] += 1
+
+    def _extended(self, first: int) -> int:
+        """Follow PAX and long-name headers to the entry that they describe, and take that entry."""
+        buffer = self.buffer
+        names: set[str] = set()
+        sizes: set[int] = set()
+        offset = first
+        while (kind := buffer[offset : offset + BLOCK][156]) in _EXTENDED:
+            length = self._number(offset)
+            data = offset + BLOCK
+            if data + length > self.end:
+                raise self._cut(offset, "extended header", length)
+            if kind == _LONG_NAME:
+                names.add(decode(buffer[data : data + length + -length % BLOCK]))
+            elif kind != _LONG_LINK:
+                records = self._pax_records(offset, buffer[data : data + length])
+                if kind == _PAX_GLOBAL and records.keys() & {"path", "size"}:
+                    raise self.damaged(offset, "a global PAX header sets one path or size for all entries")
+                if "path" in records:
+                    names.add(self._pax_path(offset, records["path"]))
+                if "size" in records:
+                    sizes.add(self._pax_size(offset, records["size"]))
+            offset = data + length + -length % BLOCK
+            if offset + BLOCK > self.end or buffer[offset : offset + BLOCK] == ZEROS:
+                if kind == _PAX_GLOBAL:
+                    return offset  # notes on the whole archive may stand last
+                raise self.damaged(offset, "an extended header is followed by no entry")
+            self.blocks.append(offset)
+        if len(names) > 1 or len(sizes) > 1:
+            raise self.damaged(offset, "two extended headers disagree about the entry")  # and so do readers
+        if kind in REGULAR:
+            return self._add(first, offset, next(iter(names), None), next(iter(sizes), None))
+        return self._pass_over(offset)
+
+    def _pax_records(self, offset: int, body: bytes) -> dict[str, str]:
+        records = pax_records(body)
+        if records is None:
+            raise self.damaged(offset, "a PAX header cannot be read")
+        if any(keyword.startswith("GNU.sparse") for keyword in records):
+            raise self.damaged(offset, "a sparse file, which a shard cannot hold, starts")
+        return records
+
+    def _pax_path(self, offset: int, path: str) -> str:
+        if "\0" in path:
+            raise self.damaged(offset, f"a PAX header has the impossible path {path!r}")
+        return path.rstrip("/")
+
+    def _pax_size(self, offset: int, digits: str) -> int:
+        if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+            raise self.damaged(offset, f"a PAX header has the impossible size {digits[:20]!r}")
+        return int(digits)
+
+    def _number(self, offset: int) -> int:
+        """Read a header's size field: octal digits, or base-256 where the first byte says so."""
+        field = self.buffer[offset : offset + BLOCK][124:136]
+        size = number(field)
+        if size < 0:
+            raise self.damaged(offset, f"a header has the impossible size {field!r}")
+        return size
+
+    def _cut(self, offset: int, name: str, size: int) -> ShardDamagedError:
+        left = self.end - offset - BLOCK
+        return self.damaged(offset, f"member {name!r} has {size:,} bytes but the file holds {left:,} of them,")
