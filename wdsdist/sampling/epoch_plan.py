@@ -22,7 +22,7 @@ _BLOCK_SAMPLES = 4096
 
 
 class Places(NamedTuple):
-    """The samples of a batch by shard and number in it, and the epochs that seed their transforms: int64 [batch] each."""
+    """The samples of a batch, by shard and number, and the epochs that seed their transforms: int64 [batch] each."""
 
     shards: Int64s
     samples: Int64s
