@@ -18,7 +18,7 @@ unexport PYTHONPATH
 unexport PYTHONHOME
 unexport VIRTUAL_ENV
 
-.PHONY: demo test lint types check slow docs format bench clean
+.PHONY: demo test lint types check slow docs house format bench clean
 
 demo: $(PACKAGE)
 	@rm -rf demo-data
@@ -47,6 +47,10 @@ slow: $(INSTALLED)
 # Every link and anchor is checked. Nothing is fetched while it is built.
 docs: $(WRITERS)
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --clean
+
+# The picture of the packages in docs/contributing.md, from the code.
+house: $(INSTALLED)
+	@$(BIN)/python tools/docs/house.py
 
 format: $(INSTALLED)
 	@$(BIN)/ruff check --fix .
