@@ -42,6 +42,14 @@ def test_the_commands_on_shards_run(checkout: Path) -> None:
         assert found.stdout
 
 
+def test_the_plan_that_it_shows_is_what_the_command_prints() -> None:
+    shown = next(block.text for block in blocks(README) if block.language == "console").splitlines()
+    command = [sys.executable, "-m", *shown[0].removeprefix("$ ").split()]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert shown[-1] == "..."
+    assert set(shown[1:-1]) <= set(printed)
+
+
 def test_every_file_that_it_names_exists() -> None:
     for name in re.findall(r"`((?:tests|docs|examples)/[\w./-]*)`|\]\(((?!http)[^)#]+)\)", README):
         assert (ROOT / (name[0] or name[1])).exists(), name
