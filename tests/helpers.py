@@ -19,8 +19,7 @@ Listing = list[tuple[str, int, int]]
 # Packs, but stops in the middle of the third shard for ever, and says so with a byte on standard output.
 STALLING = """
 import os, sys, threading
-from wdsdist import sources
-from wdsdist.packing import pack
+from wdsdist.packing import pack, sources
 
 class Stalling:
     def __init__(self, samples):

@@ -181,9 +181,10 @@ def test_each_shard_is_decompressed_once_and_each_process_that_does_says_so(
 def test_many_processes_decompress_each_shard_once(packed: Path, tmp_path: Path) -> None:
     script = (
         "import pathlib, sys\n"
-        "from wdsdist import catalog, compression\n"
         "from wdsdist.cache import ShardCache\n"
         "from wdsdist.samples.shard_reader import ShardReader\n"
+        "from wdsdist.shards import open as catalog\n"
+        "from wdsdist.storage import compression\n"
         "unpack = compression.unpack\n"
         "def counted(file, *args, **more): print(file.name); unpack(file, *args, **more)\n"
         "compression.unpack = counted\n"

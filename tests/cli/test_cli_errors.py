@@ -141,8 +141,8 @@ def test_a_reader_that_was_never_there_is_no_error(shards: Path) -> None:
 # More lines than a pipe holds, so that the reader is gone before the end.
 LS_FOR_EVER = """
 import sys
-from wdsdist.cli import inspecting, main
-inspecting._shard_lines = lambda manifest: map(str, range(10**9))
+from wdsdist.cli import inspect, main
+inspect._shard_lines = lambda manifest: map(str, range(10**9))
 sys.argv = ["wdsdist", "ls", sys.argv[1]]
 main()
 """
@@ -166,7 +166,7 @@ def test_a_full_disk_under_the_output_is_one_line(shards: Path, command: list[st
 INTERRUPTED = """
 import os, sys
 from wdsdist.cli import main
-from wdsdist.sources.folder import FolderSamples
+from wdsdist.packing.sources.folder import FolderSamples
 
 real, waited = FolderSamples.__iter__, []
 

@@ -146,7 +146,7 @@ def test_the_order_that_nobody_chose_is_pinned() -> None:
 PINNED_WORLDS = """
 import hashlib, sys
 import numpy as np
-from wdsdist.order import OrderSettings, epoch_order
+from wdsdist.sampling.order import OrderSettings, epoch_order
 digest = hashlib.sha256()
 for counts in ([10], [100, 0, 33, 7], [50] * 40, [5000] * 3):
     for lanes in (1, 2, 8, 64):

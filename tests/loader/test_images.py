@@ -285,7 +285,7 @@ def test_without_pillow_the_error_names_the_package(monkeypatch: pytest.MonkeyPa
 
 FORKING = """
 import os, cv2
-from wdsdist.images import opencv
+from wdsdist.samples.images.decode import opencv
 cv2.setNumThreads(3)
 assert opencv() is cv2
 assert cv2.getNumThreads() == 1

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PREAMBLE = """
 import json, os, sys
 from pathlib import Path
-from wdsdist.node import data_download
+from wdsdist.distributed import data_download
 
 HERE = Path(__file__).parent
 

@@ -257,7 +257,7 @@ def prepare():
 def test_under_torchrun_one_worker_runs_and_all_fail_alike(stage: Stage) -> None:
     stage.write(
         """
-from wdsdist.node import identity
+from wdsdist.distributed import identity
 me = identity()
 
 @data_download
@@ -270,7 +270,7 @@ def prepare(name):
 assert me.source == "torchrun", me
 assert prepare("good") == "good"
 import torch.distributed as dist
-from wdsdist.node import barrier
+from wdsdist.distributed import barrier
 dist.init_process_group("gloo")
 barrier(30)
 try:

@@ -153,7 +153,7 @@ ELASTIC = """
 import signal
 import torch.distributed as dist
 from wdsdist.errors import BarrierError
-from wdsdist.node import barrier
+from wdsdist.distributed import barrier
 
 attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
 agent = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
