@@ -25,10 +25,10 @@ def sha256(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+def atomic_write(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """Open a file that appears under its name only when it is whole and on disk.
 
-    On an error nothing is left behind.
+    On an error nothing is left behind. ``mode`` is what the umask leaves of it.
     """
     handle, name = tempfile.mkstemp(prefix=".tmp-", suffix=f"-{path.name}", dir=path.parent)
     temporary = Path(name)
@@ -37,7 +37,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        temporary.chmod(0o666 & ~_umask())
+        temporary.chmod(mode & ~_umask())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

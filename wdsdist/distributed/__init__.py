@@ -8,6 +8,7 @@ from __future__ import annotations
 from wdsdist._util.host import cpu_count, private_dir, user_cache_dir
 from wdsdist.distributed.barrier import barrier
 from wdsdist.distributed.identity import Identity, identity
+from wdsdist.distributed.ownership import TRUST_ALL, is_own_file, is_owner, open_parent, read_own, why_not_own
 from wdsdist.distributed.run_once import data_download
 
 __all__ = [
@@ -16,6 +17,12 @@ __all__ = [
     "cpu_count",
     "user_cache_dir",
     "private_dir",
+    "TRUST_ALL",
+    "is_own_file",
+    "is_owner",
+    "open_parent",
+    "read_own",
+    "why_not_own",
     "data_download",
     "barrier",
 ]

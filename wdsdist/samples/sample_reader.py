@@ -80,6 +80,7 @@ class SampleReader:
         Raises `SampleError` where a field is missing and `DecodeError`, naming shard and member, where one is bad.
         """
         seed = mix_key(self._seed, epoch, _AUGMENTATION, shard, sample) >> 1 if self._needs_seeds else 0
+        self._reader.hold((shard,))
         try:
             return self._sample(shard, sample, seed)
         finally:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wdsdist import storage
-from wdsdist.distributed import user_cache_dir
+from wdsdist.distributed import is_own_file, user_cache_dir
 from wdsdist.errors import DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import tar as tarformat
@@ -45,6 +45,8 @@ def known_index(path: Path, *, listed_in: str | None = None) -> ShardIndex | Non
     if listed_in is not None and not storage.is_remote(listed_in):
         places.insert(1, storage.local_path(listed_in) / places[0].name)
     for place in places:
+        if place == _cached(path) and not is_own_file(place):
+            continue  # somebody else's: it may say of the tar what is not in it
         try:
             known = shardindex.load(place)
         except OSError:  # there is none, or its name would be longer than the file system allows
@@ -124,7 +126,8 @@ def _scan_and_keep(path: Path) -> ShardIndex:
     for place in (shardindex.beside(path), _cached(path)):
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            with storage.atomic_write(place) as stream:
+            # That of the cache is believed where this user alone can write it.
+            with storage.atomic_write(place, 0o644 if place == _cached(path) else 0o666) as stream:
                 stream.write(content)
             break
         except OSError:
