@@ -160,6 +160,13 @@ def test_an_error_is_made_from_one_message_and_survives_the_way_to_another_proce
 
 
 @pytest.mark.parametrize("error", ERRORS)
+def test_the_message_of_an_error_holds_no_control_characters_but_line_breaks_and_tabs(error: type[Exception]) -> None:
+    raised = error("shard \x1b]0;owned\x07\x9b2J\u202egpj\u2028\x7f\x00\rnext.tar:\n\tgone")
+    assert str(raised) == r"shard \x1b]0;owned\x07\x9b2J\u202egpj\u2028\x7f\x00\rnext.tar:" + "\n\tgone"
+    assert raised.args == (str(raised),)
+
+
+@pytest.mark.parametrize("error", ERRORS)
 def test_an_error_says_when_it_is_raised(error: type[Exception]) -> None:
     assert error.__doc__
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wdsdist.cli.output import say
 from wdsdist.cli.progress import meter
 from wdsdist.cli.sizes import contents, counted
 
@@ -36,17 +37,18 @@ def index(
     --output, open the data set by DIR. With --export, a data set that has an index keeps it.
     """
     from wdsdist.diagnostics.exports import export
+    from wdsdist.storage import shown as shown_location
 
     known = _opened(shards) if formats else None
     manifest = known or _indexed(shards, output, workers, quiet)
     if not quiet and not known:
-        click.echo(f"indexed: {contents(manifest)}, in {manifest.base}")
+        say(f"indexed: {contents(manifest)}, in {shown_location(manifest.base)}")
         for what, count in manifest.extra.get("skipped", {}).items():
-            click.echo(f"skipped: {count:,} x {what}")
+            say(f"skipped: {count:,} x {what}")
     for name in formats:
         files = export(manifest, name, output=output, split=split, workers=workers)
         if not quiet:
-            click.echo(f"exported for {name}: {counted(len(files), 'file')}, such as {files[0]}")
+            say(f"exported for {name}: {counted(len(files), 'file')}, such as {shown_location(files[0])}")
 
 
 def _opened(shards: tuple[str, ...]) -> Manifest | None:

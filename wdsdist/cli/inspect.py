@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from wdsdist.cli.output import say, say_json, write_member
 from wdsdist.cli.sizes import counted, human
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def info(shards: tuple[str, ...], as_json: bool) -> None:
     manifest = _open(shards)
     facts = _facts(manifest)
     if as_json:
-        click.echo(json.dumps(facts, indent=1))
+        say_json(facts)
         return
     classes = facts["classes"]
     lines = {
@@ -43,7 +42,7 @@ def info(shards: tuple[str, ...], as_json: bool) -> None:
         else "not recorded",
     }
     for name, value in lines.items():
-        click.echo(f"{name + ':':<13}{value}")
+        say(f"{name + ':':<13}{value}")
 
 
 @click.command()
@@ -58,7 +57,7 @@ def ls(shards: tuple[str, ...], samples: bool, limit: int | None) -> None:
     manifest = _open(shards)
     lines = _sample_lines(manifest) if samples else _shard_lines(manifest)
     for line in itertools.islice(lines, limit):
-        click.echo(line)
+        say(*line)
 
 
 @click.command()
@@ -71,15 +70,16 @@ def cat(shards: str, sample: str, field: str | None) -> None:
     SAMPLE is a key, or the number of a sample as `ls --samples` shows it; a key goes first where it could be either.
     Without FIELD, list the members of the sample instead.
     """
+    from wdsdist import storage
     from wdsdist.cli.lookup import find_sample, member
 
     shard, number = find_sample(_open((shards,)), sample)
     if field is None:
-        click.echo(f"{shard.index.key(number)}\t{shard.name}")
+        say(shard.index.key(number), storage.shown(shard.name))
         for extension, _, size in shard.index.members(number):
-            click.echo(f"{extension}\t{human(size)}")
+            say(extension, human(size))
     else:
-        sys.stdout.buffer.write(member(shard, number, field))
+        write_member(member(shard, number, field), f"member {field!r} of sample {shard.index.key(number)!r}")
 
 
 def _open(shards: tuple[str, ...]) -> Manifest:
@@ -116,21 +116,25 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _shard_lines(manifest: Manifest) -> Iterator[str]:
+def _shard_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
+    from wdsdist import storage
+
     for number in range(len(manifest.counts)):
         shard = manifest.shard(number)
         size = human(shard.size) if shard.size >= 0 else "size unknown"
-        yield f"{shard.name}\t{counted(shard.num_samples, 'sample')}\t{size}"
+        yield storage.shown(shard.name), counted(shard.num_samples, "sample"), size
 
 
-def _sample_lines(manifest: Manifest) -> Iterator[str]:
+def _sample_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
     from wdsdist.cli.lookup import mapped
 
     for first, shard in mapped(manifest):
         yield from _lines_of(first, shard)
 
 
-def _lines_of(first: int, shard: MappedShard) -> Iterator[str]:
+def _lines_of(first: int, shard: MappedShard) -> Iterator[tuple[str, ...]]:
+    from wdsdist import storage
+
     for sample in range(shard.index.num_samples):
         fields = ", ".join(f"{extension} ({human(size)})" for extension, _, size in shard.index.members(sample))
-        yield f"{first + sample}\t{shard.index.key(sample)}\t{shard.name}\t{fields}"
+        yield str(first + sample), shard.index.key(sample), storage.shown(shard.name), fields

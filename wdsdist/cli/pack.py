@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wdsdist.cli.output import say
 from wdsdist.cli.progress import meter
 from wdsdist.cli.sizes import byte_count, contents, counted, human
 
@@ -176,29 +177,27 @@ def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> No
     from wdsdist.storage import shown as shown_location
 
     place = shown_location(manifest.base)
-    click.echo(f"{'packed' if last else 'packed already'}: {contents(manifest)}, in {place}")
+    say(f"{'packed' if last else 'packed already'}: {contents(manifest)}, in {place}")
     if columns := manifest.extra.get("columns"):
-        click.echo("columns: " + ", ".join(f"{name} {_becomes(what)}" for name, what in columns.items()))
+        say("columns: " + ", ".join(f"{name} {_becomes(what)}" for name, what in columns.items()))
     payload = manifest.extra["payload_bytes"]
     tar_bytes = manifest.num_tar_bytes
     overhead = tar_bytes - payload
     each = overhead / max(manifest.num_samples, 1)
-    click.echo(f"overhead: {human(overhead)} over {human(payload)} of payload, {each:,.0f} B a sample")
+    say(f"overhead: {human(overhead)} over {human(payload)} of payload, {each:,.0f} B a sample")
     if tar_bytes != manifest.num_bytes:
-        click.echo(f"compressed: {human(tar_bytes)} of tars to {manifest.num_bytes / tar_bytes:.1%}")
+        say(f"compressed: {human(tar_bytes)} of tars to {manifest.num_bytes / tar_bytes:.1%}")
     if last and last.bytes_done > last.bytes_kept:
         samples, size = last.samples_done - last.samples_kept, last.bytes_done - last.bytes_kept
-        click.echo(f"time: {seconds:,.1f} s, {samples / seconds:,.0f} samples/s, {size / seconds / 1e6:,.1f} MB/s")
+        say(f"time: {seconds:,.1f} s, {samples / seconds:,.0f} samples/s, {size / seconds / 1e6:,.1f} MB/s")
     if classes := manifest.extra.get("classes"):
-        click.echo(f"classes: {len(classes):,}, from {classes[0]} to {classes[-1]}, as cls members")
+        say(f"classes: {len(classes):,}, from {classes[0]} to {classes[-1]}, as cls members")
     for what, count in manifest.extra.get("skipped", {}).items():
-        click.echo(f"skipped: {count:,} x {what}")
+        say(f"skipped: {count:,} x {what}")
     if renamed := manifest.extra.get("renamed_keys"):
-        click.echo(f"renamed: {counted(renamed, 'key')} that an earlier shard has too, by a number, such as 0001~2")
+        say(f"renamed: {counted(renamed, 'key')} that an earlier shard has too, by a number, such as 0001~2")
     if left_out := manifest.extra.get("left_out"):
-        click.echo(
-            f"left out: {counted(left_out, 'sample')}, listed in {shown_location(manifest.base)}/{report.FILE_NAME}"
-        )
+        say(f"left out: {counted(left_out, 'sample')}, listed in {shown_location(manifest.base)}/{report.FILE_NAME}")
 
 
 def _of(done: int, total: int | None) -> str:

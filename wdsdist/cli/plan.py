@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from wdsdist.cli.output import say, say_json
 from wdsdist.cli.sizes import byte_count, human
 
 if TYPE_CHECKING:
@@ -59,15 +59,15 @@ def plan(rank: int | None, workers: int, as_json: bool, plot: Path | None, **opt
     facts = _facts(world, found, workers)
     of_rank = None if rank is None else _rank_facts(world, rank, workers)
     if as_json:
-        click.echo(json.dumps({**facts, **({} if of_rank is None else {"rank": of_rank})}, indent=1))
+        say_json({**facts, **({} if of_rank is None else {"rank": of_rank})})
     else:
         for line in [*_lines(world, found, workers), *(_rank_lines(of_rank) if of_rank else ())]:
-            click.echo(line)
+            say(line)
     if plot is not None:
         from wdsdist.cli.plotting import draw
 
         draw(world, plot, rank=rank)
-        click.echo(f"drawn: {plot}", err=True)
+        say(f"drawn: {plot}", err=True)
 
 
 def _world(

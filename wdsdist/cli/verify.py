@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wdsdist.cli.output import say
 from wdsdist.cli.progress import meter
 from wdsdist.cli.sizes import contents
 
@@ -45,6 +46,7 @@ def verify(
     """
     from wdsdist.diagnostics.verify import verify as run
     from wdsdist.shards.open import open as open_shards
+    from wdsdist.storage import shown as shown_location
 
     if source is not None and not repair:
         raise click.UsageError("--source says where --repair takes whole copies from: give both")
@@ -57,21 +59,22 @@ def verify(
 
         found = run(manifest, deep=deep, cached=cached, cache_dir=cache_dir, workers=workers, progress=show)
     for damage in found:
-        click.echo(f"{damage.shard}: {_line(damage.problem)}")
+        say(f"{shown_location(damage.shard)}: {_line(damage.problem)}")
     if found and not (repair and _repaired(manifest, found, source, cached, cache_dir)):
         ctx.exit(_DAMAGED)
     if not quiet:
-        click.echo(f"verified: {contents(manifest)}, {'all damage repaired' if found else 'no damage'}")
+        say(f"verified: {contents(manifest)}, {'all damage repaired' if found else 'no damage'}")
 
 
 def _repaired(
     manifest: Manifest, found: list[Damage], source: str | None, cached: bool, cache_dir: Path | None
 ) -> bool:
     from wdsdist.diagnostics.repair import repair
+    from wdsdist.storage import shown as shown_location
 
     repairs = repair(manifest, found, source=source, cached=cached, cache_dir=cache_dir)
     for one in repairs:
-        click.echo(f"{'repaired' if one.done else 'not repaired'}: {one.shard}: {_line(one.what)}")
+        say(f"{'repaired' if one.done else 'not repaired'}: {shown_location(one.shard)}: {_line(one.what)}")
     return all(one.done for one in repairs)
 
 

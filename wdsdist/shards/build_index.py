@@ -20,6 +20,7 @@ from wdsdist.errors import (
     IndexNotFoundError,
     ShardNotFoundError,
     StorageError,
+    printable,
 )
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import manifest as manifests
@@ -189,7 +190,7 @@ def _prepare(folder: str, locations: list[str]) -> None:
     if count > 1:
         raise IndexFormatError(f"{count} of the shards are named {name}: their indexes need folders of their own")
     for location in locations:
-        if storage.shown(location) != location:
+        if storage.shown(location) != printable(location):
             raise ArgumentError(
                 f"the URL of {storage.shown(location)} holds a password or a query, which index.json would keep: pass "
                 f"what the store needs as storage_options"

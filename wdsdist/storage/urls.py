@@ -6,6 +6,8 @@ import os
 import re
 from pathlib import Path
 
+from wdsdist.errors import printable
+
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"]+")
 
@@ -82,14 +84,14 @@ def local_path(location: str) -> Path:
 
 
 def shown(location: str) -> str:
-    """Return a location fit for a message: without credentials and query.
+    """Return a location fit for a message: without credentials and query, its control characters escaped.
 
     >>> shown("https://user:secret@host/a.tar?signature=x")
     'https://host/a.tar'
     """
-    if not is_remote(location):
-        return location
-    return re.sub(r"(?<=://)[^/@]*@", "", location.partition("?")[0])
+    if is_remote(location):
+        location = re.sub(r"(?<=://)[^/@]*@", "", location.partition("?")[0])
+    return printable(location)
 
 
 def scrubbed(text: str, location: str) -> str:
