@@ -63,7 +63,7 @@ def _clean_usage() -> Iterator[None]:
     try:
         yield
     except click.ClickException as error:
-        error.message = printable(error.message)
+        vars(error)["message"] = printable(error.message)  # final, for type checkers
         raise
 
 

@@ -48,7 +48,7 @@ def index(
     for name in formats:
         files = export(manifest, name, output=output, split=split, workers=workers)
         if not quiet:
-            say(f"exported for {name}: {counted(len(files), 'file')}, such as {shown_location(files[0])}")
+            say(f"exported for {name}: {counted(len(files), 'file')}, such as {files[0]}")
 
 
 def _opened(shards: tuple[str, ...]) -> Manifest | None:
