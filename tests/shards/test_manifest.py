@@ -223,6 +223,42 @@ def test_what_is_no_wids_index_is_an_error_that_names_it(tmp_path: Path, data: A
         loaded(tmp_path, data)
 
 
+@pytest.mark.parametrize(
+    ("notes", "reason"),
+    [
+        ([["num_samples", 7]], r"its notes are \[\['num_samples', 7\]\], not an object"),
+        ({"classes": 7}, "its note 'classes' is 7, not a list of names"),
+        ({"classes": "cat"}, "its note 'classes' is 'cat', not a list of names"),
+        ({"classes": {"cat": 0}}, "its note 'classes' is .*, not a list of names"),
+        ({"classes": ["cat", None]}, r"its note 'classes' is \['cat', None\], not a list of names"),
+        ({"fields": "jpg"}, "its note 'fields' is 'jpg', not a list of names"),
+        ({"fields": [["jpg"]]}, "its note 'fields' is .*, not a list of names"),
+        ({"payload_bytes": "many"}, "its note 'payload_bytes' is 'many', not a count"),
+        ({"payload_bytes": None}, "its note 'payload_bytes' is None, not a count"),
+        ({"payload_bytes": -1}, "its note 'payload_bytes' is -1, not a count"),
+        ({"payload_bytes": True}, "its note 'payload_bytes' is True, not a count"),
+        ({"payload_bytes": 10**400}, r"its note 'payload_bytes' is 1000\d*\.\.\.0000\d*, not a count"),
+        ({"left_out": [1]}, r"its note 'left_out' is \[1\], not a count"),
+        ({"renamed_keys": 1.5}, "its note 'renamed_keys' is 1.5, not a count"),
+        ({"skipped": 3}, "its note 'skipped' is 3, not an object of counts"),
+        ({"skipped": {"links": "3"}}, "its note 'skipped' is .*, not an object of counts"),
+        ({"columns": ["a"]}, r"its note 'columns' is \['a'\], not an object of names"),
+        ({"columns": {"a": 7}}, "its note 'columns' is .*, not an object of names"),
+    ],
+    ids=str,
+)
+def test_a_note_of_another_type_than_packers_write_is_an_error_that_names_it(
+    tmp_path: Path, notes: Any, reason: str
+) -> None:
+    with pytest.raises(IndexFormatError, match=rf"index\.json is not a wids v1 index \({reason}\)"):
+        loaded(tmp_path, {**GOOD, "wdsdist": notes})
+
+
+def test_notes_that_wdsdist_does_not_know_are_free(tmp_path: Path) -> None:
+    notes = {"source": {"kind": "folder"}, "shuffle_seed": None, "mine": [1, {"deep": None}], "classes": []}
+    assert loaded(tmp_path, {**GOOD, "wdsdist": notes}).extra == notes
+
+
 def test_bytes_that_are_no_text_are_no_index(tmp_path: Path) -> None:
     (tmp_path / "index.json").write_bytes(b"\xff\xfe\xfd{}")
     with pytest.raises(IndexFormatError, match=r"index\.json is not a wids v1 index"):

@@ -68,7 +68,7 @@ def cat(shards: str, sample: str, field: str | None) -> None:
     """Write the data of one member, as it is stored, to standard output.
 
     SAMPLE is a key, or the number of a sample as `ls --samples` shows it; a key goes first where it could be either.
-    Without FIELD, list the members of the sample instead.
+    Without FIELD, list the members of the sample instead. A terminal gets text only, with control characters escaped.
     """
     from wdsdist import storage
     from wdsdist.cli.lookup import find_sample, member

@@ -77,7 +77,7 @@ def _world(
 ) -> World:  # fmt: skip
     import numpy as np
 
-    from wdsdist._util.validation import check_integer
+    from wdsdist._util.validation import MOST_PROCESSES, check_integer
     from wdsdist.diagnostics.epoch_report import World
     from wdsdist.sampling.epoch_plan import EpochPlan
     from wdsdist.sampling.order import OrderSettings, default_window
@@ -97,7 +97,7 @@ def _world(
         counts = np.full(many, share)
         counts[:more] += 1
         sizes = np.full(many, shard_bytes)
-    check_integer("ranks", ranks, 1)
+    check_integer("ranks", ranks, 1, MOST_PROCESSES)
     settings = OrderSettings(
         name="sampler" if order == "sampler" else "shard",
         shuffle=not no_shuffle,

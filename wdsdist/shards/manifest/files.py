@@ -6,6 +6,7 @@ It is written last and atomically: where there is no ``index.json`` there is no 
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def load(
             )
             for entry in data["shardlist"]
         ]
-        extra = dict(data.get("wdsdist", {}))
+        extra = _notes(data.get("wdsdist", {}))
         extra.pop("version", None)
         stated = extra.pop("num_samples", None)
         found = sum(shard.num_samples for shard in shards)
@@ -101,6 +102,42 @@ def load(
         raise IndexFormatError(
             f"{storage.shown(location)} is not a wids v1 index ({reason}): make it anew with `wdsdist index`"
         ) from error
+
+
+def _notes(found: Any) -> dict[str, Any]:
+    """Return what the packer noted. Raises `ValueError` where that is of a type that no packer writes."""
+    if not isinstance(found, dict):
+        raise ValueError(f"its notes are {reprlib.repr(found)}, not an object")
+    for names, is_sound, wanted in _NOTED:
+        for name in names & found.keys():
+            if not is_sound(found[name]):
+                raise ValueError(f"its note {name!r} is {reprlib.repr(found[name])}, not {wanted}")
+    return dict(found)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _are_counts(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_count, value.values()))
+
+
+def _are_columns(value: Any) -> bool:
+    return isinstance(value, dict) and _are_names(list(value.values()))
+
+
+_NOTED = (
+    ({"classes", "fields"}, _are_names, "a list of names"),
+    ({"payload_bytes", "left_out", "renamed_keys"}, _is_count, "a count"),
+    ({"skipped"}, _are_counts, "an object of counts"),
+    ({"columns"}, _are_columns, "an object of names"),
+)
+"""The notes that are read again, with what they must be: others are free."""
 
 
 def _check_widths(shards: list[Shard], length: int) -> None:
