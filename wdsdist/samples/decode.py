@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from wdsdist.errors import ArgumentTypeError, DecodeError
-from wdsdist.samples.arrays import RawArray, stacked_npy
+from wdsdist.samples.arrays import RawArray, read_npy, stacked_npy
 from wdsdist.samples.collate import Stacked
 from wdsdist.samples.images.decode import image_decoder
 from wdsdist.samples.images.transforms import is_seeded
@@ -65,7 +65,7 @@ class Decoder:
         if any(extension != extensions[0] for extension in extensions):
             return None
         function = self._find(name)
-        if function is _npy:
+        if function is read_npy:
             return stacked_npy(parts)
         return function.stacked(parts) if isinstance(function, RawArray) else None
 
@@ -140,10 +140,6 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8")
 
 
-def _npy(data: bytes) -> Any:
-    return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-
-
 def _npz(data: bytes) -> dict[str, Any]:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         _check_expansion(len(data), sum(part.file_size for part in archive.infolist()))
@@ -176,7 +172,7 @@ _TABLE: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("txt", "text", "transcript"), _text),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
     **dict.fromkeys(("json", "jsn"), json.loads),
-    "npy": _npy,
+    "npy": read_npy,
     "npz": _npz,
     **dict.fromkeys(("mp", "msg"), _msgpack),
     "cbor": _cbor,
