@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,9 +20,13 @@ from wdsdist.samples.arrays import RawArray, read_npy, stacked_npy
 from wdsdist.samples.collate import Stacked
 from wdsdist.samples.images.decode import image_decoder
 from wdsdist.samples.images.transforms import is_seeded
+from wdsdist.storage import compression
 
 Decode = bool | str | Mapping[str, Any] | None
 """What ``decode=`` takes: ``None``, ``True``, an image specification, or functions and dtypes by extension."""
+
+Unzip = Callable[[bytes, int, int], bytes]
+"""From gzip, the number of the layer that it is, from 1, and the most bytes that may come out, to what is in it."""
 
 _EXPANSION_LIMIT = 1 << 30
 """Bytes that one compressed member may unpack to: a few kilobytes of zeros must not fill the memory."""
@@ -69,10 +72,11 @@ class Decoder:
             return stacked_npy(parts)
         return function.stacked(parts) if isinstance(function, RawArray) else None
 
-    def __call__(self, extension: str, data: bytes, seed: int = 0) -> Any:
+    def __call__(self, extension: str, data: bytes, seed: int = 0, unzip: Unzip | None = None) -> Any:
         """Return the value of one member; bytes where nothing is known about its extension.
 
-        ``seed`` is passed to functions that were marked with `wdsdist.transforms.seeded`.
+        ``seed`` is passed to functions that were marked with `wdsdist.transforms.seeded`. ``unzip`` counts what the
+        members of a shard unpack to; by default only this one is looked at.
 
         Raises `DecodeError` where the bytes are not what the extension says.
         """
@@ -80,7 +84,7 @@ class Decoder:
             return data
         name = extension.lower()
         try:
-            return self._decode(name, data, seed)
+            return self._decode(name, data, seed, unzip or _unzip)
         except DecodeError:
             raise
         except ImportError as error:
@@ -94,12 +98,12 @@ class Decoder:
     def _find(self, name: str) -> Callable[..., Any] | None:
         return self._functions.get(name) or self._functions.get(name.rpartition(".")[2])
 
-    def _decode(self, name: str, data: bytes, seed: int) -> Any:
+    def _decode(self, name: str, data: bytes, seed: int, unzip: Unzip, level: int = 1) -> Any:
         function = self._find(name)
         if function is not None:
             return function(data, seed) if self.is_seeded and is_seeded(function) else function(data)
         if name.endswith(".gz") and len(name) > 3:
-            return self._decode(name[:-3], _unzip(data), seed)
+            return self._decode(name[:-3], unzip(data, level, _EXPANSION_LIMIT), seed, unzip, level + 1)
         if self._image is not None:
             value = self._image(name, data)
             if value is not None:
@@ -118,17 +122,8 @@ def _function(extension: object, what: Any) -> Callable[..., Any]:
     )
 
 
-def _unzip(data: bytes) -> bytes:
-    content = b""
-    rest = data
-    while rest:  # gzip files may hold several streams, one after another
-        unpacker = zlib.decompressobj(wbits=31)
-        content += unpacker.decompress(rest, _EXPANSION_LIMIT + 1 - len(content))
-        _check_expansion(len(data), len(content))
-        if not unpacker.eof:
-            raise EOFError("the compressed data is cut short")
-        rest = unpacker.unused_data.lstrip(b"\0")  # and zeros behind them, as gzip(1) has it
-    return content
+def _unzip(data: bytes, level: int, most: int) -> bytes:
+    return compression.unzip(data, most)
 
 
 def _check_expansion(size: int, unpacked: int) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
 import weakref
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from wdsdist.cache import Pinned, ShardCache
 from wdsdist.errors import ShardDamagedError, ShardNotFoundError
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.tar import BLOCK, END, is_header_of
+from wdsdist.storage.compression import Expansion
 
 _LOOKS = 8
 """Samples whose headers are looked at when a shard is opened: one replaced by another may have the same size."""
@@ -120,6 +122,14 @@ class MappedShard:
         place = self._starts[sample] + number
         start = self._offsets[place]
         return self.content[start : start + self._sizes[place]]
+
+    def unzip(self, sample: int, number: int) -> Callable[[bytes, int, int], bytes]:
+        """Return a function that decompresses one member, and counts what the members of the shard unpack to."""
+        return functools.partial(self._expansion.unzip, self._starts[sample] + number)
+
+    @functools.cached_property
+    def _expansion(self) -> Expansion:
+        return Expansion(self.index.file.size, len(self.index.sizes))
 
 
 class ShardReader:
