@@ -72,6 +72,7 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
 )
 @click.option("--encode", metavar="NAME", help="Function my_module:encode from an item of SOURCE to a sample dict.")
 @click.option("--max-side", metavar="N", type=int, help="Scale images down to N pixels on the longer side.")
+@click.option("--max-pixels", metavar="N", type=int, help="Most pixels of an image to scale down.  [default: 89478485]")
 @click.option("--quality", type=int, help="Of JPEG and WebP images that were scaled down, 1 to 95.  [default: 90]")
 @click.option(
     "--compress", metavar="zst[:LEVEL]", help="Compress the shards, as .tar.zst.  [default level: 3, of 1 to 22]"
@@ -107,6 +108,7 @@ def pack(
     class_folders: bool | None,
     encode: str | None,
     max_side: int | None,
+    max_pixels: int | None,
     quality: int | None,
     compress: str | None,
     overwrite: bool,
@@ -151,6 +153,7 @@ def pack(
             "columns": columns,
             "encode": encode,
             "max_side": max_side,
+            "max_pixels": max_pixels,
             "quality": quality,
             "compress": compress,
             "overwrite": overwrite,

@@ -54,6 +54,8 @@ class StreamingDataset(IterableDataset[Any]):
         decode: ``None`` gives bytes; ``True`` decodes by the safe default table (txt, cls, json, npy, ...); an image
             specification such as ``"rgb8"``, ``"torchrgb"`` or ``"pil"`` decodes images as well; a mapping from
             extensions to functions of bytes decodes just those.
+        max_pixels: the most pixels of an image that an image specification decodes; by default 89,478,485. A larger one
+            is an error before memory is taken for it.
         transform: function from sample to sample, called in the workers after decoding.
         num_replicas, rank, shuffle, seed, drop_last: as in ``torch.utils.data.DistributedSampler``. World size and
             rank are looked up when they are first needed: from torch.distributed, then from the launcher's
@@ -99,6 +101,7 @@ class StreamingDataset(IterableDataset[Any]):
         *,
         fields: Sequence[str] | None = None,
         decode: Decode = None,
+        max_pixels: int | None = None,
         transform: Callable[[Sample], Any] | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
@@ -138,7 +141,7 @@ class StreamingDataset(IterableDataset[Any]):
             limit=limit,
             timeout=download_timeout or TIMEOUT,
         )
-        recipe = Recipe(Fields(fields), Decoder(decode), transform)
+        recipe = Recipe(Fields(fields), Decoder(decode, max_pixels=max_pixels), transform)
         self.sample_reader = SampleReader(ShardReader(self.manifest, self.cache), {0: recipe}, seed)
         self._replica = Replica.of(rank, num_replicas, mesh)
         self._request = EpochRequest()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from wdsdist.errors import ArgumentTypeError, DecodeError
+from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
 from wdsdist.samples.arrays import RawArray, read_npy, stacked_npy
 from wdsdist.samples.collate import Stacked
 from wdsdist.samples.images.decode import image_decoder
@@ -42,19 +42,24 @@ class Decoder:
     >>> Decoder({"txt": len, "bin": np.uint16})("txt", b"four")
     4
 
-    Raises `ArgumentError` for an image specification that does not exist.
+    Raises `ArgumentError` for an image specification that does not exist, and for ``max_pixels`` without one.
     """
 
-    def __init__(self, decode: Decode) -> None:
+    def __init__(self, decode: Decode, *, max_pixels: int | None = None) -> None:
         self._functions: dict[str, Callable[..., Any]] = {}
         self._image: Callable[[str, bytes], Any] | None = None
         self.is_raw = decode is None or decode is False
+        if max_pixels is not None and not isinstance(decode, str):
+            raise ArgumentError(
+                f"max_pixels is {max_pixels!r}, but decode is {decode!r}, which decodes no images itself: give it to "
+                f"the transforms that do, as in RandomResizedCrop(224, max_pixels={max_pixels!r})"
+            )
         if isinstance(decode, Mapping):
             self._functions = {str(extension).lower(): _function(extension, what) for extension, what in decode.items()}
         elif isinstance(decode, (bool, str)):
             self._functions = dict(_TABLE) if decode else {}
             if isinstance(decode, str):
-                self._image = image_decoder(decode)
+                self._image = image_decoder(decode, max_pixels=max_pixels)
         elif decode is not None:
             raise ArgumentTypeError(f"decode is {decode!r}: it can be None, True, a string or a mapping")
         self.is_seeded = any(map(is_seeded, self._functions.values()))
