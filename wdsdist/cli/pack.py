@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from wdsdist.distributed.run_once import Scope
     from wdsdist.packing import PackProgress
-    from wdsdist.packing.sources import OnError
     from wdsdist.shards.manifest import Manifest
 
 
@@ -65,6 +64,8 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
     callback=_pairs,
     help="Of a table, the member that a column becomes, as in image=jpg; __key__ for the key, nothing to leave it out.",
 )
+@click.option("--root", metavar="DIR", help="Of a table, the folder that paths in it start from.  [default: its own]")
+@click.option("--allow-outside", is_flag=True, help="Let paths in a table lead out of that folder. Trust it first.")
 @click.option(
     "--class-folders/--no-class-folders",
     default=None,
@@ -96,25 +97,13 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
 def pack(
     source: str,
     dest: str,
-    shard_bytes: int,
-    shard_samples: int | None,
-    workers: int | None,
     engine: str,
     address: str | None,
     seed: int | None,
     no_shuffle: bool,
-    kind: str | None,
-    columns: dict[str, str] | None,
-    class_folders: bool | None,
-    encode: str | None,
-    max_side: int | None,
-    max_pixels: int | None,
-    quality: int | None,
-    compress: str | None,
-    overwrite: bool,
-    on_error: OnError,
     scope: Scope,
     quiet: bool,
+    **given: Any,
 ) -> None:
     """Pack SOURCE into shards in DEST, a folder or a URL.
 
@@ -143,22 +132,7 @@ def pack(
         def pack(source: str, dest: str, options: dict[str, Any]) -> Manifest:
             return run(source, dest, progress=show, executor=executor, **options)
 
-        options = {
-            "shard_bytes": shard_bytes,
-            "shard_samples": shard_samples,
-            "workers": workers,
-            "shuffle_seed": None if no_shuffle else "auto" if seed is None else seed,
-            "kind": kind,
-            "class_folders": class_folders,
-            "columns": columns,
-            "encode": encode,
-            "max_side": max_side,
-            "max_pixels": max_pixels,
-            "quality": quality,
-            "compress": compress,
-            "overwrite": overwrite,
-            "on_error": on_error,
-        }
+        options = {**given, "shuffle_seed": None if no_shuffle else "auto" if seed is None else seed}
         manifest = launched.once(pack, (source, dest, options), scope=scope, directory=dest, quiet=quiet)
     if not quiet:
         _sum_up(manifest, last, time.monotonic() - began)

@@ -44,6 +44,8 @@ def pack(
     kind: str | None = None,
     class_folders: bool | None = None,
     columns: Mapping[str, str] | None = None,
+    root: str | os.PathLike[str] | None = None,
+    allow_outside: bool = False,
     encode: Encode | str | None = None,
     max_side: int | None = None,
     max_pixels: int | None = None,
@@ -89,6 +91,9 @@ def pack(
             by default, when ``source`` looks like a folder of class folders with images.
         columns: of a table, the member that each column becomes, such as ``{"image": "jpg"}``; columns that are not
             named follow the rules of `wdsdist.packing.sources.mapping`.
+        root: of a table, the local folder that the paths in it start from; by default the folder of the table. A path
+            that leads out of it, by ``..``, from the root of the file system or through a link, is an error.
+        allow_outside: of a table, whether its paths may lead anywhere. Only for tables that you trust.
         encode: for what Python makes, a function from an item to a sample: a dict of members by extension, and perhaps
             ``"__key__"``, which is else the item's number. A second parameter without a default, or named ``index``,
             gets that number. It may be given by name, as ``my_module:encode``. By default the items are samples
@@ -156,7 +161,15 @@ def pack(
         max_pixels=max_pixels,
     )
     place = Place(storage.normalise(dest), dict(storage_options or {}))
-    about = SourceOptions(kind=kind, class_folders=class_folders, columns=columns, encode=encode, on_error=on_error)
+    about = SourceOptions(
+        kind=kind,
+        class_folders=class_folders,
+        columns=columns,
+        root=root,
+        allow_outside=allow_outside,
+        encode=encode,
+        on_error=on_error,
+    )
     if source_storage_options is None and _share_options(source, place):
         source_storage_options = storage_options
     found = sources.find(source, about, scratch=place.folder, storage_options=source_storage_options)
@@ -164,14 +177,18 @@ def pack(
         _check_order(found, shuffle_seed)
         options = replace(options, shuffle_seed=None)
     _refuse(found, place, executor)
-    found = _reencoded(found, options)
-    job = Job(kind=found.kind, location=found.location, fingerprint=found.fingerprint(), options=options)
     how = Writing(workers=workers, executor=executor, on_error=on_error, progress=progress)
+    return _run(_reencoded(found, options), place, options, how, overwrite=overwrite)
+
+
+def _run(found: Source | Stream, place: Place, options: PackOptions, how: Writing, *, overwrite: bool) -> Manifest:
+    """Write the shards of a source and their index, or find that an earlier run did."""
+    job = Job(kind=found.kind, location=found.location, fingerprint=found.fingerprint(), options=options)
     # Looked for before the lock is taken: a finished data set may lie where nothing can be written any more.
-    if (done := destination.finished(place, job, on_error)) is not None:
+    if (done := destination.finished(place, job, how.on_error)) is not None:
         return done
     with destination.locked(place):  # the process that held it before us may have finished the very job
-        if (done := destination.finished(place, job, on_error)) is not None:
+        if (done := destination.finished(place, job, how.on_error)) is not None:
             return done
         shards = _write(found, place, job, how, overwrite=overwrite)
         destination.tidy(place)  # a cluster goes on without a worker that was killed in the middle of a shard

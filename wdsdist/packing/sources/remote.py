@@ -144,6 +144,8 @@ def _file(
             raise type(error)(f"{where}, of which nothing but {entry.name} was fetched: {problem}") from error
 
     state = f"{entry}\0{options.kind}\0{options.class_folders}\0{options.columns}"
+    if options.root is not None or options.allow_outside:
+        state += f"\0{options.root}\0{options.allow_outside}"
     return DeferredSource("remote", where, state, options.scratch, make)
 
 
@@ -151,8 +153,9 @@ def _folder(url: str, options: SourceOptions) -> RemoteFolder:
     where = storage.shown(url)
     if options.kind not in (None, "folder"):
         raise SourceError(f"{where} is a remote folder, not of the kind {options.kind!r}")
-    if options.columns:
-        raise ArgumentError(f"columns is {options.columns!r}, but {where} is a folder, not a table")
+    for name in ("columns", "root", "allow_outside"):
+        if name in options.given():
+            raise ArgumentError(f"{name} is {getattr(options, name)!r}, but {where} is a folder, not a table")
     tree = Tree(where, options.on_error, keep_root=True)
     entries = storage.listing(url, options.storage_options)
     if not entries:
