@@ -58,20 +58,22 @@ class Finder:
         is.
         """
         path = os.path.join(self.root, value)  # noqa: PTH118 - a Path for each of millions of files is slow
-        if self.allow_outside or lies_below(self._real_folder(self.root), self._real_path(path)):
+        if self.allow_outside or self._real_path(path).startswith(self._real_folder(self.root)):
             return path
         return None
 
     def _real_path(self, path: str) -> str:
-        folder, name = os.path.split(path)
-        if name in ("", ".", "..") or _is_link(path):
+        folder, _, name = path.rpartition("/")
+        if name in ("", ".", "..") or not _is_itself(path):
             return os.path.realpath(path)
-        return f"{self._real_folder(folder)}/{name}"
+        return self._real_folder(folder) + name
 
     def _real_folder(self, folder: str) -> str:
-        if folder not in self._real:
-            self._real[folder] = os.path.realpath(folder)
-        return self._real[folder]
+        """Return a folder without links, with a slash at its end."""
+        found = self._real.get(folder)
+        if found is None:
+            found = self._real[folder] = os.path.join(os.path.realpath(folder or "/"), "")  # noqa: PTH118
+        return found
 
 
 def lies_below(folder: str, path: str) -> bool:
@@ -85,8 +87,9 @@ def lies_below(folder: str, path: str) -> bool:
     return path.startswith(f"{folder.rstrip('/')}/")
 
 
-def _is_link(path: str) -> bool:
+def _is_itself(path: str) -> bool:
+    """Say whether something lies at a path that is no link."""
     try:
-        return stat.S_ISLNK(os.lstat(path).st_mode)
+        return not stat.S_ISLNK(os.lstat(path).st_mode)
     except (OSError, ValueError):
-        return False  # what is not there is an error when it is looked up
+        return False
