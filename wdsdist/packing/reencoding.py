@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError, DecodeError, SourceError
 from wdsdist.packing.reading import whole
 from wdsdist.packing.sources import Blocks, BrokenPayload, LeftOut, Payload, Sample, Source, Stream, blocks_of

@@ -21,6 +21,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import MOST_PROCESSES, check_integer
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.permutation import mix_key, mix_keys, permute, shuffled, torch_randperm
