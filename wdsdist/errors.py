@@ -73,6 +73,10 @@ class IndexFormatError(WdsdistError, ValueError):
     """An index is damaged, of an unknown version, or not an index at all."""
 
 
+class ManifestError(IndexFormatError):
+    """An ``index.json`` lists a shard that cannot be right, or that lies outside its own folder."""
+
+
 class ShardNotFoundError(WdsdistError, FileNotFoundError):
     """A shard that the index names is not there."""
 

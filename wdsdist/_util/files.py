@@ -44,6 +44,15 @@ def atomic_write(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
         raise
 
 
+def lies_in(path: Path, folder: Path) -> bool:
+    """Say whether a file that is written to a path comes to lie in a folder or below it, once links are followed.
+
+    Of a path's last name no link is followed, for writing replaces that.
+    """
+    parent, root = (Path(os.path.realpath(one)) for one in (path.parent, folder))
+    return parent.is_relative_to(root)
+
+
 def _umask() -> int:
     with _UMASK:  # two threads that look at the same time would leave each other's value behind
         mask = os.umask(0o022)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wdsdist.cli.opening import allow_elsewhere, opened
 from wdsdist.cli.output import say, say_json
 from wdsdist.cli.sizes import contents, human
 
@@ -61,6 +62,7 @@ def _dtypes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     "--step", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Milliseconds of training a batch."
 )
 @click.option("--cache-dir", type=click.Path(file_okay=False), help="Where remote shards are kept.")
+@allow_elsewhere
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def bench(
     shards: tuple[str, ...], workers: list[int], batch_size: int, seconds: float, step: float, as_json: bool, **how: Any
@@ -97,18 +99,18 @@ def _dataset(
     crop: int | None,
     dtypes: dict[str, Any],
     cache_dir: str | None,
+    allow_elsewhere: bool,
 ) -> StreamingDataset:
     if sum(map(bool, (decode, crop or dtypes))) > 1:
         raise click.UsageError("give either --decode, or --crop and --dtype")
     from wdsdist.loader.dataset import StreamingDataset
     from wdsdist.samples.images.transforms import RandomResizedCrop
-    from wdsdist.shards.open import open as open_shards
 
     how: Any = {"true": True, None: None}.get(decode, decode)
     if crop or dtypes:
         how = {**dtypes, **({extension: RandomResizedCrop(crop) for extension in _IMAGES} if crop else {})}
     return StreamingDataset(
-        open_shards(shards[0] if len(shards) == 1 else shards),
+        opened(shards, allow_elsewhere=allow_elsewhere),
         fields=fields.split(",") if fields else None,
         decode=how,
         cache_dir=cache_dir,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wdsdist.cli.opening import allow_elsewhere, opened
 from wdsdist.cli.output import say, say_json, write_member
 from wdsdist.cli.sizes import counted, human
 
@@ -20,10 +21,11 @@ _NAMED = 10  # classes that `info` names before it only counts
 
 @click.command()
 @click.argument("shards", nargs=-1, required=True)
+@allow_elsewhere
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def info(shards: tuple[str, ...], as_json: bool) -> None:
+def info(shards: tuple[str, ...], allow_elsewhere: bool, as_json: bool) -> None:
     """Say what SHARDS hold: samples, shards, bytes, fields and classes."""
-    manifest = _open(shards)
+    manifest = opened(shards, allow_elsewhere=allow_elsewhere)
     facts = _facts(manifest)
     if as_json:
         say_json(facts)
@@ -49,12 +51,13 @@ def info(shards: tuple[str, ...], as_json: bool) -> None:
 @click.argument("shards", nargs=-1, required=True)
 @click.option("--samples", is_flag=True, help="List samples instead: number, key, shard, fields with sizes.")
 @click.option("--limit", type=click.IntRange(min=0), help="Most lines to print.  [default: all]")
-def ls(shards: tuple[str, ...], samples: bool, limit: int | None) -> None:
+@allow_elsewhere
+def ls(shards: tuple[str, ...], samples: bool, limit: int | None, allow_elsewhere: bool) -> None:
     """List the shards, one on each line: name, samples, size. With --samples, list the samples.
 
     Columns are separated by tabs.
     """
-    manifest = _open(shards)
+    manifest = opened(shards, allow_elsewhere=allow_elsewhere)
     lines = _sample_lines(manifest) if samples else _shard_lines(manifest)
     for line in itertools.islice(lines, limit):
         say(*line)
@@ -64,7 +67,8 @@ def ls(shards: tuple[str, ...], samples: bool, limit: int | None) -> None:
 @click.argument("shards")
 @click.argument("sample")
 @click.argument("field", required=False)
-def cat(shards: str, sample: str, field: str | None) -> None:
+@allow_elsewhere
+def cat(shards: str, sample: str, field: str | None, allow_elsewhere: bool) -> None:
     """Write the data of one member, as it is stored, to standard output.
 
     SAMPLE is a key, or the number of a sample as `ls --samples` shows it; a key goes first where it could be either.
@@ -73,19 +77,13 @@ def cat(shards: str, sample: str, field: str | None) -> None:
     from wdsdist import storage
     from wdsdist.cli.lookup import find_sample, member
 
-    shard, number = find_sample(_open((shards,)), sample)
+    shard, number = find_sample(opened((shards,), allow_elsewhere=allow_elsewhere), sample)
     if field is None:
         say(shard.index.key(number), storage.shown(shard.name))
         for extension, _, size in shard.index.members(number):
             say(extension, human(size))
     else:
         write_member(member(shard, number, field), f"member {field!r} of sample {shard.index.key(number)!r}")
-
-
-def _open(shards: tuple[str, ...]) -> Manifest:
-    from wdsdist.shards.open import open as open_shards
-
-    return open_shards(shards[0] if len(shards) == 1 else shards)
 
 
 def _facts(manifest: Manifest) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wdsdist.cli.opening import allow_elsewhere
 from wdsdist.cli.output import say
 from wdsdist.cli.progress import meter
 from wdsdist.cli.sizes import byte_count, contents, counted, human
@@ -78,6 +79,7 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
 @click.option(
     "--compress", metavar="zst[:LEVEL]", help="Compress the shards, as .tar.zst.  [default level: 3, of 1 to 22]"
 )
+@allow_elsewhere
 @click.option("--overwrite", is_flag=True, help="Replace another data set that wdsdist packed into DEST.")
 @click.option(
     "--on-error",

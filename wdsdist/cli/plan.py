@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wdsdist.cli.opening import allow_elsewhere, opened
 from wdsdist.cli.output import say, say_json
 from wdsdist.cli.sizes import byte_count, human
 
@@ -39,6 +40,7 @@ _SHOWN = 8  # samples of a batch, and shards of a rank, that are printed before 
     "--keep-tail", is_flag=True, help="Keep last batches that are not full, as drop_last=False of the loader."
 )
 @click.option("--rank", type=int, help="Show what this rank reads.")
+@allow_elsewhere
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw which shards ranks read (png, svg)."
@@ -73,7 +75,7 @@ def plan(rank: int | None, workers: int, as_json: bool, plot: Path | None, **opt
 def _world(
     *, shards: tuple[str, ...], num_shards: int | None, samples: int | None, shard_bytes: int, ranks: int,
     ranks_per_node: int, batch_size: int, epoch: int, seed: int, order: str, no_shuffle: bool,
-    shuffle_window: int | None, num_canonical_replicas: int | None, keep_tail: bool,
+    shuffle_window: int | None, num_canonical_replicas: int | None, keep_tail: bool, allow_elsewhere: bool,
 ) -> World:  # fmt: skip
     import numpy as np
 
@@ -85,9 +87,7 @@ def _world(
     if bool(shards) == bool(num_shards and samples):
         raise click.UsageError("give either SHARDS, or both --shards and --samples")
     if shards:
-        from wdsdist.shards.open import open as open_shards
-
-        manifest = open_shards(shards[0] if len(shards) == 1 else shards)
+        manifest = opened(shards, allow_elsewhere=allow_elsewhere)
         counts = manifest.counts
         sizes = np.maximum(manifest.sizes, manifest.tar_sizes)  # as they lie in the cache
         sizes = np.where(sizes < 0, shard_bytes, sizes)

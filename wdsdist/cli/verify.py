@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wdsdist.cli.opening import allow_elsewhere, opened
 from wdsdist.cli.output import say
 from wdsdist.cli.progress import meter
 from wdsdist.cli.sizes import contents
@@ -26,6 +27,7 @@ _DAMAGED = 1
 @click.option("--cached", is_flag=True, help="Of remote SHARDS, check the copies in this node's cache.")
 @click.option("--cache-dir", type=click.Path(path_type=Path), help="That cache.  [default: the user's]")
 @click.option("--workers", type=int, help="Processes that read.  [default: one for each core]")
+@allow_elsewhere
 @click.option("-q", "--quiet", is_flag=True, help="Print damage only.")
 @click.pass_context
 def verify(
@@ -37,6 +39,7 @@ def verify(
     cached: bool,
     cache_dir: Path | None,
     workers: int | None,
+    allow_elsewhere: bool,
     quiet: bool,
 ) -> None:
     """Read all of SHARDS and compare them with their indexes.
@@ -45,12 +48,11 @@ def verify(
     but by --repair, which replaces a damaged copy by one that has proved to be whole.
     """
     from wdsdist.diagnostics.verify import verify as run
-    from wdsdist.shards.open import open as open_shards
     from wdsdist.storage import shown as shown_location
 
     if source is not None and not repair:
         raise click.UsageError("--source says where --repair takes whole copies from: give both")
-    manifest = open_shards(shards[0] if len(shards) == 1 else shards)
+    manifest = opened(shards, allow_elsewhere=allow_elsewhere)
     with meter("verifying", quiet=quiet) as shown:
 
         def show(state: VerifyProgress) -> None:

@@ -97,6 +97,7 @@ def _mend(
     if storage.is_remote(task.location):
         raise _CannotRepairError("it lies in a store: upload a whole copy of it there")
     path = storage.local_path(task.location)
+    _check_place(manifest, number, task, path)
     if "tar" not in parts:
         if "index" in parts:
             tarindex.write_index(path, index_path(path, task.folder).parent)
@@ -120,6 +121,18 @@ def _mend(
     if not place.exists():
         tarindex.write_index(path, place.parent)
     return done
+
+
+def _check_place(manifest: Manifest, number: int, task: Task, path: Path) -> None:
+    """Raise an error where to mend a shard would write outside the data set's folder, and the user did not name it."""
+    part, _ = manifest.part(number)
+    if task.is_copy or part.is_named:
+        return
+    if storage.is_remote(part.base) or not storage.lies_in(path, storage.local_path(part.base)):
+        raise _CannotRepairError(
+            f"it lies outside {storage.shown(part.base)}, the data set's own folder, or behind a link out of that: "
+            f"mend it where it lies"
+        )
 
 
 def _replace(path: Path, whole: str, task: Task) -> None:

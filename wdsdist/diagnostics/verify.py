@@ -142,7 +142,8 @@ def find_tasks(manifest: Manifest, *, deep: bool, cached: bool, cache_dir: Path 
                 continue
             location = str(copy)
             listed = _decompressed(listed, copy) if listed.is_compressed else listed
-        tasks[number] = Task(location, listed, manifest.base, manifest.storage_options, deep, is_copy)
+        folder = manifest.part(number)[0].base
+        tasks[number] = Task(location, listed, folder, manifest.storage_options, deep, is_copy)
     return tasks
 
 

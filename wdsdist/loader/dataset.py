@@ -78,6 +78,7 @@ class StreamingDataset(IterableDataset[Any]):
         download_timeout: seconds in which a remote shard has to be had, all attempts and waiting included; by default
             300. The ``index.json`` too, for which the default is 30 from the first failure on.
         storage_options: passed to fsspec for remote shards.
+        allow_elsewhere: as of `wdsdist.open`, let the ``index.json`` name shards outside its own folder.
 
     Raises:
         IndexNotFoundError: ``shards`` is a folder without ``index.json``.
@@ -117,9 +118,15 @@ class StreamingDataset(IterableDataset[Any]):
         cache_limit: int | str | None = None,
         download_timeout: float | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        allow_elsewhere: bool = False,
     ) -> None:
         super().__init__()
-        self.manifest = catalog.open(shards, storage_options=storage_options, download_timeout=download_timeout)
+        self.manifest = catalog.open(
+            shards,
+            storage_options=storage_options,
+            download_timeout=download_timeout,
+            allow_elsewhere=allow_elsewhere,
+        )
         self.drop_last = bool(drop_last)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)

@@ -167,7 +167,8 @@ def _joined(
     Where any is a `StreamingDataset`, samples are made as each says.
     """
     labels = [_label(name) for _, name in sources]
-    opening = {name: options.get(name) for name in ("storage_options", "download_timeout")}
+    known = ("storage_options", "download_timeout", "allow_elsewhere")
+    opening = {name: options[name] for name in known if name in options}
     parts: list[Manifest] = []
     recipes: list[Mapping[int, Recipe]] = []
     for (source, _), label in zip(sources, labels, strict=True):

@@ -55,6 +55,7 @@ def pack(
     on_error: OnError = "raise",
     storage_options: Mapping[str, Any] | None = None,
     source_storage_options: Mapping[str, Any] | None = None,
+    allow_elsewhere: bool = False,
     progress: Callable[[PackProgress], None] | None = None,
 ) -> Manifest:
     """Turn a downloaded data set into WebDataset shards, once.
@@ -113,6 +114,7 @@ def pack(
         storage_options: passed to fsspec where ``dest`` or ``source`` is a URL; where both are, with different schemes,
             for ``dest`` alone, so that no store is shown another one's credentials.
         source_storage_options: passed to fsspec for ``source``, in place of ``storage_options``.
+        allow_elsewhere: of WebDataset shards, as of `wdsdist.open`.
         progress: called with a `PackProgress` before the first shard is written and after each.
 
     Returns the manifest, as `wdsdist.open` would.
@@ -169,6 +171,7 @@ def pack(
         allow_outside=allow_outside,
         encode=encode,
         on_error=on_error,
+        allow_elsewhere=allow_elsewhere,
     )
     if source_storage_options is None and _share_options(source, place):
         source_storage_options = storage_options

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ from wdsdist.shards.tar import is_tar
 
 _REMOTE_WORKERS = 16
 """Shards that are read from a store at once: what takes time there is waiting, not work."""
+
+_log = logging.getLogger("wdsdist")
 
 _NAME_A_FOLDER = "name a local folder for the indexes with `--output`"
 
@@ -76,6 +79,7 @@ def index(
         ShardDamagedError: a tar cannot be read without losing samples.
         ShardNotFoundError: a tar does not exist, or a folder holds none.
         IndexNotFoundError: a folder holds shards whose packing was cut off.
+        ManifestError: a tar has a name that no index.json may hold, such as one with a control character.
         IndexFormatError: the tars lie in several folders, or have the same name in the folder for their indexes.
         DestinationError: the indexes cannot be written.
         StorageError: a store cannot be read.
@@ -85,6 +89,8 @@ def index(
         check_integer("workers", workers, 1)
     locations = _tars(shards, storage_options, together=output is None)
     target = storage.split(locations[0])[0] if output is None else storage.normalise(output)
+    names = locations if output is not None else [storage.split(location)[1] for location in locations]
+    catalog.check_names(target, names, elsewhere=output is not None)
     if output is not None:
         _prepare(target, locations)
     elif storage.is_read_only(target):
@@ -92,16 +98,36 @@ def index(
     with _executor(locations, workers) as executor:
         sizes = list(executor.map(_size, locations, [storage_options] * len(locations)))
         found = _index_all(executor, locations, sizes, (target, storage_options), progress)
-    names = locations if output is not None else [storage.split(location)[1] for location in locations]
     manifest = Manifest.of(
         target,
         (Shard.of(name, one) for name, one in zip(names, found, strict=True)),
         name=storage.split(target)[1],
         extra={**_notes(found), **_classes(target, storage_options)},
         storage_options=dict(storage_options or {}),
+        is_named=output is not None,
     )
+    if output is not None:
+        _record(manifest)
     _save(manifest, target, storage_options)
     return manifest
+
+
+def _record(manifest: Manifest) -> None:
+    """Remember that the user named these locations, so that he may open what names them."""
+    try:
+        manifests.record(manifests.dumps(manifest))
+    except (DestinationError, ArgumentError, OSError) as error:
+        _log.warning("%s cannot be recorded as named by you: open it with allow_elsewhere=True (%s)", manifest, error)
+
+
+def _refuse_links(manifest: Manifest) -> None:
+    """Raise `DestinationError` where indexes beside the shards would lie outside the folder of their data set."""
+    for number in range(len(manifest.counts)):
+        part, location = manifest.part(number)[0], manifest.location(number)
+        if part.is_named or storage.is_remote(location):
+            continue
+        if storage.is_remote(part.base) or not storage.lies_in(Path(location), storage.local_path(part.base)):
+            raise DestinationError(f"{location} lies outside {storage.shown(part.base)}: {_NAME_A_FOLDER}")
 
 
 def _executor(
@@ -204,7 +230,7 @@ def _prepare(folder: str, locations: list[str]) -> None:
 def _classes(target: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the classes that the folder's present index.json names: no scan of the tars could find them again."""
     try:
-        known = manifests.load(storage.join(target, manifests.FILE_NAME), options).extra
+        known = manifests.load(storage.join(target, manifests.FILE_NAME), options, allow_elsewhere=True).extra
     except (IndexNotFoundError, IndexFormatError, StorageError):
         return {}
     return {"classes": known["classes"]} if "classes" in known else {}
@@ -227,6 +253,8 @@ def _tars(shards: Shards, options: Mapping[str, Any] | None, *, together: bool) 
     """Return the locations of the tars that are meant, all in one folder where they have to lie ``together``."""
     if isinstance(shards, Manifest):
         locations = [shards.location(number) for number in range(len(shards.counts))]
+        if together:
+            _refuse_links(shards)
     else:
         locations = catalog.expand(shards)
         if len(locations) == 1 and not is_tar(storage.split(locations[0])[1]):

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import mmap
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,13 +33,13 @@ def shard_index(path: Path, *, listed_in: str | None = None) -> ShardIndex:
 
     Raises `ShardNotFoundError` where there is no tar and `ShardDamagedError` where the tar is not as its index says.
     """
-    return known_index(path, listed_in=listed_in) or _scan_and_keep(path)
+    return known_index(path, listed_in=listed_in) or _scan_and_keep(path, listed_in)
 
 
 def known_index(path: Path, *, listed_in: str | None = None) -> ShardIndex | None:
     """Return the index of a local tar where there is one already. Raises what `shard_index` raises."""
     try:
-        size = path.stat().st_size
+        size = _regular(path).st_size
     except FileNotFoundError as error:
         raise ShardNotFoundError(f"shard {path} does not exist") from error
     places = [shardindex.beside(path), _cached(path)]
@@ -73,11 +74,22 @@ def scan_shard(path: Path, *, label: str = "", tar_size: int = -1) -> ShardIndex
         tar_size: bytes of the tar in a compressed one, where they are known.
     """
     label = label or str(path)
+    _regular(path)
     with decompressed(path, label=label, tar_size=tar_size) as tar, _mapped(tar, label) as content:
         members = tarformat.scan(content, label=label)
         digest = hashlib.sha256(content).hexdigest()
         index = shardindex.from_members(members, size=len(content), sha256=digest, label=label)
         return index if tar == path else dataclasses.replace(index, stored=stored(path))
+
+
+def _regular(path: Path) -> os.stat_result:
+    """Return what the system says of a file. To open a pipe that was put in its place would wait for ever."""
+    found = path.stat()
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+        raise ShardDamagedError(
+            f"shard {path} is a pipe or a device, not a file: remove it, and fetch or pack it again"
+        )
+    return found
 
 
 def stored(path: Path) -> Stored:
@@ -120,10 +132,13 @@ def _sizes_differ(path: Path, size: int, expected: int) -> str:
     )
 
 
-def _scan_and_keep(path: Path) -> ShardIndex:
+def _scan_and_keep(path: Path, listed_in: str | None) -> ShardIndex:
     found = scan_shard(path)
     content = shardindex.dumps(found)
-    for place in (shardindex.beside(path), _cached(path)):
+    places = [shardindex.beside(path), _cached(path)]
+    if listed_in and not storage.is_remote(listed_in) and not storage.lies_in(path, storage.local_path(listed_in)):
+        places.pop(0)  # a data set with a link to a folder must not make us write there
+    for place in places:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             # That of the cache is believed where this user alone can write it.

@@ -5,7 +5,7 @@ are made on first use in each process. Errors of the many back ends leave here a
 `StorageError` or ``FileNotFoundError`` with the location in the message, without its credentials.
 """
 
-from wdsdist._util.files import atomic_write, sha256
+from wdsdist._util.files import atomic_write, lies_in, sha256
 from wdsdist.storage.clients import StorageOptions
 from wdsdist.storage.copying import Connections, Transfer
 from wdsdist.storage.deadline import Deadline
@@ -32,6 +32,7 @@ __all__ = [
     "is_read_only",
     "is_remote",
     "join",
+    "lies_in",
     "listing",
     "local_path",
     "names",

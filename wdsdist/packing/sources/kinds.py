@@ -37,6 +37,9 @@ class SourceOptions:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     """Passed to fsspec where the source is a URL; kept out of every message, for they may hold credentials."""
 
+    allow_elsewhere: bool = False
+    """Whether the ``index.json`` of shards may name some outside its own folder."""
+
     def given(self) -> list[str]:
         """Return the names of the options that are for sources of some kinds only and ask for something."""
         return [name for name in ("class_folders", "columns", "root", "allow_outside", "encode") if getattr(self, name)]

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from wdsdist import storage
-from wdsdist.errors import IndexFormatError, IndexNotFoundError
+from wdsdist.errors import IndexFormatError, IndexNotFoundError, ManifestError
+from wdsdist.shards.manifest import entries, named
+from wdsdist.shards.manifest.entries import MOST, EntryElsewhereError, EntryError
 from wdsdist.shards.manifest.values import Manifest, Shard
 
 FILE_NAME = "index.json"
@@ -59,12 +61,19 @@ def save(manifest: Manifest, folder: Path) -> None:
 
 
 def load(
-    location: str, storage_options: Mapping[str, Any] | None = None, deadline: storage.Deadline | None = None
+    location: str,
+    storage_options: Mapping[str, Any] | None = None,
+    deadline: storage.Deadline | None = None,
+    *,
+    allow_elsewhere: bool = False,
 ) -> Manifest:
     """Return the manifest in a JSON file, trying again after passing faults until the deadline.
 
-    Raises `IndexNotFoundError` where there is none and `IndexFormatError` where it is no wids v1 index, or one that
-    contradicts itself.
+    This is where what a data set says of locations is checked, and nowhere else. ``allow_elsewhere`` lets it name
+    shards outside its own folder, which it may else only where `named.record` knows its bytes.
+
+    Raises `IndexNotFoundError` where there is none, `IndexFormatError` where it is no wids v1 index, or one that
+    contradicts itself, and `ManifestError` for an entry that cannot be right.
     """
     try:
         content = storage.read(location, storage_options, deadline=deadline)
@@ -74,34 +83,46 @@ def load(
         data = json.loads(content)
         if data["wids_version"] != 1:
             raise ValueError(f"wids_version is {data['wids_version']!r}")
-        shards = [
-            Shard(
-                _text(entry["url"]),
-                _count(entry["nsamples"]),
-                _count(entry.get("filesize", -1), -1),
-                str(entry.get("sha256", "")),
-                _count(entry.get("tarsize", -1), -1),
-            )
-            for entry in data["shardlist"]
-        ]
+        folder, is_named = storage.split(location)[0], False
+        try:
+            base, shards = entries.parse(data, folder)
+        except EntryElsewhereError:
+            is_named = named.is_recorded(content)
+            if not (is_named or allow_elsewhere):
+                raise
+            base, shards = entries.parse(data, folder, elsewhere=True)
         extra = _notes(data.get("wdsdist", {}))
         extra.pop("version", None)
         stated = extra.pop("num_samples", None)
         found = sum(shard.num_samples for shard in shards)
         if stated is not None and stated != found:
             raise ValueError(f"it promises {stated:,} samples and lists {found:,}")
-        if found >= 1 << 62 or sum(max(shard.size, 0) + max(shard.tar_size, 0) for shard in shards) >= 1 << 62:
+        if found > MOST or sum(max(shard.size, 0) + max(shard.tar_size, 0) for shard in shards) > MOST:
             raise OverflowError("it lists more than 64-bit numbers can count")
         _check_widths(shards, len(content))
-        base = str(data.get("base") or storage.split(location)[0])
         return Manifest.of(
-            base, shards, name=str(data.get("name", "")), extra=extra, storage_options=dict(storage_options or {})
+            base,
+            shards,
+            name=str(data.get("name", "")),
+            extra=extra,
+            storage_options=dict(storage_options or {}),
+            is_named=is_named,
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        reason = f"no {error}" if isinstance(error, KeyError) else error
-        raise IndexFormatError(
-            f"{storage.shown(location)} is not a wids v1 index ({reason}): make it anew with `wdsdist index`"
-        ) from error
+        raise _refused(location, error) from error
+
+
+def _refused(location: str, error: Exception) -> IndexFormatError:
+    """Return the error that says what is wrong with an index, and what to do."""
+    where = storage.shown(location)
+    if isinstance(error, EntryElsewhereError):
+        return ManifestError(
+            f"{where}: {error}, and a data set may name only what lies in its own folder: if you know where it leads "
+            f"and want that, open it with allow_elsewhere=True (--allow-elsewhere)"
+        )
+    kind = ManifestError if isinstance(error, EntryError) else IndexFormatError
+    reason = f"no {error}" if isinstance(error, KeyError) else error
+    return kind(f"{where} is not a wids v1 index ({reason}): make it anew with `wdsdist index`")
 
 
 def _notes(found: Any) -> dict[str, Any]:
@@ -142,18 +163,6 @@ _NOTED = (
 
 def _check_widths(shards: list[Shard], length: int) -> None:
     """Names are kept in an array as wide as the longest: one long name must not make it fill the memory."""
-    longest = max((max(len(shard.name), len(shard.sha256)) for shard in shards), default=0)
+    longest = max((len(shard.name) for shard in shards), default=0)
     if longest * len(shards) > _WIDEST and longest * len(shards) > _WIDER * length:
         raise ValueError(f"one of its {len(shards):,} names has {longest:,} letters")
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{value!r} is not a path or URL")
-    return value
-
-
-def _count(value: Any, least: int = 0) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{value!r} is not a count")
-    return value

@@ -71,6 +71,9 @@ class Manifest:
     """What the packer noted, such as ``classes`` and ``source``."""
     storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
     """Passed to fsspec; kept out of every message, for they may hold credentials."""
+    is_named: bool = False
+    """Whether the user named the shards himself, in a list or to `wdsdist.index`, so that they may lie outside the base
+    and be mended there."""
 
     @classmethod
     def of(cls, base: str, shards: Iterable[Shard], **more: Any) -> Manifest:
@@ -186,6 +189,7 @@ class Manifest:
             self.name,
             {name: note for name, note in self.extra.items() if name not in _NOTES_ON_ALL},
             self.storage_options,
+            self.is_named,
         )
 
     @functools.cached_property
