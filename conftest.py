@@ -22,7 +22,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 @pytest.fixture(autouse=True)
 def user_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's cache directory, and that of what he decided, new for each test: no test sees what another, or the user, has kept."""
+    """The user's cache directory, new for each test: no test sees what another, or the user, has kept or decided."""
     folder = tmp_path_factory.mktemp("user-cache")
     monkeypatch.setenv("WDSDIST_CACHE_DIR", str(folder))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("user-config")))

@@ -29,6 +29,8 @@ class Web:
         """Bytes of file contents sent so far."""
         self.bytes_of: Counter[str] = Counter()
         """The same for each file, by its name."""
+        self.asked: list[str] = []
+        """The path of each request, as it came."""
         self.url = ""
 
 
@@ -57,6 +59,8 @@ def served(folder: Path, *, ranges: bool = True) -> Iterator[Web]:
             self._answer(with_body=True)
 
         def _answer(self, *, with_body: bool) -> None:
+            with lock:
+                web.asked.append(self.path)
             path = folder / self.path.partition("?")[0].lstrip("/")
             if not path.is_file():
                 self.send_error(404)

@@ -197,7 +197,7 @@ def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
     problems: list[tuple[Part, str]] = []
     scanned = None
     try:
-        size = path.stat().st_size
+        size = tarindex.regular(path).st_size
         if listed.size >= 0 and size != listed.size:
             how = "short of" if size < listed.size else "longer than"
             gap = f"is {abs(size - listed.size):,} bytes {how} what index.json gives ({listed.size:,})"
@@ -208,6 +208,8 @@ def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
                 problems += [("member", problem) for problem in undecodable_members(tar, scanned)]
     except FileNotFoundError:
         problems.append(("tar", "is not there: fetch it, or pack again, which writes what is missing"))
+    except ShardDamagedError as error:
+        problems.append(("tar", str(error).removeprefix(f"shard {path} ")))
     except OSError as error:
         problems.append(("tar", f"cannot be read: {error.strerror or error}"))
     problem = _check_index(index_path(path, task.folder), listed, scanned)

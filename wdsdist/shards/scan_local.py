@@ -39,7 +39,7 @@ def shard_index(path: Path, *, listed_in: str | None = None) -> ShardIndex:
 def known_index(path: Path, *, listed_in: str | None = None) -> ShardIndex | None:
     """Return the index of a local tar where there is one already. Raises what `shard_index` raises."""
     try:
-        size = _regular(path).st_size
+        size = regular(path).st_size
     except FileNotFoundError as error:
         raise ShardNotFoundError(f"shard {path} does not exist") from error
     places = [shardindex.beside(path), _cached(path)]
@@ -74,7 +74,7 @@ def scan_shard(path: Path, *, label: str = "", tar_size: int = -1) -> ShardIndex
         tar_size: bytes of the tar in a compressed one, where they are known.
     """
     label = label or str(path)
-    _regular(path)
+    regular(path)
     with decompressed(path, label=label, tar_size=tar_size) as tar, _mapped(tar, label) as content:
         members = tarformat.scan(content, label=label)
         digest = hashlib.sha256(content).hexdigest()
@@ -82,8 +82,11 @@ def scan_shard(path: Path, *, label: str = "", tar_size: int = -1) -> ShardIndex
         return index if tar == path else dataclasses.replace(index, stored=stored(path))
 
 
-def _regular(path: Path) -> os.stat_result:
-    """Return what the system says of a file. To open a pipe that was put in its place would wait for ever."""
+def regular(path: Path) -> os.stat_result:
+    """Return what the system says of a file. To open a pipe that was put in its place would wait for ever.
+
+    Raises `ShardDamagedError` for a pipe or a device, ``FileNotFoundError`` where there is nothing.
+    """
     found = path.stat()
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
         raise ShardDamagedError(
