@@ -121,6 +121,10 @@ class StateMismatchError(WdsdistError, ValueError):
     """A loader's state belongs to another data set, seed or order."""
 
 
+class DataMismatchError(WdsdistError, RuntimeError):
+    """Ranks of one job read different versions of a data set."""
+
+
 class LoaderStateError(WdsdistError, RuntimeError):
     """A loader or one of its iterators was used in a way that would lose or repeat samples."""
 

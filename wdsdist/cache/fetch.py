@@ -59,7 +59,7 @@ class Wanted:
         self._location = manifest.location(number)
         self._is_remote = storage.is_remote(self._location)
         self.shown = storage.shown(self._location)
-        self._options = manifest.storage_options
+        self._options = manifest.client_options
         name = storage.split(storage.beside(self._location, shardindex.SUFFIX))[1]
         self._listed_index = None if storage.is_remote(manifest.base) else storage.local_path(manifest.base) / name
         """Where its index may stand beside the index.json that lists it."""

@@ -115,12 +115,11 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
 
 
 def _shard_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
-    from wdsdist import storage
 
     for number in range(len(manifest.counts)):
         shard = manifest.shard(number)
         size = human(shard.size) if shard.size >= 0 else "size unknown"
-        yield storage.shown(shard.name), counted(shard.num_samples, "sample"), size
+        yield manifest.shown_name(number), counted(shard.num_samples, "sample"), size
 
 
 def _sample_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:

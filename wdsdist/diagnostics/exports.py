@@ -110,10 +110,10 @@ def export(
     if format not in _WRITERS:
         raise ArgumentError(f"format is {format!r}: it can be {', '.join(map(repr, _WRITERS))}")
     manifest = catalog.open(shards)
-    for shard in manifest.shards:
+    for number, shard in enumerate(manifest.shards):
         if shard.is_compressed and not (format == "timm" and _STREAMED.search(shard.name)):
             raise ArgumentError(
-                f"{format} cannot read {shard.name}, which is compressed: decompress it to a plain .tar"
+                f"{format} cannot read {manifest.shown_name(number)}, which is compressed: decompress it to a plain .tar"
             )
     target = storage.normalise(output) if output is not None else manifest.base
     if storage.is_remote(target):

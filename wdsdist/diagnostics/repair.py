@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,11 @@ def repair(
     shard, so it stays.
 
     Args:
-        shards, cached, cache_dir, storage_options: as they were given to `wdsdist.verify`.
+        shards, cached, cache_dir: as they were given to `wdsdist.verify`.
         damage: what it returned.
         source: a folder or URL that holds whole shards of the same names.
+        storage_options: as they were given to `wdsdist.verify`. A ``source`` in another store gets none of them, unless
+            they say so by store; where ``shards`` is local, they are for ``source``.
 
     >>> import tempfile, pathlib
     >>> from wdsdist.packing import pack
@@ -68,13 +70,16 @@ def repair(
     [Repair(shard='shard-000000.tar', done=True, what='indexed anew')]
     """
     manifest = catalog.open(shards, storage_options=storage_options)
+    if source is not None and not manifest.client_options.stores:
+        given = storage_options or manifest.storage_options
+        manifest = replace(manifest, storage_options=dict(given), stores=(os.fspath(source),))
     by_shard: dict[int, set[str]] = {}
     for one in damage:
         by_shard.setdefault(one.number, set()).add(one.part)
     tasks = find_tasks(manifest, deep=False, cached=cached, cache_dir=cache_dir)
     repairs = []
     for number, parts in by_shard.items():
-        name = manifest.shard(number).name
+        name = manifest.shown_name(number)
         try:
             done = _mend(manifest, number, tasks[number], parts, source=source, cache_dir=cache_dir)
             left = check(tasks[number], number)

@@ -57,12 +57,14 @@ class VerifyProgress:
 class Task:
     """One shard to check."""
 
+    name: str
+    """As it may be shown."""
     location: str
     """Where it lies, local or remote."""
     listed: Shard
     folder: str
     """Where the index.json that lists it stands."""
-    options: Mapping[str, Any]
+    options: storage.StorageOptions
     deep: bool
     is_copy: bool = False
     """Whether it is the cached copy of a remote shard."""
@@ -142,8 +144,9 @@ def find_tasks(manifest: Manifest, *, deep: bool, cached: bool, cache_dir: Path 
                 continue
             location = str(copy)
             listed = _decompressed(listed, copy) if listed.is_compressed else listed
-        folder = manifest.part(number)[0].base
-        tasks[number] = Task(location, listed, folder, manifest.storage_options, deep, is_copy)
+        part = manifest.part(number)[0]
+        name = manifest.shown_name(number)
+        tasks[number] = Task(name, location, listed, part.base, part.client_options, deep, is_copy)
     return tasks
 
 
@@ -173,7 +176,7 @@ def check(task: Task, number: int = 0) -> list[Damage]:
                 problems = [("tar", "is not there: upload it again")]
             except StorageError as error:
                 problems = [("tar", f"cannot be had: {error}")]
-    return [Damage(task.listed.name, problem, part, number) for part, problem in problems]
+    return [Damage(task.name, problem, part, number) for part, problem in problems]
 
 
 def _fetch(task: Task, path: Path) -> None:

@@ -162,7 +162,7 @@ def pack(
         compress=compression.checked(compress),
         max_pixels=max_pixels,
     )
-    place = Place(storage.normalise(dest), dict(storage_options or {}))
+    place = Place(storage.normalise(dest), storage.named(storage_options, [os.fspath(dest)]))
     about = SourceOptions(
         kind=kind,
         class_folders=class_folders,
@@ -209,7 +209,9 @@ def _check_arguments(
 
 
 def _share_options(source: object, place: Place) -> bool:
-    """Say whether the same storage options are for both: they are of one store, or only one of them is a URL."""
+    """Say whether the same storage options are for both: of one scheme, or only one is a URL, or they tell stores."""
+    if place.options.is_by_store:
+        return True
     one = source[0] if isinstance(source, (list, tuple)) and source else source
     if place.folder is not None or not isinstance(one, (str, os.PathLike)):
         return True

@@ -39,9 +39,12 @@ def open(  # noqa: A001
             such as ``train-{000..127}.tar``; a list of tars; or a `Manifest`, which is returned as it is. Tars named
             one by one need no ``index.json``: those without an index are scanned once. They may be compressed by
             gzip, bzip2, xz or zstd.
-        storage_options: passed to fsspec for URLs.
+        storage_options: passed to fsspec for URLs: those of the stores that ``shards`` names, each of a list. Shards
+            that the index lists at another host, bucket or scheme are read without. A mapping from stores to options,
+            such as ``{"s3://bucket": {"anon": True}}``, says of each store what it gets.
         download_timeout: seconds in which a remote ``index.json`` has to be had, all attempts included; by default it
-            is asked for again until 30 seconds after the first failure.
+            is asked for again until 30 seconds after the first failure. Where its store does not answer by then, the
+            copy that this user read last is used, with a warning.
         allow_elsewhere: let the ``index.json`` name shards outside its own folder: on other hosts, in other buckets,
             by absolute paths or ``..``. Look at what it names before. What you named to `wdsdist.index` needs it not.
 
@@ -60,12 +63,12 @@ def open(  # noqa: A001
         return _open_tars(locations, storage_options, deadline, allow_elsewhere=allow_elsewhere)
     location = locations[0]
     if location.endswith(".json"):
-        return manifests.load(location, storage_options, deadline, allow_elsewhere=allow_elsewhere)
+        return manifests.load(location, storage_options, deadline, keep=True, allow_elsewhere=allow_elsewhere)
     index = storage.join(location, manifests.FILE_NAME)
     try:
-        return manifests.load(index, storage_options, deadline, allow_elsewhere=allow_elsewhere)
+        return manifests.load(index, storage_options, deadline, keep=True, allow_elsewhere=allow_elsewhere)
     except IndexNotFoundError:
-        raise _no_index(location, storage_options) from None
+        raise _no_index(location, storage.named(storage_options, locations)) from None
 
 
 def expand(shards: Location | Iterable[Location]) -> list[str]:
@@ -107,7 +110,7 @@ def _open_tars(
     folder = storage.split(locations[0])[0]
     try:
         index = storage.join(folder, manifests.FILE_NAME)
-        known = manifests.load(index, options, deadline, allow_elsewhere=allow_elsewhere)
+        known = manifests.load(index, options, deadline, named=locations, keep=True, allow_elsewhere=allow_elsewhere)
         numbers = {known.location(number): number for number in range(len(known.counts))}
         return known.select(numbers[location] for location in locations)
     except (IndexNotFoundError, KeyError):
@@ -126,7 +129,7 @@ def _open_tars(
     return Manifest.of(folder, shards, name=Path(folder).name, is_named=True)
 
 
-def tars_in(folder: str, options: Mapping[str, Any] | None = None) -> list[str]:
+def tars_in(folder: str, options: storage.StorageOptions | None = None) -> list[str]:
     """Return the locations of the tars in a folder; hidden files, such as what is half written, are none.
 
     Raises `IndexNotFoundError` for a folder that packing has not finished: others of its shards are not there yet.
@@ -152,7 +155,7 @@ def check_names(folder: str, names: list[str], *, elsewhere: bool = False) -> No
             raise ManifestError(f"the tar {storage.shown(name)!a} {error}: rename it") from None
 
 
-def _no_index(location: str, options: Mapping[str, Any] | None) -> IndexNotFoundError:
+def _no_index(location: str, options: storage.StorageOptions) -> IndexNotFoundError:
     where = storage.shown(location)
     if not storage.exists(location, options):
         return IndexNotFoundError(f"{where} does not exist")

@@ -6,11 +6,11 @@ An archive or a table is read at many places, so it becomes a temporary local fi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 from urllib.parse import unquote
 
 from wdsdist import storage
@@ -34,10 +34,9 @@ class RemoteSamples:
     """Some samples of a remote folder."""
 
     taken: Taken
-    urls: dict[int, str]
+    urls: dict[int, str] = field(repr=False)
     """Of the samples' files, by their number in the listing."""
-    options: Mapping[str, Any] | None = field(repr=False)
-    """Passed to fsspec."""
+    options: storage.StorageOptions = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.taken)
@@ -68,7 +67,7 @@ def _arrived(key: str, members: list[tuple[str, bytes | Future[Payload]]]) -> Sa
     return key, [(extension, one if isinstance(one, bytes) else one.result()) for extension, one in members]
 
 
-def _fetched(wanted: RangePayload, options: Mapping[str, Any] | None) -> Payload:
+def _fetched(wanted: RangePayload, options: storage.StorageOptions) -> Payload:
     """Return the bytes of one file; a store that does not answer is an error of packing, not of the sample."""
     where = storage.shown(wanted.path)
     try:
@@ -86,13 +85,12 @@ class RemoteFolder(OfListing):
     """All samples of a remote folder."""
 
     location: str
-    url: str
+    url: str = field(repr=False)
     """The location with its credentials."""
     listed: Listed
     """A file's place is its number in ``entries``."""
     entries: list[storage.Entry]
-    options: Mapping[str, Any] | None = field(repr=False)
-    """Passed to fsspec."""
+    options: storage.StorageOptions = field(repr=False)
     kind: str = "folder"
 
     def fingerprint(self) -> str:
@@ -116,12 +114,17 @@ def find(url: str, options: SourceOptions, find_local: Callable[[Path, SourceOpt
     location = storage.normalise(url)
     if not url.endswith("/") and Path(storage.split(location)[1]).suffix:
         try:
-            entry = storage.entry(location, options.storage_options)
+            entry = storage.entry(location, _bound(location, options))
         except FileNotFoundError as error:
             raise SourceNotFoundError(f"{storage.shown(location)} does not exist") from error
         if not entry.is_folder:
             return _file(location, entry, options, find_local)
     return _folder(location, options)
+
+
+def _bound(url: str, options: SourceOptions) -> storage.StorageOptions:
+    """Return the options of clients for the store of the source: what its listing names elsewhere gets none."""
+    return storage.named(options.storage_options, [url])
 
 
 def _file(
@@ -132,7 +135,7 @@ def _file(
     def make(scratch: Path) -> Source:
         path = scratch / entry.name
         try:
-            storage.fetch(url, path, options.storage_options)
+            storage.fetch(url, path, _bound(url, options))
         except ShardNotFoundError as error:
             raise SourceNotFoundError(f"{where} does not exist") from error
         if entry.size not in (-1, path.stat().st_size):
@@ -157,7 +160,8 @@ def _folder(url: str, options: SourceOptions) -> RemoteFolder:
         if name in options.given():
             raise ArgumentError(f"{name} is {getattr(options, name)!r}, but {where} is a folder, not a table")
     tree = Tree(where, options.on_error, keep_root=True)
-    entries = storage.listing(url, options.storage_options)
+    bound = _bound(url, options)
+    entries = storage.listing(url, bound)
     if not entries:
         raise SourceNotFoundError(f"{where} does not exist, holds no file, or cannot be reached")
     _refuse_archives_and_tables(where, [entry.name for entry in entries if "/" not in entry.name])
@@ -167,7 +171,7 @@ def _folder(url: str, options: SourceOptions) -> RemoteFolder:
         if "?" not in entry.name or not url.startswith("http"):
             problem = "" if entry.size >= 0 else "has a size that its store does not tell: download it first"
             tree.add(name, max(entry.size, 0), number, problem)
-    return RemoteFolder(where, url, tree.listed(options), entries, options.storage_options)
+    return RemoteFolder(where, url, tree.listed(options), entries, bound)
 
 
 def _refuse_archives_and_tables(where: str, names: list[str]) -> None:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from wdsdist import storage
 from wdsdist.errors import IndexFormatError, IndexNotFoundError, ManifestError
-from wdsdist.shards.manifest import entries, named
+from wdsdist.shards.manifest import entries, remote
 from wdsdist.shards.manifest.entries import MOST, EntryElsewhereError, EntryError
+from wdsdist.shards.manifest.named import is_recorded
 from wdsdist.shards.manifest.values import Manifest, Shard
 
 FILE_NAME = "index.json"
@@ -39,19 +40,9 @@ def dumps(manifest: Manifest) -> bytes:
         if shard.tar_size >= 0:
             entry["tarsize"] = shard.tar_size
         listed.append(entry)
-    return (
-        json.dumps(
-            {
-                "__kind__": _KIND,
-                "wids_version": 1,
-                "name": manifest.name,
-                "shardlist": listed,
-                "wdsdist": {"version": 1, "num_samples": manifest.num_samples, **manifest.extra},
-            },
-            indent=1,
-        )
-        + "\n"
-    ).encode()
+    own = {"version": 1, "num_samples": manifest.num_samples, remote.DIGEST: remote.BLANK, **manifest.extra}
+    data = {"__kind__": _KIND, "wids_version": 1, "name": manifest.name, "shardlist": listed, "wdsdist": own}
+    return remote.with_digest(f"{json.dumps(data, indent=1)}\n".encode())
 
 
 def save(manifest: Manifest, folder: Path) -> None:
@@ -62,23 +53,43 @@ def save(manifest: Manifest, folder: Path) -> None:
 
 def load(
     location: str,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, Any] | storage.StorageOptions | None = None,
     deadline: storage.Deadline | None = None,
     *,
+    named: Iterable[str] = (),
+    keep: bool = False,
     allow_elsewhere: bool = False,
 ) -> Manifest:
     """Return the manifest in a JSON file, trying again after passing faults until the deadline.
 
-    This is where what a data set says of locations is checked, and nowhere else. ``allow_elsewhere`` lets it name
-    shards outside its own folder, which it may else only where `named.record` knows its bytes.
+    This is where what a data set says of locations is checked, and nowhere else.
+
+    Args:
+        location: of the file.
+        storage_options: for its store and for those of ``named``.
+        deadline: until when; by default until 30 seconds after the first failure.
+        named: locations that the user named beside this one, whose stores are to have the options too.
+        keep: whether a copy is kept, of what a store holds, for times in which the store is away.
+        allow_elsewhere: let it name shards outside its own folder, which it may else only where
+            `wdsdist.shards.manifest.named.record` knows its bytes.
 
     Raises `IndexNotFoundError` where there is none, `IndexFormatError` where it is no wids v1 index, or one that
     contradicts itself, and `ManifestError` for an entry that cannot be right.
     """
+    options = storage.named(storage_options, [location, *named])
+
+    def parse(content: bytes) -> Manifest:
+        return _parsed(content, location, options, allow_elsewhere=allow_elsewhere)
+
     try:
-        content = storage.read(location, storage_options, deadline=deadline)
+        if storage.is_remote(location):
+            return remote.load(location, options, deadline, parse, keep)
+        return parse(storage.read(location))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise IndexNotFoundError(f"{storage.shown(location)} does not exist") from error
+
+
+def _parsed(content: bytes, location: str, options: storage.StorageOptions, *, allow_elsewhere: bool) -> Manifest:
     try:
         data = json.loads(content)
         if data["wids_version"] != 1:
@@ -87,12 +98,13 @@ def load(
         try:
             base, shards = entries.parse(data, folder)
         except EntryElsewhereError:
-            is_named = named.is_recorded(content)
+            is_named = is_recorded(content)
             if not (is_named or allow_elsewhere):
                 raise
             base, shards = entries.parse(data, folder, elsewhere=True)
         extra = _notes(data.get("wdsdist", {}))
-        extra.pop("version", None)
+        for name in ("version", remote.DIGEST):
+            extra.pop(name, None)
         stated = extra.pop("num_samples", None)
         found = sum(shard.num_samples for shard in shards)
         if stated is not None and stated != found:
@@ -105,11 +117,13 @@ def load(
             shards,
             name=str(data.get("name", "")),
             extra=extra,
-            storage_options=dict(storage_options or {}),
+            storage_options=dict(options.given),
+            stores=options.stores,
             is_named=is_named,
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise _refused(location, error) from error
+        # Alone: what json raises keeps the whole document, in which there may be signed URLs.
+        storage.raise_alone(_refused(location, error))
 
 
 def _refused(location: str, error: Exception) -> IndexFormatError:
