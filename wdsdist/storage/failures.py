@@ -121,7 +121,9 @@ def _status(error: BaseException) -> int | None:
     response = getattr(error, "response", None)
     if isinstance(response, Mapping):  # botocore
         return _number(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
-    for owner, name in ((error, "status"), (error, "status_code"), (error, "code"), (response, "status_code")):
+    # Of aiohttp, `code` is a deprecated name of `status`, and warns.
+    names = ("status",) if hasattr(error, "status") else ("status_code", "code")
+    for owner, name in (*((error, name) for name in names), (response, "status_code")):
         if found := _number(getattr(owner, name, None)):
             return found
     return None
