@@ -11,6 +11,7 @@ import secrets
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,12 +168,8 @@ def test_what_cannot_be_opened_keeps_neither_location_nor_options(tmp_path: Path
         f"s3://bucket/a.tar?{TOKEN}",
     ):
         bound = storage.named(options, [location])
-        check(
-            lambda location=location, bound=bound: storage.fetch(
-                location, tmp_path / "a", bound, deadline=Deadline(0.1)
-            )
-        )
-        check(lambda location=location, bound=bound: storage.read(location, bound, deadline=Deadline(0.1)))
+        check(partial(storage.fetch, location, tmp_path / "a", bound, deadline=Deadline(0.1)))
+        check(partial(storage.read, location, bound, deadline=Deadline(0.1)))
 
 
 def test_errors_stay_alone_in_handlers_threads_and_coroutines() -> None:

@@ -113,7 +113,8 @@ def export(
     for number, shard in enumerate(manifest.shards):
         if shard.is_compressed and not (format == "timm" and _STREAMED.search(shard.name)):
             raise ArgumentError(
-                f"{format} cannot read {manifest.shown_name(number)}, which is compressed: decompress it to a plain .tar"
+                f"{format} cannot read {manifest.shown_name(number)}, which is compressed: decompress it to a plain "
+                f".tar"
             )
     target = storage.normalise(output) if output is not None else manifest.base
     if storage.is_remote(target):

@@ -93,7 +93,7 @@ def verify(
             that are not there are none of its damage.
         cache_dir: where those copies are; by default ``shards`` in the user's cache folder.
         workers: processes that read; by default one for each core.
-        storage_options: passed to fsspec for URLs.
+        storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
         progress: called with a `VerifyProgress` before the first shard and after each.
 
     Raises what `wdsdist.open` raises where there is no data set.

@@ -77,7 +77,7 @@ class StreamingDataset(IterableDataset[Any]):
             whose next use is furthest make room for others. By default nothing is ever removed.
         download_timeout: seconds in which a remote shard has to be had, all attempts and waiting included; by default
             300. The ``index.json`` too, for which the default is 30 from the first failure on.
-        storage_options: passed to fsspec for remote shards.
+        storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
         allow_elsewhere: as of `wdsdist.open`, let the ``index.json`` name shards outside its own folder.
 
     Raises:
