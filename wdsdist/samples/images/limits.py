@@ -38,7 +38,7 @@ def check_size(width: int, height: int, max_pixels: int) -> None:
 
 
 @contextmanager
-def opened(data: bytes | memoryview, max_pixels: int, formats: Sequence[str] | None = None) -> Iterator[Image.Image]:
+def opened(data: bytes | memoryview, max_pixels: int, formats: tuple[str, ...] | None = None) -> Iterator[Image.Image]:
     """Open an image with Pillow, which reads its header; whatever is raised until the block ends is a `DecodeError`.
 
     ``max_pixels`` is what counts: where it is above Pillow's own limit, that is raised to it in this process.
