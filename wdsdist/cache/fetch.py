@@ -207,7 +207,7 @@ class Wanted:
                 return index
         index = self._scanned(self.place.copy, Stored(self.listed.size, self.listed.sha256))
         if not is_believed and (kept.is_symlink() or kept.exists()):
-            kept.unlink()  # not written over: others may have mapped it
+            kept.unlink(missing_ok=True)  # not written over: others may have mapped it
             folders.write(kept, shardindex.dumps(index))
         return index
 

@@ -61,7 +61,7 @@ class Pinned:
         """
         now = self._identity()
         if now[:1] == self._opened[:1] and (
-            self.path.stat().st_size != self.index.size or storage.sha256(self.path) != self.index.sha256
+            now[2] != self.index.size or storage.sha256(self.path) != self.index.sha256
         ):
             raise ShardDamagedError(
                 f"shard {self.path} was altered while it was being read: end what writes there, and fetch or pack the "

@@ -60,9 +60,11 @@ def read_own(path: Path) -> bytes | None:
 
 def open_parent(path: Path) -> Path | None:
     """Return a folder above a path in which anybody can give that path's part of it to another folder."""
+    if os.environ.get(TRUST_ALL):
+        return None
     for parent in dict.fromkeys((*path.absolute().parents, *path.resolve().parents)):
         mode = parent.stat().st_mode
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX and not os.environ.get(TRUST_ALL):
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             return parent
     return None
 
