@@ -191,6 +191,6 @@ def test_packing_does_not_empty_a_folder_behind_a_link(world: World) -> None:
 def test_a_pipe_in_the_place_of_a_shard_is_an_error_and_no_wait(world: World) -> None:
     os.mkfifo(world.data / "x.tar")
     folder = world.lists("x.tar")
-    with pytest.raises(ShardDamagedError, match="is a pipe or a device"):
+    with pytest.raises(ShardDamagedError, match="is a folder, pipe or device"):
         list(wdsdist.StreamingDataset(folder, num_replicas=1, rank=0))
-    assert "is a pipe or a device" in wdsdist.verify(folder)[0].problem
+    assert "is a folder, pipe or device" in wdsdist.verify(folder)[0].problem

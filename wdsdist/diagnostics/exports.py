@@ -185,8 +185,8 @@ def _energon(job: _Job) -> dict[Path, bytes]:
 
 def _sample_starts(path: Path, base: str) -> Int64s:
     """Return where each sample's first header starts, and where the last one's data end: int64 [n + 1]."""
-    members = tarindex.scan_members(path)
     index = tarindex.shard_index(path, listed_in=base)
+    members = tarindex.scan_members(path)
     first = index.offsets[index.sample_starts[:-1]]
     return np.append(members.headers[np.searchsorted(members.offsets, first)], members.end).astype(np.int64)
 

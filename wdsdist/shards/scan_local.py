@@ -18,7 +18,7 @@ from pathlib import Path
 
 from wdsdist import storage
 from wdsdist.distributed import is_own_file, user_cache_dir
-from wdsdist.errors import DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError
+from wdsdist.errors import DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import tar as tarformat
 from wdsdist.shards.index import ShardIndex, Stored
@@ -40,8 +40,10 @@ def known_index(path: Path, *, listed_in: str | None = None) -> ShardIndex | Non
     """Return the index of a local tar where there is one already. Raises what `shard_index` raises."""
     try:
         size = regular(path).st_size
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ShardNotFoundError(f"shard {path} does not exist") from error
+    except OSError as error:
+        raise StorageError(f"shard {path} cannot be read: {error.strerror}") from error
     places = [shardindex.beside(path), _cached(path)]
     if listed_in is not None and not storage.is_remote(listed_in):
         places.insert(1, storage.local_path(listed_in) / places[0].name)
@@ -85,13 +87,11 @@ def scan_shard(path: Path, *, label: str = "", tar_size: int = -1) -> ShardIndex
 def regular(path: Path) -> os.stat_result:
     """Return what the system says of a file. To open a pipe that was put in its place would wait for ever.
 
-    Raises `ShardDamagedError` for a pipe or a device, ``FileNotFoundError`` where there is nothing.
+    Raises `ShardDamagedError` for what is none, ``FileNotFoundError`` where there is nothing.
     """
     found = path.stat()
-    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
-        raise ShardDamagedError(
-            f"shard {path} is a pipe or a device, not a file: remove it, and fetch or pack it again"
-        )
+    if not stat.S_ISREG(found.st_mode):
+        raise ShardDamagedError(f"shard {path} is a folder, pipe or device, not a file: remove it, and fetch it again")
     return found
 
 
