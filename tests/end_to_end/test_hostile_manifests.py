@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.tars import write_shard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.watched import Seen, watched
-from tests.support.web import Web, served
 
 import wdsdist
+from tests.support.tars import write_shard
+from tests.support.watched import Seen, watched
+from tests.support.web import Web, served
 from wdsdist._util import pools as processes
 from wdsdist.errors import WdsdistError
 
