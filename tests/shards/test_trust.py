@@ -13,6 +13,7 @@ import pytest
 import wdsdist
 from tests.support.tars import write_shard
 from tests.support.web import served
+from wdsdist import storage
 from wdsdist.distributed import user_config_dir
 from wdsdist.errors import IndexFormatError, ManifestError
 from wdsdist.shards.manifest.trust import ElsewhereError, check_location
@@ -234,6 +235,28 @@ def test_a_link_that_stands_in_the_folder_is_read(tmp_path: Path, home: Path) ->
     (folder / "x.tar").symlink_to(home / "x.tar")
     assert len(list(wdsdist.StreamingDataset(folder, num_replicas=1, rank=0))) == 3
     assert [path.name for path in home.iterdir()] == ["x.tar"]
+
+
+@pytest.mark.parametrize("name", ["../b.jpg", "%2e%2e/b.jpg", "%252e%252e/b.jpg", "..%5cb.jpg", "b::file:///c.jpg"])
+def test_what_a_store_lists_elsewhere_is_not_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.jpg").write_bytes(b"a")
+    listed = [storage.Entry("a.jpg", 1, ""), storage.Entry(name, 1, "")]
+    monkeypatch.setattr(storage, "listing", lambda *_: listed)
+    with served(tmp_path) as web:
+        made = wdsdist.pack(f"{web.url}/data/", tmp_path / "out", on_error="skip", workers=1)
+        assert made.num_samples == 1
+        assert set(web.asked) <= {"/data/a.jpg", "/data/index.json"}
+
+
+@pytest.mark.parametrize("name", ["b%2f..%2f..%2fb.tar", "b::memory:.tar"])
+def test_tars_that_a_store_lists_elsewhere_are_not_indexed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(storage, "names", lambda *_: [name])
+    for output in (None, tmp_path / "out"):
+        with pytest.raises(ManifestError, match="rename it"):
+            wdsdist.index("memory://data", output=output)
 
 
 # What the user named

@@ -22,6 +22,7 @@ from wdsdist.packing.sources.base import BrokenPayload, Payload, RangePayload, S
 from wdsdist.packing.sources.deferred import DeferredSource
 from wdsdist.packing.sources.kinds import SourceOptions
 from wdsdist.packing.sources.listed import Listed, OfListing, Taken
+from wdsdist.shards.manifest import check_location
 from wdsdist.shards.tar import is_tar
 
 _TABLES = (*columnar.SUFFIXES["parquet"], *columnar.SUFFIXES["arrow"])
@@ -170,8 +171,17 @@ def _folder(url: str, options: SourceOptions) -> RemoteFolder:
         name = unquote(entry.name) if url.startswith("http") else entry.name
         if "?" not in entry.name or not url.startswith("http"):
             problem = "" if entry.size >= 0 else "has a size that its store does not tell: download it first"
-            tree.add(name, max(entry.size, 0), number, problem)
+            tree.add(name, max(entry.size, 0), number, problem or _misnamed(url, entry.name))
     return RemoteFolder(where, url, tree.listed(options), entries, bound)
+
+
+def _misnamed(url: str, name: str) -> str:
+    """Say why a store may not list a file under this name; nothing where it may."""
+    try:
+        check_location(url, name)
+    except ValueError as error:
+        return f"{error}, or so its store says: download it first"
+    return ""
 
 
 def _refuse_archives_and_tables(where: str, names: list[str]) -> None:
