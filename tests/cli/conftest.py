@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import forked
 import pytest
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -17,8 +17,7 @@ def wdsdist() -> Run:
     """Runs ``python -m wdsdist`` without a terminal."""
 
     def run(*args: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "wdsdist", *map(str, args)]
-        return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+        return forked.run("-m", "wdsdist", *args)
 
     return run
 

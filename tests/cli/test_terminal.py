@@ -11,8 +11,10 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 
+import forked
 import pytest
 from rich.console import Console
 
@@ -29,25 +31,19 @@ def on_a_terminal(
     """
     master, terminal = pty.openpty()
     environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS")}
-    process = subprocess.Popen(
-        [sys.executable, *program, *map(str, args)],
-        stdin=subprocess.DEVNULL,
-        stdout=terminal if output else subprocess.DEVNULL,
-        stderr=terminal,
+    name = os.ttyname(terminal)
+    process = forked.start(
+        *program, *args, stdout=name if output else os.devnull, stderr=name,
         env={**environment, "TERM": term, "COLUMNS": "160"},
-    )
-    os.close(terminal)
+    )  # fmt: skip
     shown = b""
-    while True:
-        try:
-            piece = os.read(master, 65_536)
-        except OSError:  # how Linux tells that the last process has closed the terminal
-            break
-        if not piece:
-            break
-        shown += piece
+    while master in wait([master, process.sentinel]):
+        shown += os.read(master, 65_536)
+    process.join()
+    os.close(terminal)
     os.close(master)
-    return process.wait(), shown.decode("utf-8", "surrogateescape")
+    assert process.exitcode is not None
+    return process.exitcode, shown.decode("utf-8", "surrogateescape")
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -165,9 +165,8 @@ print(digest.hexdigest(), "torch" in sys.modules)
 """
 
 
-@pytest.mark.parametrize("hash_seed", ["0", "1"])
-def test_the_order_is_pinned_and_the_same_in_a_fresh_process_without_torch(hash_seed: str) -> None:
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+def test_the_order_is_pinned_and_the_same_in_a_fresh_process_without_torch() -> None:
+    environment = {**os.environ, "PYTHONHASHSEED": "random"}
     done = subprocess.run(
         [sys.executable, "-c", PINNED_WORLDS], env=environment, capture_output=True, text=True, check=True
     )
