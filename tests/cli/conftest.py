@@ -6,8 +6,9 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import forked
 import pytest
+
+from tests.support import forked
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

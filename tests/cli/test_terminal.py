@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 
-import forked
 import pytest
 from rich.console import Console
 
 import wdsdist
+from tests.support import forked
 from wdsdist.cli import launched, progress
 
 

@@ -7,11 +7,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import forked
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from tests.support import forked
 from tests.support.gloo_ranks import Ranks
 from wdsdist import StreamingDataset
 
