@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
@@ -62,7 +62,7 @@ def flat(found: Batches) -> list[int]:
 
 
 class TestEveryRank:
-    @settings(max_examples=60)
+    @helpers.fewer()
     @given(
         world=st.integers(1, 6),
         batch_size=st.integers(1, 40),
@@ -94,7 +94,7 @@ class TestEveryRank:
             assert len(seen) == world * per_rank
             assert len(set(seen)) == min(TOTAL, world * per_rank)
 
-    @settings(max_examples=60)
+    @helpers.fewer()
     @given(
         world=st.integers(1, 120),
         batch_size=st.integers(1, 20),
