@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import forked
 import pytest
 
+from tests.support import forked
 from tests.support.programs import command
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

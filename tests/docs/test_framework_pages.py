@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import forked
 import numpy as np
 import pytest
 
 import wdsdist
+from tests.support import forked
 from tests.support.pages import ROOT, blocks
 
 BLOCKS = [

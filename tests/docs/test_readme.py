@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import forked
 import pytest
 
+from tests.support import forked
 from tests.support.pages import ROOT, blocks, run
 
 README = (ROOT / "README.md").read_text()
@@ -43,8 +43,7 @@ def test_the_commands_on_shards_run(checkout: Path) -> None:
 
 def test_the_plan_that_it_shows_is_what_the_command_prints() -> None:
     shown = next(block.text for block in blocks(README) if block.language == "console").splitlines()
-    command = [sys.executable, "-m", *shown[0].removeprefix("$ ").split()]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    printed = forked.run("-m", *shown[0].removeprefix("$ ").split()).stdout.splitlines()
     assert shown[-1] == "..."
     assert set(shown[1:-1]) <= set(printed)
 

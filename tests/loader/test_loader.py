@@ -63,7 +63,7 @@ def flat(found: Batches) -> list[int]:
 
 
 class TestEveryRank:
-    @helpers.fewer()
+    @tars.fewer()
     @given(
         world=st.integers(1, 6),
         batch_size=st.integers(1, 40),
@@ -95,7 +95,7 @@ class TestEveryRank:
             assert len(seen) == world * per_rank
             assert len(set(seen)) == min(TOTAL, world * per_rank)
 
-    @helpers.fewer()
+    @tars.fewer()
     @given(
         world=st.integers(1, 120),
         batch_size=st.integers(1, 20),
