@@ -14,7 +14,7 @@ import pytest
 from wdsdist.packing import pack
 from wdsdist.packing.plan import make_plan
 from wdsdist.packing.sources import find
-from wdsdist.packing.sources.dataset import DatasetSource, _spread
+from wdsdist.packing.sources.python import DatasetSource, _spread
 
 DataBytes = Callable[[Path], dict[str, bytes]]
 

@@ -19,7 +19,7 @@ from tables import members, write_arrow, write_arrow_stream, write_parquet
 
 from wdsdist.errors import SourceError, SourceNotFoundError
 from wdsdist.packing.blocks import shuffled_in_blocks
-from wdsdist.packing.sources import arrow, blocks_of, find
+from wdsdist.packing.sources import arrow_files, blocks_of, find
 from wdsdist.samples.decode import Decoder
 
 
@@ -173,23 +173,25 @@ class TestBlocks:
     ) -> None:
         rows = [{"data": bytes([number]) * 10_000} for number in range(64)]
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet", row_group_size=4)
-        monkeypatch.setattr(arrow, "KEPT_BYTES", 170_000)
-        monkeypatch.setattr(arrow, "_groups", arrow._Groups())
+        monkeypatch.setattr(arrow_files, "KEPT_BYTES", 170_000)
+        monkeypatch.setattr(arrow_files, "_decoded", arrow_files._DecodedGroups())
         source = find(tmp_path / "t.parquet")
         blocks = blocks_of(source)
         assert blocks is not None
         blocks = blocks._replace(limit=170_000)
         decoded: list[int] = []
-        group = arrow.ArrowFile.group
+        group = arrow_files.ArrowFile.group
         monkeypatch.setattr(
-            arrow.ArrowFile, "group", lambda self, number, used: (decoded.append(number), group(self, number, used))[1]
+            arrow_files.ArrowFile,
+            "group",
+            lambda self, number, used: (decoded.append(number), group(self, number, used))[1],
         )
         order = shuffled_in_blocks(blocks, 3)
         assert sorted(order.tolist()) == list(range(64))
         for start in range(0, 64, 8):
             list(source.take(order[start : start + 8]))
         assert sorted(decoded) == list(range(16))
-        assert arrow._groups._bytes <= 170_000
+        assert arrow_files._decoded._bytes <= 170_000
 
     @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 100)), min_size=1, max_size=30), st.integers(0, 200))
     def test_each_sample_comes_once_and_windows_stay_within_their_limit(
@@ -278,7 +280,7 @@ def test_what_is_not_there_is_not_found(tmp_path: Path) -> None:
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_parquet(tmp_path / "t.parquet", [{"label": 1}])
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
-    with pytest.raises(SourceError, match=r"pip install 'wdsdist\[parquet\]'"):
+    with pytest.raises(SourceError, match=r"pip install 'wdsdist\[tables\]'"):
         find(path)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources import FilePayload, Source, find
-from wdsdist.packing.sources.base import Sample
+from wdsdist.packing.sources.source import Sample
 
 
 def fill(root: Path, *names: str) -> Path:

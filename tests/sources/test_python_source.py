@@ -16,8 +16,7 @@ import torch
 
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError, SourceNotFoundError
 from wdsdist.packing.sources import find, is_stream
-from wdsdist.packing.sources.dataset import DatasetSource
-from wdsdist.packing.sources.iterable import IterableSource
+from wdsdist.packing.sources.python import DatasetSource, IterableSource
 
 SAMPLES = [{"txt": "a"}, {"txt": "b"}]
 

@@ -114,7 +114,7 @@ def test_a_value_that_can_be_no_key_is_refused(written: Any, key: str | None) ->
 def test_a_file_that_is_not_there_is_named_with_its_row(written: Any, tmp_path: Path) -> None:
     rows = records()
     rows[5]["image"] = "img/none.jpg"
-    with pytest.raises(SourceError, match=r"(line \d+|row 2 of group 1): .*img/none\.jpg does not exist"):
+    with pytest.raises(SourceError, match=r"(row \d+|row 2 of group 1): .*img/none\.jpg does not exist"):
         find(written(rows))
 
 

@@ -80,7 +80,7 @@ def test_a_single_tar_gives_the_same_samples_as_an_archive(tmp_path: Path) -> No
     assert contents(find(path)) == contents(find(path, kind="webdataset"))
 
 
-def test_keys_that_occur_again_get_a_number_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_keys_that_occur_again_carry_the_number_of_their_shard_and_nothing_is_lost(tmp_path: Path) -> None:
     write_tars(
         tmp_path / "in",
         {"1.txt": b"a", "2.txt": b"b", "2~2.txt": b"c"},
@@ -89,8 +89,8 @@ def test_keys_that_occur_again_get_a_number_and_nothing_is_lost(tmp_path: Path) 
     )
     manifest = pack(tmp_path / "in", tmp_path / "out", shuffle_seed=None)
     assert read_all(tmp_path / "out") == {
-        "1.txt": b"a", "2.txt": b"b", "2~2.txt": b"c", "1~2.txt": b"d", "2~3.txt": b"e", "3.txt": b"f",
-        "1~3.json": b"g", "3~2.txt": b"h",
+        "1.txt": b"a", "2.txt": b"b", "2~2.txt": b"c", "1~~2.txt": b"d", "2~~2.txt": b"e", "3.txt": b"f",
+        "1~~3.json": b"g", "3~~3.txt": b"h",
     }  # fmt: skip
     assert manifest.extra["renamed_keys"] == 4
     assert manifest.num_samples == 8

@@ -145,7 +145,7 @@ def compare(files: Path, rounds: int) -> None:
 def listing(count: int) -> None:
     """List files that are not there, plan their shards, and print time and memory."""
     from wdsdist.packing.plan import make_plan
-    from wdsdist.packing.sources.grouping import Folder, list_samples
+    from wdsdist.packing.sources.listing import Folder, list_samples
 
     def open_folder(path: bytes) -> Folder:
         if not path:

@@ -16,7 +16,7 @@ from wdsdist.packing.plan import PackPlan
 from wdsdist.packing.progress import PackProgress, ShowProgress
 from wdsdist.packing.remote_executor import borrowed, parallelism
 from wdsdist.packing.sources import OnError, Source
-from wdsdist.packing.sources.folder import FolderSource
+from wdsdist.packing.sources.listed_source import ListedSource
 from wdsdist.packing.writer import WrittenShard, whole_shard, write_shard
 
 _AHEAD = 2  # shards handed out for each process: one that it writes, and one so that it need not wait
@@ -50,7 +50,7 @@ def write_planned(source: Source, plan: PackPlan, place: Place, job: Job, how: W
         lent = how.executor
         workers = how.workers or (parallelism(lent) if lent else None)
         # Only files can be read by any thread, at any time; what other sources give may be made, or decoded in order.
-        threads = _ABREAST if isinstance(source, FolderSource) and not lent else 1
+        threads = _ABREAST if isinstance(source, ListedSource) and source.of_files and not lent else 1
         try:
             with borrowed(lent, place, job) if lent else pool(workers, len(missing), threads=threads) as executor:
                 shards.write(executor, missing, _AHEAD * max(min(workers or cpu_count(), len(missing)), threads))

@@ -52,6 +52,15 @@ def codec_of(path: Path) -> str | None:
     return next((codec for magic, codec in _MAGIC.items() if start.startswith(magic)), None)
 
 
+def most_expanded(size: int) -> int:
+    """Return the bytes that a file of a given size may expand to: 256 MiB, or 200 times its size.
+
+    >>> most_expanded(1000), most_expanded(10**9)
+    (268435456, 200000000000)
+    """
+    return max(_ALWAYS, _EXPANSION * size)
+
+
 def unpack(path: Path, target: Path, *, size: int = -1, label: str = "") -> None:
     """Decompress a file into another one.
 
@@ -65,7 +74,7 @@ def unpack(path: Path, target: Path, *, size: int = -1, label: str = "") -> None
     cannot be read, and `DestinationError` where the other cannot be written.
     """
     label = label or str(path)
-    most = size if size >= 0 else max(_ALWAYS, _EXPANSION * path.stat().st_size)
+    most = size if size >= 0 else most_expanded(path.stat().st_size)
     written = 0
     try:
         # In place: the target may have been given its room before.

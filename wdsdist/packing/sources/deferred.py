@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.packing.sources.base import Blocks, LeftOut, Samples, Source, blocks_of
+from wdsdist.packing.sources.source import Blocks, LeftOut, Samples, Source, blocks_of
 
 SUFFIX = "-source"
 """What the names of temporary folders end with; they start with ``.tmp-``."""
@@ -41,14 +41,11 @@ class DeferredSource:
     @functools.cached_property
     def made(self) -> Source:
         """The source itself."""
-        if self.scratch is not None:
-            self.scratch.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=".tmp-", suffix=SUFFIX, dir=self.scratch))
-        weakref.finalize(self, _remove, folder, os.getpid())
+        folder, remove = temporary_folder(self, self.scratch)
         try:
             return self.make(folder)
         except BaseException:
-            _remove(folder, os.getpid())
+            remove()
             raise
 
     @property
@@ -77,6 +74,17 @@ class DeferredSource:
 
     def take(self, indices: Int64s) -> Samples:
         return self.made.take(indices)
+
+
+def temporary_folder(owner: object, scratch: Path | None) -> tuple[Path, Callable[[], object]]:
+    """Make a folder that goes with its owner, or with the process; return it, and what removes it before that.
+
+    Only a process that is killed leaves it; the next run into the same place removes it.
+    """
+    if scratch is not None:
+        scratch.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=".tmp-", suffix=SUFFIX, dir=scratch))
+    return folder, weakref.finalize(owner, _remove, folder, os.getpid())
 
 
 def _remove(folder: Path, owner: int) -> None:

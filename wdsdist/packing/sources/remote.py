@@ -14,17 +14,14 @@ from typing import Any, cast
 from urllib.parse import unquote
 
 from wdsdist import storage
-from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError, ShardNotFoundError, SourceError, SourceNotFoundError, StorageError
-from wdsdist.packing.sources import columnar
 from wdsdist.packing.sources.archive import Tree
-from wdsdist.packing.sources.base import BrokenPayload, Payload, RangePayload, Sample, Source
 from wdsdist.packing.sources.deferred import DeferredSource
-from wdsdist.packing.sources.kinds import SourceOptions
-from wdsdist.packing.sources.listed import Listed, OfListing, Taken
+from wdsdist.packing.sources.listed_source import ListedSource, Taken
+from wdsdist.packing.sources.source import BrokenPayload, Payload, RangePayload, Sample, Source, SourceOptions
+from wdsdist.packing.sources.table import SEVERAL
 from wdsdist.shards.tar import is_tar
 
-_TABLES = (*columnar.SUFFIXES["parquet"], *columnar.SUFFIXES["arrow"])
 _TOGETHER = 16  # requests at once, of each process that writes
 _MOST_AHEAD = 64 << 20  # bytes of members that are fetched before they are written
 
@@ -81,30 +78,6 @@ def _fetched(wanted: RangePayload, options: Mapping[str, Any] | None) -> Payload
     return data
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RemoteFolder(OfListing):
-    """All samples of a remote folder."""
-
-    location: str
-    url: str
-    """The location with its credentials."""
-    listed: Listed
-    """A file's place is its number in ``entries``."""
-    entries: list[storage.Entry]
-    options: Mapping[str, Any] | None = field(repr=False)
-    """Passed to fsspec."""
-    kind: str = "folder"
-
-    def fingerprint(self) -> str:
-        return self.listed.fingerprint("\0".join([self.kind, *(entry.stamp for entry in self.entries)]))
-
-    def take(self, indices: Int64s) -> RemoteSamples:
-        taken = self.listed.take(indices)
-        places = taken.places or ()
-        urls = {place: storage.join(self.url, self.entries[place].name) for place in places}
-        return RemoteSamples(taken, urls, self.options)
-
-
 def find(url: str, options: SourceOptions, find_local: Callable[[Path, SourceOptions], Source]) -> Source:
     """Find out what lies at a URL and list its samples.
 
@@ -147,7 +120,7 @@ def _file(
     return DeferredSource("remote", where, state, options.scratch, make)
 
 
-def _folder(url: str, options: SourceOptions) -> RemoteFolder:
+def _folder(url: str, options: SourceOptions) -> ListedSource:
     where = storage.shown(url)
     if options.kind not in (None, "folder"):
         raise SourceError(f"{where} is a remote folder, not of the kind {options.kind!r}")
@@ -164,7 +137,13 @@ def _folder(url: str, options: SourceOptions) -> RemoteFolder:
         if "?" not in entry.name or not url.startswith("http"):
             problem = "" if entry.size >= 0 else "has a size that its store does not tell: download it first"
             tree.add(name, max(entry.size, 0), number, problem)
-    return RemoteFolder(where, url, tree.listed(options), entries, options.storage_options)
+
+    def samples(taken: Taken) -> RemoteSamples:
+        urls = {place: storage.join(url, entries[place].name) for place in taken.places or ()}
+        return RemoteSamples(taken, urls, options.storage_options)
+
+    state = "\0".join(["folder", *(entry.stamp for entry in entries)])
+    return ListedSource("folder", where, tree.listed(options), state, samples)
 
 
 def _refuse_archives_and_tables(where: str, names: list[str]) -> None:
@@ -176,7 +155,7 @@ def _refuse_archives_and_tables(where: str, names: list[str]) -> None:
             f"index {where}` (with `--output DIR` where the store cannot be written) and pack what that makes; if not, "
             f"name one of them"
         )
-    tables = sorted(name for name in names if name.lower().endswith(_TABLES))
+    tables = sorted(name for name in names if name.lower().endswith(SEVERAL))
     if tables:
         raise SourceError(
             f"{where} holds {len(tables):,} tables, such as {tables[0]}: name one of them, or download them to pack "

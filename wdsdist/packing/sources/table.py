@@ -1,46 +1,73 @@
-"""A table whose rows are samples, and what all tables have in common; how their files are read is their own."""
+"""Tables whose rows are samples: CSV, TSV, JSON Lines, Parquet and Arrow files, and folders that ``datasets`` saved."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import json
 import os
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
-from wdsdist.packing.sources.base import Blocks, LeftOut
-from wdsdist.packing.sources.mapping import Layout
-from wdsdist.packing.sources.rows import Listing, Rows, RowSamples
+from wdsdist.packing.sources.arrow_files import ArrowTable, readable
+from wdsdist.packing.sources.columns import Column, Layout, check_columns, choose
+from wdsdist.packing.sources.scan import FILE, LINK
+from wdsdist.packing.sources.source import Blocks, Candidate, FileStamp, LeftOut, Source, SourceOptions
+from wdsdist.packing.sources.table_rows import Row, Rows, RowSamples, TableListing
+from wdsdist.packing.sources.text_files import TextTable
+
+_SUFFIXES = {
+    "csv": (".csv",), "tsv": (".tsv", ".tab"), "jsonl": (".jsonl", ".ndjson"), "parquet": (".parquet", ".pq"),
+    "arrow": (".arrow", ".feather", ".ipc"),
+}  # fmt: skip
+"""What the names of files of each kind end in."""
+
+SEVERAL = (*_SUFFIXES["parquet"], *_SUFFIXES["arrow"])
+"""What those of the kinds end in of which several files are one table."""
+
+_BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie beside tables and are no samples
+_SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev)(?=[-_.])")
+_STATE, _DICT = "state.json", "dataset_dict.json"
 
 
-class Stamp(NamedTuple):
-    """A file as it was when the source was listed."""
+class Table(Protocol):
+    """The rows of a table: all of them in order, and any of them."""
 
-    path: str
-    size: int
-    mtime_ns: int
+    @property
+    def stamps(self) -> tuple[FileStamp, ...]:
+        """The files that it lies in."""
+        ...
 
-    @classmethod
-    def of(cls, path: str | os.PathLike[str]) -> Stamp:
-        """Look a file up."""
-        status = Path(path).stat()
-        return cls(os.fspath(path), status.st_size, status.st_mtime_ns)
+    def columns(self, root: str) -> list[Column]:
+        """Say what each column holds; paths are looked up under ``root``."""
+        ...
 
-    def check(self) -> None:
-        """Raise `SourceError` where the file is not what it was."""
-        try:
-            if Stamp.of(self.path) == self:
-                return
-        except FileNotFoundError as error:
-            raise SourceError(f"{self.path} has vanished since it was listed: pack again once it is back") from error
-        except OSError as error:
-            raise SourceError(f"{self.path} cannot be read: {error.strerror}") from error
-        raise SourceError(f"{self.path} has changed since it was listed: pack again once it is at rest")
+    def rows(self, used: Sequence[int], columns: Sequence[Column]) -> Iterator[Row]:
+        """Yield all rows as they are listed; columns that are not used, by their places, stay empty."""
+        ...
+
+    def has_exact_sizes(self, used: Sequence[int], columns: Sequence[Column]) -> bool:
+        """Whether the sizes of what `rows` yields are those of the values, or estimates."""
+        ...
+
+    def blocks(self) -> Blocks | None:
+        """Return the runs of rows that are read together, if there are such, once all rows were listed."""
+        ...
+
+    def place(self, index: int) -> str:
+        """Say where a row stands: ``"train.csv, row 7"``."""
+        ...
+
+    def take(self, indices: Int64s, used: Sequence[int]) -> Rows:
+        """Return some rows, by their numbers."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,36 +79,29 @@ class TableSource:
     root: str
     """The folder that paths in the table are relative to."""
     layout: Layout
-    files: tuple[Stamp, ...]
-    """Those that the table lies in."""
-    digest: str
-    """Of the files that its rows name."""
-    sizes: Int64s
-    """int64 [rows]: bytes that each takes in a tar."""
-    file_sizes: Int64s
-    """int64 [members that are files, rows]: as in `RowSamples`."""
-    take_rows: Callable[[Int64s], Rows]
-    kept: Int64s | None
-    """int64 [samples]: the rows that can be packed; all where there is none."""
-    left_out: tuple[LeftOut, ...]
-    """The other rows."""
-    has_exact_sizes: bool = True
-    groups: Blocks | None = None
-    """Runs of rows that are read together."""
+    table: Table
+    listing: TableListing
+
+    @property
+    def has_exact_sizes(self) -> bool:
+        return self.table.has_exact_sizes(self.layout.used(), self.layout.columns)
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        return self.listing.left_out()
 
     @property
     def blocks(self) -> Blocks | None:
-        if self.groups is None or self.kept is None:
-            return self.groups
-        return self.groups._replace(cuts=np.searchsorted(self.kept, self.groups.cuts))
+        groups, kept = self.table.blocks(), self.listing.kept
+        return groups if groups is None or kept is None else groups._replace(cuts=np.searchsorted(kept, groups.cuts))
 
     def __len__(self) -> int:
-        return len(self.sizes) if self.kept is None else len(self.kept)
+        return len(self.listing.sizes) - len(self.listing.wrong)
 
     def fingerprint(self) -> str:
-        notes, classes = self.layout.notes(), self.layout.classes
-        state = hashlib.sha256(f"{self.kind}\0{notes}\0{classes}\0{self.digest}\n".encode("utf-8", "surrogatepass"))
-        for file in self.files:
+        notes, classes, digest = self.layout.notes(), self.layout.classes, self.listing.state.hexdigest()
+        state = hashlib.sha256(f"{self.kind}\0{notes}\0{classes}\0{digest}\n".encode("utf-8", "surrogatepass"))
+        for file in self.table.stamps:
             name = os.path.relpath(file.path, self.root)
             state.update(f"{name}\0{file.size}\0{file.mtime_ns}\n".encode("utf-8", "surrogatepass"))
         for one in self.left_out:
@@ -93,23 +113,116 @@ class TableSource:
         return {**classes, "columns": self.layout.notes()}
 
     def stored_sizes(self) -> Int64s:
-        return self.sizes if self.kept is None else self.sizes[self.kept]
+        sizes = self.listing.stored_sizes()
+        return sizes if self.listing.kept is None else sizes[self.listing.kept]
 
     def take(self, indices: Int64s) -> RowSamples:
-        rows = np.asarray(indices if self.kept is None else self.kept[indices], np.int64)
-        sizes = self.file_sizes[:, rows] if self.file_sizes.size else np.zeros((0, len(rows)), np.int64)
-        return RowSamples(self.take_rows(rows), self.layout, self.root, rows, np.ascontiguousarray(sizes))
+        kept = self.listing.kept
+        rows = np.asarray(indices if kept is None else kept[indices], np.int64)
+        taken = self.table.take(rows, self.layout.used())
+        return RowSamples(taken, self.layout, self.root, rows, self.listing.file_sizes(rows))
 
 
-def listed(listing: Listing, again: Callable[[], Iterable[Any]], place: Callable[[int], str]) -> Listing:
-    """Return a listing once it is whole: its keys differ, and it is not empty.
+def find(candidate: Candidate, options: SourceOptions, *, kind: str) -> Source | None:
+    """List the rows of a file or, of Parquet and Arrow, of those in a folder or of a pattern; else return ``None``."""
+    path, suffixes = candidate.path, _SUFFIXES[kind]
+    if path is None:
+        return None
+    if path.is_file():
+        fits = options.kind == kind or path.name.lower().endswith(suffixes)
+        return _source(kind, path, path.parent, [path], options) if fits else None
+    if suffixes[0] not in SEVERAL:
+        return None
+    if candidate.entries is not None:
+        files = _in_folder(candidate, suffixes, forced=options.kind == kind)
+    elif re.search(r"[*?\[]", path.name) and path.name.lower().endswith(suffixes):
+        files = list(path.parent.glob(path.name))
+    else:
+        return None
+    files.sort(key=os.fsencode)
+    root = path if path.is_dir() else path.parent
+    _check_splits(path, root, files, suffixes[0])
+    return _source(kind, path, root, files, options) if files else None
 
-    Raises `SourceError` for a table without a row to pack, and for two rows with one key unless such are left out.
-    """
-    if not listing.sizes:
-        raise SourceError(f"{place(0)}: the table holds no row that could be a sample: is it the right file?")
-    listing.check_keys(again, place)
-    if len(listing.wrong) == len(listing.sizes):
-        why = listing.wrong[0].reason
-        raise SourceError(f"no row of the table in {listing.root} can be packed, for instance: {why}")
-    return listing
+
+def find_saved(candidate: Candidate, options: SourceOptions) -> Source | None:
+    """List the rows of a folder that ``save_to_disk`` of ``datasets`` wrote; return ``None`` for what is none."""
+    path = candidate.path
+    if path is None:
+        return None
+    if (path / _DICT).is_file():
+        splits = _json(path / _DICT).get("splits")
+        if not isinstance(splits, list) or not splits or not all(isinstance(name, str) for name in splits):
+            raise SourceError(f"{path / _DICT} names no splits: is the folder whole?")
+        if len(splits) > 1:
+            raise SourceError(f"{path} holds the splits {', '.join(splits)}: name one, for instance {path / splits[0]}")
+        path = path / splits[0]
+    if not (path / _STATE).is_file():
+        return None
+    state = _json(path / _STATE)
+    files = state.get("_data_files")
+    names = [file.get("filename") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
+    paths = [path / name for name in names if isinstance(name, str)]
+    if not paths or len(paths) < len(names):
+        raise SourceError(f"{path / _STATE} names no data files: is the folder whole?")
+    if state.get("_indices_data_files"):
+        raise SourceError(
+            f"{path} holds a selection of its rows: call flatten_indices() before save_to_disk(), with datasets"
+        )
+    return _source("hf", path, path, paths, options)
+
+
+def _in_folder(candidate: Candidate, suffixes: tuple[str, ...], *, forced: bool) -> list[Path]:
+    """Return the tables in a folder; none where there are files that are neither tables nor notes beside them."""
+    found = []
+    for name, kind in candidate.entries or ():
+        lower = name.lower().decode("utf-8", "surrogateescape")
+        if lower.startswith((".", "_")):
+            continue
+        if not forced and not (kind & ~LINK == FILE and lower.endswith((*suffixes, *_BESIDE))):
+            return []
+        if lower.endswith(suffixes) and candidate.path is not None:
+            found.append(candidate.path / os.fsdecode(name))
+    return found
+
+
+def _check_splits(path: Path, root: Path, files: list[Path], suffix: str) -> None:
+    """Refuse files that are a training set and its test set together."""
+    splits: dict[str, Path] = {}
+    for file in files:
+        match = _SPLIT.search(file.name)
+        if match:
+            splits.setdefault(match[1], file)
+    if len(splits) > 1:
+        first = next(iter(splits))
+        pattern = splits[first].name.partition(first)[0] + first + "*" + suffix
+        raise SourceError(f"{path} holds files of {' and '.join(splits)}: name those of one, as in '{root / pattern}'")
+
+
+def _source(kind: str, location: Path, root: Path, paths: list[Path], options: SourceOptions) -> TableSource:
+    wanted = check_columns(options.columns)
+    for path in paths:
+        if not path.is_file():
+            raise SourceError(f"{path} does not exist, but {location} names it: fetch it again")
+    with readable(str(location)):
+        table: Table = (
+            ArrowTable(paths)
+            if _SUFFIXES.get(kind, SEVERAL)[0] in SEVERAL
+            else TextTable(paths[0], kind, options.scratch)
+        )
+        layout = choose(table.columns(str(root)), wanted, str(location))
+        listing = TableListing(layout, str(root), options.on_error)
+        rows = functools.partial(table.rows, layout.used(), layout.columns)
+        listing.add(rows(), table.place)
+        listing.finish(rows, table.place)
+    return TableSource(kind, str(location), str(root), layout, table, listing)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError, OSError) as error:
+        raise SourceError(f"{path} cannot be read as JSON ({error}): fetch it again") from error
+    if not isinstance(found, dict):
+        raise SourceError(f"{path} holds no JSON object: fetch it again")
+    return found
