@@ -17,7 +17,6 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,8 @@ KEPT_BYTES = 256 << 20
 
 LISTED_ROWS = 4096
 """Rows that are Python objects together while a table is listed."""
-_FIRST = 100  # texts that are looked up as paths
+FIRST = 100
+"""Texts of a column that are looked up as paths."""
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream that is whole
 _INSTALL = "reading tables (CSV, TSV, JSON Lines, Parquet, Arrow) needs a package: pip install 'wdsdist[tables]'"
 
@@ -52,11 +52,11 @@ def pyarrow() -> Any:
 
 
 class ArrowTable:
-    """Parquet or Arrow files with the same columns, as one table."""
+    """Parquet or Arrow files with the same columns, as one table: its rows in order, and any of its rows."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self.stamps = tuple(map(FileStamp.of, paths))
-        self.files = [ArrowFile(stamp.path) for stamp in self.stamps]
+    def __init__(self, stamps: tuple[FileStamp, ...], files: list[ArrowFile]) -> None:
+        self.stamps = stamps
+        self.files = files
         self.schema = self.files[0].schema
         for file in self.files[1:]:
             if not file.schema.equals(self.schema):
@@ -108,8 +108,8 @@ class ArrowTable:
             return self.files[0].path
         return self.take(np.array([index]), ()).place(0)
 
-    def take(self, indices: Int64s, used: Sequence[int]) -> ArrowRows:
-        """Return some rows, to be read where they are written."""
+    def take(self, indices: Int64s, used: Sequence[int]) -> Rows:
+        """Return some rows, by their numbers, to be read where they are written."""
         at = np.searchsorted(self.starts, indices, side="right") - 1
         needed, files = np.unique(self._groups[at, 0], return_inverse=True)
         located = np.stack((files.reshape(-1), self._groups[at, 1], indices - self.starts[at]), axis=1)
@@ -126,7 +126,7 @@ class ArrowTable:
         if is_bytes(kind):
             return Column(name, "bytes", _extension(next(iter(self._first(place, 1)), None)))
         if types.is_string(value) or types.is_large_string(value):
-            return paths_or_texts(name, tuple(self._first(place, _FIRST)), root)
+            return paths_or_texts(name, tuple(self._first(place, FIRST)), root)
         if types.is_integer(value):
             return Column(name, "integer")
         if types.is_floating(value):
@@ -177,22 +177,24 @@ class ArrowRows(Rows):
 class ArrowFile:
     """A Parquet or Arrow file, open."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, content: Any = None) -> None:
+        """Open a file; ``content``, as pyarrow reads it, stands in its place."""
         pa = pyarrow()
         self.path = path
         self._batches: list[Any] = []
         with readable(path):
-            with Path(path).open("rb") as stream:
-                start = stream.read(6)
+            content = content or pa.memory_map(path)
+            start = content.read(6)
+            content.seek(0)
             self.is_parquet = start[:4] == b"PAR1"
             if self.is_parquet:
                 self.parquet = pa.parquet.ParquetFile(path, pre_buffer=False)
                 self.schema = self.parquet.schema_arrow
             elif start == b"ARROW1":
-                self._file = pa.ipc.open_file(pa.memory_map(path))
+                self._file = pa.ipc.open_file(content)
                 self.schema = self._file.schema
             else:
-                self._stream(pa, path)
+                self._stream(pa, path, content)
             self.schema.names  # noqa: B018 - are decoded here, and may be no text
 
     @functools.cached_property
@@ -266,9 +268,8 @@ class ArrowFile:
         size = sum(int(chunk.total_uncompressed_size) for chunk in own)
         return max(0, size) // max(1, int(group.num_rows))
 
-    def _stream(self, pa: Any, path: str) -> None:
-        file = pa.memory_map(path)
-        whole = file.read_buffer()
+    def _stream(self, pa: Any, path: str, content: Any) -> None:
+        whole = content.read_buffer()
         reader = pa.ipc.open_stream(whole)
         # Without it, a stream cut between two batches looks like a shorter one.
         if whole.slice(max(0, whole.size - len(_END))).to_pybytes() != _END:

@@ -7,20 +7,19 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
-from wdsdist.packing.sources.arrow_files import ArrowTable, readable
-from wdsdist.packing.sources.columns import Column, Layout, check_columns, choose
+from wdsdist.packing.sources.arrow_files import ArrowFile, ArrowTable, readable
+from wdsdist.packing.sources.columns import Layout, check_columns, choose
 from wdsdist.packing.sources.scan import FILE, LINK
 from wdsdist.packing.sources.source import Blocks, Candidate, FileStamp, LeftOut, Source, SourceOptions
-from wdsdist.packing.sources.table_rows import Row, Rows, RowSamples, TableListing
+from wdsdist.packing.sources.table_rows import RowSamples, TableListing
 from wdsdist.packing.sources.text_files import TextTable
 
 _SUFFIXES = {
@@ -37,39 +36,6 @@ _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev)(?=[-_.])"
 _STATE, _DICT = "state.json", "dataset_dict.json"
 
 
-class Table(Protocol):
-    """The rows of a table: all of them in order, and any of them."""
-
-    @property
-    def stamps(self) -> tuple[FileStamp, ...]:
-        """The files that it lies in."""
-        ...
-
-    def columns(self, root: str) -> list[Column]:
-        """Say what each column holds; paths are looked up under ``root``."""
-        ...
-
-    def rows(self, used: Sequence[int], columns: Sequence[Column]) -> Iterator[Row]:
-        """Yield all rows as they are listed; columns that are not used, by their places, stay empty."""
-        ...
-
-    def has_exact_sizes(self, used: Sequence[int], columns: Sequence[Column]) -> bool:
-        """Whether the sizes of what `rows` yields are those of the values, or estimates."""
-        ...
-
-    def blocks(self) -> Blocks | None:
-        """Return the runs of rows that are read together, if there are such, once all rows were listed."""
-        ...
-
-    def place(self, index: int) -> str:
-        """Say where a row stands: ``"train.csv, row 7"``."""
-        ...
-
-    def take(self, indices: Int64s, used: Sequence[int]) -> Rows:
-        """Return some rows, by their numbers."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class TableSource:
     """All rows of a table, in its order."""
@@ -79,7 +45,7 @@ class TableSource:
     root: str
     """The folder that paths in the table are relative to."""
     layout: Layout
-    table: Table
+    table: ArrowTable
     listing: TableListing
 
     @property
@@ -205,11 +171,11 @@ def _source(kind: str, location: Path, root: Path, paths: list[Path], options: S
         if not path.is_file():
             raise SourceError(f"{path} does not exist, but {location} names it: fetch it again")
     with readable(str(location)):
-        table: Table = (
-            ArrowTable(paths)
-            if _SUFFIXES.get(kind, SEVERAL)[0] in SEVERAL
-            else TextTable(paths[0], kind, options.scratch)
-        )
+        if kind in ("csv", "tsv", "jsonl"):
+            table: ArrowTable = TextTable(paths[0], kind, options.scratch)
+        else:
+            stamps = tuple(map(FileStamp.of, paths))
+            table = ArrowTable(stamps, [ArrowFile(stamp.path) for stamp in stamps])
         layout = choose(table.columns(str(root)), wanted, str(location))
         listing = TableListing(layout, str(root), options.on_error)
         rows = functools.partial(table.rows, layout.used(), layout.columns)
