@@ -18,7 +18,7 @@ from PIL import Image
 from tables import members, write_arrow, write_arrow_stream, write_parquet
 
 from wdsdist.errors import SourceError, SourceNotFoundError
-from wdsdist.packing.blocks import shuffled_in_blocks
+from wdsdist.packing.plan import shuffled_in_blocks
 from wdsdist.packing.sources import arrow_files, blocks_of, find
 from wdsdist.samples.decode import Decoder
 

@@ -25,7 +25,11 @@ GOOD = {
         ("t.csv", b"", r"t\.csv is empty"),
         ("t.csv", b"\xef\xbb\xbf", r"t\.csv is empty"),
         ("t.csv", b"a,b\n", "no column that can become a member"),
-        ("t.csv", b"a,label\n1,2\n3\n", r"t\.csv, row 3: Expected 2 columns, got 1: 3: the first row names the columns"),
+        (
+            "t.csv",
+            b"a,label\n1,2\n3\n",
+            r"t\.csv, row 3: Expected 2 columns, got 1: 3: the first row",
+        ),
         ("t.csv", b'a,label\n"1\n\n",2\n3,4,5\n', r"t\.csv, row 3: Expected 2 columns, got 3"),
         ("t.csv", b'a,b\n1,2\n"3,4\n5,6\n', r"t\.csv, row 3: Expected 2 columns, got 1"),
         ("t.csv", b'a,b\n1,2\n3,"4\n5,6\n', r"t\.csv ends within quotes, or is cut: fetch it again"),
@@ -46,9 +50,7 @@ GOOD = {
         ("t.jsonl", b'{"\\ud800": 1}\n', r"t\.jsonl, row 1: the name .* is not valid Unicode"),
     ],
 )
-def test_what_cannot_be_read_is_named_with_its_row(
-    tmp_path: Path, name: str, data: bytes, message: str | None
-) -> None:
+def test_what_cannot_be_read_is_named_with_its_row(tmp_path: Path, name: str, data: bytes, message: str | None) -> None:
     (tmp_path / name).write_bytes(data)
     if message is None:
         assert len(find(tmp_path / name)) == 2

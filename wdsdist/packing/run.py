@@ -20,9 +20,20 @@ from wdsdist.packing.job import Job, PackOptions, Record
 from wdsdist.packing.parallel import Writing, write_planned
 from wdsdist.packing.plan import PackPlan, make_plan
 from wdsdist.packing.progress import PackProgress
-from wdsdist.packing.reencoding import DEFAULT_QUALITY, ReencodedSource, ReencodedStream, Reencoding, check_options
+from wdsdist.packing.reencoding import DEFAULT_QUALITY, Reencoding, check_options
 from wdsdist.packing.remote_executor import refuse_to_travel
-from wdsdist.packing.sources import Encode, LeftOut, Made, OnError, Source, SourceOptions, Stream, is_stream
+from wdsdist.packing.sources.python import Made
+from wdsdist.packing.sources.source import (
+    Encode,
+    LeftOut,
+    OnError,
+    Packable,
+    Source,
+    SourceOptions,
+    Stream,
+    blocks_of,
+    is_stream,
+)
 from wdsdist.packing.sources.webdataset import ShardsSource
 from wdsdist.packing.streaming import write_in_order
 from wdsdist.packing.writer import WrittenShard
@@ -159,7 +170,9 @@ def pack(
         _check_order(found, shuffle_seed)
         options = replace(options, shuffle_seed=None)
     _refuse(found, place, executor)
-    found = _reencoded(found, options)
+    reencoding = None
+    if options.max_side is not None and options.quality is not None:
+        reencoding = Reencoding(max_side=options.max_side, quality=options.quality)
     job = Job(kind=found.kind, location=found.location, fingerprint=found.fingerprint(), options=options)
     # Looked for before the lock is taken: a finished data set may lie where nothing can be written any more.
     if (done := destination.finished(place, job, on_error)) is not None:
@@ -169,15 +182,17 @@ def pack(
             return done
         if is_stream(found):
             destination.claim(place, Record(job, None), overwrite=overwrite)
-            shards = write_in_order(place, found, options, on_error, progress)
+            shards = write_in_order(place, found, options, on_error, progress, reencoding)
         else:
             listed = cast("Source", found)
             plan = _plan(listed, options)
             destination.claim(place, Record(job, len(plan)), overwrite=overwrite)
-            how = Writing(workers=workers, executor=executor, on_error=on_error, progress=progress)
+            how = Writing(
+                workers=workers, executor=executor, on_error=on_error, progress=progress, reencoding=reencoding
+            )
             shards = write_planned(listed, plan, place, job, how)
         destination.tidy(place)  # a cluster goes on without a worker that was killed in the middle of a shard
-        destination.finish(place, _manifest(place, found, options, shards, _report(place, found, shards)))
+        destination.finish(place, _manifest(place, found, options, shards, reencoding, _report(place, found, shards)))
     return manifests.load(place.at(manifests.FILE_NAME), place.options)
 
 
@@ -210,21 +225,12 @@ def _plan(source: Source, options: PackOptions) -> PackPlan:
         shuffle_seed=options.shuffle_seed,
         shard_bytes=options.shard_bytes,
         shard_samples=options.shard_samples,
-        blocks=sources.blocks_of(source),
+        blocks=blocks_of(source),
         compressed=options.compress is not None,
     )
 
 
-def _reencoded(found: Source | Stream, options: PackOptions) -> Source | Stream:
-    if options.max_side is None or options.quality is None:
-        return found
-    reencoding = Reencoding(max_side=options.max_side, quality=options.quality)
-    if is_stream(found):
-        return ReencodedStream(found, reencoding)
-    return ReencodedSource(cast("Source", found), reencoding)
-
-
-def _report(place: Place, source: Source | Stream, shards: list[WrittenShard]) -> int:
+def _report(place: Place, source: Packable, shards: list[WrittenShard]) -> int:
     """List the samples that were left out; return how many there are."""
     left_out: list[tuple[str | None, LeftOut]] = [(None, one) for one in source.left_out]
     left_out += [(shard.name, one) for shard in shards for one in shard.left_out]
@@ -235,7 +241,12 @@ def _report(place: Place, source: Source | Stream, shards: list[WrittenShard]) -
 
 
 def _manifest(
-    place: Place, source: Source | Stream, options: PackOptions, shards: list[WrittenShard], left_out: int
+    place: Place,
+    source: Packable,
+    options: PackOptions,
+    shards: list[WrittenShard],
+    reencoding: Reencoding | None,
+    left_out: int,
 ) -> Manifest:
     return Manifest.of(
         place.location,
@@ -248,6 +259,7 @@ def _manifest(
             "payload_bytes": sum(shard.payload_bytes for shard in shards),
             **({"left_out": left_out} if left_out else {}),
             **source.extra(),
+            **({"images": reencoding.notes()} if reencoding else {}),
         },
     )
 
