@@ -10,9 +10,9 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from helpers import write_shard
 
 import wdsdist
+from tests.support.tars import write_shard
 from wdsdist import errors
 
 ERRORS = [

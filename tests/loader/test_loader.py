@@ -12,7 +12,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import helpers
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 import wdsdist
+from tests.support import tars
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import (
     ArgumentError,
@@ -306,7 +306,7 @@ class TestBatches:
         assert next(iter(loader))[0][0].startswith("k")
 
     def test_of_raw_samples_without_a_common_field_are_refused(self, tmp_path: Path) -> None:
-        tar = helpers.plain_tar([("a.txt", b"1"), ("b.txt", b"2"), ("b.png", b"3")])
+        tar = tars.plain_tar([("a.txt", b"1"), ("b.txt", b"2"), ("b.png", b"3")])
         (tmp_path / "mixed.tar").write_bytes(tar)
         dataset = StreamingDataset(tmp_path / "mixed.tar")
         with pytest.raises(wdsdist.errors.SampleError, match=r"do not have the same fields \(png in one only\)"):
@@ -416,7 +416,7 @@ class TestBadArguments:
         assert len(make_loader(shards, 53, drop_last=False)) == 1
 
     def test_a_data_set_without_samples_is_refused(self, tmp_path: Path) -> None:
-        (tmp_path / "empty.tar").write_bytes(helpers.plain_tar([]))
+        (tmp_path / "empty.tar").write_bytes(tars.plain_tar([]))
         loader = StreamingDataLoader(StreamingDataset(tmp_path / "empty.tar"), drop_last=False)
         with pytest.raises(DatasetTooSmallError, match="has no samples"):
             next(iter(loader))

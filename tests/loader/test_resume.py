@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_loader import batches, flat, make_loader
 
+from tests.loader.test_loader import batches, flat, make_loader
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentTypeError, StateMismatchError
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import web
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from tests.support import web
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.cache.counters import Counters
 from wdsdist.loader.stats import LoaderStats

@@ -11,12 +11,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import helpers
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import wdsdist
+from tests.support import tars
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import DatasetTooSmallError
 
@@ -40,7 +40,7 @@ class World:
             numbers = iter(range(sum(self.counts)))
             for shard, count in enumerate(self.counts):
                 members = [(f"{number}.cls", b"%d" % number) for _, number in zip(range(count), numbers, strict=False)]
-                (Path(name) / f"{shard}.tar").write_bytes(helpers.plain_tar(members))
+                (Path(name) / f"{shard}.tar").write_bytes(tars.plain_tar(members))
             wdsdist.index(name, workers=1)
             yield Path(name)
 

@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import fsspec
-import helpers
 import pytest
 import zstandard
 
 import wdsdist
+from tests.support import tars as helpers
 from wdsdist.errors import ArgumentError, DestinationExistsError, SourceError
 from wdsdist.packing import pack, writer
 from wdsdist.packing.destination import Place

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import helpers
 import pytest
 
+from tests.support import tars
 from wdsdist.packing import pack
 
 DataBytes = Callable[[Path], dict[str, bytes]]
@@ -20,7 +20,7 @@ DataBytes = Callable[[Path], dict[str, bytes]]
 def start_stalling(source: Path, dest: Path, workers: int) -> subprocess.Popen[bytes]:
     """Start packing, and return once it stands in the middle of the third shard."""
     process = subprocess.Popen(
-        [sys.executable, "-c", helpers.STALLING, str(source), str(dest), str(workers)], stdout=subprocess.PIPE
+        [sys.executable, "-c", tars.STALLING, str(source), str(dest), str(workers)], stdout=subprocess.PIPE
     )
     assert process.stdout is not None
     assert process.stdout.read(1) == b"x"

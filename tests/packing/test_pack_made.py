@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import made
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import wdsdist
+from tests.support import made
 from wdsdist.errors import ArgumentError, DestinationExistsError, SourceError
 from wdsdist.packing import PackProgress, pack
 from wdsdist.packing.destination import Place

@@ -1,11 +1,12 @@
-"""Which sample stands at which position of an epoch.
+"""The shuffled order of an epoch: which sample stands at which position.
 
 An epoch is a permutation ``G`` of the ``N`` samples: a pure function of the shards' sample counts, the settings and
 the epoch. Both orders here answer for any positions at once, as pairs (shard, sample within the shard).
 
 ``shard``: shards are permuted and laid on one line; the line is cut into equal *canonical lanes*; position ``i`` is
-offset ``i // C`` of lane ``i % C``; within a lane, samples are permuted inside consecutive windows. Ranks that stride
-over the positions thereby read shards of their own, nearly in sequence. Memory grows with the number of shards and
+offset ``i // C`` of lane ``i % C``; within a lane, samples are permuted inside consecutive windows. A lane is the
+sequence of samples of one canonical replica. Ranks that stride over the positions thereby read shards of their own,
+nearly in sequence. Memory grows with the number of shards and
 lanes, never with the number of samples.
 
 ``sampler``: the index sequence of ``torch.utils.data.DistributedSampler``, bit for bit. It holds one array of ``N``
@@ -44,7 +45,7 @@ _STRETCHES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderSettings:
-    """What, besides the samples and the epoch, decides the order."""
+    """The settings of the shuffled order; with the samples and the epoch, they decide it."""
 
     name: OrderName = "shard"
     shuffle: bool = True

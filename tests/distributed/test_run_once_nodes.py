@@ -1,0 +1,222 @@
+"""data_download between processes of two nodes that share a directory, and where the runner ends in its own ways."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.jobs import CALL, launch
+
+if TYPE_CHECKING:
+    from tests.support.jobs import Process, Stage
+
+LAUNCHERS = {
+    "slurm": {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"},
+    "torchrun": {
+        "TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
+        "TORCHELASTIC_RESTART_COUNT": "by node",
+    },
+}  # fmt: skip
+
+
+def two_nodes(stage: Stage, **environment: str) -> list[Process]:
+    """Start two processes on each of two nodes: what makes a node is a temporary directory of its own."""
+    started = []
+    for restarts, name in enumerate(("a", "b")):
+        (stage.directory / name).mkdir(exist_ok=True)
+        shell = ["/bin/sh", "-c", f'{sys.executable} "$0"; true']
+        command = shell if "TORCHELASTIC_RUN_ID" in environment else None
+        if "TORCHELASTIC_RESTART_COUNT" in environment:  # an agent counts those restarts that its own workers caused
+            environment["TORCHELASTIC_RESTART_COUNT"] = str(restarts)
+        started += stage.start(2, command=command, TMPDIR=str(stage.directory / name), **environment)
+    return started
+
+
+class TestTheCluster:
+    DECORATOR = '@data_download(scope="cluster", directory=HERE / "shared")\n'
+
+    @pytest.mark.parametrize("launcher", LAUNCHERS)
+    def test_an_error_is_raised_on_all_nodes(self, stage: Stage, launcher: str) -> None:
+        stage.write(
+            self.DECORATOR + "def prepare():\n    log()\n    announce()\n    wait()\n"
+            "    raise ConnectionError('no route to host')\n" + CALL
+        )
+        four = two_nodes(stage, **LAUNCHERS[launcher])
+        launch(four)
+        runner = stage.runner()
+        stage.let_go()
+        errors = [process.expect("raised") for process in four]
+        assert [(error["type"], error["message"]) for error in errors] == [("ConnectionError", "no route to host")] * 4
+        causes = [error["cause"] for error in errors if error["cause"] != "None"]
+        assert len(causes) == 3
+        assert all(f"prepare() failed in process {runner} on {os.uname().nodename}" in cause for cause in causes)
+        assert len(stage.log) == 1
+
+    def test_a_process_of_the_other_node_takes_over_where_all_of_one_die(self, stage: Stage) -> None:
+        stage.write(
+            self.DECORATOR + "def prepare():\n    log()\n    announce()\n    wait()\n    return os.getpid()\n" + CALL
+        )
+        four = two_nodes(stage, **LAUNCHERS["slurm"])
+        launch(four)
+        node, other = (four[:2], four[2:])
+        if stage.runner() not in [process.pid for process in node]:
+            node, other = other, node
+        for process in node:
+            os.kill(process.pid, signal.SIGKILL)
+        successor = stage.runner()
+        stage.let_go()
+        assert successor in [process.pid for process in other]
+        assert [process.expect("returned") for process in other] == [successor] * 2
+        assert len(stage.log) == 2
+
+
+class TestTheRunner:
+    def test_its_children_do_not_keep_others_from_taking_over(self, stage: Stage) -> None:
+        # as those of a ProcessPoolExecutor, which wait for ever once their parent was killed
+        stage.write(
+            """
+@data_download
+def prepare():
+    if not (HERE / "child").exists():
+        child = os.fork()
+        if child == 0:
+            while True:
+                __import__("signal").pause()
+        (HERE / "child").write_text(str(child))
+    announce()
+    wait()
+    return os.getpid()
+"""
+            + CALL
+        )
+        two = stage.start(2)
+        launch(two)
+        try:
+            first = stage.runner()
+            os.kill(first, signal.SIGKILL)
+            second = stage.runner()
+            stage.let_go()
+            (survivor,) = [process for process in two if process.pid != first]
+            assert survivor.expect("returned") == second == survivor.pid
+        finally:
+            os.kill(int((stage.directory / "child").read_text()), signal.SIGKILL)
+
+    @pytest.mark.parametrize("end", ["sys.exit('no disk')", "os.kill(os.getpid(), 15)", "os._exit(3)"])
+    def test_one_that_ends_itself_is_replaced(self, stage: Stage, end: str) -> None:
+        stage.write(
+            f"""
+@data_download
+def prepare():
+    log()
+    if len((HERE / "log").read_text().splitlines()) == 1:
+        announce()
+        wait()
+        {end}
+    return os.getpid()
+"""
+            + CALL
+        )
+        two = stage.start(2)
+        launch(two)
+        first = stage.runner()
+        stage.let_go()
+        (survivor,) = [process for process in two if process.pid != first]
+        assert survivor.expect("returned") == survivor.pid
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("definition", "told"),
+        [
+            ("class Wrong(Exception):\n        pass", "Wrong: disk full"),
+            ("class Wrong(Exception):\n        __reduce__ = None", "Wrong: disk full"),
+            ("class Wrong(Exception):\n        __str__ = None", "Wrong: <exception str() failed>"),
+        ],
+        ids=["local", "unpicklable", "speechless"],
+    )
+    def test_one_of_any_kind_is_raised_everywhere(self, stage: Stage, definition: str, told: str) -> None:
+        stage.write(
+            f"""
+@data_download
+def prepare():
+    log()
+    announce()
+    wait()
+    {definition}
+    raise Wrong("disk full")
+
+say("ready")
+hear()
+try:
+    prepare()
+except Exception as error:
+    say("raised", [type(error).__name__, str(error.args[0])])
+"""
+        )
+        two = stage.start(2)
+        launch(two)
+        runner = stage.runner()
+        stage.let_go()
+        for process in two:
+            kind, message = process.expect("raised")
+            if process.pid == runner:
+                assert (kind, message) == ("Wrong", "disk full")
+            else:
+                assert kind == "DataDownloadError"
+                assert told in message
+        assert len(stage.log) == 1
+
+    def test_one_of_a_call_within_a_call_is_that_of_both(self, stage: Stage) -> None:
+        stage.write(
+            """
+@data_download
+def fetch():
+    log("fetch")
+    announce()
+    wait()
+    raise ConnectionError("no route to host")
+
+@data_download
+def prepare():
+    log("prepare")
+    return fetch()
+
+say("ready")
+hear()
+report(prepare)
+report(fetch)
+"""
+        )
+        two = stage.start(2)
+        launch(two)
+        stage.runner()
+        stage.let_go()
+        assert [process.expect("raised")["message"] for process in two] == ["no route to host"] * 2
+        assert [word for _, word in stage.log][:2] == ["prepare", "fetch"]
+
+
+def test_calls_in_another_order_on_each_process_run_once_each(stage: Stage) -> None:
+    stage.write(
+        """
+@data_download
+def prepare(name):
+    log(name)
+    return [name, os.getpid()]
+
+say("ready")
+names = hear()
+say("returned", sorted(prepare(name) for name in 3 * names))
+"""
+    )
+    three = stage.start(3)
+    for process in three:
+        process.expect("ready")
+    for process, names in zip(three, ("abc", "cab", "bca"), strict=True):
+        process.tell(names)
+    said = [process.expect("returned") for process in three]
+    assert said[0] == said[1] == said[2]
+    assert sorted(word for _, word in stage.log) == ["a", "b", "c"]

@@ -1,0 +1,125 @@
+"""What a data_download function leaves for later runs, and when that counts for nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from wdsdist.distributed import data_download
+
+if TYPE_CHECKING:
+    from tests.support.jobs import Process, Stage
+
+
+def killed(*_: object, **__: object) -> None:
+    """End a function as a signal would, with nothing cleared away."""
+    raise KeyboardInterrupt
+
+
+class TestWhatIsKept:
+    @pytest.mark.parametrize(
+        "returned",
+        [
+            "made", "str(made)", "[made, 1]", "{'train': str(made)}", "('x', made)", "Path('made')",
+            "{'train': [[made], 1]}", "__import__('wdsdist').Manifest.of(str(made), [])",
+        ],
+    )  # fmt: skip
+    def test_it_is_void_once_the_returned_path_is_gone(self, stage: Stage, returned: str) -> None:
+        stage.write(
+            f"""
+os.chdir(HERE)
+made = HERE / "made"
+
+@data_download
+def prepare():
+    log()
+    made.touch()
+    return {returned}
+
+prepare()
+say("done")
+"""
+        )
+
+        def run() -> int:
+            stage.start()[0].expect("done")
+            return len(stage.log)
+
+        assert [run(), run()] == [1, 1]
+        (stage.directory / "made").unlink()
+        assert [run(), run()] == [2, 2]
+
+    @pytest.mark.parametrize("returned", ["'/no/such/path'", "Path('/no/such/path')", "'/' + 5000 * 'x'", "'/\\0'"])
+    def test_a_path_that_never_was_does_not_void_it(self, stage: Stage, returned: str) -> None:
+        stage.write(f"@data_download\ndef prepare():\n    log()\n    return {returned}\nprepare()\nsay('done')\n")
+        for _ in range(2):
+            stage.start()[0].expect("done")
+        assert len(stage.log) == 1
+
+    def test_a_run_that_was_killed_leaves_no_claim_of_an_earlier_one(self, stage: Stage) -> None:
+        stage.write(
+            """
+say("ready")
+forced = hear() == "forced"
+
+def prepare():
+    log()
+    if forced:
+        announce()
+        wait()
+    return os.getpid()
+
+report(data_download(prepare, force=forced))
+"""
+        )
+
+        def run(how: str) -> Process:
+            (process,) = stage.start()
+            process.expect("ready")
+            process.tell(how)
+            return process
+
+        run("plain").expect("returned")
+        run("forced")
+        os.kill(stage.runner(), signal.SIGKILL)
+        later = run("plain")
+        assert later.expect("returned") == later.pid
+
+    def test_a_changed_function_runs_again_but_a_changed_option_does_not(self, stage: Stage) -> None:
+        def run(decorator: str, body: str) -> int:
+            stage.write(f"{decorator}\ndef prepare():\n    log()\n    {body}\nprepare()\nsay('done')\n")
+            stage.start()[0].expect("done")
+            return len(stage.log)
+
+        assert run("@data_download", "return 1") == 1
+        assert run("@data_download(\n    timeout=60)", "return 1") == 1
+        assert run("@data_download", "return 2") == 2
+
+    def test_a_damaged_record_counts_for_nothing(self, stage: Stage) -> None:
+        stage.write("@data_download\ndef prepare():\n    log()\n    return 5\nreport(prepare)\n")
+        for damage in (b"", b"{}", b'{"format": 1}\n', b"\xff\n\xff", b"[]\n"):
+            stage.start()[0].expect("returned")
+            (record,) = stage.directory.glob("tmp/wdsdist-*/*.outcome")
+            header, _, payload = record.read_bytes().partition(b"\n")
+            record.write_bytes(damage)
+        record.write_bytes(header + b"\n" + payload[:-3])
+        assert stage.start()[0].expect("returned") == 5
+        assert len(stage.log) == 6
+
+    def test_nothing_but_lock_and_record_is_left_behind(self, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        @data_download
+        def prepare() -> int:
+            return 1
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", killed)
+            patch.setattr(Path, "unlink", killed)
+            with pytest.raises(KeyboardInterrupt):
+                prepare()
+        assert [path for path in temporary.glob("wdsdist-*/*") if path.suffix.startswith(".tmp-")]
+        prepare()
+        assert sorted(path.suffix for path in temporary.glob("wdsdist-*/*")) == [".lock", ".outcome"]

@@ -1,0 +1,129 @@
+"""torch's own DataLoader over a data set of ours: whole epochs over ranks and workers, and never the same one twice."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from tests.support.gloo_ranks import Ranks
+from wdsdist import StreamingDataset
+
+TOTAL = 37
+
+
+def dataset(shards: Path, **options: Any) -> StreamingDataset:
+    return StreamingDataset(shards, decode=True, fields=("cls",), **options)
+
+
+def epochs(shards: Path, batch_size: int | None, count: int, **options: Any) -> list[list[list[int]]]:
+    loader = DataLoader(dataset(shards, batch_size=batch_size), batch_size or 4, **options)
+    return [[batch["cls"].tolist() for batch in loader] for _ in range(count)]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("batch_size", [4, 6])
+def test_every_sample_comes_once_an_epoch_in_equal_batches_and_epochs_differ(
+    ranks: Ranks, shards: Path, workers: int, persistent: bool, batch_size: int
+) -> None:
+    found = ranks.all(three_epochs, shards, batch_size, workers, persistent and workers > 0)
+    assert not [one for one in found if isinstance(one, str)]
+    for epoch in range(3):
+        first, second = (rank[epoch] for rank in found)
+        assert list(map(len, first)) == list(map(len, second))
+        counts = Counter(chain(*first, *second))
+        assert counts.keys() == set(range(TOTAL))
+        assert counts.total() == TOTAL + 1  # one sample makes the ranks even
+        assert [len(batch) < batch_size for batch in first] == [False] * (len(first) - 1) + [True]
+    assert len({str(rank) for rank in found[0]}) == 3
+    assert found == ranks.all(three_epochs, shards, batch_size, 0, False)
+
+
+def three_epochs(shards: Path, batch_size: int, workers: int, persistent: bool) -> list[list[list[int]]]:
+    return epochs(shards, batch_size, 3, num_workers=workers, persistent_workers=persistent)
+
+
+def one_epoch_elsewhere(shards: Path) -> list[list[list[int]]]:
+    return epochs(shards, 4, 1, num_workers=1, multiprocessing_context="forkserver")
+
+
+def test_workers_that_are_not_forked_know_their_rank_without_a_process_group(ranks: Ranks, shards: Path) -> None:
+    first, second = (rank[0] for rank in ranks.all(one_epoch_elsewhere, shards))
+    counts = Counter(chain(*first, *second))
+    assert (counts.keys(), counts.total()) == (set(range(TOTAL)), TOTAL + 1)
+
+
+def test_a_loader_that_is_seeded_anew_for_each_pass_plays_no_epoch_again(shards: Path) -> None:
+    loader = DataLoader(dataset(shards), None, num_workers=1)
+    found = []
+    for _ in range(3):
+        torch.manual_seed(0)
+        found.append([sample["cls"] for sample in loader])
+    assert len({tuple(epoch) for epoch in found}) == 3
+
+
+def test_two_iterations_at_once_play_an_epoch_each(shards: Path) -> None:
+    loader = DataLoader(dataset(shards, batch_size=4), 4, num_workers=2)
+    pairs = [(one["cls"].tolist(), other["cls"].tolist()) for one, other in zip(loader, loader, strict=True)]
+    first, second = ([number for batch in side for number in batch] for side in zip(*pairs, strict=True))
+    assert first != second
+    assert sorted(first) == sorted(second) == list(range(TOTAL))
+
+
+def test_an_epoch_that_was_given_up_does_not_come_again(shards: Path) -> None:
+    loader = DataLoader(dataset(shards, batch_size=4), 4, num_workers=2)
+    beginnings = [tuple(next(iter(loader))["cls"].tolist()) for _ in range(4)]
+    assert len(set(beginnings)) == 4
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_set_epoch_chooses_the_epoch_of_new_workers_too(shards: Path, workers: int) -> None:
+    data = dataset(shards, batch_size=4)
+    loader = DataLoader(data, 4, num_workers=workers)
+    found = []
+    for epoch in (0, 1, 0, 1):
+        data.set_epoch(epoch)
+        found.append([batch["cls"].tolist() for batch in loader])
+    assert found[:2] == found[2:] != found[1:3]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_that_is_chosen_during_a_pass_is_that_of_the_next(shards: Path, workers: int) -> None:
+    data = dataset(shards, batch_size=4)
+    loader = DataLoader(data, 4, num_workers=workers)
+    found = []
+    for chosen in (2, 0, None):
+        batches = iter(loader)
+        found.append([next(batches)["cls"].tolist()])
+        if chosen is not None:
+            data.set_epoch(chosen)
+        found[-1] += [batch["cls"].tolist() for batch in batches]
+    first, second, third = found
+    assert all(sorted(chain(*epoch)) == list(range(TOTAL)) for epoch in found)
+    assert first == third != second
+
+
+class TestWithoutABatchSize:
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_one_worker_needs_none(self, shards: Path, workers: int) -> None:
+        assert list(map(len, epochs(shards, None, 1, num_workers=workers)[0])) == [4] * 9 + [1]
+
+    def test_several_workers_warn_once_on_the_terminal_and_say_how_to_mend_it(self, shards: Path) -> None:
+        script = (
+            "import sys, wdsdist; from torch.utils.data import DataLoader\n"
+            "data = wdsdist.StreamingDataset(sys.argv[1], fields=['cls'], decode=True)\n"
+            "loader = DataLoader(data, 4, num_workers=3)\n"
+            "print([sum(1 for _ in loader) for _ in range(3)])"
+        )
+        found = subprocess.run([sys.executable, "-c", script, str(shards)], capture_output=True, text=True, check=True)
+        assert found.stdout == "[10, 10, 10]\n"
+        assert found.stderr.count("the 3 workers of a foreign DataLoader") == 1
+        assert "Pass the DataLoader's batch_size to StreamingDataset" in found.stderr
