@@ -164,7 +164,7 @@ def listing(count: int) -> None:
     found = list_samples(open_folder)
     report(f"listing {found.num_files:,} files", began)
     began = time.perf_counter()
-    plan = make_plan(found.stored_sizes(), shuffle_seed=0, shard_bytes=SHARD_BYTES, shard_samples=None)
+    plan = make_plan(found.contents.sizes, shuffle_seed=0, shard_bytes=SHARD_BYTES, shard_samples=None)
     report(f"planning {len(plan):,} shards", began)
 
 

@@ -16,7 +16,6 @@ from wdsdist.packing.plan import PackPlan
 from wdsdist.packing.progress import PackProgress, ShowProgress
 from wdsdist.packing.reencoding import Reencoding, reencoded
 from wdsdist.packing.remote_executor import borrowed, parallelism
-from wdsdist.packing.sources.listed_source import ListedSource
 from wdsdist.packing.sources.source import OnError, Source
 from wdsdist.packing.writer import WrittenShard, whole_shard, write_shard
 
@@ -53,7 +52,7 @@ def write_planned(source: Source, plan: PackPlan, place: Place, job: Job, how: W
         lent = how.executor
         workers = how.workers or (parallelism(lent) if lent else None)
         # Only files can be read by any thread, at any time; what other sources give may be made, or decoded in order.
-        of_files = isinstance(source, ListedSource) and source.of_files and how.reencoding is None
+        of_files = source.contents.of_files and how.reencoding is None
         threads = _ABREAST if of_files and not lent else 1
         try:
             with borrowed(lent, place, job) if lent else pool(workers, len(missing), threads=threads) as executor:
@@ -92,7 +91,7 @@ class _Shards:
                 self.place,
                 name,
                 found=present.get(name),
-                size=sizes[number] if self.source.has_exact_sizes and self.reencoding is None else None,
+                size=sizes[number] if self.source.contents.has_exact_sizes and self.reencoding is None else None,
                 num_samples=counts[number],
                 on_error=self.on_error,
             )

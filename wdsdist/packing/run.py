@@ -31,10 +31,8 @@ from wdsdist.packing.sources.source import (
     Source,
     SourceOptions,
     Stream,
-    blocks_of,
     is_stream,
 )
-from wdsdist.packing.sources.webdataset import ShardsSource
 from wdsdist.packing.streaming import write_in_order
 from wdsdist.packing.writer import WrittenShard
 from wdsdist.shards import manifest as manifests
@@ -221,11 +219,11 @@ def _check_order(stream: Stream, shuffle_seed: int | str | None) -> None:
 
 def _plan(source: Source, options: PackOptions) -> PackPlan:
     return make_plan(
-        source.stored_sizes(),
+        source.contents.sizes,
         shuffle_seed=options.shuffle_seed,
         shard_bytes=options.shard_bytes,
         shard_samples=options.shard_samples,
-        blocks=blocks_of(source),
+        blocks=source.contents.blocks,
         compressed=options.compress is not None,
     )
 
@@ -271,7 +269,7 @@ def _refuse(source: Source | Stream, place: Place, executor: Executor | None) ->
     if place.folder is None:
         return
     folder, root = place.folder.resolve(), Path(source.location).resolve()
-    if isinstance(source, ShardsSource) and folder in {Path(one).resolve() for one in source.folders}:
+    if not is_stream(source) and folder in {Path(one).resolve() for one in cast("Source", source).folders}:
         raise ArgumentError(f"dest {place} holds the shards to pack: choose another folder")
     # The next run would find the shards among the files to pack, and take that for another source.
     if source.kind == "folder" and (folder == root or root in folder.parents):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdsdist.packing.sources import webdataset
-from wdsdist.packing.sources.webdataset import Keys, ShardsSource, normal
+from wdsdist.packing.sources.webdataset import Keys, Shards, normal
 from wdsdist.shards.index import ShardIndex
 
 keys = st.lists(
@@ -36,10 +36,8 @@ def packed(shards: list[list[str]]) -> list[str]:
     indexes = [index(shard) for shard in shards]
     found = Keys.of(indexes)
     starts = np.cumsum([0, *map(len, shards)], dtype=np.int64)
-    source = ShardsSource(
-        "here", ["a.tar"] * len(shards), indexes, {}, found.repeated(), found.separator(), starts, frozenset()
-    )
-    return [key for key, *_ in source.take(np.arange(starts[-1])).samples]
+    merged = Shards(["a.tar"] * len(shards), indexes, found.repeated(), found.separator(), starts)
+    return [key for key, *_ in merged.take(np.arange(starts[-1])).samples]
 
 
 def expected(shards: list[list[str]]) -> list[str]:

@@ -23,13 +23,12 @@ from wdsdist.packing.sources.source import (
     Source,
     SourceOptions,
     Stream,
-    blocks_of,
     is_stream,
 )
 
 __all__ = [
     "KINDS", "Blocks", "BrokenPayload", "Candidate", "FilePayload", "OnError", "Sample", "Source", "SourceOptions",
-    "Stream", "blocks_of", "find", "is_stream",
+    "Stream", "find", "is_stream",
 ]  # fmt: skip
 
 _AS_IT_LOOKS = SourceOptions()

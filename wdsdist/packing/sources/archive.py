@@ -33,8 +33,8 @@ import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ShardDamagedError, SourceError, StorageError
-from wdsdist.packing.sources.deferred import DeferredSource
-from wdsdist.packing.sources.listed_source import Listed, ListedSource, Taken, packable
+from wdsdist.packing.sources.deferred import deferred
+from wdsdist.packing.sources.listed_source import Listed, Taken, listed_source, packable
 from wdsdist.packing.sources.listing import Folder, list_samples
 from wdsdist.packing.sources.scan import shown
 from wdsdist.packing.sources.source import (
@@ -128,11 +128,9 @@ class Tree:
         listing = list_samples(lambda path: self._folders.pop(root + path))
         return packable(self.label, listing, folders, options, skipped=self.skipped, left_out=self.left_out)
 
-    def source(
-        self, kind: str, options: SourceOptions, file: FileStamp, samples: Callable[[Taken], Samples]
-    ) -> ListedSource:
+    def source(self, kind: str, options: SourceOptions, file: FileStamp, samples: Callable[[Taken], Samples]) -> Source:
         """Return the source of an archive; ``samples`` gives the parts of the listing their data."""
-        return ListedSource(kind, self.label, self.listed(options), f"{kind}\0{file[1:]}", samples)
+        return listed_source(kind, self.label, self.listed(options), f"{kind}\0{file[1:]}", samples)
 
     def _root(self, *, single_class: bool) -> bytes:
         """Return the folder around everything, however deep, with a slash at its end; empty where there is none."""
@@ -214,7 +212,7 @@ def find_tar(candidate: Candidate, options: SourceOptions) -> Source | None:
             compression.unpack(path, target)
         return _tar_source(target, str(path), options)
 
-    return DeferredSource("tar", str(path), state, options.scratch, make)
+    return deferred("tar", str(path), state, options.scratch, make)
 
 
 @contextlib.contextmanager
@@ -225,7 +223,7 @@ def _as_source_errors() -> Iterator[None]:
         raise SourceError(str(error)) from error
 
 
-def _tar_source(path: Path, label: str, options: SourceOptions) -> ListedSource:
+def _tar_source(path: Path, label: str, options: SourceOptions) -> Source:
     file = FileStamp.of(path)
     tree = Tree(label, options.on_error)
     try:
@@ -312,7 +310,7 @@ class ZipSamples:
             return BrokenPayload(f"{self.file.path}/{name} is damaged ({error}): fetch the archive again", size)
 
 
-def find_zip(candidate: Candidate, options: SourceOptions) -> ListedSource | None:
+def find_zip(candidate: Candidate, options: SourceOptions) -> Source | None:
     """List the samples of a zip archive; return ``None`` for what is none."""
     path = candidate.path
     if path is None or not path.is_file() or (path.suffix.lower() != ".zip" and options.kind != "zip"):

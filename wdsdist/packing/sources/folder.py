@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wdsdist.errors import SourceError
-from wdsdist.packing.sources.listed_source import ListedSource, Taken, packable
+from wdsdist.packing.sources.listed_source import Taken, listed_source, packable
 from wdsdist.packing.sources.listing import Folder, Listing, list_samples
 from wdsdist.packing.sources.scan import FILE, FOLDER, LINK, OTHER, FolderEntries, shown
-from wdsdist.packing.sources.source import Candidate, FilePayload, LeftOut, OnError, Sample, SourceOptions
+from wdsdist.packing.sources.source import Candidate, FilePayload, LeftOut, OnError, Sample, Source, SourceOptions
 from wdsdist.shards.tar import is_tar, split_name
 
 _HIDDEN = ord(".")
@@ -34,7 +34,7 @@ class FolderSamples:
         return self.taken.samples(lambda path, size, _: FilePayload(above + path, size))
 
 
-def find(candidate: Candidate, options: SourceOptions) -> ListedSource | None:
+def find(candidate: Candidate, options: SourceOptions) -> Source | None:
     """List the samples of a folder; return ``None`` for what is none."""
     root, entries = candidate.path, candidate.entries
     if root is None or entries is None:
@@ -48,7 +48,7 @@ def find(candidate: Candidate, options: SourceOptions) -> ListedSource | None:
         )
     listed = packable(str(root), listing, walk.folders, options, skipped=walk.skipped, left_out=walk.left_out)
     samples = functools.partial(FolderSamples, str(root))
-    return ListedSource("folder", str(root), listed, "folder", samples, of_files=True)
+    return listed_source("folder", str(root), listed, "folder", samples, of_files=True)
 
 
 class _Walk:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
-from wdsdist.packing.sources.source import Candidate, FileStamp, LeftOut, Sample, SourceOptions, sample_size
+from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Sample, Source, SourceOptions, sample_size
 
 _NAME = re.compile(r"(?P<prefix>.+)-(?P<role>images|labels)[-.]idx\d-[a-z]+\d*(?P<gz>\.gz)?")
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -58,53 +58,7 @@ class IdxSamples:
                 yield key, [("cls", str(labels[index]).encode()), ("npy", data)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class IdxSource:
-    """An IDX set: a file of images, and perhaps one of labels."""
-
-    location: str
-    images: FileStamp
-    labels: FileStamp | None
-    shape: tuple[int, ...]
-    """Of the file of images: their number first."""
-    skipped: dict[str, int]
-    """Files beside the set that belong to none, counted."""
-    kind: str = "idx"
-    has_exact_sizes: bool = True
-    left_out: tuple[LeftOut, ...] = ()
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    @property
-    def prefix(self) -> str:
-        """What the keys start with, such as ``train``."""
-        return Path(self.location).name
-
-    @property
-    def digits(self) -> int:
-        """Digits of the number in each key."""
-        return max(_DIGITS, len(str(len(self) - 1)))
-
-    def fingerprint(self) -> str:
-        state = hashlib.sha256(f"{self.kind}\n".encode())
-        for file in (self.images, self.labels):
-            if file is not None:
-                state.update(f"{Path(file.path).name}\0{file.size}\0{file.mtime_ns}\n".encode())
-        return state.hexdigest()
-
-    def extra(self) -> dict[str, Any]:
-        return {"skipped": self.skipped} if self.skipped else {}
-
-    def stored_sizes(self) -> Int64s:
-        # All samples take the same room: keys are equally long, and every label fits in one block.
-        return np.full(len(self), sample_size(next(iter(self.take(np.zeros(1, np.int64))))), np.int64)
-
-    def take(self, indices: Int64s) -> IdxSamples:
-        return IdxSamples(self.images, self.labels, self.prefix, self.digits, indices.tolist())
-
-
-def find(candidate: Candidate, options: SourceOptions) -> IdxSource | None:
+def find(candidate: Candidate, options: SourceOptions) -> Source | None:
     """Return the IDX set that a path names, or nothing where it names none."""
     path = candidate.path
     if path is None:
@@ -180,7 +134,7 @@ def _read_header(stream: io.BufferedIOBase, label: str) -> tuple[np.dtype[Any], 
     return np.dtype(_TYPES[magic[2]]), struct.unpack(f">{magic[3]}I", sizes)
 
 
-def _source(location: Path, images: Path, labels: Path | None, skipped: dict[str, int]) -> IdxSource:
+def _source(location: Path, images: Path, labels: Path | None, skipped: dict[str, int]) -> Source:
     files = FileStamp.of(images), FileStamp.of(labels) if labels else None
     shape = _load(files[0]).shape
     if not shape[0]:
@@ -194,7 +148,20 @@ def _source(location: Path, images: Path, labels: Path | None, skipped: dict[str
                 f"{images.name} holds {shape[0]:,} images but {labels.name if labels else ''} {len(array):,} labels: "
                 f"they do not belong together"
             )
-    return IdxSource(str(location), *files, shape, skipped)
+    digits = max(_DIGITS, len(str(shape[0] - 1)))
+
+    def load(_: Source) -> Contents:
+        def take(indices: Int64s) -> IdxSamples:
+            return IdxSamples(*files, location.name, digits, indices.tolist())
+
+        # All samples take the same room: keys are equally long, and every label fits in one block.
+        sizes = np.full(shape[0], sample_size(next(iter(take(np.zeros(1, np.int64))))), np.int64)
+        return Contents(sizes=sizes, take=take, notes={"skipped": skipped} if skipped else {})
+
+    state = hashlib.sha256(b"idx\n")
+    for file in filter(None, files):
+        state.update(f"{Path(file.path).name}\0{file.size}\0{file.mtime_ns}\n".encode())
+    return Source("idx", str(location), state.hexdigest(), load)
 
 
 def _sets(folder: Candidate) -> dict[str, dict[str, Path]]:

@@ -9,7 +9,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.listing import Listing
 from wdsdist.packing.sources.scan import shown
-from wdsdist.packing.sources.source import LeftOut, Payload, Sample, Samples, SourceOptions
+from wdsdist.packing.sources.source import Contents, LeftOut, Payload, Sample, Samples, Source, SourceOptions
 from wdsdist.shards.tar import stored_size
 
 # What torchvision's ImageFolder takes for an image, and what has come into use since.
@@ -90,7 +90,7 @@ class Listed:
             digest.update(f"{one.key}\0{one.reason}\n".encode())
         return digest.hexdigest()
 
-    def extra(self) -> dict[str, Any]:
+    def notes(self) -> dict[str, Any]:
         """Return the notes for ``index.json``."""
         classes = {"classes": list(self.classes)} if self.classes is not None else {}
         skipped = {"skipped": dict(sorted(self.skipped.items()))} if self.skipped else {}
@@ -137,42 +137,30 @@ class Listed:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ListedSource:
-    """A source whose samples are those of a listing: a folder, an archive, or a remote folder."""
+def listed_source(
+    kind: str,
+    location: str,
+    listed: Listed,
+    state: str,
+    samples: Callable[[Taken], Samples],
+    *,
+    of_files: bool = False,
+) -> Source:
+    """Return the source of a folder, an archive, or a remote folder.
 
-    kind: str
-    location: str
-    listed: Listed
-    state: str
-    """What tells one state of the source from another, beside its listing."""
-    samples: Callable[[Taken], Samples] = field(repr=False)
-    """Gives files of the listing their data; it may hold credentials."""
-    of_files: bool = False
-    """Whether its samples are local files, which any thread can read at any time."""
+    ``state`` tells one state of it from another, beside its listing; ``samples`` gives the listed files their data.
+    """
 
-    @property
-    def has_exact_sizes(self) -> bool:
-        return True
+    def load(_: Source) -> Contents:
+        return Contents(
+            sizes=listed.stored_sizes(),
+            take=lambda indices: samples(listed.take(indices)),
+            notes=listed.notes(),
+            left_out=listed.left_out,
+            of_files=of_files,
+        )
 
-    @property
-    def left_out(self) -> tuple[LeftOut, ...]:
-        return self.listed.left_out
-
-    def __len__(self) -> int:
-        return len(self.listed)
-
-    def fingerprint(self) -> str:
-        return self.listed.fingerprint(self.state)
-
-    def extra(self) -> dict[str, Any]:
-        return self.listed.extra()
-
-    def stored_sizes(self) -> Int64s:
-        return self.listed.stored_sizes()
-
-    def take(self, indices: Int64s) -> Samples:
-        return self.samples(self.listed.take(indices))
+    return Source(kind, location, listed.fingerprint(state), load)
 
 
 def packable(

@@ -23,11 +23,20 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from wdsdist._util.array_types import Int64s
 from wdsdist._util.pools import Carried, apart
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError, SourceNotFoundError
 from wdsdist.packing.sources.items import ItemEncoder, broken, digest, numbered, refuse_again
-from wdsdist.packing.sources.source import Candidate, Encode, LeftOut, OnError, Sample, SourceOptions, sample_size
+from wdsdist.packing.sources.source import (
+    Candidate,
+    Contents,
+    Encode,
+    LeftOut,
+    OnError,
+    Sample,
+    Source,
+    SourceOptions,
+    sample_size,
+)
 
 _PATH = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _NAMED = re.compile(rf"(?P<module>{_PATH}):(?P<attribute>{_PATH})")
@@ -51,7 +60,7 @@ Made = Items | Iterable[Any] | Callable[[], Items | Iterable[Any]]
 """What `find` takes for a source, but for its name in a module."""
 
 
-def find(candidate: Candidate, options: SourceOptions) -> DatasetSource | IterableSource | None:
+def find(candidate: Candidate, options: SourceOptions) -> Source | IterableSource | None:
     """Return what an object gives, or ``None`` for a string or path that names no object.
 
     Args:
@@ -61,8 +70,8 @@ def find(candidate: Candidate, options: SourceOptions) -> DatasetSource | Iterab
         options: among them ``encode``, a function from an item, or an item and its number, to a sample dict, or its
             name, ``module:function``; by default the items are such.
 
-    >>> find(Candidate([{"txt": "hello"}]), SourceOptions()), find(Candidate("photos/train"), SourceOptions())
-    (DatasetSource(list: 1 items), None)
+    >>> find(Candidate([{"txt": "hello"}]), SourceOptions()).location, find(Candidate("photos/train"), SourceOptions())
+    ('list', None)
     """
     location: str | None = None
     made: Any = candidate.given
@@ -81,7 +90,7 @@ def find(candidate: Candidate, options: SourceOptions) -> DatasetSource | Iterab
     if isinstance(made, Mapping):
         raise ArgumentTypeError(f"{location} is a mapping, not a list of samples: pass its values()")
     if hasattr(made, "__len__") and hasattr(made, "__getitem__") and not _is_torch_iterable(made):
-        return DatasetSource.of(made, location, function, options.on_error)
+        return _dataset(made, location, function, options.on_error)
     if isinstance(made, Iterable):
         return IterableSource(made, location, function, options.on_error)
     raise ArgumentTypeError(
@@ -179,51 +188,26 @@ class DatasetSamples:
             yield items.sample(index, seen)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DatasetSource:
-    """A data set with random access, such as a map-style ``torch.utils.data.Dataset`` or a list."""
+def _dataset(dataset: Any, location: str, encode: Encode | None, on_error: OnError) -> Source:
+    """Look at a few items of a data set with random access.
 
-    location: str
-    items: Carried[_Items]
-    length: int
-    sample_size: int
-    """Bytes that a sample is expected to take in a tar."""
-    digest: str
-    kind: str = "dataset"
-    has_exact_sizes: bool = False
-    left_out: tuple[LeftOut, ...] = ()
+    Raises `SourceError` for a data set without items, and for one that is another each time.
+    """
+    length = len(dataset)
+    if not length:
+        raise SourceError(f"{location} has no items: is it the right data set?")
+    items = Carried(_Items(dataset, ItemEncoder.of(location, encode), on_error))
+    # Data sets open files when they are first asked for an item, as workers of a DataLoader want it.
+    size, known = apart(_look, items, length)
 
-    @classmethod
-    def of(cls, dataset: Any, location: str, encode: Encode | None, on_error: OnError) -> DatasetSource:
-        """Look at a few of the items.
+    def load(_: Source) -> Contents:
+        return Contents(
+            sizes=np.full(length, size, np.int64),
+            take=lambda indices: DatasetSamples(items, indices.tolist()),
+            has_exact_sizes=False,
+        )
 
-        Raises `SourceError` for a data set without items, and for one that is another each time.
-        """
-        length = len(dataset)
-        if not length:
-            raise SourceError(f"{location} has no items: is it the right data set?")
-        items = Carried(_Items(dataset, ItemEncoder.of(location, encode), on_error))
-        # Data sets open files when they are first asked for an item, as workers of a DataLoader want it.
-        size, known = apart(_look, items, length)
-        return cls(location, items, length, size, known)
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __repr__(self) -> str:
-        return f"DatasetSource({self.location}: {self.length:,} items)"
-
-    def fingerprint(self) -> str:
-        return self.digest
-
-    def extra(self) -> dict[str, Any]:
-        return {}
-
-    def stored_sizes(self) -> Int64s:
-        return np.full(self.length, self.sample_size, np.int64)
-
-    def take(self, indices: Int64s) -> DatasetSamples:
-        return DatasetSamples(self.items, indices.tolist())
+    return Source("dataset", location, known, load)
 
 
 def _spread(length: int) -> list[int]:

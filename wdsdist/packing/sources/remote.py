@@ -16,8 +16,8 @@ from urllib.parse import unquote
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, ShardNotFoundError, SourceError, SourceNotFoundError, StorageError
 from wdsdist.packing.sources.archive import Tree
-from wdsdist.packing.sources.deferred import DeferredSource
-from wdsdist.packing.sources.listed_source import ListedSource, Taken
+from wdsdist.packing.sources.deferred import deferred
+from wdsdist.packing.sources.listed_source import Taken, listed_source
 from wdsdist.packing.sources.source import BrokenPayload, Payload, RangePayload, Sample, Source, SourceOptions
 from wdsdist.packing.sources.table import SEVERAL
 from wdsdist.shards.tar import is_tar
@@ -99,7 +99,7 @@ def find(url: str, options: SourceOptions, find_local: Callable[[Path, SourceOpt
 
 def _file(
     url: str, entry: storage.Entry, options: SourceOptions, find_local: Callable[[Path, SourceOptions], Source]
-) -> DeferredSource:
+) -> Source:
     where = storage.shown(url)
 
     def make(scratch: Path) -> Source:
@@ -117,10 +117,10 @@ def _file(
             raise type(error)(f"{where}, of which nothing but {entry.name} was fetched: {problem}") from error
 
     state = f"{entry}\0{options.kind}\0{options.class_folders}\0{options.columns}"
-    return DeferredSource("remote", where, state, options.scratch, make)
+    return deferred("remote", where, state, options.scratch, make)
 
 
-def _folder(url: str, options: SourceOptions) -> ListedSource:
+def _folder(url: str, options: SourceOptions) -> Source:
     where = storage.shown(url)
     if options.kind not in (None, "folder"):
         raise SourceError(f"{where} is a remote folder, not of the kind {options.kind!r}")
@@ -143,7 +143,7 @@ def _folder(url: str, options: SourceOptions) -> ListedSource:
         return RemoteSamples(taken, urls, options.storage_options)
 
     state = "\0".join(["folder", *(entry.stamp for entry in entries)])
-    return ListedSource("folder", where, tree.listed(options), state, samples)
+    return listed_source("folder", where, tree.listed(options), state, samples)
 
 
 def _refuse_archives_and_tables(where: str, names: list[str]) -> None:

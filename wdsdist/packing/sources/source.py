@@ -104,41 +104,9 @@ class Packable(Protocol):
         the source has changed."""
         ...
 
-    def extra(self) -> dict[str, Any]:
+    def extra(self) -> Mapping[str, Any]:
         """Notes for ``index.json``, such as ``classes``; they name no place, so moving the source changes nothing."""
         ...
-
-
-class Source(Packable, Protocol):
-    """Samples that can be packed, numbered in an order that depends on the source's content alone."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def has_exact_sizes(self) -> bool:
-        """Whether `stored_sizes` are known, or else estimated: the same each time, but known only when written."""
-        ...
-
-    def stored_sizes(self) -> Int64s:
-        """int64 [samples]: bytes that each sample takes in a tar."""
-        ...
-
-    def take(self, indices: Int64s) -> Samples:
-        """Return some of the samples, by their numbers."""
-        ...
-
-
-class Stream(Packable, Protocol):
-    """Samples that can be had once and in one order only; how many, shows when they end."""
-
-    def in_order(self) -> Iterator[Sample]:
-        """Yield the samples: the same ones, in the same order, from each stream of the same source."""
-        ...
-
-
-def is_stream(source: Source | Stream) -> TypeGuard[Stream]:
-    """Say whether samples can be had in one order only. (``isinstance`` would ask for every property's value.)"""
-    return hasattr(type(source), "in_order")
 
 
 class Blocks(NamedTuple):
@@ -152,10 +120,77 @@ class Blocks(NamedTuple):
     """Bytes of memory that there are for those that are read in turn."""
 
 
-def blocks_of(source: Source) -> Blocks | None:
-    """Return the blocks that a source wants to be read in; most have none, for any sample of theirs is at hand."""
-    found = getattr(source, "blocks", None)
-    return found if isinstance(found, Blocks) else None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """The samples of a source, once they are asked for."""
+
+    sizes: Int64s
+    """int64 [samples]: bytes that each sample takes in a tar."""
+    take: Callable[[Int64s], Samples] = field(repr=False)
+    """Returns some of the samples, by their numbers; it may hold credentials."""
+    has_exact_sizes: bool = True
+    """Whether sizes are known, or else estimated: the same each time, but known only when written."""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """For ``index.json``, such as ``classes``; they name no place, so moving the source changes nothing."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Samples that were listed but cannot be packed; they are not among the numbered ones."""
+    blocks: Blocks | None = None
+    """Runs of samples that have to be read together; most sources have none, for any sample of theirs is at hand."""
+    of_files: bool = False
+    """Whether samples are local files, which any thread can read at any time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Samples that can be packed, numbered in an order that depends on the source's content alone.
+
+    What they are is loaded when it is first asked for: a data set that was packed already is known by its digest.
+    """
+
+    kind: str
+    """One word, such as ``"folder"`` or ``"idx"``."""
+    location: str
+    """Where it lies, for messages."""
+    digest: str
+    """Of names, sizes and times of all files, or of what else is known of it: another one means that it has changed."""
+    load: Callable[[Source], Contents] = field(repr=False)
+    """Called once, with this source, which temporary files may go with."""
+    folders: frozenset[str] = frozenset()
+    """Where the shards lie that it is made of; the files that are read may be copies."""
+
+    @functools.cached_property
+    def contents(self) -> Contents:
+        return self.load(self)
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        return self.contents.left_out
+
+    def __len__(self) -> int:
+        return len(self.contents.sizes)
+
+    def fingerprint(self) -> str:
+        return self.digest
+
+    def extra(self) -> Mapping[str, Any]:
+        return self.contents.notes
+
+    def take(self, indices: Int64s) -> Samples:
+        """Return some of the samples, by their numbers."""
+        return self.contents.take(indices)
+
+
+class Stream(Packable, Protocol):
+    """Samples that can be had once and in one order only; how many, shows when they end."""
+
+    def in_order(self) -> Iterator[Sample]:
+        """Yield the samples: the same ones, in the same order, from each stream of the same source."""
+        ...
+
+
+def is_stream(source: Packable) -> TypeGuard[Stream]:
+    """Say whether samples can be had in one order only."""
+    return not isinstance(source, Source)
 
 
 class FileStamp(NamedTuple):

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.arrow_files import ArrowFile, ArrowTable, readable
-from wdsdist.packing.sources.columns import Layout, check_columns, choose
+from wdsdist.packing.sources.columns import check_columns, choose
 from wdsdist.packing.sources.scan import FILE, LINK
-from wdsdist.packing.sources.source import Blocks, Candidate, FileStamp, LeftOut, Source, SourceOptions
+from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source, SourceOptions
 from wdsdist.packing.sources.table_rows import RowSamples, TableListing
 from wdsdist.packing.sources.text_files import TextTable
 
@@ -34,59 +33,6 @@ SEVERAL = (*_SUFFIXES["parquet"], *_SUFFIXES["arrow"])
 _BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie beside tables and are no samples
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev)(?=[-_.])")
 _STATE, _DICT = "state.json", "dataset_dict.json"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TableSource:
-    """All rows of a table, in its order."""
-
-    kind: str
-    location: str
-    root: str
-    """The folder that paths in the table are relative to."""
-    layout: Layout
-    table: ArrowTable
-    listing: TableListing
-
-    @property
-    def has_exact_sizes(self) -> bool:
-        return self.table.has_exact_sizes(self.layout.used(), self.layout.columns)
-
-    @property
-    def left_out(self) -> tuple[LeftOut, ...]:
-        return self.listing.left_out()
-
-    @property
-    def blocks(self) -> Blocks | None:
-        groups, kept = self.table.blocks(), self.listing.kept
-        return groups if groups is None or kept is None else groups._replace(cuts=np.searchsorted(kept, groups.cuts))
-
-    def __len__(self) -> int:
-        return len(self.listing.sizes) - len(self.listing.wrong)
-
-    def fingerprint(self) -> str:
-        notes, classes, digest = self.layout.notes(), self.layout.classes, self.listing.state.hexdigest()
-        state = hashlib.sha256(f"{self.kind}\0{notes}\0{classes}\0{digest}\n".encode("utf-8", "surrogatepass"))
-        for file in self.table.stamps:
-            name = os.path.relpath(file.path, self.root)
-            state.update(f"{name}\0{file.size}\0{file.mtime_ns}\n".encode("utf-8", "surrogatepass"))
-        for one in self.left_out:
-            state.update(f"{one.key}\0{one.reason}\n".encode("utf-8", "surrogatepass"))
-        return state.hexdigest()
-
-    def extra(self) -> dict[str, Any]:
-        classes = {"classes": list(self.layout.classes)} if self.layout.classes is not None else {}
-        return {**classes, "columns": self.layout.notes()}
-
-    def stored_sizes(self) -> Int64s:
-        sizes = self.listing.stored_sizes()
-        return sizes if self.listing.kept is None else sizes[self.listing.kept]
-
-    def take(self, indices: Int64s) -> RowSamples:
-        kept = self.listing.kept
-        rows = np.asarray(indices if kept is None else kept[indices], np.int64)
-        taken = self.table.take(rows, self.layout.used())
-        return RowSamples(taken, self.layout, self.root, rows, self.listing.file_sizes(rows))
 
 
 def find(candidate: Candidate, options: SourceOptions, *, kind: str) -> Source | None:
@@ -165,7 +111,7 @@ def _check_splits(path: Path, root: Path, files: list[Path], suffix: str) -> Non
         raise SourceError(f"{path} holds files of {' and '.join(splits)}: name those of one, as in '{root / pattern}'")
 
 
-def _source(kind: str, location: Path, root: Path, paths: list[Path], options: SourceOptions) -> TableSource:
+def _source(kind: str, location: Path, root: Path, paths: list[Path], options: SourceOptions) -> Source:
     wanted = check_columns(options.columns)
     for path in paths:
         if not path.is_file():
@@ -181,7 +127,40 @@ def _source(kind: str, location: Path, root: Path, paths: list[Path], options: S
         rows = functools.partial(table.rows, layout.used(), layout.columns)
         listing.add(rows(), table.place)
         listing.finish(rows, table.place)
-    return TableSource(kind, str(location), str(root), layout, table, listing)
+    return Source(
+        kind, str(location), _fingerprint(kind, str(root), table, listing), lambda _: _contents(table, listing)
+    )
+
+
+def _contents(table: ArrowTable, listing: TableListing) -> Contents:
+    layout, kept, blocks = listing.layout, listing.kept, table.blocks()
+    if blocks is not None and kept is not None:
+        blocks = blocks._replace(cuts=np.searchsorted(kept, blocks.cuts))
+    used = layout.used()
+
+    def take(indices: Int64s) -> RowSamples:
+        rows = np.asarray(indices if kept is None else kept[indices], np.int64)
+        return RowSamples(table.take(rows, used), layout, listing.root, rows, listing.file_sizes(rows))
+
+    return Contents(
+        sizes=listing.stored_sizes() if kept is None else listing.stored_sizes()[kept],
+        take=take,
+        has_exact_sizes=table.has_exact_sizes(used, layout.columns),
+        notes={**({} if layout.classes is None else {"classes": list(layout.classes)}), "columns": layout.notes()},
+        left_out=listing.left_out(),
+        blocks=blocks,
+    )
+
+
+def _fingerprint(kind: str, root: str, table: ArrowTable, listing: TableListing) -> str:
+    notes, classes, digest = listing.layout.notes(), listing.layout.classes, listing.state.hexdigest()
+    state = hashlib.sha256(f"{kind}\0{notes}\0{classes}\0{digest}\n".encode("utf-8", "surrogatepass"))
+    for file in table.stamps:
+        name = os.path.relpath(file.path, root)
+        state.update(f"{name}\0{file.size}\0{file.mtime_ns}\n".encode("utf-8", "surrogatepass"))
+    for one in listing.left_out():
+        state.update(f"{one.key}\0{one.reason}\n".encode("utf-8", "surrogatepass"))
+    return state.hexdigest()
 
 
 def _json(path: Path) -> dict[str, Any]:

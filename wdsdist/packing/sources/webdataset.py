@@ -27,10 +27,11 @@ from wdsdist.errors import IndexFormatError, IndexNotFoundError, SourceError, So
 from wdsdist.packing.sources.source import (
     BrokenPayload,
     Candidate,
-    LeftOut,
+    Contents,
     Payload,
     RangePayload,
     Sample,
+    Source,
     SourceOptions,
 )
 from wdsdist.sampling.permutation import mix_key, mix_keys
@@ -144,44 +145,30 @@ class ShardSamples:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ShardsSource:
+class Shards:
     """All samples of a data set in WebDataset shards."""
 
-    location: str
     paths: list[str]
     indexes: list[ShardIndex]
-    notes: dict[str, Any]
-    """What ``index.json`` says of the data set and stays true."""
     repeated: npt.NDArray[np.bool_]
     """bool [samples]: which of them carry the number of their shard in their key."""
     separator: str
     """Stands between the two."""
     starts: Int64s
     """int64 [shards + 1]: the number of each shard's first sample, and of all samples."""
-    folders: frozenset[str]
-    """Where the shards themselves lie; the paths may be those of copies."""
-    left_out: tuple[LeftOut, ...] = ()
-    kind: str = "webdataset"
-    has_exact_sizes: bool = True
 
-    def __len__(self) -> int:
-        return int(self.starts[-1])
-
-    def fingerprint(self) -> str:
-        state = hashlib.sha256(f"{self.kind}\n{sorted(self.notes.items())}\n".encode())
-        for index in self.indexes:
-            state.update(f"{index.num_samples}\0{index.size}\0{index.sha256}\n".encode())
-        return state.hexdigest()
-
-    def extra(self) -> dict[str, Any]:
+    def contents(self, notes: dict[str, Any]) -> Contents:
+        """Return the samples; ``notes`` are what ``index.json`` says of the data set and stays true."""
         skipped = Counter[str]()
         for index in self.indexes:
             skipped.update(index.skipped)
-        notes = {**self.notes, "skipped": dict(sorted(skipped.items()))} if skipped else self.notes
+        if skipped:
+            notes = {**notes, "skipped": dict(sorted(skipped.items()))}
         count = int(self.repeated.sum())
-        return {**notes, "renamed_keys": count} if count else notes
+        return Contents(sizes=self.sizes(), take=self.take, notes={**notes, "renamed_keys": count} if count else notes)
 
-    def stored_sizes(self) -> Int64s:
+    def sizes(self) -> Int64s:
+        """int64 [samples]: bytes that each takes in a tar."""
         stored = np.concatenate([_stored_sizes(index) for index in self.indexes])
         longer = self.repeated * (len(self.separator) + len(str(len(self.paths))))
         for start, stop, index in zip(self.starts[:-1].tolist(), self.starts[1:].tolist(), self.indexes, strict=True):
@@ -191,6 +178,7 @@ class ShardsSource:
         return stored
 
     def take(self, indices: Int64s) -> ShardSamples:
+        """Return some samples, by their numbers."""
         return ShardSamples([self._sample(number) for number in indices.tolist()])
 
     def _sample(self, number: int) -> tuple[str, str, str, list[tuple[str, int, int]]]:
@@ -203,7 +191,7 @@ class ShardsSource:
         return key, stored, self.paths[shard], index.members(place)
 
 
-def find(candidate: Candidate, options: SourceOptions) -> ShardsSource | None:
+def find(candidate: Candidate, options: SourceOptions) -> Source | None:
     """List the samples of WebDataset shards; return ``None`` for what is none.
 
     Shards are what has an ``index.json`` that lists tars, a folder of tars, a brace pattern, and a list of locations.
@@ -263,7 +251,7 @@ def _tars(location: str, candidate: Candidate) -> list[str]:
     return tars
 
 
-def _source(manifest: Manifest) -> ShardsSource:
+def _source(manifest: Manifest) -> Source:
     shards = range(len(manifest.counts))
     paths = [cache.local_shard(manifest, number) for number in shards]
     with pool(None, len(paths)) as executor:
@@ -281,7 +269,11 @@ def _source(manifest: Manifest) -> ShardsSource:
     tars = [str(path) for path in paths]
     _check(keys, tars, starts)
     folders = frozenset(storage.split(manifest.location(number))[0] for number in shards)
-    return ShardsSource(location, tars, indexes, notes, keys.repeated(), keys.separator(), starts, folders)
+    state = hashlib.sha256(f"webdataset\n{sorted(notes.items())}\n".encode())
+    for index in indexes:
+        state.update(f"{index.num_samples}\0{index.size}\0{index.sha256}\n".encode())
+    found = Shards(tars, indexes, keys.repeated(), keys.separator(), starts)
+    return Source("webdataset", location, state.hexdigest(), lambda _: found.contents(notes), folders)
 
 
 def _stored_sizes(index: ShardIndex) -> Int64s:
