@@ -95,7 +95,7 @@ def pack(
         class_folders: whether each sample gets a ``cls`` member, the number of its folder directly under ``source``;
             by default, when ``source`` looks like a folder of class folders with images.
         columns: of a table, the member that each column becomes, such as ``{"image": "jpg"}``; columns that are not
-            named follow the rules of `wdsdist.packing.sources.mapping`.
+            named follow the rules of `wdsdist.packing.sources.columns`.
         encode: for what Python makes, a function from an item to a sample: a dict of members by extension, and perhaps
             ``"__key__"``, which is else the item's number. A second parameter without a default, or named ``index``,
             gets that number. It may be given by name, as ``my_module:encode``. By default the items are samples
