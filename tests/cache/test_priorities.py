@@ -77,7 +77,7 @@ def test_an_epoch_that_is_left_takes_back_only_what_it_said(readers: list[Reader
     assert in_order(tmp_path) == []
 
 
-@pytest.mark.parametrize("step", ["json.dumps", "pathlib.Path.write_text"])
+@pytest.mark.parametrize("step", ["json.dumps", "wdsdist.cache.folders.write"])
 def test_an_epoch_may_be_collected_while_a_list_is_published(
     readers: list[Reader], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -106,11 +106,11 @@ def test_a_list_for_which_there_is_no_room_is_withdrawn(
     readers[0].expect([Need("a", 0)])
     readers[1].expect([Need("b", 0)])
 
-    def full(path: Path, content: str) -> None:
+    def full(path: Path, content: bytes) -> None:
         path.touch()
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr("wdsdist.cache.folders.write", full)
     readers[0].expect([Need("c", 1)])
     assert in_order(tmp_path) == ["b"]
     assert len(list(tmp_path.iterdir())) == 4

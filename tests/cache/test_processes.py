@@ -20,7 +20,7 @@ from tests.support import folders
 from tests.support.folders import SHARDS
 from tests.support.web import Web
 from wdsdist import storage
-from wdsdist.cache import ShardCache, cached_path, stamps
+from wdsdist.cache import Need, ShardCache, cached_path, stamps
 from wdsdist.errors import CacheError
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards.manifest import Manifest
@@ -140,6 +140,31 @@ def test_killed_at_each_step_they_leave_nothing_that_hurts(
         assert folders.use(tmp_path / "cache") <= 2 * room
         if number == 1:  # what was killed is not needed, and goes all the same
             assert folders.lonely(tmp_path / "cache") == []
+
+
+@pytest.mark.parametrize("shards", [None, 3])
+def test_every_start_sweeps_the_lists_of_the_dead(
+    remote: Manifest, tmp_path: Path, room: int, shards: int | None
+) -> None:
+    folder = tmp_path / "cache"
+
+    def read_and_die() -> None:
+        cache = ShardCache(folder)
+        cache.expect([Need("a", 0)])
+        cache.pin(remote, 0)
+        die()
+
+    living = ShardCache(folder)
+    living.expect([Need("b", 0)])
+    mine = sorted((folder / "readers").iterdir())
+    for _ in range(2):
+        assert folders.status(folders.forked(read_and_die)) == -signal.SIGKILL
+    assert len(list((folder / "readers").iterdir())) >= len(mine) + 2 == 4
+    later = ShardCache(folder, limit=None if shards is None else shards * room)
+    later.expect([Need("c", 0)])
+    left = set((folder / "readers").iterdir())
+    assert left > set(mine)
+    assert len(left) == len(mine) + 2
 
 
 def test_a_lock_ends_with_its_process_though_a_fork_of_it_lives_on(remote: Manifest, tmp_path: Path) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,10 @@ import pytest
 
 import wdsdist
 from tests.support import folders
+from tests.support.damage import cut, flip, flip_keeping_its_time
+from wdsdist import StreamingDataLoader, StreamingDataset  # once, not in each process that is forked
 from wdsdist.cache import Pinned, ShardCache, cached_path
-from wdsdist.errors import CacheError
+from wdsdist.errors import CacheError, ShardDamagedError
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards.manifest import Manifest
 
@@ -110,3 +115,94 @@ def test_batches_that_each_need_all_the_room_take_turns(remote: Manifest, tmp_pa
     for thread in threads:
         thread.join()
     assert errors == []
+
+
+def cut_to_nothing(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+@pytest.mark.parametrize("alter", [flip, flip_keeping_its_time, cut, cut_to_nothing])
+@pytest.mark.parametrize("are_views_kept", [False, True])
+def test_a_copy_that_is_altered_while_it_is_mapped_is_fetched_again(
+    remote: Manifest, tmp_path: Path, packed: Path, alter: Callable[[Path], None], are_views_kept: bool
+) -> None:
+    """In a process of its own: to read what was cut off kills it."""
+
+    def read() -> None:
+        cache = ShardCache(tmp_path, timeout=10)
+        reader = ShardReader(remote, cache)
+        reader.hold([0, 1])
+        kept = [reader.shard(number).member(1, 0) for number in (0, 1) if are_views_kept]
+        reader.release()
+        alter(cached_path(remote, 0, tmp_path))
+        reader.hold([0, 1])
+        assert bytes(reader.shard(0).content) == (packed / "00.tar").read_bytes()
+        assert (cache.fetches, len(kept)) == (3, 2 * are_views_kept)
+        reader.release()
+        reader.hold([0, 1])
+        assert cache.fetches == 3
+
+    assert folders.status(folders.forked(read)) == 0
+
+
+def spoil(path: Path) -> None:
+    """Change what is in each sample, in place."""
+    with path.open("r+b") as stream:
+        content = stream.read().replace(b".txt", b".TXT")
+        stream.seek(0)
+        stream.write(content)
+
+
+@pytest.mark.parametrize("alter", [spoil, cut_to_nothing])
+def test_a_loader_without_workers_and_limit_reads_no_altered_copy(
+    remote: Manifest, tmp_path: Path, alter: Callable[[Path], None]
+) -> None:
+    """Its batches are views of the mapped copies, and each is there while the next one is made."""
+
+    def read() -> None:
+        dataset = StreamingDataset("memory://train", order="sampler", cache_dir=tmp_path, download_timeout=10)
+        seen = []
+        for number, batch in enumerate(StreamingDataLoader(dataset, 20, num_workers=0)):
+            assert [bytes(text).decode() for text in batch["txt"]] == [f"{key}.txt" for key in batch["__key__"]]
+            seen += batch["__key__"]
+            if number == 5:
+                for copy in tmp_path.rglob("*.tar"):
+                    alter(copy)
+        assert len(set(seen)) == 20 * folders.SHARDS
+
+    assert folders.status(folders.forked(read)) == 0
+
+
+@pytest.mark.parametrize("alter", [flip, flip_keeping_its_time, cut, cut_to_nothing])
+def test_a_local_shard_that_is_altered_while_it_is_mapped_is_an_error(
+    packed: Path, tmp_path: Path, alter: Callable[[Path], None]
+) -> None:
+    def read() -> None:
+        shutil.copytree(packed, tmp_path / "data")
+        dataset = StreamingDataset(tmp_path / "data", order="sampler", shuffle=False)
+        batches = iter(StreamingDataLoader(dataset, 2, num_workers=0))
+        kept = next(batches)
+        alter(tmp_path / "data" / "00.tar")
+        for more in (lambda: next(batches), lambda: dataset[5]):
+            with pytest.raises(ShardDamagedError, match=r"shard .*/00\.tar was altered while it was being read: end"):
+                more()
+        del kept
+
+    assert folders.status(folders.forked(read)) == 0
+
+
+def test_a_local_shard_that_is_touched_or_replaced_is_read_on(packed: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "00.tar"
+    for path in packed.glob("0[01].tar*"):
+        shutil.copy(path, tmp_path)
+    wdsdist.index(tmp_path)
+    reader = ShardReader(wdsdist.open(tmp_path))
+    shard = reader.shard(0)
+    whole = bytes(shard.content)
+    for change in (copy.touch, lambda: copy.chmod(0o600), lambda: (tmp_path / "01.tar").rename(copy), copy.unlink):
+        change()
+        for _ in range(2):
+            reader.release()
+            reader.hold([0])
+            assert reader.shard(0) is shard
+            assert bytes(shard.content) == whole

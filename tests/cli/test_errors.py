@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -66,6 +67,29 @@ def test_shards_without_an_index(wdsdist: Run, shards: Path, command: str) -> No
 def test_shards_that_do_not_exist(wdsdist: Run, tmp_path: Path, command: list[str]) -> None:
     name, *rest = command
     assert "nowhere" in only_error(wdsdist(name, tmp_path / "nowhere", *rest))
+
+
+def test_a_note_of_another_type_than_packers_write(wdsdist: Run, shards: Path) -> None:
+    index = json.loads((shards / "index.json").read_text())
+    index["wdsdist"]["classes"] = 7
+    (shards / "index.json").write_text(json.dumps(index))
+    assert "(its note 'classes' is 7, not a list of names): make it anew" in only_error(wdsdist("info", shards))
+
+
+def test_a_world_that_its_launcher_got_wrong(shards: Path, tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "wdsdist", "pack", str(shards), str(tmp_path / "dest")],
+        env={**os.environ, "RANK": "0", "WORLD_SIZE": str(10**12)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert only_error(run) == "WORLD_SIZE is '1000000000000': it must be at most 1,048,576"
+
+
+def test_a_plan_for_more_ranks_than_there_can_be(wdsdist: Run, shards: Path) -> None:
+    message = only_error(wdsdist("plan", shards, "--ranks", 10**12))
+    assert message == "ranks is 1,000,000,000,000: it must be between 1 and 1,048,576"
 
 
 def test_a_tar_that_cannot_be_indexed(wdsdist: Run, tmp_path: Path) -> None:

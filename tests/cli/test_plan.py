@@ -70,7 +70,7 @@ def test_a_billion_samples_take_little_memory(wdsdist: Run) -> None:
     ("arguments", "message"),
     [
         (["--shards", 3, "--samples", 30, "--ranks", 2, "--rank", 2], "rank is 2: it must be between 0 and 1"),
-        (["--shards", 3, "--samples", 30, "--ranks", 0], "ranks is 0: it must be at least 1"),
+        (["--shards", 3, "--samples", 30, "--ranks", 0], "ranks is 0: it must be between 1 and 1,048,576"),
         (["--shards", 3, "--samples", 30, "--batch-size", 0], "batch_size is 0: it must be at least 1"),
         (["--shards", 3, "--samples", 30, "--shuffle-window", 0], "shuffle_window is 0: it must be at least 1"),
         (["--shards", 3, "--samples", 30, "--epoch", -1], "epoch is -1: it must be between 0 and"),

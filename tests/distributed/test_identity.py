@@ -34,6 +34,14 @@ OPENMPI = {
 }
 
 
+NUMBERS = [
+    pytest.param(environment, name, id=name)
+    for environment in (TORCHRUN, SLURM, OPENMPI)
+    for name in environment
+    if name not in ("SLURM_STEP_TASKS_PER_NODE", "OMPI_COMM_WORLD_NODE_RANK")  # no number, and not read
+]
+
+
 @pytest.fixture
 def launch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def set_all(*environments: dict[str, str], **more: str) -> None:
@@ -149,10 +157,14 @@ class TestArguments:
         with pytest.raises(ArgumentError, match=r"rank is 1 but num_replicas is 1 \(from single process\)"):
             identity(rank=1)
 
-    @pytest.mark.parametrize("arguments", [{"rank": -1}, {"num_replicas": 0}, {"num_replicas": -2}])
+    @pytest.mark.parametrize(
+        "arguments", [{"rank": -1}, {"num_replicas": 0}, {"num_replicas": -2}, {"num_replicas": 10**12}]
+    )
     def test_values_out_of_range_are_refused(self, arguments: dict[str, int]) -> None:
         name, value = next(iter(arguments.items()))
-        with pytest.raises(ArgumentError, match=f"{name} is {value}: it must be at least"):
+        with pytest.raises(
+            ArgumentError, match=f"{name} is {value:,}: it must be (at least 0|between 1 and 1,048,576)"
+        ):
             identity(**arguments)
 
     @pytest.mark.parametrize("value", [True, 1.0, "1"])
@@ -179,15 +191,42 @@ class TestArguments:
 
 
 class TestBrokenEnvironments:
-    @pytest.mark.parametrize("value", ["four", "-1", "1.5", "0x2", "²"])
-    def test_a_malformed_variable_is_named(self, launch: Callable[..., None], value: str) -> None:
-        launch(TORCHRUN, LOCAL_RANK=value)
-        with pytest.raises(ArgumentError, match=f"LOCAL_RANK is {value!r}: it must be a whole number"):
+    @pytest.mark.parametrize("value", ["four", "-1", "1.5", "0x2", "²", "", " ", "1e3", "nan"])
+    @pytest.mark.parametrize(("environment", "name"), NUMBERS)
+    def test_a_variable_that_is_no_number_is_named(
+        self, launch: Callable[..., None], environment: dict[str, str], name: str, value: str
+    ) -> None:
+        launch({**environment, name: value})
+        with pytest.raises(ArgumentError, match=f"^{name} is {value!r}: it must be a whole number"):
             identity()
 
-    def test_an_empty_variable_is_not_set(self, launch: Callable[..., None]) -> None:
-        launch(RANK="", WORLD_SIZE="")
-        assert identity().source == "single process"
+    @pytest.mark.parametrize("value", ["1048577", "1000000000000", "9" * 5000, "0" * 5000 + "9" * 20])
+    @pytest.mark.parametrize(("environment", "name"), NUMBERS)
+    def test_a_number_that_no_world_has_is_named(
+        self, launch: Callable[..., None], environment: dict[str, str], name: str, value: str
+    ) -> None:
+        launch({**environment, name: value})
+        with pytest.raises(ArgumentError, match=rf"^{name} is '{value[:5]}[0-9.]*': it must be at most 1,048,576$"):
+            identity()
+
+    @pytest.mark.parametrize("value", ["", " ", "x", "4,", "4(x)", "-4", "9" * 5000, f"4(x{'9' * 5000})"])
+    def test_tasks_of_nodes_that_slurm_does_not_write_are_named(self, launch: Callable[..., None], value: str) -> None:
+        launch({**SLURM, "SLURM_STEP_TASKS_PER_NODE": value})
+        with pytest.raises(ArgumentError, match=r"^SLURM_STEP_TASKS_PER_NODE is '.*': it must read as"):
+            identity()
+
+    @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
+    @pytest.mark.parametrize("value", ["", "-1", "eight", "1000000000000"])
+    def test_one_variable_alone_is_read_as_strictly(self, launch: Callable[..., None], name: str, value: str) -> None:
+        launch({name: value})
+        with pytest.raises(ArgumentError, match=f"^{name} is '{value}': it must be"):
+            identity()
+
+    def test_the_largest_world_is_a_world(self, launch: Callable[..., None]) -> None:
+        launch(RANK="1048575", WORLD_SIZE=" 1048576\n")
+        assert identity().world_size == 1 << 20
+        with pytest.raises(ArgumentError, match=r"^num_replicas is 1,048,577: it must be between 1 and 1,048,576$"):
+            identity(rank=0, num_replicas=(1 << 20) + 1)
 
     @pytest.mark.parametrize(
         ("environment", "message"),
@@ -196,8 +235,23 @@ class TestBrokenEnvironments:
             ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE is 0: there must be at least 1"),
             ({"RANK": "1"}, "RANK is 1 but WORLD_SIZE is not set"),
             ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2 but RANK is not set: call torch.distributed.init_process_group"),
-            ({**TORCHRUN, "LOCAL_RANK": "4"}, "local rank 4 among 4 on its node"),
-            ({**TORCHRUN, "LOCAL_WORLD_SIZE": "0"}, "0 processes on this node"),
+            ({**TORCHRUN, "LOCAL_RANK": "4"}, "LOCAL_RANK is 4 but LOCAL_WORLD_SIZE says that there are 4 processes"),
+            (
+                {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "2"},
+                "LOCAL_RANK is 2 but WORLD_SIZE says that there are 2",
+            ),
+            ({**SLURM, "SLURM_PROCID": "11"}, "SLURM_PROCID is 11 but SLURM_STEP_NUM_TASKS is 11: ranks run from 0 to"),
+            ({**SLURM, "SLURM_LOCALID": "3"}, "SLURM_LOCALID is 3 but SLURM_STEP_TASKS_PER_NODE says that there are 3"),
+            ({**OPENMPI, "OMPI_COMM_WORLD_RANK": "4"}, "OMPI_COMM_WORLD_RANK is 4 but OMPI_COMM_WORLD_SIZE is 4"),
+            ({**OPENMPI, "OMPI_COMM_WORLD_SIZE": "0"}, "OMPI_COMM_WORLD_SIZE is 0: there must be at least 1"),
+            (
+                {**OPENMPI, "OMPI_COMM_WORLD_LOCAL_RANK": "2"},
+                "OMPI_COMM_WORLD_LOCAL_RANK is 2 but OMPI_COMM_WORLD_LOCAL_SIZE says that there are 2 processes",
+            ),
+            (
+                {**TORCHRUN, "LOCAL_WORLD_SIZE": "0"},
+                "LOCAL_WORLD_SIZE is 0: there must be at least 1 process on this node",
+            ),
             ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "4(x2"}, r"SLURM_STEP_TASKS_PER_NODE is '4\(x2'"),
             ({**SLURM, "SLURM_NODEID": "3"}, r"SLURM_NODEID is 3 but .* names 3 nodes"),
         ],

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from wdsdist.distributed import data_download
+from wdsdist.distributed.results import Outcome, Records
+from wdsdist.errors import DestinationError
 
 if TYPE_CHECKING:
     from tests.support.jobs import Process, Stage
@@ -18,6 +22,58 @@ if TYPE_CHECKING:
 def killed(*_: object, **__: object) -> None:
     """End a function as a signal would, with nothing cleared away."""
     raise KeyboardInterrupt
+
+
+class Planted:
+    """Runs code when it is unpickled."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.made),)
+
+
+def open_to_others(directory: Path) -> None:
+    directory.chmod(0o777)
+
+
+def replaced_by_link(directory: Path) -> None:
+    directory.rename(directory.with_name("elsewhere"))
+    directory.symlink_to(directory.with_name("elsewhere"))
+
+
+def given_away(directory: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    os.chown(directory, 12345, -1)
+
+
+class TestAPlantedRecord:
+    @pytest.mark.parametrize("way", [open_to_others, replaced_by_link, given_away])
+    def test_runs_no_code_where_its_directory_was_swapped_since(
+        self, way: Callable[[Path], None], tmp_path: Path
+    ) -> None:
+        directory = tmp_path / "records"
+        directory.mkdir(mode=0o700)
+        records = Records(directory, "key")
+        records.write(Outcome("prepare", "run", pickle.dumps(Planted(tmp_path / "ran"))))
+        way(directory)
+
+        def read() -> None:
+            if outcome := records.read():
+                outcome.value()
+
+        with pytest.raises(DestinationError, match=r"(cannot read|not this user's alone any more)"):
+            read()
+        assert not (tmp_path / "ran").exists()
+
+    @pytest.mark.timeout(30)
+    def test_that_is_a_named_pipe_keeps_nobody_waiting(self, tmp_path: Path) -> None:
+        tmp_path.chmod(0o700)
+        os.mkfifo(tmp_path / "key.outcome")
+        with pytest.raises(DestinationError, match="was not written by this user"):
+            Records(tmp_path, "key").read()
 
 
 class TestWhatIsKept:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import wdsdist
-from tests.support import tars
+from tests.support import made, tars
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import DecodeError
 from wdsdist.samples.images.transforms import seeded
@@ -25,7 +25,8 @@ from wdsdist.shards.manifest import Manifest, Shard
 
 SHARDS, PER_SHARD = 4, 40
 
-CONTEXTS = ["fork", "spawn", "forkserver"]
+# A worker that is spawned imports torch, for seconds of a core.
+STARTED = ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(scope="module")
@@ -66,19 +67,24 @@ def make_loader(shards: Path, workers: int, *, decode: Any = None, **more: Any) 
     return StreamingDataLoader(StreamingDataset(shards, decode=decode), 8, num_workers=workers, **more)
 
 
+@pytest.mark.parametrize("persistent", [True, False], ids=["persistent", "new"])
 @pytest.mark.parametrize("decode", [None, True], ids=["raw", "decoded"])
-@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("context", STARTED)
 def test_batches_that_are_all_kept_for_two_epochs_are_what_they_were(
-    shards: Path, context: str, decode: bool | None
+    shards: Path, context: str, decode: bool | None, persistent: bool
 ) -> None:
     expected = digests(make_loader(shards, 0, decode=decode))
-    for more in ({}, {"persistent_workers": False}):
-        loader = make_loader(shards, 2, decode=decode, multiprocessing_context=context, **more)
-        kept = [batch for _ in range(2) for batch in loader]
-        assert [digest(batch) for batch in kept] == expected
+    loader = make_loader(shards, 2, decode=decode, multiprocessing_context=context, persistent_workers=persistent)
+    kept = [batch for _ in range(2) for batch in loader]
+    assert [digest(batch) for batch in kept] == expected
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
+def test_batches_of_spawned_workers_are_the_same(shards: Path) -> None:
+    loader = make_loader(shards, 2, decode=True, multiprocessing_context="spawn")
+    assert digests(loader, 1) == digests(make_loader(shards, 0, decode=True), 1)
+
+
+@pytest.mark.parametrize("context", STARTED)
 def test_batches_through_pipes_are_the_same(shards: Path, context: str) -> None:
     loader = make_loader(shards, 2, decode=True, shared_memory=False, multiprocessing_context=context)
     assert digests(loader) == digests(make_loader(shards, 0, decode=True))
@@ -177,7 +183,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize(
+    "context", ["fork", *(pytest.param(context, marks=pytest.mark.slow) for context in ("forkserver", "spawn"))]
+)
 def test_a_job_that_is_killed_leaves_nothing_behind(
     shards: Path, tmp_path: Path, short_path: Path, context: str
 ) -> None:
@@ -196,23 +204,21 @@ def test_a_job_that_is_killed_leaves_nothing_behind(
     assert not any(path.suffix == ".tar" or "wdsdist" in path.name for path in short_path.rglob("*"))
 
 
-def test_a_script_that_ends_with_its_data_set_says_nothing(shards: Path) -> None:
-    script = "import sys, wdsdist; dataset = wdsdist.StreamingDataset(sys.argv[1]); dataset[0]"
-    done = subprocess.run([sys.executable, "-c", script, str(shards)], capture_output=True, check=True)
-    assert done.stderr == b""
-
-
 LITTLE = """
 import os, sys, wdsdist
-if sys.argv[2] == "no memfd":
-    del os.memfd_create
 dataset = wdsdist.StreamingDataset(sys.argv[1])
-loader = wdsdist.StreamingDataLoader(dataset, 40, num_workers=2, shared_memory=sys.argv[3] == "shared")
-if __name__ == "__main__":
+
+def show(shared_memory):
+    loader = wdsdist.StreamingDataLoader(dataset, 40, num_workers=2, shared_memory=shared_memory)
     try:
         print("seen", sum(len(view) for batch in loader for view in batch["bin"]))
     except wdsdist.errors.SharedMemoryError as error:
         print("refused", error)
+
+show(True)
+del os.memfd_create
+show(True)
+show(False)
 """
 
 
@@ -225,33 +231,20 @@ def can_mount() -> bool:
 
 
 @pytest.mark.skipif(not can_mount(), reason="making a small /dev/shm needs unshare(1) and the right to mount")
-class TestLittleSharedMemory:
-    def run(self, shards: Path, tmp_path: Path, memory: str, way: str) -> str:
-        script = tmp_path / "job.py"
-        script.write_text(LITTLE)
-        inner = f'mount -t tmpfs -o size=160k none /dev/shm && exec "{sys.executable}" "{script}" "{shards}" "$0" "$1"'
-        done = subprocess.run(
-            ["unshare", "--mount", "sh", "-c", inner, memory, way], capture_output=True, text=True, timeout=100
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def seen(self, shards: Path) -> str:
-        dataset = StreamingDataset(shards)
-        loader = StreamingDataLoader(dataset, 40, num_workers=0)
-        return f"seen {sum(len(view) for batch in loader for view in batch['bin'])}\n"
-
-    def test_in_dev_shm_is_no_matter(self, shards: Path, tmp_path: Path) -> None:
-        assert self.run(shards, tmp_path, "memfd", "shared") == self.seen(shards)
-
-    def test_where_it_is_the_only_kind_is_refused_with_both_sizes(self, shards: Path, tmp_path: Path) -> None:
-        said = self.run(shards, tmp_path, "no memfd", "shared")
-        assert said.startswith("refused 2 workers with 4 batches of about ")
-        assert "bytes of shared memory, and " in said
-        assert "shared_memory=False" in said
-
-    def test_is_not_needed_by_pipes(self, shards: Path, tmp_path: Path) -> None:
-        assert self.run(shards, tmp_path, "no memfd", "pipes") == self.seen(shards)
+def test_little_shared_memory_is_no_matter_but_where_it_is_the_only_kind_and_there_both_sizes_are_said(
+    shards: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(LITTLE)
+    inner = f'mount -t tmpfs -o size=160k none /dev/shm && exec "{sys.executable}" "{script}" "{shards}"'
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", inner], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    anonymous, only_kind, pipes = done.stdout.splitlines()
+    loader = StreamingDataLoader(StreamingDataset(shards), 40, num_workers=0)
+    assert anonymous == pipes == f"seen {sum(len(view) for batch in loader for view in batch['bin'])}"
+    assert only_kind.startswith("refused 2 workers with 4 batches of about ")
+    assert "bytes of shared memory, and " in only_kind
+    assert "shared_memory=False" in only_kind
 
 
 def test_a_spawned_worker_is_sent_little_however_many_shards_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,16 +272,10 @@ def spawned_bytes(value: Any) -> bytes:
 def test_a_manifest_that_was_sent_is_the_same(shards: Path) -> None:
     manifest = wdsdist.open(shards)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(described, (manifest,)) == described(manifest)
-    process = multiprocessing.get_context("spawn").Process(target=check, args=(manifest, described(manifest)))
+        assert pool.apply(made.described, (manifest,)) == made.described(manifest)
+    process = multiprocessing.get_context("spawn").Process(
+        target=made.check_description, args=(manifest, made.described(manifest))
+    )
     process.start()
     process.join()
     assert process.exitcode == 0
-
-
-def described(manifest: Manifest) -> tuple[Any, ...]:
-    return manifest.base, manifest.shards, manifest.fingerprint, manifest.num_samples, manifest.extra
-
-
-def check(manifest: Manifest, expected: Any) -> None:
-    sys.exit(described(manifest) != expected)

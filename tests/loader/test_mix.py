@@ -164,12 +164,16 @@ def test_weights_like_the_sizes_make_an_epoch_of_the_mix_one_of_each_data_set(
         assert set(flat(flat(ranks))) == {(name, number) for name, size in TOTAL.items() for number in range(size)}
 
 
-def test_the_order_does_not_depend_on_the_number_of_workers_or_how_they_start(sets: dict[str, Path]) -> None:
+@pytest.mark.parametrize(
+    ("workers", "start"),
+    [(1, "fork"), (3, "fork"), (2, "forkserver"), pytest.param(2, "spawn", marks=pytest.mark.slow)],
+)
+def test_the_order_does_not_depend_on_the_number_of_workers_or_how_they_start(
+    sets: dict[str, Path], workers: int, start: str
+) -> None:
     alone = make_loader(sets, world=2)
-    expected = [seen(alone), seen(alone)]
-    for workers, start in ((1, "fork"), (3, "fork"), (2, "spawn")):
-        loader = make_loader(sets, world=2, workers=workers, multiprocessing_context=start)
-        assert [seen(loader), seen(loader)] == expected
+    loader = make_loader(sets, world=2, workers=workers, multiprocessing_context=start)
+    assert [seen(loader), seen(loader)] == [seen(alone), seen(alone)]
 
 
 # In proportion

@@ -148,7 +148,8 @@ class TestTime:
 
 class TestTheCache:
     @pytest.mark.parametrize(
-        ("context", "persistent"), [("fork", True), ("fork", False), ("spawn", True), ("forkserver", False)]
+        ("context", "persistent"),
+        [("fork", True), ("fork", False), ("forkserver", False), pytest.param("spawn", True, marks=pytest.mark.slow)],
     )
     def test_is_counted_over_all_workers_however_they_start(
         self, remote: web.Web, context: str, persistent: bool

@@ -16,7 +16,7 @@ from PIL import Image, ImageCms
 
 from tests.support.photos import encode, photo, psnr
 from wdsdist.diagnostics.verify import verify
-from wdsdist.errors import ArgumentError, DestinationExistsError, SourceError
+from wdsdist.errors import ArgumentError, DecodeError, DestinationExistsError, SourceError
 from wdsdist.packing import PackProgress, pack
 from wdsdist.packing.reencoding import Reencoding
 
@@ -228,3 +228,22 @@ class TestADataSet:
     def test_options_that_cannot_work_are_refused(self, images: Path, tmp_path: Path, options: dict[str, int]) -> None:
         with pytest.raises(ArgumentError):
             pack(images, tmp_path / "dest", **options)  # type: ignore[arg-type]
+
+    def test_an_image_of_too_many_pixels_is_named_with_the_limit(self, images: Path, tmp_path: Path) -> None:
+        reason = (
+            r"cannot be encoded again \(an image has 200 x 200 pixels, more than max_pixels, 39,999: raise max_pixels"
+        )
+        with pytest.raises(SourceError, match=reason):
+            pack(images, tmp_path / "dest", max_side=100, max_pixels=39_999)
+        pack(images, tmp_path / "dest", max_side=100, max_pixels=40_000, overwrite=True)
+
+    @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+    def test_an_image_that_claims_more_than_the_default_is_left_alone(self) -> None:
+        bmp = encode(PHOTO, format="bmp")
+        data = bmp[:18] + (10_000).to_bytes(4, "little") * 2 + bmp[26:]
+        with pytest.raises(DecodeError, match="more than max_pixels, 89,478,485"):
+            shrink(data)
+
+    def test_a_limit_without_images_to_shrink_is_refused(self, images: Path, tmp_path: Path) -> None:
+        with pytest.raises(ArgumentError, match=r"max_pixels is 100, but no image is decoded: give max_side too"):
+            pack(images, tmp_path / "dest", max_pixels=100)

@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import zlib
+from pathlib import Path
 
 import numpy as np
 import PIL.Image
@@ -15,9 +16,15 @@ import torch
 import webdataset.autodecode
 from webdataset import tenbin
 
+import wdsdist
+from tests.support.tars import plain_tar
+from wdsdist import StreamingDataLoader, StreamingDataset
+from wdsdist.diagnostics.decodable import undecodable_members
 from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
 from wdsdist.samples import decode
 from wdsdist.samples.decode import Decoder
+from wdsdist.shards import scan_local as tarindex
+from wdsdist.storage import compression
 
 
 def npy(array: np.ndarray) -> bytes:
@@ -85,6 +92,29 @@ def test_a_compressed_member_that_expands_without_end_is_refused(monkeypatch: py
     with pytest.raises(DecodeError, match="unpacks to over 1,000 bytes"):
         Decoder(True)("txt.gz", gzip.compress(bytes(1001)))
     assert len(Decoder(True)("txt.gz", gzip.compress(b"x" * 1000))) == 1000
+
+
+@pytest.mark.parametrize("extension", ["txt.gz", "txt.gz.gz"])
+def test_the_compressed_members_of_a_shard_are_counted_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extension: str
+) -> None:
+    monkeypatch.setattr(compression, "_ALWAYS", 1 << 20)
+    monkeypatch.setattr(compression, "_EXPANSION", 2)
+    member = gzip.compress(b"x" * 300_000)  # of 300 bytes: each is far below what one member may
+    member = gzip.compress(member) if extension.endswith(".gz.gz") else member
+    (tmp_path / "x.tar").write_bytes(plain_tar((f"{number}.{extension}", member) for number in range(8)))
+    wdsdist.index(tmp_path)
+    data = StreamingDataset(tmp_path, decode=True, shuffle=False, num_replicas=1, rank=0)
+    assert all(len(data[2][extension]) == 300_000 for _ in range(9))  # counts once
+    assert len(next(iter(StreamingDataLoader(data, batch_size=3, num_workers=0)))[extension]) == 3
+    together = r"x\.tar: member \d\.txt\.gz.*: the compressed members of its shard unpack to over 1,048,576 bytes"
+    with pytest.raises(DecodeError, match=together):
+        list(StreamingDataLoader(data, batch_size=2, num_workers=0))
+    with pytest.raises(DecodeError, match=together):
+        data[7]
+    damage = undecodable_members(tmp_path / "x.tar", tarindex.shard_index(tmp_path / "x.tar"))
+    assert len(damage) == 5
+    assert all("its shard unpack to over 1,048,576 bytes together" in one for one in damage)
 
 
 def test_all_streams_of_a_compressed_member_are_unpacked() -> None:

@@ -138,6 +138,11 @@ def test_numpy_integers_decide_as_plain_ones_do() -> None:
         assert json.dumps(asdict(numpy)) == json.dumps(asdict(plain))  # a checkpoint holds them
 
 
+def test_more_lanes_than_there_can_be_ranks_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"num_canonical_replicas is 1,000,000,000,000: it must be between 1 and"):
+        OrderSettings(num_canonical_replicas=10**12)
+
+
 def test_the_order_that_nobody_chose_is_pinned() -> None:
     chosen = {"name": "shard", "shuffle": True, "seed": 0, "window": 4096, "num_canonical_replicas": 1}
     assert asdict(OrderSettings()) == chosen
@@ -160,9 +165,8 @@ print(digest.hexdigest(), "torch" in sys.modules)
 """
 
 
-@pytest.mark.parametrize("hash_seed", ["0", "1"])
-def test_the_order_is_pinned_and_the_same_in_a_fresh_process_without_torch(hash_seed: str) -> None:
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+def test_the_order_is_pinned_and_the_same_in_a_fresh_process_without_torch() -> None:
+    environment = {**os.environ, "PYTHONHASHSEED": "random"}
     done = subprocess.run(
         [sys.executable, "-c", PINNED_WORLDS], env=environment, capture_output=True, text=True, check=True
     )
@@ -335,7 +339,7 @@ def test_the_default_window_holds_16_shards_and_at_least_4096_samples() -> None:
         ("seed", None, ArgumentTypeError, "seed is None: it must be an integer"),
         ("window", 0, ArgumentError, "shuffle_window is 0: it must be at least 1"),
         ("window", 2.5, ArgumentTypeError, "shuffle_window is 2.5: it must be an integer"),
-        ("num_canonical_replicas", 0, ArgumentError, "num_canonical_replicas is 0: it must be at least 1"),
+        ("num_canonical_replicas", 0, ArgumentError, "num_canonical_replicas is 0: it must be between 1"),
         ("num_canonical_replicas", True, ArgumentTypeError, "num_canonical_replicas is True: it must be an integer"),
         ("name", "random", ArgumentError, "order is 'random': it can be 'shard' or 'sampler'"),
     ],

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from webdataset.tariterators import group_by_keys, tar_file_iterator
 
 from tests.support.tars import listing, plain_tar
 from wdsdist.errors import IndexFormatError, ShardDamagedError
 from wdsdist.shards import index as shardindex
+from wdsdist.shards import scan_local as tarindex
 from wdsdist.shards import tar as tarformat
 from wdsdist.shards.index import ShardIndex, ShardIndexBuilder, from_members
 
@@ -96,6 +98,18 @@ def test_what_belongs_to_no_sample_is_counted() -> None:
     index = of_tar("README", "a.jpg", ".hidden", "__meta__/notes.json")
     assert samples_of(index) == [("a", [("jpg", 1536, 5)])]
     assert sum(index.skipped.values()) == 3
+
+
+def test_a_key_with_a_line_break_is_a_sample_as_webdataset_has_it(tmp_path: Path) -> None:
+    names = ["a\nb.jpg", "a\nb.CLS", "c\n/d.jpg", "\n.jpg", "e.seg\n.png", "x.y\n/z.jpg", "f.jpg"]
+    path = tmp_path / "x.tar"
+    path.write_bytes(plain_tar((name, name.encode()) for name in names))
+    index = tarindex.shard_index(path)
+    found = {key: {extension.lower() for extension, _, _ in own} for key, own in samples_of(index)}
+    with path.open("rb") as stream:
+        theirs = list(group_by_keys({**member, "__url__": ""} for member in tar_file_iterator(stream)))
+    assert found == {one["__key__"]: one.keys() - {"__key__", "__url__"} for one in theirs}
+    assert index.skipped == {"name without a key and an extension": 1}  # x.y\n/z.jpg, which webdataset passes over
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ SHARDS = [
     Shard("köln.tar", 5, 2**40, ""),
 ]
 
-names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20)
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20)
+names = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/\\:"), min_size=1, max_size=20)
+names = names.filter(lambda name: name not in (".", "..") and ".." not in re.split("[;?#]", name))
 shards = st.builds(
     Shard, names, st.integers(0, 2**40), st.integers(-1, 2**58), st.sampled_from(["", "ab" * 32, "0" * 64])
 )
@@ -33,16 +36,20 @@ def plain(manifest: Manifest) -> tuple[Any, ...]:
     return manifest.shards, manifest.name, manifest.extra
 
 
-def loaded(tmp_path: Path, data: Any) -> Manifest:
+def loaded(tmp_path: Path, data: Any, **more: Any) -> Manifest:
     path = tmp_path / "index.json"
     path.write_text(data if isinstance(data, str) else json.dumps(data))
-    return manifests.load(str(path))
+    return manifests.load(str(path), **more)
 
 
 # Saved and loaded
 
 
-@given(st.lists(shards, max_size=5), names, st.dictionaries(st.sampled_from("abc"), st.integers() | names))
+@given(
+    st.lists(shards, max_size=5, unique_by=lambda shard: shard.name),
+    texts,
+    st.dictionaries(st.sampled_from("abc"), st.integers() | texts),
+)
 def test_a_manifest_loads_as_it_was_saved(
     tmp_path_factory: pytest.TempPathFactory, listed: list[Shard], name: str, extra: dict[str, Any]
 ) -> None:
@@ -128,6 +135,7 @@ def test_index_json_is_what_wids_asks_for(tmp_path: Path) -> None:
         ("01.tar", 0, 1024),
         ("köln.tar", 5, 2**40),
     ]
+    assert data["wdsdist"].pop("index_sha256")
     assert data["wdsdist"] == {"version": 1, "num_samples": 8}
 
 
@@ -155,10 +163,11 @@ def test_a_minimal_foreign_index_loads(tmp_path: Path) -> None:
     assert manifest.num_bytes == 0
 
 
-def test_a_foreign_index_may_give_a_base_and_locations_of_their_own(tmp_path: Path) -> None:
+def test_a_foreign_index_may_give_a_base_and_locations_of_their_own_where_the_user_allows_it(tmp_path: Path) -> None:
     urls = ["x.tar", "https://host/y.tar", "/data/z.tar", "file:///data/w.tar"]
     listed = [{"url": url, "nsamples": 1, "md5sum": "0" * 32, "weight": 2} for url in urls]
-    manifest = loaded(tmp_path, {"wids_version": 1, "base": "s3://bucket/train", "shardlist": listed})
+    data = {"wids_version": 1, "base": "s3://bucket/train", "shardlist": listed}
+    manifest = loaded(tmp_path, data, allow_elsewhere=True)
     assert [manifest.location(number) for number in range(4)] == [
         "s3://bucket/train/x.tar",
         "https://host/y.tar",
@@ -221,6 +230,42 @@ def entry(**changes: Any) -> dict[str, Any]:
 def test_what_is_no_wids_index_is_an_error_that_names_it(tmp_path: Path, data: Any) -> None:
     with pytest.raises(IndexFormatError, match=r"index\.json is not a wids v1 index .*wdsdist index"):
         loaded(tmp_path, data)
+
+
+@pytest.mark.parametrize(
+    ("notes", "reason"),
+    [
+        ([["num_samples", 7]], r"its notes are \[\['num_samples', 7\]\], not an object"),
+        ({"classes": 7}, "its note 'classes' is 7, not a list of names"),
+        ({"classes": "cat"}, "its note 'classes' is 'cat', not a list of names"),
+        ({"classes": {"cat": 0}}, "its note 'classes' is .*, not a list of names"),
+        ({"classes": ["cat", None]}, r"its note 'classes' is \['cat', None\], not a list of names"),
+        ({"fields": "jpg"}, "its note 'fields' is 'jpg', not a list of names"),
+        ({"fields": [["jpg"]]}, "its note 'fields' is .*, not a list of names"),
+        ({"payload_bytes": "many"}, "its note 'payload_bytes' is 'many', not a count"),
+        ({"payload_bytes": None}, "its note 'payload_bytes' is None, not a count"),
+        ({"payload_bytes": -1}, "its note 'payload_bytes' is -1, not a count"),
+        ({"payload_bytes": True}, "its note 'payload_bytes' is True, not a count"),
+        ({"payload_bytes": 10**400}, r"its note 'payload_bytes' is 1000\d*\.\.\.0000\d*, not a count"),
+        ({"left_out": [1]}, r"its note 'left_out' is \[1\], not a count"),
+        ({"renamed_keys": 1.5}, "its note 'renamed_keys' is 1.5, not a count"),
+        ({"skipped": 3}, "its note 'skipped' is 3, not an object of counts"),
+        ({"skipped": {"links": "3"}}, "its note 'skipped' is .*, not an object of counts"),
+        ({"columns": ["a"]}, r"its note 'columns' is \['a'\], not an object of names"),
+        ({"columns": {"a": 7}}, "its note 'columns' is .*, not an object of names"),
+    ],
+    ids=str,
+)
+def test_a_note_of_another_type_than_packers_write_is_an_error_that_names_it(
+    tmp_path: Path, notes: Any, reason: str
+) -> None:
+    with pytest.raises(IndexFormatError, match=rf"index\.json is not a wids v1 index \({reason}\)"):
+        loaded(tmp_path, {**GOOD, "wdsdist": notes})
+
+
+def test_notes_that_wdsdist_does_not_know_are_free(tmp_path: Path) -> None:
+    notes = {"source": {"kind": "folder"}, "shuffle_seed": None, "mine": [1, {"deep": None}], "classes": []}
+    assert loaded(tmp_path, {**GOOD, "wdsdist": notes}).extra == notes
 
 
 def test_bytes_that_are_no_text_are_no_index(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.support.tars import file_entry, listing, plain_tar, tar_bytes, with_checksum
 from wdsdist.errors import ShardDamagedError
 from wdsdist.shards import tar as tarformat
-from wdsdist.shards.tar import BLOCK, END, header, padding, plain_headers, split_name, stored_size
+from wdsdist.shards.tar import BLOCK, END, header, padding, plain_headers, split_name, split_stored_name, stored_size
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 SIZE_LIMIT = 8**11  # what eleven octal digits cannot say
@@ -386,11 +386,11 @@ def test_what_webdataset_writes_is_read(tmp_path: Path) -> None:
 PATTERN = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")  # the WebDataset format's own
 
 
-def split_by_the_book(name: str) -> tuple[str, str] | None:
+def split_by_the_book(name: str, *, line_breaks: bool = False) -> tuple[str, str] | None:
     base = name.rpartition("/")[2]
     match = PATTERN.match(name)
     notes = any(len(part) >= 4 and part.startswith("__") and part.endswith("__") for part in name.split("/"))
-    if "\n" in name or base.startswith(".") or notes or match is None or not match[2]:
+    if ("\n" in name and not line_breaks) or base.startswith(".") or notes or match is None or not match[2]:
         return None
     return match[1], match[2]
 
@@ -408,6 +408,16 @@ def split_by_the_book(name: str) -> tuple[str, str] | None:
 @example("_____.txt")
 def test_names_split_as_the_format_says(name: str) -> None:
     assert split_name(name) == split_by_the_book(name)
+
+
+@given(st.text("ab._/\n", max_size=12))
+@example("line\nbreak.jpg")
+@example("a\n/1.jpg")
+@example("a.b\n/1.jpg")
+@example("a.jpg\n")
+@example("a.\n")
+def test_stored_names_with_line_breaks_split_as_webdataset_splits_them(name: str) -> None:
+    assert split_stored_name(name) == split_by_the_book(name, line_breaks=True)
 
 
 @pytest.mark.parametrize(

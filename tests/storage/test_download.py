@@ -25,7 +25,7 @@ from tests.support.faults import Proxy, Rule
 from tests.support.web import served
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, ShardNotFoundError, StorageError
-from wdsdist.storage import Connections, Deadline, Transfer, copying, deadline
+from wdsdist.storage import Connections, Deadline, StorageOptions, Transfer, copying, deadline
 
 PART = 1 << 16
 CONTENT = secrets.token_bytes(20 * PART + 1000)
@@ -44,7 +44,12 @@ class Store:
     """Of the file, as the proxy sees it."""
 
     def fetch(self, to: Path, *, seconds: float = 20, size: int | None = len(CONTENT), **more: Any) -> Transfer:
-        return storage.fetch(self.location, to, self.options, size=size, deadline=Deadline(seconds), **more)
+        return storage.fetch(self.location, to, self.bound, size=size, deadline=Deadline(seconds), **more)
+
+    @property
+    def bound(self) -> StorageOptions:
+        """The options, for this store."""
+        return storage.named(self.options, [self.location])
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +107,7 @@ def test_each_byte_is_asked_for_once_in_parts(store: Store, tmp_path: Path, monk
 
 
 def test_what_is_read_at_once_takes_one_request(store: Store) -> None:
-    assert storage.read(store.location, store.options) == CONTENT
+    assert storage.read(store.location, store.bound) == CONTENT
     assert store.proxy.count(store.path) == faults.Count(requests=1, bytes=len(CONTENT))
 
 
@@ -208,7 +213,7 @@ def test_a_store_that_asks_to_wait_is_heeded(store: Store, tmp_path: Path) -> No
 
 def test_an_answer_that_stalls_leaves_time_to_ask_again(store: Store) -> None:
     store.proxy.rules(Rule("stall", 10, times=1))
-    assert storage.read(store.location, store.options, deadline=Deadline(4)) == CONTENT
+    assert storage.read(store.location, store.bound, deadline=Deadline(4)) == CONTENT
 
 
 def test_no_more_requests_than_connections_run_at_once(web: Store, tmp_path: Path) -> None:
@@ -271,7 +276,7 @@ def test_a_forked_child_fetches_after_its_parent_did_and_takes_nothing_from_it(s
 def test_a_profile_that_does_not_exist_is_an_error_at_once() -> None:
     began = time.monotonic()
     with pytest.raises(StorageError, match=r"s3://bucket/a\.tar cannot be read: ProfileNotFound: .*\(nope\)"):
-        storage.read("s3://bucket/a.tar", {"profile": "nope"})
+        storage.read("s3://bucket/a.tar", storage.named({"profile": "nope"}, ["s3://bucket"]))
     assert time.monotonic() - began < 10, "trying again would not mend it"
 
 

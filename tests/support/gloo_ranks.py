@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,11 +28,9 @@ class Ranks:
         timeout: float = 60.0,
         file_store: bool = False,
         port: int | None = None,
-        preload: Sequence[str] = (),
     ) -> None:
         # From a server that has imported torch, a process starts in milliseconds instead of a second.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed", "wdsdist.distributed", *preload])
         self.pipes: list[Connection] = []
         self.processes = []
         for rank in range(world_size):

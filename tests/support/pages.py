@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.support import forked
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,9 +67,7 @@ def run(text: str, folder: Path) -> str:
     """Run a program in a folder, on two ranks where it has a process group, and return what it printed."""
     script = folder / "page.py"
     script.write_text(text)
-    command = [sys.executable, str(script)]
-    if "init_process_group" in text:
-        command[1:1] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110)
+    ranks = 2 if "init_process_group" in text else 1
+    done = forked.launch(script, ranks=ranks, cwd=folder) if ranks > 1 else forked.run(script, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

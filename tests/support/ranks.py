@@ -52,7 +52,6 @@ class Ranks:
     def __init__(self, store: Store, *cache_dirs: Path, world_size: int = 2, workers: int = 2, **options: Any) -> None:
         # From a server that has imported torch, a process starts in milliseconds instead of a second.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["wdsdist.loader.loader", "aiohttp", "s3fs"])
         options = {"shuffle_window": WINDOW, "storage_options": store.options, **options}
         size = world_size // len(cache_dirs)
         self.pipes: list[Connection] = []

@@ -13,7 +13,8 @@ import http.server
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 _CHUNK = 1 << 20
@@ -29,6 +30,8 @@ class Web:
         """Bytes of file contents sent so far."""
         self.bytes_of: Counter[str] = Counter()
         """The same for each file, by its name."""
+        self.asked: list[str] = []
+        """The path of each request, as it came."""
         self.url = ""
 
 
@@ -57,6 +60,8 @@ def served(folder: Path, *, ranges: bool = True) -> Iterator[Web]:
             self._answer(with_body=True)
 
         def _answer(self, *, with_body: bool) -> None:
+            with lock:
+                web.asked.append(self.path)
             path = folder / self.path.partition("?")[0].lstrip("/")
             if not path.is_file():
                 self.send_error(404)
@@ -91,6 +96,59 @@ def served(folder: Path, *, ranges: bool = True) -> Iterator[Web]:
     thread.start()
     try:
         yield web
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request, as a server saw it."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    """By names in lower case."""
+
+
+Answer = tuple[int, dict[str, str], bytes]
+
+
+@contextlib.contextmanager
+def answering(answer: Callable[[Asked], Answer | None]) -> Iterator[tuple[str, list[Asked]]]:
+    """Answer requests by a function, and give the address and what was asked; None breaks the connection."""
+    asked: list[Asked] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def log_message(self, *_: object) -> None: ...
+
+        def do_GET(self) -> None:
+            request = Asked(self.command, self.path, {name.lower(): value for name, value in self.headers.items()})
+            asked.append(request)
+            given = answer(request)
+            if given is None:
+                self.close_connection = True
+                return
+            status, headers, body = given
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815 - the name that http.server looks for
+
+    server = _Server(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
     finally:
         server.shutdown()
         thread.join()

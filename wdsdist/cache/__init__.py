@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from wdsdist.cache.locks import LockableFile
+from wdsdist.cache.locks import LockableFile, PlantedError
 from wdsdist.cache.paths import copy_key
 from wdsdist.cache.pins import Pinned
 from wdsdist.cache.priorities import Need
@@ -39,7 +39,7 @@ def kept(copy: Path) -> Iterator[None]:
     """Keep a copy from being evicted, whatever it holds; where there is none, do nothing."""
     try:
         file = LockableFile(copy)
-    except FileNotFoundError:
+    except (FileNotFoundError, PlantedError):
         yield
         return
     with contextlib.closing(file):

@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wdsdist import storage
+from wdsdist.cache import folders
 from wdsdist.cache.paths import Place
 from wdsdist.cache.stamps import Stamp
+from wdsdist.distributed import is_own_file
 from wdsdist.errors import IndexFormatError, ShardDamagedError, ShardNotFoundError
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import scan_local as tarindex
@@ -57,7 +59,7 @@ class Wanted:
         self._location = manifest.location(number)
         self._is_remote = storage.is_remote(self._location)
         self.shown = storage.shown(self._location)
-        self._options = manifest.storage_options
+        self._options = manifest.client_options
         name = storage.split(storage.beside(self._location, shardindex.SUFFIX))[1]
         self._listed_index = None if storage.is_remote(manifest.base) else storage.local_path(manifest.base) / name
         """Where its index may stand beside the index.json that lists it."""
@@ -192,7 +194,9 @@ class Wanted:
 
         Raises `ShardDamagedError` where it is damaged, or that of another shard.
         """
-        for path in (self.place.index, self._listed_index):
+        kept = self.place.index
+        is_believed = is_own_file(kept)
+        for path in (kept if is_believed else None, self._listed_index):
             if path and path.exists():
                 try:
                     index = shardindex.load(path)
@@ -201,7 +205,11 @@ class Wanted:
                 if index.size != size or (index.sha256 and index.sha256 != sha256):
                     raise ShardDamagedError(f"{path} is the index of another shard")
                 return index
-        return self._scanned(self.place.copy, Stored(self.listed.size, self.listed.sha256))
+        index = self._scanned(self.place.copy, Stored(self.listed.size, self.listed.sha256))
+        if not is_believed and (kept.is_symlink() or kept.exists()):
+            kept.unlink(missing_ok=True)  # not written over: others may have mapped it
+            folders.write(kept, shardindex.dumps(index))
+        return index
 
     @contextlib.contextmanager
     def _file(self) -> Iterator[Path]:

@@ -16,7 +16,7 @@ from wdsdist.cache import paths as places
 from wdsdist.cache import stamps
 from wdsdist.cache.counters import Counters
 from wdsdist.cache.fetch import Wanted
-from wdsdist.cache.locks import LockableFile, pauses
+from wdsdist.cache.locks import LockableFile, PlantedError, pauses
 from wdsdist.cache.pins import Pinned
 from wdsdist.cache.priorities import Need
 from wdsdist.cache.space import Room
@@ -92,6 +92,7 @@ class ShardCache:
         *,
         batch: Collection[int] = (),
         let_go: Callable[[], object] | None = None,
+        anew: bool = False,
     ) -> Pinned:
         """Return a shard, locked; fetch it where it is remote and there is no copy.
 
@@ -102,6 +103,7 @@ class ShardCache:
                 that began to wait later.
             let_go: called before each pause, to unlock what is locked: two processes that each hold what the other
                 waits for would wait for ever.
+            anew: fetch it even where there is a copy.
 
         Raises:
             ShardNotFoundError: the store does not have it.
@@ -115,14 +117,14 @@ class ShardCache:
             return Pinned(path, tarindex.shard_index(path, listed_in=part.base), None)
         wanted = self._wanted(manifest, number)
         with self._clear_errors(wanted.described):
-            if pinned := self._copy(wanted):
+            if not anew and (pinned := self._copy(wanted)):
                 self.hits += 1
                 return pinned
             keys = {places.copy_key(manifest, one) for one in (number, *batch)}
             self._check_limit(sum(max(0, int(manifest.read_sizes[one])) for one in {number, *batch}), len(keys))
             began = time.monotonic()
             try:
-                return self._obtain(wanted, keys, let_go)
+                return self._obtain(wanted, keys, let_go, anew=anew)
             finally:
                 self.seconds_waited += time.monotonic() - began
                 if not batch:
@@ -209,12 +211,11 @@ class ShardCache:
 
     def _copy(self, wanted: Wanted) -> Pinned | None:
         """Return the copy of a shard, locked; nothing where there is none, or somebody else is about to change it."""
+        self._room.check(wanted.place)
         try:
             file = LockableFile(wanted.place.copy)
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ELOOP):  # a link is none of ours: the copy will replace it
-                return None
-            raise
+        except (FileNotFoundError, PlantedError):  # a link is none of ours: the copy will replace it
+            return None
         pinned = self._checked(wanted, file)
         if pinned is None:
             file.close()

@@ -12,11 +12,11 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
+from wdsdist.cache import folders, stamps
 from wdsdist.cache import paths as places
-from wdsdist.cache import stamps
 from wdsdist.cache.fetch import Fetched, Wanted
 from wdsdist.cache.ledger import Ledger
-from wdsdist.cache.locks import LockableFile, pauses
+from wdsdist.cache.locks import LockableFile, PlantedError, pauses
 from wdsdist.cache.paths import Place
 from wdsdist.cache.priorities import NEVER, Need, Needs, Rank, Reader, all_needs
 from wdsdist.cache.usage import STAMP_BYTES, Held, all_held, reserved_for, size_of
@@ -44,7 +44,7 @@ class Room:
     @contextlib.contextmanager
     def alone(self, deadline: Deadline) -> Iterator[Ledger]:
         """Keep all others from changing which files there are; what processes that died left is removed at first."""
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folders.make_root(self.root)
         with contextlib.closing(LockableFile(self.root / places.LOCK, writable=True, create=True)) as file:
             for _ in pauses(max(deadline.end, time.monotonic() + _PATIENCE), _MOMENT):
                 if file.lock(alone=True):
@@ -57,14 +57,20 @@ class Room:
                 self._all_held(ledger)
             yield ledger
 
+    def check(self, place: Place) -> None:
+        """Raise `CacheError` where others can have put something in the way to a copy, if there is one."""
+        with contextlib.suppress(FileNotFoundError):
+            folders.check_root(self.root)
+            folders.check_folder(place.folder)
+
     def take(self, place: Place, deadline: Deadline, *, anew: bool = False) -> LockableFile | None:
         """Open and lock the part of a shard, to fetch it; nothing where that is done already, or being done.
 
         With ``anew`` the shard is to be fetched even where there is a copy.
         """
         with self.alone(deadline):
-            place.folder.mkdir(mode=0o700, exist_ok=True)
-            if not anew and place.copy.is_file() and not place.copy.is_symlink():
+            folders.make_folder(place.folder)
+            if not anew and _is_there(place.copy):
                 return None
             part = LockableFile(place.part, writable=True, create=True)
             return part if part.lock(alone=True) else None
@@ -122,7 +128,7 @@ class Room:
             _remove(place.index)  # never written over: others may have mapped it
             # Of an index that had to be made the size was not known: where it takes more than its room it is not kept.
             if sidecar is not None and (self._limit is None or taken <= reserved_for(place)):
-                place.index.write_bytes(sidecar)
+                folders.write(place.index, sidecar)
             place.part.replace(place.copy)
             stamps.stamp(part.fileno(), place.stamp, fetched.sha256, wanted.made_of)
 
@@ -208,6 +214,15 @@ class Room:
         return held
 
 
+def _is_there(copy: Path) -> bool:
+    """Say whether there is a copy; what others have put in its place will be replaced."""
+    try:
+        LockableFile(copy).close()
+    except (FileNotFoundError, PlantedError):
+        return False
+    return True
+
+
 def _evict(place: Place) -> bool:
     """Remove a copy and what belongs to it; say whether that could be done, because nobody is reading it."""
     try:
@@ -224,7 +239,7 @@ def _drop(place: Place, copy: LockableFile) -> None:
     """Remove a copy that is locked alone, with its index and its stamp."""
     if copy.stat().st_nlink == 1:
         # A map that somebody has kept must not keep the room. Of several names one may be that of somebody's data.
-        os.truncate(place.copy, 0)
+        os.truncate(f"/proc/self/fd/{copy.fileno()}", 0)  # that file, whatever the name leads to by now
     place.copy.unlink()
     # Last the stamp: what is killed before leaves something that the next one knows to be the cache's own.
     _remove(place.index, place.stamp)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from wdsdist.cache import paths as places
 from wdsdist.cache import stamps
-from wdsdist.cache.locks import LockableFile
+from wdsdist.cache.locks import LockableFile, PlantedError
 from wdsdist.cache.paths import Place
 from wdsdist.shards.index import SUFFIX
 
@@ -34,8 +34,8 @@ class Held:
 def all_held(root: Path) -> list[Held]:
     """List all that is in a cache folder, after removing what processes that died have left; only under its lock."""
     with os.scandir(root) as entries:
-        folders = [Path(entry) for entry in entries if places.is_store(entry.name) and entry.is_dir()]
-    return [held for folder in folders for held in _held_in(folder)]
+        stores = [entry for entry in entries if places.is_store(entry.name) and entry.is_dir(follow_symlinks=False)]
+    return [held for store in stores for held in _held_in(Path(store))]
 
 
 def size_of(place: Place) -> int:
@@ -89,5 +89,9 @@ def _held(place: Place, found: dict[str, os.stat_result]) -> Held:
 
 def _was_left(place: Place) -> bool:
     """Say whether nobody is fetching a part any more."""
-    with contextlib.closing(LockableFile(place.part, writable=True)) as part:
-        return part.lock(alone=True)
+    try:
+        file = LockableFile(place.part, writable=True)
+    except PlantedError:
+        return True
+    with contextlib.closing(file):
+        return file.lock(alone=True)

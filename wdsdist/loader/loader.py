@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from wdsdist._util.validation import check_integer
-from wdsdist.distributed import cpu_count, identity
+from wdsdist.distributed import check_same, cpu_count, identity
 from wdsdist.errors import ArgumentTypeError, DatasetTooSmallError
 from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.loader.epoch_iterator import Epoch, EpochMeter, Iteration
@@ -209,6 +209,9 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         position = self._progress.start(lambda place: self._plan(place).batches_per_rank > 0)
         here = self.dataset.identity()
         plan = self._plan(position)
+        if self._meter is None and here.world_size > 1:  # once for each loader
+            for where, version in self.dataset.manifest.versions.items():
+                check_same(f"index.json of {where}", version)
         settings = self._settings = self._order_settings()  # the first run's, whatever the world becomes
         if settings != self._checked:
             self.dataset.ordering.check_room(settings, here)

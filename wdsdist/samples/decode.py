@@ -9,21 +9,24 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from wdsdist.errors import ArgumentTypeError, DecodeError
-from wdsdist.samples.arrays import RawArray, stacked_npy
+from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
+from wdsdist.samples.arrays import RawArray, read_npy, stacked_npy
 from wdsdist.samples.collate import Stacked
 from wdsdist.samples.images.decode import image_decoder
 from wdsdist.samples.images.transforms import is_seeded
+from wdsdist.storage import compression
 
 Decode = bool | str | Mapping[str, Any] | None
 """What ``decode=`` takes: ``None``, ``True``, an image specification, or functions and dtypes by extension."""
+
+Unzip = Callable[[bytes, int, int], bytes]
+"""From gzip, the number of the layer that it is, from 1, and the most bytes that may come out, to what is in it."""
 
 _EXPANSION_LIMIT = 1 << 30
 """Bytes that one compressed member may unpack to: a few kilobytes of zeros must not fill the memory."""
@@ -39,19 +42,24 @@ class Decoder:
     >>> Decoder({"txt": len, "bin": np.uint16})("txt", b"four")
     4
 
-    Raises `ArgumentError` for an image specification that does not exist.
+    Raises `ArgumentError` for an image specification that does not exist, and for ``max_pixels`` without one.
     """
 
-    def __init__(self, decode: Decode) -> None:
+    def __init__(self, decode: Decode, *, max_pixels: int | None = None) -> None:
         self._functions: dict[str, Callable[..., Any]] = {}
         self._image: Callable[[str, bytes], Any] | None = None
         self.is_raw = decode is None or decode is False
+        if max_pixels is not None and not isinstance(decode, str):
+            raise ArgumentError(
+                f"max_pixels is {max_pixels!r}, but decode is {decode!r}, which decodes no images itself: give it to "
+                f"the transforms that do, as in RandomResizedCrop(224, max_pixels={max_pixels!r})"
+            )
         if isinstance(decode, Mapping):
             self._functions = {str(extension).lower(): _function(extension, what) for extension, what in decode.items()}
         elif isinstance(decode, (bool, str)):
             self._functions = dict(_TABLE) if decode else {}
             if isinstance(decode, str):
-                self._image = image_decoder(decode)
+                self._image = image_decoder(decode, max_pixels=max_pixels)
         elif decode is not None:
             raise ArgumentTypeError(f"decode is {decode!r}: it can be None, True, a string or a mapping")
         self.is_seeded = any(map(is_seeded, self._functions.values()))
@@ -65,14 +73,15 @@ class Decoder:
         if any(extension != extensions[0] for extension in extensions):
             return None
         function = self._find(name)
-        if function is _npy:
+        if function is read_npy:
             return stacked_npy(parts)
         return function.stacked(parts) if isinstance(function, RawArray) else None
 
-    def __call__(self, extension: str, data: bytes, seed: int = 0) -> Any:
+    def __call__(self, extension: str, data: bytes, seed: int = 0, unzip: Unzip | None = None) -> Any:
         """Return the value of one member; bytes where nothing is known about its extension.
 
-        ``seed`` is passed to functions that were marked with `wdsdist.transforms.seeded`.
+        ``seed`` is passed to functions that were marked with `wdsdist.transforms.seeded`. ``unzip`` counts what the
+        members of a shard unpack to; by default only this one is looked at.
 
         Raises `DecodeError` where the bytes are not what the extension says.
         """
@@ -80,7 +89,7 @@ class Decoder:
             return data
         name = extension.lower()
         try:
-            return self._decode(name, data, seed)
+            return self._decode(name, data, seed, unzip or _unzip)
         except DecodeError:
             raise
         except ImportError as error:
@@ -94,12 +103,12 @@ class Decoder:
     def _find(self, name: str) -> Callable[..., Any] | None:
         return self._functions.get(name) or self._functions.get(name.rpartition(".")[2])
 
-    def _decode(self, name: str, data: bytes, seed: int) -> Any:
+    def _decode(self, name: str, data: bytes, seed: int, unzip: Unzip, level: int = 1) -> Any:
         function = self._find(name)
         if function is not None:
             return function(data, seed) if self.is_seeded and is_seeded(function) else function(data)
         if name.endswith(".gz") and len(name) > 3:
-            return self._decode(name[:-3], _unzip(data), seed)
+            return self._decode(name[:-3], unzip(data, level, _EXPANSION_LIMIT), seed, unzip, level + 1)
         if self._image is not None:
             value = self._image(name, data)
             if value is not None:
@@ -118,17 +127,8 @@ def _function(extension: object, what: Any) -> Callable[..., Any]:
     )
 
 
-def _unzip(data: bytes) -> bytes:
-    content = b""
-    rest = data
-    while rest:  # gzip files may hold several streams, one after another
-        unpacker = zlib.decompressobj(wbits=31)
-        content += unpacker.decompress(rest, _EXPANSION_LIMIT + 1 - len(content))
-        _check_expansion(len(data), len(content))
-        if not unpacker.eof:
-            raise EOFError("the compressed data is cut short")
-        rest = unpacker.unused_data.lstrip(b"\0")  # and zeros behind them, as gzip(1) has it
-    return content
+def _unzip(data: bytes, level: int, most: int) -> bytes:
+    return compression.unzip(data, most)
 
 
 def _check_expansion(size: int, unpacked: int) -> None:
@@ -138,10 +138,6 @@ def _check_expansion(size: int, unpacked: int) -> None:
 
 def _text(data: bytes) -> str:
     return data.decode("utf-8")
-
-
-def _npy(data: bytes) -> Any:
-    return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
 
 
 def _npz(data: bytes) -> dict[str, Any]:
@@ -176,7 +172,7 @@ _TABLE: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("txt", "text", "transcript"), _text),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
     **dict.fromkeys(("json", "jsn"), json.loads),
-    "npy": _npy,
+    "npy": read_npy,
     "npz": _npz,
     **dict.fromkeys(("mp", "msg"), _msgpack),
     "cbor": _cbor,

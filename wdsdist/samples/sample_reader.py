@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,19 +12,24 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import DecodeError, SampleError
 from wdsdist.samples.collate import Batch, Ragged, Sample, check_alike, collate, column
-from wdsdist.samples.decode import Decoder
+from wdsdist.samples.decode import Decoder, Unzip
 from wdsdist.samples.sample_spec import Chosen, Recipe
 from wdsdist.samples.shard_reader import MappedShard, ShardReader
 from wdsdist.sampling.permutation import mix_key, mix_keys
 
 _AUGMENTATION = 3
 """Sets the seeds of samples apart from the keys of the order, which hash other numbers."""
+_COMPRESSED = ".gz"
 
 
 @dataclass(slots=True)
 class _Rows:
     """What the columns of a batch have in common: of each sample, one entry in each list."""
 
+    numbers: list[int]
+    """Of their shards."""
+    samples: list[int]
+    """Their numbers in the shards."""
     seeds: list[int]
     shards: list[str] = field(default_factory=list)
     datasets: list[str] = field(default_factory=list)
@@ -80,6 +85,7 @@ class SampleReader:
         Raises `SampleError` where a field is missing and `DecodeError`, naming shard and member, where one is bad.
         """
         seed = mix_key(self._seed, epoch, _AUGMENTATION, shard, sample) >> 1 if self._needs_seeds else 0
+        self._reader.hold((shard,))
         try:
             return self._sample(shard, sample, seed)
         finally:
@@ -123,12 +129,14 @@ class SampleReader:
         if shard.dataset:
             entries["__dataset__"] = shard.dataset
         for entry, extension, place in _chosen(recipe, shard, sample):
-            entries[entry] = _value(recipe.decoder, extension, shard.member(sample, place), seed, shard.name, key)
+            unzip = _unzip(shard, sample, place, extension)
+            data = shard.member(sample, place)
+            entries[entry] = _value(recipe.decoder, extension, data, seed, shard.name, key, unzip)
         return recipe.transformed(entries, seed)
 
     def _columns(self, numbers: list[int], samples: list[int], seeds: list[int], deferred: bool) -> Batch:
         """Collect members by column, with no dict for each sample, then decode each column."""
-        rows = _Rows(seeds)
+        rows = _Rows(numbers, samples, seeds)
         members: dict[str, list[memoryview]] = {}
         extensions: dict[str, list[str]] = {}
         opened: dict[int, tuple[MappedShard, Recipe, Chosen | None]] = {}
@@ -169,14 +177,29 @@ class SampleReader:
         pieces = rows.decoders[0].stacked(extensions, parts) if len(decoders) == 1 else None
         if pieces is not None:
             return pieces if deferred else pieces.tensor()
-        columns = rows.decoders, extensions, parts, rows.seeds, rows.shards, rows.keys
+        columns = rows.decoders, extensions, parts, rows.seeds, rows.shards, rows.keys, self._unzips(rows, extensions)
         values = [_value(*one) for one in zip(*columns, strict=True)]
         return column(entry, values, repr(rows.keys[0]), deferred=deferred)
 
+    def _unzips(self, rows: _Rows, extensions: list[str]) -> Iterable[Unzip | None]:
+        """Yield how each member of a column is decompressed, if it is."""
+        for number, sample, extension in zip(rows.numbers, rows.samples, extensions, strict=True):
+            if extension.endswith(_COMPRESSED):
+                shard = self._reader.shard(number)
+                yield _unzip(shard, sample, shard.layout(sample).index(extension), extension)
+            else:
+                yield None
 
-def _value(decoder: Decoder, extension: str, data: memoryview, seed: int, name: str, key: str) -> Any:
+
+def _unzip(shard: MappedShard, sample: int, place: int, extension: str) -> Unzip | None:
+    return shard.unzip(sample, place) if extension.endswith(_COMPRESSED) else None
+
+
+def _value(
+    decoder: Decoder, extension: str, data: memoryview, seed: int, name: str, key: str, unzip: Unzip | None
+) -> Any:
     try:
-        return decoder(extension, bytes(data), seed)
+        return decoder(extension, bytes(data), seed, unzip)
     except DecodeError as error:
         raise DecodeError(f"{name}: member {key}.{extension}: {error}") from error
 

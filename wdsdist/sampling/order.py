@@ -22,7 +22,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.validation import check_integer
+from wdsdist._util.validation import MOST_PROCESSES, check_integer
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.permutation import mix_key, mix_keys, permute, shuffled, torch_randperm
 
@@ -61,7 +61,7 @@ class OrderSettings:
         # Plain integers: those of numpy overflow in sums and cannot be written as JSON.
         object.__setattr__(self, "seed", check_integer("seed", self.seed, 0, 2**64 - 1))
         object.__setattr__(self, "window", check_integer("shuffle_window", self.window, 1))
-        lanes = check_integer("num_canonical_replicas", self.num_canonical_replicas, 1)
+        lanes = check_integer("num_canonical_replicas", self.num_canonical_replicas, 1, MOST_PROCESSES)
         object.__setattr__(self, "num_canonical_replicas", lanes)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from itertools import chain
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from tests.support import forked
 from tests.support.gloo_ranks import Ranks
 from wdsdist import StreamingDataset
 
@@ -123,7 +122,7 @@ class TestWithoutABatchSize:
             "loader = DataLoader(data, 4, num_workers=3)\n"
             "print([sum(1 for _ in loader) for _ in range(3)])"
         )
-        found = subprocess.run([sys.executable, "-c", script, str(shards)], capture_output=True, text=True, check=True)
+        found = forked.run("-c", script, shards)
         assert found.stdout == "[10, 10, 10]\n"
         assert found.stderr.count("the 3 workers of a foreign DataLoader") == 1
         assert "Pass the DataLoader's batch_size to StreamingDataset" in found.stderr

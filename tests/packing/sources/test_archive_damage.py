@@ -22,8 +22,9 @@ from tests.support.tars import file_entry, plain_tar, tar_bytes
 from tests.support.trees import PHOTOS, contents, zip_bytes
 from wdsdist.errors import SourceError, WdsdistError
 from wdsdist.packing import pack
-from wdsdist.packing.sources import find
+from wdsdist.packing.sources import OnError, find
 from wdsdist.shards.tar import END, header, split_name
+from wdsdist.storage import compression
 
 FILES = {"a/1.txt": b"first" * 40, "a/1.bin": bytes(range(256)) * 3, "b/2.txt": b"", "b/3.txt": b"x" * 700}
 
@@ -195,6 +196,47 @@ def test_a_size_that_cannot_be_is_refused(tmp_path: Path, size: int) -> None:
         find(write(tmp_path / "a.zip", bytes(data)))
 
 
+def overlapping(files: int) -> bytes:
+    """A zip whose entries are all one run of compressed bytes."""
+    data = zip_bytes({"0000.bin": bytes(200_000)}, zipfile.ZIP_DEFLATED)
+    start, end = data.index(b"PK\1\2"), data.index(b"PK\5\6")
+    entries = b"".join(data[start:end].replace(b"0000.bin", b"%04d.bin" % number) for number in range(files))
+    counts = struct.pack("<HHLL", files, files, len(entries), start)
+    return data[:start] + entries + data[end : end + 8] + counts + data[end + 20 :]
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_zip_whose_entries_overlap_is_refused(tmp_path: Path, on_error: OnError) -> None:
+    path = write(tmp_path / "a.zip", overlapping(3000))  # 170 KB for 600 MB
+    with pytest.raises(SourceError, match=r"a\.zip holds entries that share their bytes, at byte 0, as a bomb does"):
+        find(path, on_error=on_error)
+
+
+def test_a_zip_whose_last_entry_reaches_into_the_directory_is_refused(tmp_path: Path) -> None:
+    data = bytearray(zip_bytes({"1.txt": b"1" * 100}, zipfile.ZIP_STORED))
+    place = data.index(b"PK\1\2") + 20
+    data[place : place + 8] = struct.pack("<LL", 110, 110)
+    with pytest.raises(SourceError, match=r"a\.zip holds entries that share their bytes"):
+        find(write(tmp_path / "a.zip", bytes(data)))
+
+
+def test_a_zip_whose_directory_has_another_order_than_its_data_is_read(tmp_path: Path) -> None:
+    data = zip_bytes(FILES)
+    start, end = data.index(b"PK\1\2"), data.index(b"PK\5\6")
+    entries = [b"PK\1\2" + one for one in data[start:end].split(b"PK\1\2")[1:]]
+    path = write(tmp_path / "a.zip", data[:start] + b"".join(reversed(entries)) + data[end:])
+    assert contents(find(path)) == FILES
+
+
+def test_a_zip_that_expands_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compression, "_ALWAYS", 1 << 20)
+    path = write(tmp_path / "a.zip", zip_bytes({f"{n}.bin": bytes(1 << 20) for n in range(4)}, zipfile.ZIP_DEFLATED))
+    with pytest.raises(SourceError, match=r"a\.zip expands to 4,194,304 bytes, more than the 1,048,576 that"):
+        find(path)
+    monkeypatch.setattr(compression, "_ALWAYS", 4 << 20)
+    assert len(find(path)) == 4
+
+
 def test_an_entry_without_a_name_is_counted(tmp_path: Path) -> None:
     data = zip_bytes({"1.txt": b"1", "x": b"2"}).replace(b"x2", b"\x002")
     data = data[: data.rindex(b"x")] + b"\0" + data[data.rindex(b"x") + 1 :]
@@ -202,14 +244,14 @@ def test_an_entry_without_a_name_is_counted(tmp_path: Path) -> None:
 
 
 def test_a_wrong_checksum_is_an_error_or_left_out(tmp_path: Path) -> None:
-    for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         noise = bytes((n * n * 7919 >> 5) % 256 for n in range(400))
-        data = bytearray(zip_bytes({"1.txt": b"1", "2.txt": noise}, compression))
+        data = bytearray(zip_bytes({"1.txt": b"1", "2.txt": noise}, method))
         data[data.index(b"2.txt") + 5 + 200] ^= 0x55
-        path = write(tmp_path / f"{compression}.zip", bytes(data))
-        with pytest.raises(SourceError, match=rf"{compression}\.zip/2\.txt is damaged \(.*\): fetch the archive again"):
-            pack(path, tmp_path / f"out-{compression}", workers=1)
-        manifest = pack(path, tmp_path / f"skip-{compression}", workers=1, on_error="skip")
+        path = write(tmp_path / f"{method}.zip", bytes(data))
+        with pytest.raises(SourceError, match=rf"{method}\.zip/2\.txt is damaged \(.*\): fetch the archive again"):
+            pack(path, tmp_path / f"out-{method}", workers=1)
+        manifest = pack(path, tmp_path / f"skip-{method}", workers=1, on_error="skip")
         assert (manifest.num_samples, manifest.extra["left_out"]) == (1, 1)
 
 

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_strategies
 
+from wdsdist import compression
 from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
 from wdsdist.packing.sources import Source, find, idx
 
@@ -198,6 +199,13 @@ class TestDamage:
 
     def test_a_header_that_promises_the_moon_costs_no_memory(self, tmp_path: Path) -> None:
         self.check(tmp_path, b"\0\0\x0e\x03" + b"\xff" * 12, f"holds 0 bytes .* asks for {(2**32 - 1) ** 3 * 8:,}")
+
+    def test_a_compressed_file_that_expands_without_end(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(compression, "_ALWAYS", 1 << 20)
+        bomb = gzip.compress(b"\0\0\x08\x01" + (8 << 20).to_bytes(4, "big") + bytes(8 << 20))
+        self.check(
+            tmp_path, bomb, "announces 8,388,608 bytes, more than the .* that a compressed file of its size", ".gz"
+        )
 
     def test_a_truncated_zip_is_an_error(self, tmp_path: Path) -> None:
         content = gzip.compress(idx_bytes(digits(1000)[0]))

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from wdsdist.errors import printable
+
 FOLDER, FILE, OTHER = b"dfo"
 LINK = 0x80
 """Is added to the type of what a link leads to; a link to nothing is `LINK` and `OTHER`."""
@@ -51,5 +53,5 @@ class FolderEntries:
 
 
 def shown(path: str | bytes | os.PathLike[str]) -> str:
-    """Return a path fit for a message: bytes that are no text are written as escapes."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
+    """Return a path fit for a message: bytes that are no text, and control characters, are written as escapes."""
+    return printable(os.fsencode(path).decode("utf-8", "backslashreplace"))

@@ -16,6 +16,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.arrow_files import ArrowFile, ArrowTable, readable
 from wdsdist.packing.sources.columns import check_columns, choose
+from wdsdist.packing.sources.paths import Root, lies_below
 from wdsdist.packing.sources.scan import FILE, LINK
 from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source, SourceOptions
 from wdsdist.packing.sources.table_rows import RowSamples, TableListing
@@ -68,13 +69,13 @@ def find_saved(candidate: Candidate, options: SourceOptions) -> Source | None:
             raise SourceError(f"{path / _DICT} names no splits: is the folder whole?")
         if len(splits) > 1:
             raise SourceError(f"{path} holds the splits {', '.join(splits)}: name one, for instance {path / splits[0]}")
-        path = path / splits[0]
+        path = _inside(path, splits[0], _DICT)
     if not (path / _STATE).is_file():
         return None
     state = _json(path / _STATE)
     files = state.get("_data_files")
     names = [file.get("filename") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
-    paths = [path / name for name in names if isinstance(name, str)]
+    paths = [_inside(path, name, _STATE) for name in names if isinstance(name, str)]
     if not paths or len(paths) < len(names):
         raise SourceError(f"{path / _STATE} names no data files: is the folder whole?")
     if state.get("_indices_data_files"):
@@ -82,6 +83,14 @@ def find_saved(candidate: Candidate, options: SourceOptions) -> Source | None:
             f"{path} holds a selection of its rows: call flatten_indices() before save_to_disk(), with datasets"
         )
     return _source("hf", path, path, paths, options)
+
+
+def _inside(folder: Path, name: str, note: str) -> Path:
+    """Return what a note of a folder names, which must be in it: ``save_to_disk`` names nothing else."""
+    path = os.path.normpath(folder / name)
+    if not lies_below(str(folder), path):
+        raise SourceError(f"{folder / note} names {name!r:.300}, which lies outside its folder: save the data set anew")
+    return Path(path)
 
 
 def _in_folder(candidate: Candidate, suffixes: tuple[str, ...], *, forced: bool) -> list[Path]:
@@ -111,8 +120,9 @@ def _check_splits(path: Path, root: Path, files: list[Path], suffix: str) -> Non
         raise SourceError(f"{path} holds files of {' and '.join(splits)}: name those of one, as in '{root / pattern}'")
 
 
-def _source(kind: str, location: Path, root: Path, paths: list[Path], options: SourceOptions) -> Source:
+def _source(kind: str, location: Path, home: Path, paths: list[Path], options: SourceOptions) -> Source:
     wanted = check_columns(options.columns)
+    root = Root.of(home, options.root, allow_outside=options.allow_outside)
     for path in paths:
         if not path.is_file():
             raise SourceError(f"{path} does not exist, but {location} names it: fetch it again")
@@ -122,13 +132,13 @@ def _source(kind: str, location: Path, root: Path, paths: list[Path], options: S
         else:
             stamps = tuple(map(FileStamp.of, paths))
             table = ArrowTable(stamps, [ArrowFile(stamp.path) for stamp in stamps])
-        layout = choose(table.columns(str(root)), wanted, str(location))
-        listing = TableListing(layout, str(root), options.on_error)
+        layout = choose(table.columns(root.folder), wanted, str(location))
+        listing = TableListing(layout, root, options.on_error)
         rows = functools.partial(table.rows, layout.used(), layout.columns)
         listing.add(rows(), table.place)
         listing.finish(rows, table.place)
     return Source(
-        kind, str(location), _fingerprint(kind, str(root), table, listing), lambda _: _contents(table, listing)
+        kind, str(location), _fingerprint(kind, str(home), table, listing), lambda _: _contents(table, listing)
     )
 
 
@@ -152,11 +162,11 @@ def _contents(table: ArrowTable, listing: TableListing) -> Contents:
     )
 
 
-def _fingerprint(kind: str, root: str, table: ArrowTable, listing: TableListing) -> str:
+def _fingerprint(kind: str, home: str, table: ArrowTable, listing: TableListing) -> str:
     notes, classes, digest = listing.layout.notes(), listing.layout.classes, listing.state.hexdigest()
     state = hashlib.sha256(f"{kind}\0{notes}\0{classes}\0{digest}\n".encode("utf-8", "surrogatepass"))
     for file in table.stamps:
-        name = os.path.relpath(file.path, root)
+        name = os.path.relpath(file.path, home)
         state.update(f"{name}\0{file.size}\0{file.mtime_ns}\n".encode("utf-8", "surrogatepass"))
     for one in listing.left_out():
         state.update(f"{one.key}\0{one.reason}\n".encode("utf-8", "surrogatepass"))

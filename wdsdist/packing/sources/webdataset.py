@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from wdsdist import cache, storage
 from wdsdist._util.array_types import Int64s, Uint64s
 from wdsdist._util.pools import pool
-from wdsdist.errors import IndexFormatError, IndexNotFoundError, SourceError, SourceNotFoundError
+from wdsdist.errors import IndexFormatError, IndexNotFoundError, ManifestError, SourceError, SourceNotFoundError
 from wdsdist.packing.sources.source import (
     BrokenPayload,
     Candidate,
@@ -201,19 +201,23 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
     if isinstance(source, Manifest):
         return _source(source)
     if isinstance(source, (list, tuple)) and source and all(isinstance(one, (str, os.PathLike)) for one in source):
-        return _source(catalog.open(source, storage_options=options.storage_options))
+        return _source(_opened(source, options))
     if not isinstance(source, (str, os.PathLike)):
         return None
     location = storage.normalise(source)
-    if not forced and not _are_shards(location, candidate, options.storage_options):
+    if not forced and not _are_shards(location, candidate, options):
         return None
     try:
-        return _source(catalog.open(_tars(location, candidate) or location, storage_options=options.storage_options))
+        return _source(_opened(_tars(location, candidate) or location, options))
     except IndexNotFoundError as error:
         raise SourceNotFoundError(str(error)) from error
 
 
-def _are_shards(location: str, candidate: Candidate, storage_options: Mapping[str, Any] | None) -> bool:
+def _opened(shards: catalog.Shards, options: SourceOptions) -> Manifest:
+    return catalog.open(shards, storage_options=options.storage_options, allow_elsewhere=options.allow_elsewhere)
+
+
+def _are_shards(location: str, candidate: Candidate, options: SourceOptions) -> bool:
     if "{" in location and not os.path.exists(location):  # noqa: PTH110 - it may be a URL
         return True
     name = storage.split(location)[1]
@@ -221,7 +225,9 @@ def _are_shards(location: str, candidate: Candidate, storage_options: Mapping[st
         return False
     index = location if location.endswith(".json") else storage.join(location, manifests.FILE_NAME)
     try:
-        listed = manifests.load(index, storage_options)
+        listed = manifests.load(index, options.storage_options, allow_elsewhere=options.allow_elsewhere)
+    except ManifestError:
+        raise
     except (IndexNotFoundError, IndexFormatError):
         pass  # or a file of another purpose with that name
     else:
@@ -255,7 +261,7 @@ def _source(manifest: Manifest) -> Source:
     shards = range(len(manifest.counts))
     paths = [cache.local_shard(manifest, number) for number in shards]
     with pool(None, len(paths)) as executor:
-        indexes = list(executor.map(tarindex.shard_index, paths))
+        indexes = list(executor.map(_index_of, paths, (manifest.part(number)[0].base for number in shards)))
     starts = np.cumsum([0, *(index.num_samples for index in indexes)], dtype=np.int64)
     location = storage.shown(manifest.base)
     if not starts[-1]:
@@ -274,6 +280,10 @@ def _source(manifest: Manifest) -> Source:
         state.update(f"{index.num_samples}\0{index.size}\0{index.sha256}\n".encode())
     found = Shards(tars, indexes, keys.repeated(), keys.separator(), starts)
     return Source("webdataset", location, state.hexdigest(), lambda _: found.contents(notes), folders)
+
+
+def _index_of(path: Path, base: str) -> ShardIndex:
+    return tarindex.shard_index(path, listed_in=base)
 
 
 def _stored_sizes(index: ShardIndex) -> Int64s:
