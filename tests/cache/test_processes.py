@@ -8,7 +8,6 @@ import random
 import resource
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 
 from tests.support import folders
 from tests.support.folders import SHARDS
+from tests.support.programs import command
 from tests.support.web import Web
 from wdsdist import storage
 from wdsdist.cache import Need, ShardCache, cached_path, stamps
@@ -25,12 +25,10 @@ from wdsdist.errors import CacheError
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards.manifest import Manifest
 
-JOB = Path(__file__).parents[1] / "programs" / "reading_job.py"
-
 
 def start(web: Web, folder: Path, *arguments: int) -> subprocess.Popen[str]:
-    command = [sys.executable, str(JOB), web.url, str(folder), *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    job = command("reading_job", web.url, folder, *arguments)
+    return subprocess.Popen(job, stdout=subprocess.PIPE, text=True)
 
 
 def finish(job: subprocess.Popen[str]) -> dict[str, int]:
@@ -191,27 +189,9 @@ def test_a_lock_ends_with_its_process_though_a_fork_of_it_lives_on(remote: Manif
             os.close(end)
 
 
-ENDING = """
-import sys, threading, types
-from pathlib import Path
-from wdsdist.cache import locks
-
-def hold():
-    lock.acquire()
-    held.set()
-    threading.Event().wait()
-
-file = locks.LockableFile(Path(sys.argv[1]), writable=True, create=True)
-held = threading.Event()
-others = {"lock": locks._changing, "held": held, "threading": threading}  # a thread keeps what its functions know
-threading.Thread(target=types.FunctionType(hold.__code__, others), daemon=True).start()
-held.wait()
-"""
-
-
 def test_a_program_ends_though_a_thread_that_is_fetching_ends_with_it(tmp_path: Path) -> None:
     """It is stopped wherever it is, also while it opens or closes a file."""
-    assert subprocess.run([sys.executable, "-c", ENDING, str(tmp_path / "file")], timeout=20).returncode == 0
+    assert subprocess.run(command("ending_while_locked", tmp_path / "file"), timeout=20).returncode == 0
 
 
 def test_a_fork_holds_nothing_and_takes_nothing_from_its_parent(remote: Manifest, tmp_path: Path) -> None:

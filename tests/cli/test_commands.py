@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import wdsdist as library
+from tests.support.programs import command
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -254,21 +255,8 @@ def test_no_command_imports_torch_or_webdataset(photos: Path, tmp_path: Path) ->
         ["verify", dest],
         ["--help"],
     ]
-    script = """
-import json, sys
-from wdsdist.cli import main
-for command in json.loads(sys.argv[1]):
-    sys.argv = ["wdsdist", *command]
-    try:
-        main()
-    except SystemExit as end:
-        assert not end.code, (command, end.code)
-assert "wdsdist.packing" in sys.modules
-heavy = {"torch", "webdataset"}.intersection(sys.modules)
-assert not heavy, heavy
-"""
     run = subprocess.run(
-        [sys.executable, "-c", script, json.dumps(commands)], capture_output=True, text=True, check=False
+        command("commands_without_torch", json.dumps(commands)), capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.programs import command
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -132,9 +134,7 @@ def test_an_option_that_the_library_refuses(wdsdist: Run, photos: Path, tmp_path
 
 
 def test_a_reader_that_goes_away_is_no_error(shards: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", LS_FOR_EVER, str(shards)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    process = subprocess.Popen(command("endless_ls", shards), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
     assert process.stdout.readline() == b"0\n"
@@ -162,16 +162,6 @@ def test_a_reader_that_was_never_there_is_no_error(shards: Path) -> None:
     assert (run.returncode, run.stderr) == (128 + signal.SIGPIPE, b"")
 
 
-# More lines than a pipe holds, so that the reader is gone before the end.
-LS_FOR_EVER = """
-import sys
-from wdsdist.cli import inspect, main
-inspect._shard_lines = lambda manifest: map(str, range(10**9))
-sys.argv = ["wdsdist", "ls", sys.argv[1]]
-main()
-"""
-
-
 @pytest.mark.parametrize("command", [["ls"], ["cat", "0", "jpg"]], ids=["ls", "cat"])
 def test_a_full_disk_under_the_output_is_one_line(shards: Path, command: list[str]) -> None:
     name, *rest = command
@@ -186,34 +176,13 @@ def test_a_full_disk_under_the_output_is_one_line(shards: Path, command: list[st
     assert run.stderr == b"wdsdist: error: standard output: No space left on device\n"
 
 
-# Packs, but in every worker's first shard says so with a byte, and goes on when standard input ends.
-INTERRUPTED = """
-import os, sys
-from wdsdist.cli import main
-from wdsdist.packing.sources.folder import FolderSamples
-
-real, waited = FolderSamples.__iter__, []
-
-def wait_once(self):
-    if not waited:
-        waited.append(True)
-        os.write(1, b"x")
-        os.read(0, 1)
-    yield from real(self)
-
-FolderSamples.__iter__ = wait_once
-sys.argv = ["wdsdist", "pack", *sys.argv[1:]]
-main()
-"""
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_interrupt_is_one_line_and_can_be_continued(
     wdsdist: Run, photos: Path, tmp_path: Path, workers: int
 ) -> None:
     options = [str(photos), str(tmp_path / "dest"), "--shard-samples", "1", "--workers", str(workers)]
     process = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, *options],
+        command("interruptible_pack", *options),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

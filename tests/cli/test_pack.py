@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.support.programs import PROGRAMS
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-MODULE = """
-class Squares:
-    def __len__(self):
-        return 30
-    def __getitem__(self, index):
-        return index, index ** 2
-
-def encode(item):
-    return {"cls": item[0], "txt": str(item[1])}
-
-def lines():
-    for number in range(30):
-        if number == 20 and broken:
-            raise OSError("no more")
-        yield {"txt": f"line {number}"}
-
-broken = False
-
-class Broken:
-    def __iter__(self):
-        global broken
-        broken = True
-        return lines()
-"""
 
 
 @pytest.fixture(autouse=True)
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_module.py").write_text(MODULE)
+    shutil.copy(PROGRAMS / "my_module.py", tmp_path)
     monkeypatch.chdir(tmp_path)
 
 

@@ -12,10 +12,10 @@ import pytest
 
 import wdsdist
 from tests.support import faults, tars
+from tests.support.programs import PROGRAMS
 from tests.support.stores import NAMES, SAMPLE_BYTES, SAMPLES, SHARDS, Store
 from tests.support.web import served
 
-PROGRAMS = Path(__file__).parents[1] / "programs"
 NO_S3 = any(importlib.util.find_spec(package) is None for package in ("s3fs", "moto", "flask_cors"))
 
 

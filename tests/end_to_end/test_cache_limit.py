@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 
 import wdsdist
 from tests.support import web
+from tests.support.programs import command
 from tests.support.stores import COPY, SAMPLES, SHARD, SHARDS, used, watched
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.cache import ShardCache
@@ -64,21 +66,13 @@ def test_three_shards_of_thirty_are_room_enough(store: web.Web, stored: Path, tm
     assert sum(times.values()) <= SHARDS + (6 if workers else 0)
 
 
-RANK = """
-import json, sys, wdsdist
-url, cache, limit, batch_size, world, rank = sys.argv[1:]
-dataset = wdsdist.StreamingDataset(
-    url, num_replicas=int(world), rank=int(rank), cache_dir=cache, cache_limit=int(limit), shuffle_window=80,
-    download_timeout=30,
-)
-loader = wdsdist.StreamingDataLoader(dataset, int(batch_size), num_workers=2)
-json.dump([key for batch in loader for key in batch["__key__"]], sys.stdout)
-"""
-
-
 def read_by_ranks(store: web.Web, cache: Path, world: int, limit: int, batch_size: int, warnings: str) -> list[Any]:
-    command = [sys.executable, "-W", warnings, "-c", RANK, store.url, str(cache), str(limit), str(batch_size)]
-    ranks = [subprocess.Popen([*command, str(world), str(rank)], stdout=subprocess.PIPE) for rank in range(world)]
+    arguments = [store.url, cache, limit, batch_size, world]
+    environment = {**os.environ, "PYTHONWARNINGS": warnings}
+    ranks = [
+        subprocess.Popen(command("one_rank", *arguments, rank), env=environment, stdout=subprocess.PIPE)
+        for rank in range(world)
+    ]
     return [json.loads(rank.communicate(timeout=60)[0]) for rank in ranks]
 
 

@@ -10,7 +10,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import wdsdist
+from tests.support.programs import command
 from tests.support.tars import compressed, plain_tar, write_shard
 from tests.support.web import served
 from wdsdist import StreamingDataset, cache
@@ -179,22 +179,9 @@ def test_each_shard_is_decompressed_once_and_each_process_that_does_says_so(
 
 
 def test_many_processes_decompress_each_shard_once(packed: Path, tmp_path: Path) -> None:
-    script = (
-        "import pathlib, sys\n"
-        "from wdsdist.cache import ShardCache\n"
-        "from wdsdist.samples.shard_reader import ShardReader\n"
-        "from wdsdist.shards import open as catalog\n"
-        "from wdsdist.storage import compression\n"
-        "unpack = compression.unpack\n"
-        "def counted(file, *args, **more): print(file.name); unpack(file, *args, **more)\n"
-        "compression.unpack = counted\n"
-        "reader = ShardReader(catalog.open(sys.argv[1]), ShardCache(pathlib.Path(sys.argv[2])))\n"
-        "print('ready', flush=True); sys.stdin.read()\n"
-        "assert [reader.shard(n).index.num_samples for n in range(3)] == [4, 4, 4]\n"
-    )
-    command = [sys.executable, "-c", script, str(packed), str(tmp_path / "cache")]
+    program = command("decompressing", packed, tmp_path / "cache")
     running = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         for _ in range(3)
     ]
     for process in running:

@@ -18,6 +18,7 @@ import torch
 
 import wdsdist
 from tests.support import made, tars
+from tests.support.programs import command
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import DecodeError
 from wdsdist.samples.images.transforms import seeded
@@ -172,28 +173,13 @@ def shared_files() -> set[Path]:
     return {path for path in Path("/dev/shm").iterdir() if not path.name.startswith("sem.mp-")}
 
 
-KILLED = """
-import sys, wdsdist
-dataset = wdsdist.StreamingDataset(sys.argv[1], decode=True)
-loader = wdsdist.StreamingDataLoader(dataset, 8, num_workers=2, multiprocessing_context=sys.argv[2])
-if __name__ == "__main__":
-    kept = [batch for _, batch in zip(range(10), loader)]
-    print("running", flush=True)
-    sys.stdin.read()
-"""
-
-
 @pytest.mark.parametrize(
     "context", ["fork", *(pytest.param(context, marks=pytest.mark.slow) for context in ("forkserver", "spawn"))]
 )
-def test_a_job_that_is_killed_leaves_nothing_behind(
-    shards: Path, tmp_path: Path, short_path: Path, context: str
-) -> None:
-    script = tmp_path / "job.py"
-    script.write_text(KILLED)
+def test_a_job_that_is_killed_leaves_nothing_behind(shards: Path, short_path: Path, context: str) -> None:
     before = shared_files()
     with subprocess.Popen(
-        [sys.executable, str(script), str(shards), context],
+        command("keeping_batches", shards, context),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "TMPDIR": str(short_path)},
     ) as job:  # fmt: skip

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import tars
+from tests.support.programs import command as program
 from wdsdist.packing import pack
 
 pytestmark = pytest.mark.skipif(
@@ -58,7 +58,7 @@ class Bucket:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    script = [sys.executable, str(Path(__file__).parents[1] / "programs" / "s3_server.py")]
+    script = program("s3_server")
     with subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
@@ -119,9 +119,7 @@ def test_a_killed_run_is_continued_to_the_same_bytes(
     source: Path, bucket: Bucket, url: str, alone: dict[str, bytes], short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(short_path))
-    with subprocess.Popen(
-        [sys.executable, "-c", tars.STALLING, str(source), url, "1"], stdout=subprocess.PIPE
-    ) as process:
+    with subprocess.Popen(program("stalling_pack", source, url, 1), stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.read(1) == b"x"
         process.send_signal(signal.SIGKILL)

@@ -16,6 +16,7 @@ from PIL import Image
 from webdataset.autodecode import ImageHandler, imagespecs
 
 from tests.support.photos import encode, photo
+from tests.support.programs import command
 from wdsdist.errors import ArgumentError, DecodeError
 from wdsdist.samples.images import decode as images
 from wdsdist.samples.images.decode import decode_rgb, image_decoder, image_size
@@ -258,22 +259,5 @@ def test_without_pillow_the_error_names_the_package(monkeypatch: pytest.MonkeyPa
         assert caught.value.name == "PIL"
 
 
-FORKING = """
-import os, cv2
-from wdsdist.samples.images.decode import opencv
-cv2.setNumThreads(3)
-assert opencv() is cv2
-assert cv2.getNumThreads() == 1
-cv2.setNumThreads(3)  # as a training script might, after it has made a loader
-assert opencv() is cv2
-assert cv2.getNumThreads() == 3, "ours to set once only"
-child = os.fork()
-if not child:
-    opencv()
-    os._exit(cv2.getNumThreads())
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
-"""
-
-
 def test_opencv_has_no_threads_of_its_own_in_a_process_nor_in_one_forked_from_it() -> None:
-    subprocess.run([sys.executable, "-c", FORKING], check=True)
+    subprocess.run(command("opencv_threads"), check=True)

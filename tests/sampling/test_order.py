@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.support.programs import command
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings, _windows, default_window, epoch_order
@@ -148,28 +148,9 @@ def test_the_order_that_nobody_chose_is_pinned() -> None:
     assert asdict(OrderSettings()) == chosen
 
 
-PINNED_WORLDS = """
-import hashlib, sys
-import numpy as np
-from wdsdist.sampling.order import OrderSettings, epoch_order
-digest = hashlib.sha256()
-for counts in ([10], [100, 0, 33, 7], [50] * 40, [5000] * 3):
-    for lanes in (1, 2, 8, 64):
-        for window in (1, 16, 4096):
-            for seed, epoch in ((0, 0), (0, 1), (2**64 - 1, 10**6)):
-                settings = OrderSettings(seed=seed, window=window, num_canonical_replicas=lanes)
-                order = epoch_order(np.array(counts), settings, epoch)
-                shards, samples = order.locate(np.arange(order.num_samples))
-                digest.update(shards.astype("<i8").tobytes() + samples.astype("<i8").tobytes())
-print(digest.hexdigest(), "torch" in sys.modules)
-"""
-
-
 def test_the_order_is_pinned_and_the_same_in_a_fresh_process_without_torch() -> None:
     environment = {**os.environ, "PYTHONHASHSEED": "random"}
-    done = subprocess.run(
-        [sys.executable, "-c", PINNED_WORLDS], env=environment, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(command("pinned_orders"), env=environment, capture_output=True, text=True, check=True)
     # A change here breaks the resumption of every run that was started before it.
     assert done.stdout.split() == ["fc0e20c81dcbeaeee4864908b12843d1877e7f2b74f90d5827e8c0ac84570499", "False"]
 

@@ -22,6 +22,7 @@ import pytest
 
 from tests.support import faults
 from tests.support.faults import Proxy, Rule
+from tests.support.programs import PROGRAMS, command
 from tests.support.web import served
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, ShardNotFoundError, StorageError
@@ -69,7 +70,7 @@ def s3() -> Iterator[Store]:
 
     account: dict[str, Any] = {"aws_access_key_id": "nobody", "aws_secret_access_key": "nothing"}
     with (
-        faults.process(str(Path(__file__).parents[1] / "programs" / "s3_server.py")) as server,
+        faults.process(str(PROGRAMS / "s3_server.py")) as server,
         faults.planted(server) as proxy,
     ):
         client = boto3.client("s3", endpoint_url=server, region_name="us-east-1", **account)
@@ -293,23 +294,11 @@ def test_a_forked_child_knows_s3_as_its_parent_does(s3: Store, tmp_path: Path) -
     assert exit_status(_fetch_watched, s3, tmp_path / "b") == 17
 
 
-SCRIPT = """
-import sys, threading
-from pathlib import Path
-from wdsdist import storage
-work = lambda: storage.fetch(sys.argv[1], Path(sys.argv[2]), size=10**6)
-if sys.argv[3] == "interrupted":
-    work()
-threading.Thread(target=work, daemon=True).start()
-sys.stdin.read(1)
-"""
-
-
 @pytest.mark.parametrize("way", ["interrupted", "left"])
 def test_a_stalled_fetch_keeps_no_process_from_ending(web: Store, tmp_path: Path, way: str) -> None:
     web.proxy.rules(Rule("stall", 100))
     web.proxy.forget()
-    call = [sys.executable, "-c", SCRIPT, web.location, str(tmp_path / "a.tar"), way]
+    call = command("stalled_fetch", web.location, tmp_path / "a.tar", way)
     with subprocess.Popen(call, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while not web.proxy.count(web.path).requests:
             time.sleep(0.02)

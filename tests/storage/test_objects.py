@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import secrets
 import subprocess
-import sys
 import threading
 import traceback
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from tests.support.programs import command
 from wdsdist import storage
 from wdsdist.errors import ShardNotFoundError, StorageError
 from wdsdist.storage import Connections, Deadline, copying, deadline, transfer
@@ -133,17 +133,7 @@ def test_what_a_blocked_back_end_gives_too_late_is_not_written(
 
 
 def test_a_blocked_back_end_keeps_no_process_from_ending() -> None:
-    script = """
-import threading
-from pathlib import Path
-from fsspec.implementations.memory import MemoryFileSystem
-from wdsdist import storage
-asked = threading.Event()
-MemoryFileSystem.cat_file = lambda *_: asked.set() or threading.Event().wait()
-with storage.begin_fetch("memory://a", Path("/dev/null"), size=7):
-    asked.wait()
-"""
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=20)
+    subprocess.run(command("blocked_back_end"), check=True, timeout=20)
 
 
 def test_a_file_whose_fetch_fails_keeps_its_room(stored: str, faults: list[Exception], tmp_path: Path) -> None:

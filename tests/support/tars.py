@@ -16,39 +16,6 @@ _FILES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 
 Listing = list[tuple[str, int, int]]
 
-# Packs, but stops in the middle of the third shard for ever, and says so with a byte on standard output.
-STALLING = """
-import os, sys, threading
-from wdsdist.packing import pack, sources
-
-class Stalling:
-    def __init__(self, samples):
-        self.samples = samples
-    def __iter__(self):
-        for number, sample in enumerate(self.samples):
-            if number == 3:
-                os.write(1, b"x")
-                threading.Event().wait()
-            yield sample
-
-class Source:
-    taken = 0
-    def __init__(self, source):
-        self.source = source
-    def __getattr__(self, name):
-        return getattr(self.source, name)
-    def __len__(self):
-        return len(self.source)
-    def take(self, indices):
-        self.taken += 1
-        samples = self.source.take(indices)
-        return Stalling(samples) if self.taken == 3 else samples
-
-find = sources.find
-sources.find = lambda *args, **options: Source(find(*args, **options))
-pack(sys.argv[1], sys.argv[2], shard_samples=5, workers=int(sys.argv[3]))
-"""
-
 
 def file_entry(name: str, size: int, **fields: object) -> tarfile.TarInfo:
     """Return tarfile's description of a regular file, with any of its fields set."""

@@ -66,7 +66,7 @@ def filesystem(location: str, options: StorageOptions | None, *, retries: bool =
     given = options_for(location, options)
     if options and options.given and not given and not options.is_by_store:
         _say_withheld(store(location), options.stores)
-    with mapped(location, "opened"):
+    with mapped(location):
         client, path = _made(location, _with_defaults(location, given, reach(location, options), retries=retries))
         if not retries and hasattr(client, "retries"):  # s3fs and gcsfs
             client.retries = 1

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.programs import PROGRAMS
 from wdsdist.packing import pack
 
-PROGRAMS = Path(__file__).parents[2] / "programs"
 PACKAGES = {"dask": "distributed", "ray": "ray"}
 
 
