@@ -107,7 +107,7 @@ def parse(stream: io.BufferedIOBase, label: str, most: int | None = None) -> npt
     expected = math.prod(shape) * dtype.itemsize
     if most is not None and expected > most:
         raise SourceError(
-            f"{label} asks for {expected:,} bytes, more than the {most:,} that a compressed file of its size may hold: "
+            f"{label} announces {expected:,} bytes, more than the {most:,} that a compressed file of its size may hold: "
             f"fetch it again, or decompress it if it is whole"
         )
     content = bytearray()
