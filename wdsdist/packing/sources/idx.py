@@ -107,8 +107,8 @@ def parse(stream: io.BufferedIOBase, label: str, most: int | None = None) -> npt
     expected = math.prod(shape) * dtype.itemsize
     if most is not None and expected > most:
         raise SourceError(
-            f"{label} announces {expected:,} bytes, more than the {most:,} that a compressed file of its size may hold: "
-            f"fetch it again, or decompress it if it is whole"
+            f"{label} announces {expected:,} bytes, more than the {most:,} that a compressed file of its size may "
+            f"hold: fetch it again, or decompress it if it is whole"
         )
     content = bytearray()
     # In pieces: a damaged header may ask for more memory than there is.
