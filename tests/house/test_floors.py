@@ -50,7 +50,7 @@ TOUCHES_FILES = {
 }  # fmt: skip
 IMPORTS_TORCH = {
     "samples.collate", "samples.arrays", "samples.decode", "loader.dataset", "loader.device_prefetch", "loader.ipc",
-    "loader.loader", "loader.passes", "loader.plain_dataloader", "loader.worker_state", "diagnostics.profiling",
+    "loader.loader", "loader.worker_iterator", "loader.worker_state", "diagnostics.profiling",
     "integrations.transformers",
 }  # fmt: skip
 """When they are imported; others import it inside a function, so that the command line starts without it."""

@@ -46,8 +46,7 @@ WITHOUT_TORCH = [
     "wdsdist.samples.images.decode",
     "wdsdist.samples.images.resize",
     "wdsdist.transforms",
-    "wdsdist.loader.progress",
-    "wdsdist.loader.state",
+    "wdsdist.loader.checkpoint",
     "wdsdist.cli",
 ]
 

@@ -12,7 +12,7 @@ from wdsdist import storage
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.loader.dataset import StreamingDataset
-from wdsdist.loader.order_config import MixedOrdering
+from wdsdist.loader.order_config import MixedOrderConfig
 from wdsdist.samples.decode import Decoder
 from wdsdist.samples.sample_spec import Fields, Recipe
 from wdsdist.shards import open as catalog
@@ -147,12 +147,12 @@ class MixedDataset(StreamingDataset):
             if not part.num_samples:
                 raise ArgumentError(f"the data set {label!r} has no samples: leave it out of the mix")
         length = manifest.num_samples if samples_per_epoch is None else samples_per_epoch
-        self.ordering = MixedOrdering(
+        self.order_config = MixedOrderConfig(
             manifest=manifest,
-            given=self.ordering.given,
-            lanes=self.ordering.lanes,
-            window=self.ordering.window,
-            cache_limit=self.ordering.cache_limit,
+            given=self.order_config.given,
+            lanes=self.order_config.lanes,
+            window=self.order_config.window,
+            cache_limit=self.order_config.cache_limit,
             weights=tuple(weights),
             stratified=bool(stratified),
             samples_per_epoch=check_integer("samples_per_epoch", length, 1, 2**53),
@@ -209,7 +209,7 @@ def _check_part(dataset: StreamingDataset, label: str, options: Mapping[str, Any
 
 def _about_order(dataset: StreamingDataset) -> dict[str, Any]:
     """Return what a data set was given that is no matter of a single sample, by the names of the arguments."""
-    ordering, cache = dataset.ordering, dataset.cache
+    ordering, cache = dataset.order_config, dataset.cache
     return {
         "rank, num_replicas or mesh": dataset._replica,
         "shuffle": ordering.given.shuffle,
