@@ -70,7 +70,7 @@ class PlainProgress:
 
     def __init__(self, chosen: ChosenEpoch) -> None:
         self._chosen = chosen
-        self._iterations = SharedNumbers(1)  # of the first worker, or of this process
+        self._iterations = SharedNumbers([0])  # of the first worker, or of this process
         self._latest: SampleStream | None = None
         self._loaded: Position | None = None
         self._loaded_by = 0

@@ -53,7 +53,7 @@ class WorkerDataset(IterableDataset[Any]):
         self._cache = cache
         self._sample_reader = sample_reader
         self._collate_fn = collate_fn
-        self._start = SharedNumbers(EpochStart.width())
+        self._start = SharedNumbers([0] * EpochStart.width())
         self.channel = Channel(shared_memory=shared_memory)
         self.counters = WorkerCounters(num_workers)
 

@@ -6,20 +6,18 @@ them here; what they count reaches the main process.
 
 from __future__ import annotations
 
-import mmap
-import operator
 import os
-import struct
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
+from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
 from wdsdist._util.pools import follow_parent
-from wdsdist._util.shared_memory import AnonymousMemory, is_spawning, leave_inherited_objects
+from wdsdist._util.shared_memory import is_spawning, leave_inherited_objects
 from wdsdist.cache.counters import Counters
 from wdsdist.sampling.epoch_plan import EpochPlan
 
@@ -88,7 +86,7 @@ class ChosenEpoch:
         self.epoch = 0
         self.requests = 0
         """How often an epoch was chosen."""
-        self._shared = SharedNumbers(2)  # the same two
+        self._shared = SharedNumbers([0, 0])  # the same two
         self._began_in: int | None = None  # the process that last began an iteration
 
     def choose(self, epoch: int) -> None:
@@ -123,7 +121,7 @@ class WorkerCounters:
     """
 
     def __init__(self, num_workers: int) -> None:
-        self._rows = SharedNumbers(max(1, num_workers) * _WIDTH)  # there is no memory of no bytes
+        self._rows = SharedNumbers([0] * max(1, num_workers) * _WIDTH)  # there is no memory of no bytes
         self._own: dict[int, _Row] = {}
 
     def total(self) -> Counters:
@@ -178,55 +176,35 @@ class SharedNumbers:
     their own: what one rank writes must not reach the workers of another.
     """
 
-    def __init__(self, count: int) -> None:
-        self._hold([0] * count)
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._hold(numbers)
 
-    def _hold(self, numbers: list[int]) -> None:
-        self._layout = struct.Struct(f"={len(numbers)}q")
-        self._memory = AnonymousMemory()
-        self._memory.allocate(0, self._layout.size)
-        self._content = self._memory.map(0, self._layout.size)
+    def _hold(self, numbers: Sequence[int]) -> None:
+        self._array = RawArray("q", list(numbers))
         self._owner = os.getpid()
-        self.write(numbers)
         _held.add(self)
 
     def read(self) -> list[int]:
-        return list(self._layout.unpack_from(self._mine()))
+        return list(self._mine())
 
     def write(self, numbers: Sequence[int]) -> None:
-        self._layout.pack_into(self._mine(), 0, *numbers)
+        self._mine()[:] = numbers
 
     def add(self, first: int, amounts: Sequence[int]) -> None:
         """Add to the numbers from ``first`` on."""
-        content, place, layout = self._mine(), 8 * first, f"={len(amounts)}q"
-        sums = map(operator.add, struct.unpack_from(layout, content, place), amounts)
-        struct.pack_into(layout, content, place, *sums)
+        array = self._mine()
+        for place, amount in enumerate(amounts, first):
+            array[place] += amount
 
-    def _mine(self) -> mmap.mmap:
+    def _mine(self) -> Any:
         """Return the memory; a process that got it from another, and is no worker of that, takes one of its own."""
         if self._owner != os.getpid() and get_worker_info() is None:
-            self._hold(list(self._layout.unpack_from(self._content)))
-        return self._content
+            self._hold(self._array[:])
+        return self._array
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self._mine()
-        if is_spawning():
-            return _same_numbers, (self._layout.size // 8, self._memory, self._owner)
-        return _equal_numbers, (self.read(),)
-
-
-def _same_numbers(count: int, memory: AnonymousMemory, owner: int) -> SharedNumbers:
-    numbers = SharedNumbers.__new__(SharedNumbers)
-    numbers._layout, numbers._memory, numbers._owner = struct.Struct(f"={count}q"), memory, owner
-    numbers._content = memory.map(0, numbers._layout.size)
-    _held.add(numbers)
-    return numbers
-
-
-def _equal_numbers(values: list[int]) -> SharedNumbers:
-    numbers = SharedNumbers(len(values))
-    numbers.write(values)
-    return numbers
+        numbers = self.read()
+        return SharedNumbers, (numbers,), self.__dict__ if is_spawning() else None
 
 
 _held: weakref.WeakSet[SharedNumbers] = weakref.WeakSet()
