@@ -39,7 +39,7 @@ WITHOUT_TORCH = [
     "wdsdist.shards.open",
     "wdsdist.cache",
     "wdsdist.samples.shard_reader",
-    "wdsdist.samples.encode",
+    "wdsdist.samples.codecs",
     "wdsdist.packing.sources",
     "wdsdist.packing",
     "wdsdist.diagnostics.verify",

@@ -20,7 +20,7 @@ from tables import members, write_arrow, write_arrow_stream, write_parquet
 from wdsdist.errors import SourceError, SourceNotFoundError
 from wdsdist.packing.blocks import shuffled_in_blocks
 from wdsdist.packing.sources import arrow, blocks_of, find
-from wdsdist.samples.decode import Decoder
+from wdsdist.samples.sample_spec import Decoder
 
 
 def png(number: int) -> bytes:

@@ -25,9 +25,8 @@ from wdsdist.loader.plain_dataloader import PlainProgress, SampleStream
 from wdsdist.loader.worker_iterator import WorkerIterator
 from wdsdist.loader.worker_state import ChosenEpoch
 from wdsdist.samples.collate import Sample
-from wdsdist.samples.decode import Decode, Decoder
 from wdsdist.samples.sample_reader import SampleReader
-from wdsdist.samples.sample_spec import Fields, Recipe
+from wdsdist.samples.sample_spec import Decode, Decoder, Fields, SampleSpec
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderName, OrderSettings, default_window, split_line
@@ -137,8 +136,8 @@ class StreamingDataset(IterableDataset[Any]):
             limit=limit,
             timeout=download_timeout or TIMEOUT,
         )
-        recipe = Recipe(Fields(fields), Decoder(decode), transform)
-        self.sample_reader = SampleReader(ShardReader(self.manifest, self.cache), {0: recipe}, seed)
+        spec = SampleSpec(Fields(fields), Decoder(decode), transform)
+        self.sample_reader = SampleReader(ShardReader(self.manifest, self.cache), {0: spec}, seed)
         self.chosen_epoch = ChosenEpoch()
         self._replica = Replica.of(rank, num_replicas, mesh)
         self._progress = PlainProgress(self.chosen_epoch)

@@ -13,8 +13,7 @@ from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.loader.order_config import MixedOrderConfig
-from wdsdist.samples.decode import Decoder
-from wdsdist.samples.sample_spec import Fields, Recipe
+from wdsdist.samples.sample_spec import Decoder, Fields, SampleSpec
 from wdsdist.shards import open as catalog
 from wdsdist.shards.concat_manifest import JoinedManifest, join
 from wdsdist.shards.manifest import Manifest
@@ -169,21 +168,21 @@ def _joined(
     labels = [_label(name) for _, name in sources]
     opening = {name: options.get(name) for name in ("storage_options", "download_timeout")}
     parts: list[Manifest] = []
-    recipes: list[Mapping[int, Recipe]] = []
+    specs: list[Mapping[int, SampleSpec]] = []
     for (source, _), label in zip(sources, labels, strict=True):
         if isinstance(source, StreamingDataset):
             _check_part(source, label, options)
             parts.append(source.manifest)
-            recipes.append(source.sample_reader.recipes)
+            specs.append(source.sample_reader.specs)
         else:
             parts.append(catalog.open(source, **opening))
-            recipes.append({0: Recipe(Fields(None), Decoder(None))})
+            specs.append({0: SampleSpec(Fields(None), Decoder(None))})
     manifest = join(parts, labels)
     dataset = make(manifest)
     if any(isinstance(source, StreamingDataset) for source, _ in sources):
-        firsts = zip(manifest.first_shards.tolist(), recipes, strict=True)
+        firsts = zip(manifest.first_shards.tolist(), specs, strict=True)
         dataset.sample_reader = dataset.sample_reader.of(
-            {first + shard: recipe for first, own in firsts for shard, recipe in own.items()}
+            {first + shard: spec for first, own in firsts for shard, spec in own.items()}
         )
     return dataset
 

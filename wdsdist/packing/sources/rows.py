@@ -18,7 +18,7 @@ from wdsdist.errors import EncodeError, SourceError
 from wdsdist.packing.sources.base import FilePayload, LeftOut, OnError, Payload, Sample, payload_size
 from wdsdist.packing.sources.items import broken, numbered
 from wdsdist.packing.sources.mapping import Column, Layout, suffix
-from wdsdist.samples.encode import encode
+from wdsdist.samples.codecs import encode
 from wdsdist.shards.tar import split_name, stored_size
 
 _IN_WORDS = frozenset(("txt", "text", "transcript"))

@@ -1,7 +1,8 @@
-"""Values to member bytes: the other direction of `wdsdist.samples.decode`, by the same table of extensions.
+"""Codecs: member bytes to values and back, by the extension table that WebDataset tools share.
 
-The last part of the extension decides, in lower case: the value of ``seg.npy`` is an array. What is encoded here
-decodes to an equal value, but for the pixels of lossy images. Nothing is ever pickled.
+The last part of the extension decides, in lower case: ``seg.npy`` is an array. A trailing ``.gz`` is unpacked first.
+Nothing here runs code from the data: pickles are never loaded or written, and ``.pth`` only as plain tensors. What is
+encoded here decodes to an equal value, but for the pixels of lossy images.
 """
 
 from __future__ import annotations
@@ -9,13 +10,18 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import zipfile
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist.errors import EncodeError
+from wdsdist.errors import DecodeError, EncodeError
+
+EXPANSION_LIMIT = 1 << 30
+"""Bytes that one compressed member may unpack to: a few kilobytes of zeros must not fill the memory."""
 
 _INSTALL = {"msgpack": "msgpack", "cbor2": "cbor2", "PIL": "wdsdist[images]"}
 
@@ -36,7 +42,7 @@ def encode(extension: str, value: Any) -> bytes:
 
     Args:
         extension: such as ``"cls"`` or ``"seg.png"``.
-        value: what `wdsdist.samples.decode` is to return.
+        value: what decoding the member is to return.
 
     Raises `EncodeError` for a value that the extension cannot hold, and for an unknown extension.
 
@@ -51,8 +57,7 @@ def encode(extension: str, value: Any) -> bytes:
     except EncodeError:
         raise
     except ImportError as error:
-        package = _INSTALL.get(str(error.name), str(error.name))
-        raise EncodeError(f"encoding {extension!r} needs a package: pip install {package!r}") from error
+        raise EncodeError(f"encoding {extension!r} needs a package: pip install {missing_package(error)!r}") from error
     except Exception as error:  # each encoder has its own errors; one sort leaves here
         what = f"{type(value).__name__} value"
         raise EncodeError(f"a {what} cannot be encoded as {extension!r}: {type(error).__name__}: {error}") from error
@@ -65,11 +70,11 @@ def can_encode(extension: str) -> bool:
     (True, True, False)
     """
     name = extension.lower()
-    return name.rpartition(".")[2] in _TABLE or (name.endswith(".gz") and can_encode(name[:-3]))
+    return name.rpartition(".")[2] in _ENCODERS or (name.endswith(".gz") and can_encode(name[:-3]))
 
 
 def _encode(name: str, value: Any) -> bytes:
-    function = _TABLE.get(name.rpartition(".")[2])
+    function = _ENCODERS.get(name.rpartition(".")[2])
     if function is not None:
         return function(value)
     if name.endswith(".gz") and len(name) > 3:
@@ -80,13 +85,47 @@ def _encode(name: str, value: Any) -> bytes:
     )
 
 
-def _text(value: Any) -> bytes:
+def missing_package(error: ImportError) -> str:
+    """Return what to install after an import failed."""
+    return _INSTALL.get(str(error.name), str(error.name))
+
+
+def unzip(data: bytes, most: int = EXPANSION_LIMIT) -> bytes:
+    """Return the content of a gzip file.
+
+    Raises `DecodeError` where that has more than ``most`` bytes, and ``EOFError`` where the file is cut short.
+    """
+    content = b""
+    rest = data
+    while rest:  # gzip files may hold several streams, one after another
+        unpacker = zlib.decompressobj(wbits=31)
+        content += unpacker.decompress(rest, most + 1 - len(content))
+        _check_expansion(len(data), len(content), most)
+        if not unpacker.eof:
+            raise EOFError("the compressed data is cut short")
+        rest = unpacker.unused_data.lstrip(b"\0")  # and zeros behind them, as gzip(1) has it
+    return content
+
+
+def _check_expansion(size: int, unpacked: int, most: int) -> None:
+    if unpacked > most:
+        raise DecodeError(f"a compressed member of {size:,} bytes unpacks to over {most:,} bytes")
+
+
+# Text and numbers
+
+
+def _decode_text(data: bytes) -> str:
+    return data.decode("utf-8")
+
+
+def _encode_text(value: Any) -> bytes:
     if not isinstance(value, str):
         raise EncodeError(f"a text member holds a str, not the {type(value).__name__} {value!r:.100}")
     return value.encode()
 
 
-def _integer(value: Any) -> bytes:
+def _encode_integer(value: Any) -> bytes:
     number = value.item() if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 else value
     if isinstance(number, str):
         number = int(number)
@@ -95,7 +134,7 @@ def _integer(value: Any) -> bytes:
     return str(number).encode()
 
 
-def _json(value: Any) -> bytes:
+def _encode_json(value: Any) -> bytes:
     return _TO_JSON.encode(value).encode()
 
 
@@ -105,6 +144,9 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"JSON cannot hold a {type(value).__name__}")
 
 
+# Arrays and tensors
+
+
 def _array(value: Any) -> npt.NDArray[Any]:
     array: npt.NDArray[Any] = np.asarray(value)
     if array.dtype.hasobject:
@@ -112,13 +154,25 @@ def _array(value: Any) -> npt.NDArray[Any]:
     return array
 
 
-def _npy(value: Any) -> bytes:
+def decode_npy(data: bytes) -> Any:
+    """Return the array of an ``.npy`` file."""
+    return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+
+
+def _encode_npy(value: Any) -> bytes:
     stream = io.BytesIO()
     np.lib.format.write_array(stream, _array(value), allow_pickle=False)
     return stream.getvalue()
 
 
-def _npz(value: Any) -> bytes:
+def decode_npz(data: bytes, most: int = EXPANSION_LIMIT) -> dict[str, Any]:
+    """Return the arrays of an ``.npz`` file by name; raise `DecodeError` where they have more than ``most`` bytes."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        _check_expansion(len(data), sum(part.file_size for part in archive.infolist()), most)
+    return dict(np.load(io.BytesIO(data), allow_pickle=False))
+
+
+def _encode_npz(value: Any) -> bytes:
     if not isinstance(value, dict):
         raise EncodeError(f"an npz member holds a dict of arrays, not a {type(value).__name__}")
     stream = io.BytesIO()
@@ -126,19 +180,13 @@ def _npz(value: Any) -> bytes:
     return stream.getvalue()
 
 
-def _msgpack(value: Any) -> bytes:
-    import msgpack
+def _decode_pth(data: bytes) -> Any:
+    import torch
 
-    return bytes(msgpack.packb(value))
-
-
-def _cbor(value: Any) -> bytes:
-    import cbor2
-
-    return bytes(cbor2.dumps(value))
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
-def _pth(value: Any) -> bytes:
+def _encode_pth(value: Any) -> bytes:
     import torch
 
     stream = io.BytesIO()
@@ -146,13 +194,49 @@ def _pth(value: Any) -> bytes:
     return stream.getvalue()
 
 
-def _tenbin(value: Any) -> bytes:
+def _decode_tenbin(data: bytes) -> Any:
+    from webdataset import tenbin
+
+    return tenbin.decode_buffer(data)
+
+
+def _encode_tenbin(value: Any) -> bytes:
     from webdataset import tenbin
 
     return bytes(tenbin.encode_buffer([_array(part) for part in value]))
 
 
-def _image(kind: str, **settings: Any) -> Callable[[Any], bytes]:
+# Other containers
+
+
+def _decode_msgpack(data: bytes) -> Any:
+    import msgpack
+
+    return msgpack.unpackb(data)
+
+
+def _encode_msgpack(value: Any) -> bytes:
+    import msgpack
+
+    return bytes(msgpack.packb(value))
+
+
+def _decode_cbor(data: bytes) -> Any:
+    import cbor2
+
+    return cbor2.loads(data)
+
+
+def _encode_cbor(value: Any) -> bytes:
+    import cbor2
+
+    return bytes(cbor2.dumps(value))
+
+
+# Images, which `images.decode` decodes
+
+
+def _encode_image(kind: str, **settings: Any) -> Callable[[Any], bytes]:
     """Return the encoder of one image format."""
 
     def encoded(value: Any) -> bytes:
@@ -178,17 +262,20 @@ def _pixels(value: Any) -> npt.NDArray[np.uint8]:
 
 _TO_JSON = json.JSONEncoder(ensure_ascii=False, default=_plain)
 
-_TABLE: dict[str, Callable[[Any], bytes]] = {
-    **dict.fromkeys(("txt", "text", "transcript"), _text),
-    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), _integer),
-    **dict.fromkeys(("json", "jsn"), _json),
-    "npy": _npy,
-    "npz": _npz,
-    **dict.fromkeys(("mp", "msg"), _msgpack),
-    "cbor": _cbor,
-    "pth": _pth,
-    **dict.fromkeys(("ten", "tb"), _tenbin),
-    **dict.fromkeys(("jpg", "jpeg"), _image("JPEG", quality=95)),
-    "png": _image("PNG"),
-    "webp": _image("WEBP", quality=95),
-}
+_TABLE: list[tuple[str, Callable[[bytes], Any] | None, Callable[[Any], bytes]]] = [
+    ("txt text transcript", _decode_text, _encode_text),
+    ("cls cls2 index inx id", int, _encode_integer),
+    ("json jsn", json.loads, _encode_json),
+    ("npy", decode_npy, _encode_npy),
+    ("npz", decode_npz, _encode_npz),
+    ("mp msg", _decode_msgpack, _encode_msgpack),
+    ("cbor", _decode_cbor, _encode_cbor),
+    ("pth", _decode_pth, _encode_pth),
+    ("ten tb", _decode_tenbin, _encode_tenbin),
+    ("jpg jpeg", None, _encode_image("JPEG", quality=95)),
+    ("png", None, _encode_image("PNG")),
+    ("webp", None, _encode_image("WEBP", quality=95)),
+]
+DECODERS = {extension: decode for names, decode, _ in _TABLE if decode is not None for extension in names.split()}
+"""The functions of bytes that ``decode=True`` takes, by extension."""
+_ENCODERS = {extension: encode for names, _, encode in _TABLE for extension in names.split()}
