@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from itertools import starmap
+from typing import Any
 
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import DecodeError, SampleError
 from wdsdist.samples.collate import Batch, Buffer, Ragged, Sample, check_alike, collate, column
-from wdsdist.samples.sample_spec import Chosen, SampleSpec
+from wdsdist.samples.sample_spec import Chosen, Decoder, SampleSpec
 from wdsdist.samples.shard_reader import MappedShard, ShardReader
 from wdsdist.sampling.permutation import mix_key, mix_keys
 
@@ -19,31 +20,35 @@ _AUGMENTATION = 3
 """Sets the seeds of samples apart from the keys of the order, which hash other numbers."""
 
 
-class _Row(NamedTuple):
-    """One sample of a batch."""
+class _Opened:
+    """A shard, and how its samples are made."""
 
-    shard: MappedShard
-    spec: SampleSpec
-    sample: int
-    seed: int
+    __slots__ = ("only_members", "shard", "spec")
 
-    @property
-    def key(self) -> str:
-        return self.shard.key(self.sample)
+    def __init__(self, shard: MappedShard, spec: SampleSpec) -> None:
+        self.shard = shard
+        self.spec = spec
+        self.only_members = self.members(0) if shard.is_uniform else None
+        """Those of every sample, where all have the same."""
 
-    def members(self) -> Chosen:
-        """Return the members that the sample is made of."""
+    def members(self, sample: int) -> Chosen:
+        """Return the members that a sample is made of."""
         try:
-            return self.spec.fields.choose(self.shard.layout(self.sample))
+            return self.spec.fields.choose(self.shard.layout(sample))
         except SampleError as error:
-            raise SampleError(f"sample {self.key!r} of {self.shard.name} {error}") from None
+            raise SampleError(f"sample {self.shard.key(sample)!r} of {self.shard.name} {error}") from None
 
-    def decoded(self, extension: str, data: Buffer) -> Any:
+    def decoded(self, sample: int, seed: int, extension: str, data: Buffer) -> Any:
         """Return the value of a member."""
         try:
-            return self.spec.decoder(extension, bytes(data), self.seed)
+            return self.spec.decoder(extension, bytes(data), seed)
         except DecodeError as error:
-            raise DecodeError(f"{self.shard.name}: member {self.key}.{extension}: {error}") from error
+            key = self.shard.key(sample)
+            raise DecodeError(f"{self.shard.name}: member {key}.{extension}: {error}") from error
+
+
+_Row = tuple[_Opened, int, int]
+"""One sample of a batch: its shard, its number there, and its seed."""
 
 
 class _Column:
@@ -56,18 +61,18 @@ class _Column:
         self.extensions: list[str] = []
         self.parts: list[memoryview] = []
 
-    def build(self, rows: list[_Row], *, deferred: bool, is_bounded: bool) -> Any:
+    def build(self, rows: list[_Row], decoders: set[Decoder], *, deferred: bool, is_bounded: bool) -> Any:
         """Return the column of a batch of ``rows``; with ``deferred`` as pieces where they are."""
-        decoders = {row.spec.decoder for row in rows}
         if all(decoder.is_raw for decoder in decoders):
             # A batch that is kept must not keep room in the cache for ever.
             return Ragged.of(self.parts).copied() if is_bounded and not deferred else Ragged.of(self.parts)
-        pieces = decoders.pop().stacked(self.extensions, self.parts) if len(decoders) == 1 else None
+        pieces = next(iter(decoders)).stacked(self.extensions, self.parts) if len(decoders) == 1 else None
         if pieces is not None:
             return pieces if deferred else pieces.tensor()
         members = zip(rows, self.extensions, self.parts, strict=True)
-        values = [row.decoded(extension, part) for row, extension, part in members]
-        return column(self._field, values, repr(rows[0].key), deferred=deferred)
+        values = [opened.decoded(sample, seed, extension, part) for (opened, sample, seed), extension, part in members]
+        opened, sample, _ = rows[0]
+        return column(self._field, values, repr(opened.shard.key(sample)), deferred=deferred)
 
 
 class SampleReader:
@@ -119,7 +124,7 @@ class SampleReader:
         """
         seed = mix_key(self._seed, epoch, _AUGMENTATION, shard, sample) >> 1 if self._needs_seeds else 0
         try:
-            return self._sample(self._row(shard, sample, seed))
+            return _sample(_Opened(self._reader.shard(shard), self._spec(shard)), sample, seed)
         finally:
             self.release()  # a sample holds copies
 
@@ -140,10 +145,11 @@ class SampleReader:
         self._reader.hold(needed)
         seeds = self._seeds(shards, samples, epochs)
         try:
-            rows = list(map(self._row, shards.tolist(), samples.tolist(), seeds))
-            if collate_fn is None and all(row.spec.transform is None for row in rows):
+            opened = {number: _Opened(self._reader.shard(number), self._spec(number)) for number in needed}
+            rows = list(zip([opened[number] for number in shards.tolist()], samples.tolist(), seeds, strict=True))
+            if collate_fn is None and all(one.spec.transform is None for one in opened.values()):
                 return self._columns(rows, deferred)
-            made = list(map(self._sample, rows))
+            made = list(starmap(_sample, rows))
             return collate(made, deferred=deferred) if collate_fn is None else collate_fn(made)
         finally:
             if not deferred:
@@ -155,43 +161,44 @@ class SampleReader:
         keys = mix_keys(mix_key(self._seed), epochs, _AUGMENTATION, shards, samples)
         return [key >> 1 for key in keys.tolist()]
 
-    def _row(self, number: int, sample: int, seed: int) -> _Row:
-        return _Row(self._reader.shard(number), self._spec(number), sample, seed)
-
-    def _sample(self, row: _Row) -> Any:
-        entries: Sample = {"__key__": row.key, "__shard__": row.shard.name}
-        if row.shard.dataset:
-            entries["__dataset__"] = row.shard.dataset
-        for entry, extension, place in row.members():
-            entries[entry] = row.decoded(extension, row.shard.member(row.sample, place))
-        return row.spec.transformed(entries, row.seed)
-
     def _columns(self, rows: list[_Row], deferred: bool) -> Batch:
         """Collect members by field, with no dict for each sample, then build each column."""
         columns: dict[str, _Column] = {}
-        uniform: dict[MappedShard, Chosen] = {}  # of the shards whose samples all have the same members
-        for row in rows:
-            shard, _, sample, _ = row
-            chosen = uniform.get(shard)
-            if chosen is None:
-                chosen = row.members()
-                if shard.is_uniform:
-                    uniform[shard] = chosen
-            for entry, extension, place in chosen:
-                if entry not in columns:
-                    columns[entry] = _Column(entry)
-                columns[entry].extensions.append(extension)
-                columns[entry].parts.append(shard.member(sample, place))
+        keys: list[str] = []
+        names: list[str] = []
+        for opened, sample, _ in rows:
+            shard = opened.shard
+            keys.append(shard.key(sample))
+            names.append(shard.name)
+            for field, extension, place in opened.only_members or opened.members(sample):
+                if field not in columns:
+                    columns[field] = _Column(field)
+                columns[field].extensions.append(extension)
+                columns[field].parts.append(shard.member(sample, place))
         if any(len(one.parts) != len(rows) for one in columns.values()):
-            check_alike([_names(row) for row in rows])
-        batch: Batch = {"__key__": [row.key for row in rows], "__shard__": [row.shard.name for row in rows]}
-        if any(row.shard.dataset for row in rows):
-            batch["__dataset__"] = [row.shard.dataset for row in rows]
-        for entry, one in columns.items():
-            batch[entry] = one.build(rows, deferred=deferred, is_bounded=self._reader.is_bounded)
+            check_alike([_names(opened, sample) for opened, sample, _ in rows])
+        batch: Batch = {"__key__": keys, "__shard__": names}
+        distinct = {opened for opened, *_ in rows}
+        if any(opened.shard.dataset for opened in distinct):
+            batch["__dataset__"] = [opened.shard.dataset for opened, *_ in rows]
+        decoders = {opened.spec.decoder for opened in distinct}
+        for field, one in columns.items():
+            batch[field] = one.build(rows, decoders, deferred=deferred, is_bounded=self._reader.is_bounded)
         return batch
 
 
-def _names(row: _Row) -> Sample:
+def _sample(opened: _Opened, sample: int, seed: int) -> Any:
+    """Return one sample, decoded and transformed."""
+    shard = opened.shard
+    entries: Sample = {"__key__": shard.key(sample), "__shard__": shard.name}
+    if shard.dataset:
+        entries["__dataset__"] = shard.dataset
+    for field, extension, place in opened.only_members or opened.members(sample):
+        entries[field] = opened.decoded(sample, seed, extension, shard.member(sample, place))
+    return opened.spec.transformed(entries, seed)
+
+
+def _names(opened: _Opened, sample: int) -> Sample:
     """Return a sample without its members' data."""
-    return {"__key__": row.key, "__dataset__": row.shard.dataset, **{entry: None for entry, *_ in row.members()}}
+    fields = {field: None for field, *_ in opened.members(sample)}
+    return {"__key__": opened.shard.key(sample), "__dataset__": opened.shard.dataset, **fields}
