@@ -1,4 +1,5 @@
-# Everything runs in one virtual environment, .venv, which each target makes when it is not there.
+# Everything runs in one virtual environment, .venv, which each target makes when it is not there: `make demo` installs
+# only what training needs, and the first `make test` adds the rest.
 # Another Python:            make test PYTHON=python3.12
 # Other arguments for pip:   make test PIP_ARGS="--index-url ..."
 
@@ -6,6 +7,7 @@ PYTHON ?= python3
 PIP_ARGS ?=
 DATA ?= examples/data
 BIN := .venv/bin
+PACKAGE := .venv/.package
 INSTALLED := .venv/.installed
 PEERS := .venv-peers/.installed
 WRITERS := .venv-docs/.installed
@@ -16,9 +18,9 @@ unexport PYTHONPATH
 unexport PYTHONHOME
 unexport VIRTUAL_ENV
 
-.PHONY: demo test lint types check slow docs format bench clean
+.PHONY: demo test lint types check slow docs house format bench clean
 
-demo: $(INSTALLED)
+demo: $(PACKAGE)
 	@rm -rf demo-data
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 \
 	    examples/train_fashion_mnist.py --data "$(DATA)" --work demo-data
@@ -46,6 +48,10 @@ slow: $(INSTALLED)
 docs: $(WRITERS)
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --clean
 
+# The picture of the packages in docs/contributing.md, from the code.
+house: $(INSTALLED)
+	@$(BIN)/python tools/docs/house.py
+
 format: $(INSTALLED)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
@@ -63,14 +69,20 @@ $(PEERS) $(WRITERS):
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps --requirement $<
 	@touch $@
 
-$(INSTALLED): pyproject.toml constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS) --constraint constraints.txt
+
+$(PACKAGE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	    { echo "wdsdist needs Python 3.10 or newer; this is $$($(PYTHON) --version)" >&2; exit 1; }
-	@echo "== making .venv (once; torch is a download of some 200 MB)"
+	@echo "== making .venv (once): wdsdist with torch and numpy, a download of some 240 MB"
 	@$(PYTHON) -m venv .venv || \
 	    { echo "python3 cannot make virtual environments: on Debian, apt-get install python3-venv" >&2; exit 1; }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
-	    --constraint constraints.txt --editable ".[dev]"
+	@$(PIP) --editable .
+	@touch $@
+
+$(INSTALLED): $(PACKAGE)
+	@echo "== adding what the tests need to .venv (once): frameworks, stores and tools, a download of some 500 MB"
+	@$(PIP) --editable ".[dev]"
 	@touch $@
 
 clean:

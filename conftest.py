@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import tempfile
@@ -11,20 +12,29 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.support.forked import PRELOADED
+
+# Threads of torch wait for each other by spinning: several tests at once would take cores from each other for nothing.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+
 # Searched for doctests as modules, two of them would clash by name; and an engine imports all of its package, which
 # changes how this process pickles exceptions.
 collect_ignore_glob = ["**/conftest.py", "**/engines/*_engine.py"]
 
-settings.register_profile("here", deadline=None, print_blob=True)
+# `--hypothesis-profile thorough` looks longer, as `make slow` does.
+settings.register_profile("here", deadline=None, print_blob=True, max_examples=50)
+settings.register_profile("thorough", settings.get_profile("here"), max_examples=500)
 settings.register_profile("ci", settings.get_profile("here"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
 @pytest.fixture(autouse=True)
 def user_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's cache directory, new for each test: no test sees what another, or the user, has kept."""
+    """The user's cache directory, new for each test: no test sees what another, or the user, has kept or decided."""
     folder = tmp_path_factory.mktemp("user-cache")
     monkeypatch.setenv("WDSDIST_CACHE_DIR", str(folder))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("user-config")))
     return folder
 
 
@@ -46,9 +56,7 @@ def short_path() -> Iterator[Path]:
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the shipped data where a checkout has it, for programs that train there, one thread each."""
-    # Torch's threads wait for each other by spinning: beside other tests, training would take minutes.
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    """A folder with the shipped data where a checkout has it, for programs that train there."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     shutil.copytree(Path(__file__).parent / "examples" / "data", tmp_path / "examples" / "data")
     return tmp_path

@@ -3,13 +3,38 @@
 Each refines the builtin that a caller would expect, so ``except FileNotFoundError`` works, and each is made
 from one message, so it crosses process borders unharmed: a worker's exception is rebuilt from its text.
 A message says what, which value, the limit, and what to do next.
+
+Names in messages come from data sets, which others may have made: control characters are escaped here, once for all.
 """
 
 from __future__ import annotations
 
+import re
+
+# C0, DEL and C1; marks, embeddings, overrides and isolates of text direction; line and paragraph separators; and lone
+# surrogates, but for those that stand for bytes above C1 in a name that is not UTF-8.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udc9f\udd00-\udfff]")
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """Escape the control characters of a text, so that a terminal or a log shows them and obeys none.
+
+    Args:
+        text: such as a name, a key or a message that may hold one.
+        keep: control characters that stay as they are.
+
+    >>> print(printable("cat\\x1b[2J\\n.jpg"))
+    cat\\x1b[2J\\n.jpg
+    """
+    return _CONTROL.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
+
 
 class WdsdistError(Exception):
     """Base of every error that wdsdist raises on purpose."""
+
+    def __init__(self, *args: object) -> None:
+        # Line breaks stay: the traceback of a worker or of another rank travels in a message.
+        super().__init__(*(printable(one, keep="\n\t") if isinstance(one, str) else one for one in args))
 
 
 class ArgumentError(WdsdistError, ValueError):
@@ -46,6 +71,10 @@ class IndexNotFoundError(WdsdistError, FileNotFoundError):
 
 class IndexFormatError(WdsdistError, ValueError):
     """An index is damaged, of an unknown version, or not an index at all."""
+
+
+class ManifestError(IndexFormatError):
+    """An ``index.json`` lists a shard that cannot be right, or that lies outside its own folder."""
 
 
 class ShardNotFoundError(WdsdistError, FileNotFoundError):
@@ -90,6 +119,10 @@ class DatasetTooSmallError(WdsdistError, ValueError):
 
 class StateMismatchError(WdsdistError, ValueError):
     """A loader's state belongs to another data set, seed or order."""
+
+
+class DataMismatchError(WdsdistError, RuntimeError):
+    """Ranks of one job read different versions of a data set."""
 
 
 class LoaderStateError(WdsdistError, RuntimeError):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from folders import SHARDS
-from helpers import write_shard
-from web import Web, served
 
 import wdsdist
+from tests.support.folders import SHARDS
+from tests.support.tars import write_shard
+from tests.support.web import Web, served
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.manifest import Manifest
 

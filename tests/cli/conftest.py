@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.support import forked
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -17,8 +18,7 @@ def wdsdist() -> Run:
     """Runs ``python -m wdsdist`` without a terminal."""
 
     def run(*args: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "wdsdist", *map(str, args)]
-        return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+        return forked.run("-m", "wdsdist", *args)
 
     return run
 

@@ -8,6 +8,7 @@ may import each other, as long as no imports run in a circle. Imports for the ty
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -87,17 +88,19 @@ def package_of(path: Path) -> str:
     return name_of(path).partition(".")[0]
 
 
+@functools.cache
+def trees() -> dict[Path, ast.Module]:
+    """Return the syntax tree of every source file."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(ROOT.rglob("*.py"))}
+
+
 def sources(*, but: set[str] | None = None) -> dict[Path, ast.Module]:
     """Return the syntax tree of every source file, but for those of some packages or modules."""
 
     def is_left_out(name: str) -> bool:
         return any(name == other or name.startswith(f"{other}.") for other in but or set())
 
-    return {
-        path: ast.parse(path.read_text(encoding="utf-8"))
-        for path in sorted(ROOT.rglob("*.py"))
-        if not is_left_out(name_of(path))
-    }
+    return {path: tree for path, tree in trees().items() if not is_left_out(name_of(path))}
 
 
 def is_type_checking(node: ast.AST) -> bool:

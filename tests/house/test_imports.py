@@ -10,9 +10,9 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from helpers import write_shard
 
 import wdsdist
+from tests.support.tars import write_shard
 from wdsdist import errors
 
 ERRORS = [
@@ -62,9 +62,11 @@ def modules_after(code: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
-@pytest.mark.parametrize("module", WITHOUT_TORCH)
-def test_a_module_that_needs_no_torch_imports_none(module: str) -> None:
-    assert not modules_after(f"import {module}") & {"torch", "webdataset"}
+def test_a_module_that_needs_no_torch_imports_none() -> None:
+    lines = [
+        f"import {name}; assert not {{'torch', 'webdataset'}} & {{*sys.modules}}, {name!r}" for name in WITHOUT_TORCH
+    ]
+    modules_after("\n".join(["import sys", *lines]))
 
 
 def test_the_public_names_that_need_no_torch_import_none() -> None:
@@ -156,6 +158,13 @@ def test_an_error_is_made_from_one_message_and_survives_the_way_to_another_proce
     assert str(copy) == str(original) == "shard 00012.tar is gone: fetch it again"
     assert copy.args == original.args
     assert type(error(str(original))) is error  # how torch rebuilds a worker's exception
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_the_message_of_an_error_holds_no_control_characters_but_line_breaks_and_tabs(error: type[Exception]) -> None:
+    raised = error("shard \x1b]0;owned\x07\x9b2J\u202egpj\u2028\x7f\x00\rnext.tar:\n\tgone")
+    assert str(raised) == r"shard \x1b]0;owned\x07\x9b2J\u202egpj\u2028\x7f\x00\rnext.tar:" + "\n\tgone"
+    assert raised.args == (str(raised),)
 
 
 @pytest.mark.parametrize("error", ERRORS)

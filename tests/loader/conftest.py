@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import helpers
 import pytest
 
 import wdsdist
+from tests.support import tars
 
 COUNTS = (30, 0, 7, 41, 1, 24)
 TOTAL = sum(COUNTS)
@@ -23,6 +23,6 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for _ in range(count):
             members += [(f"k{number}.cls", str(number).encode()), (f"k{number}.txt", b"x" * (number % 7))]
             number += 1
-        (folder / f"{shard:03d}.tar").write_bytes(helpers.plain_tar(members))
+        (folder / f"{shard:03d}.tar").write_bytes(tars.plain_tar(members))
     wdsdist.index(folder)
     return folder

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
-import helpers
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 import wdsdist
+from tests.support import tars
 from wdsdist import StreamingDataset
 from wdsdist.errors import (
     ArgumentError,
@@ -220,7 +220,7 @@ class TestDamagedShards:
 
     def test_a_shard_that_was_replaced_by_another_of_the_same_size_is_an_error(self, tmp_path: Path) -> None:
         for shard in range(2):
-            helpers.write_shard(tmp_path / f"{shard}.tar", 10, prefix=f"s{shard}-")
+            tars.write_shard(tmp_path / f"{shard}.tar", 10, prefix=f"s{shard}-")
         wdsdist.index(tmp_path)
         shutil.copy(tmp_path / "1.tar", tmp_path / "0.tar")
         with pytest.raises(ShardDamagedError, match=r"0\.tar does not hold what its index says"):
@@ -269,7 +269,7 @@ def test_remote_shards_that_were_uploaded_anew_are_fetched_anew(tmp_path: Path) 
         for prefix in ("old", "new"):
             folder = tmp_path / prefix
             folder.mkdir()
-            helpers.write_shard(folder / "0.tar", 5, prefix=prefix)
+            tars.write_shard(folder / "0.tar", 5, prefix=prefix)
             wdsdist.index(folder)
             for path in folder.iterdir():
                 memory.pipe_file(f"/again/{path.name}", path.read_bytes())

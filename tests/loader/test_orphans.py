@@ -5,30 +5,12 @@ from __future__ import annotations
 import os
 import select
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = """
-import os, sys
-from pathlib import Path
-from wdsdist import StreamingDataLoader, StreamingDataset
+from tests.support.programs import command
 
-HERE = Path(__file__).parent
-
-def hang(*_):
-    with open(HERE / "hanging", "w") as pipe:
-        pipe.write(f"{os.getpid()}\\n")
-    os.read(os.open(HERE / "gate", os.O_RDONLY), 1)
-
-if __name__ == "__main__":
-    shards, when, method = sys.argv[1:]
-    dataset = StreamingDataset(shards, transform=hang if when == "while they read" else None)
-    init = hang if when == "as they start" else None
-    for _ in StreamingDataLoader(dataset, 10, num_workers=2, worker_init_fn=init, multiprocessing_context=method):
-        pass
-"""
 SOON = 20.0
 """Seconds: far below the time for which a shard is waited for, far above what a busy machine takes to end a process."""
 
@@ -42,12 +24,10 @@ SOON = 20.0
     ],
 )
 def test_they_end_with_the_one_that_started_them(shards: Path, tmp_path: Path, when: str, method: str) -> None:
-    (tmp_path / "job.py").write_text(SCRIPT)
     for name in ("hanging", "gate"):
         os.mkfifo(tmp_path / name)
     gate = os.open(tmp_path / "gate", os.O_RDWR)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    rank = subprocess.Popen([sys.executable, tmp_path / "job.py", shards, when, method], env=environment)
+    rank = subprocess.Popen(command("hanging_workers", shards, when, method, tmp_path))
     numbers: list[int] = []
     while len(numbers) < 2:
         numbers += [int(line) for line in (tmp_path / "hanging").read_text().split()]

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import web
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from tests.support import web
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.cache.counters import Counters
 from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
@@ -144,7 +144,8 @@ class TestTime:
 
 class TestTheCache:
     @pytest.mark.parametrize(
-        ("context", "persistent"), [("fork", True), ("fork", False), ("spawn", True), ("forkserver", False)]
+        ("context", "persistent"),
+        [("fork", True), ("fork", False), ("forkserver", False), pytest.param("spawn", True, marks=pytest.mark.slow)],
     )
     def test_is_counted_over_all_workers_however_they_start(
         self, remote: web.Web, context: str, persistent: bool

@@ -12,11 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import fsspec
-import helpers
 import pytest
 import zstandard
 
 import wdsdist
+from tests.support.programs import command
+from tests.support.tars import listing
 from wdsdist.errors import ArgumentError, DestinationExistsError, SourceError
 from wdsdist.packing import pack, writer
 from wdsdist.packing.destination import Place
@@ -65,10 +66,8 @@ def test_a_killed_run_keeps_whole_shards_and_ends_in_the_same_bytes(
 ) -> None:
     dest = tmp_path / "dest"
     pack(source, tmp_path / "undisturbed", shard_samples=5, compress="zst")
-    stalling = helpers.STALLING.replace("shard_samples=5", "shard_samples=5, compress='zst'")
-    with subprocess.Popen(
-        [sys.executable, "-c", stalling, str(source), str(dest), str(workers)], stdout=subprocess.PIPE
-    ) as process:
+    stalling = command("stalling_pack", source, dest, workers, "zst")
+    with subprocess.Popen(stalling, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.read(1) == b"x"
         process.send_signal(signal.SIGKILL)
@@ -141,7 +140,7 @@ def test_a_large_sample_that_breaks_off_leaves_no_trace_in_the_compressed_shard(
         assert [one.key for one in written.left_out] == ["b", "e"] * broken
         found.append(plain(content))
     assert found[0] == found[1]
-    assert len(helpers.listing(found[0])) == 3
+    assert len(listing(found[0])) == 3
 
 
 def texts(other: int) -> Iterator[dict[str, object]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.mounts import with_mounts
+from tests.support.programs import command
 from wdsdist.diagnostics.verify import verify
 from wdsdist.packing import pack
 
@@ -45,44 +46,13 @@ def test_what_is_whole_stays_and_the_rest_follows_once_there_is_room(
     assert verify(tmp_path / "dest") == []
 
 
-ON_A_SMALL_DISK = """
-import json, shutil, subprocess, sys
-from pathlib import Path
-
-source, disk, workers, result = sys.argv[1:]
-dest = Path(disk, "dest")
-
-def pack():
-    options = ["--shard-samples", "5", "--workers", workers, "-q"]
-    return subprocess.run([sys.executable, "-m", "wdsdist", "pack", source, dest, *options], capture_output=True)
-
-subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", disk], check=True)
-full = pack()
-left = {path.name: path.stat().st_ino for path in dest.iterdir()}
-subprocess.run(["mount", "-o", "remount,size=10m", disk], check=True)
-again = pack()
-kept = [name for name, inode in left.items() if (dest / name).exists() and (dest / name).stat().st_ino == inode]
-shutil.copytree(dest, result)
-print(json.dumps([full.returncode, full.stderr.decode(), list(left), again.returncode, kept]))
-"""
-IN_ITS_OWN_NAMESPACE = ["unshare", "--map-root-user", "--mount"]
-"""There, anyone may mount, and what is mounted goes with the last process."""
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_small_disk_that_is_full_keeps_what_is_whole(
     source: Path, tmp_path: Path, data_bytes: DataBytes, workers: int
 ) -> None:
     (tmp_path / "disk").mkdir()
-    mount = [*IN_ITS_OWN_NAMESPACE, "mount", "-t", "tmpfs", "tmpfs", str(tmp_path / "disk")]
-    if not shutil.which("unshare") or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("this system lets nobody mount a file system in a namespace of their own")
-    arguments = [source, tmp_path / "disk", workers, tmp_path / "result"]
-    run = subprocess.run(
-        [*IN_ITS_OWN_NAMESPACE, sys.executable, "-c", ON_A_SMALL_DISK, *map(str, arguments)],
-        capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
-    status, message, left, again, kept = json.loads(run.stdout)
+    program = command("packing_on_a_small_disk", source, tmp_path / "disk", workers, tmp_path / "result")
+    status, message, left, again, kept = json.loads(with_mounts(program, tmp_path / "disk"))
     assert (status, again) == (2, 0)
     assert "cannot be written: No space left on device" in message
     assert "index.json" not in left

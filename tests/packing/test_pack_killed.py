@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import helpers
 import pytest
 
+from tests.support.programs import command
 from wdsdist.packing import pack
 
 DataBytes = Callable[[Path], dict[str, bytes]]
@@ -19,9 +18,7 @@ DataBytes = Callable[[Path], dict[str, bytes]]
 
 def start_stalling(source: Path, dest: Path, workers: int) -> subprocess.Popen[bytes]:
     """Start packing, and return once it stands in the middle of the third shard."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", helpers.STALLING, str(source), str(dest), str(workers)], stdout=subprocess.PIPE
-    )
+    process = subprocess.Popen(command("stalling_pack", source, dest, workers), stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.read(1) == b"x"
     return process

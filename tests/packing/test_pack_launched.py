@@ -11,28 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.programs import command
 from wdsdist.packing import pack
-
-# The command line, but packing says that it has begun with a byte in a pipe, and waits for the end of another.
-HELD = """
-import sys
-from wdsdist.cli import main
-from wdsdist.packing import run
-
-real, (at_work, held) = run.make_plan, sys.argv[1:3]
-
-def make_plan(*args, **options):
-    with open(at_work, "ab") as started:
-        started.write(b"x")
-    with open(held, "rb") as gate:
-        gate.read()
-    return real(*args, **options)
-
-run.make_plan = make_plan
-sys.argv = ["wdsdist", *sys.argv[3:]]
-main()
-assert "torch" not in sys.modules
-"""
 
 
 def environment(rank: int, world: int) -> dict[str, str]:
@@ -54,10 +34,10 @@ def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]
 def test_under_slurm_one_packs_and_the_others_wait_and_say_so(source: Path, tmp_path: Path, scope: str) -> None:
     started, gate, dest = tmp_path / "started", tmp_path / "gate", tmp_path / "dest"
     os.mkfifo(gate)
-    command = [sys.executable, "-c", HELD, str(started), str(gate), "pack", str(source), str(dest), "--scope", scope]
+    held = command("held_pack", started, gate, "pack", source, dest, "--scope", scope)
     processes = [
         subprocess.Popen(
-            command, env=environment(rank, 2), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            held, env=environment(rank, 2), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         for rank in range(2)
     ]  # fmt: skip

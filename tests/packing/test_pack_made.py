@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import made
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import wdsdist
+from tests.support import made
+from tests.support.programs import command
 from wdsdist.errors import ArgumentError, DestinationExistsError, SourceError
 from wdsdist.packing import PackProgress, pack
 from wdsdist.packing.destination import Place
@@ -367,21 +368,8 @@ class TestAnIterableThatFails:
         assert not (tmp_path / "dest" / "index.json").exists()
 
 
-# Packs, and prints what this process holds in memory after the second shard and at the end, in bytes.
-MEMORY = """
-import os, sys, wdsdist
-held = []
-def measure(state):
-    with open("/proc/self/statm") as stream:
-        held.append(int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
-samples = ({"txt": f"{number:0500}"} for number in range(int(sys.argv[1])))
-wdsdist.pack(samples, sys.argv[2], shard_samples=10_000, progress=measure)
-print(held[1], held[-1])
-"""
-
-
 @pytest.mark.parametrize("count", [50_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 def test_memory_does_not_grow_with_the_samples_of_an_iterable(tmp_path: Path, count: int) -> None:
-    command = [sys.executable, "-c", MEMORY, str(count), str(tmp_path / "dest")]
-    early, late = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    program = command("packing_memory", count, tmp_path / "dest")
+    early, late = map(int, subprocess.run(program, capture_output=True, text=True, check=True).stdout.split())
     assert late - early < 4 << 20, f"{early:,} bytes after 20,000 samples, {late:,} after {count:,}"

@@ -4,41 +4,19 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.programs import command
 from wdsdist.packing import pack
 from wdsdist.packing.plan import make_plan
 from wdsdist.packing.sources import find
 from wdsdist.packing.sources.dataset import DatasetSource, _spread
 
 DataBytes = Callable[[Path], dict[str, bytes]]
-
-# Packs 300 samples, but stops for ever at one of them, and says so with a byte on standard output.
-STALLING = """
-import os, sys, threading, wdsdist
-
-kind, stall, dest, workers = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-
-def sample(number):
-    if number == stall:
-        os.write(1, b"x")
-        threading.Event().wait()
-    return {"txt": "text " * (number % 7), "cls": number}
-
-class Dataset:
-    def __len__(self):
-        return 300
-    def __getitem__(self, number):
-        return sample(number)
-
-source = Dataset() if kind == "data set" else map(sample, range(300))
-wdsdist.pack(source, dest, shard_samples=20, workers=workers)
-"""
 
 
 def sample(number: int) -> dict[str, Any]:
@@ -67,8 +45,7 @@ def test_a_killed_run_is_continued_to_the_same_bytes(
 ) -> None:
     dest = tmp_path / "dest"
     process = subprocess.Popen(
-        [sys.executable, "-c", STALLING, kind, str(in_the_fifth_shard(kind)), str(dest), str(workers)],
-        stdout=subprocess.PIPE,
+        command("stalling_samples", kind, in_the_fifth_shard(kind), dest, workers), stdout=subprocess.PIPE
     )
     assert process.stdout is not None
     assert process.stdout.read(1) == b"x"

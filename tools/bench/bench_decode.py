@@ -49,8 +49,8 @@ from PIL import Image
 
 from wdsdist.samples.images.transforms import Crop, RandomResizedCrop
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-from photos import encode, photo
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.support.photos import encode, photo
 
 WIDTH, HEIGHT, SIZE = 500, 375, 224
 TRANSFORM = RandomResizedCrop(SIZE)

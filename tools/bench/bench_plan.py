@@ -36,8 +36,8 @@ from typing import Any
 OURS = """
 import json, resource, time
 import numpy as np
-from wdsdist.order import OrderSettings, default_window, epoch_order
-from wdsdist.plan import EpochPlan
+from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.sampling.order import OrderSettings, default_window, epoch_order
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

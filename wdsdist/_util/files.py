@@ -25,10 +25,10 @@ def sha256(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+def atomic_write(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """Open a file that appears under its name only when it is whole and on disk.
 
-    On an error nothing is left behind.
+    On an error nothing is left behind. ``mode`` is what the umask leaves of it.
     """
     handle, name = tempfile.mkstemp(prefix=".tmp-", suffix=f"-{path.name}", dir=path.parent)
     temporary = Path(name)
@@ -37,11 +37,20 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        temporary.chmod(0o666 & ~_umask())
+        temporary.chmod(mode & ~_umask())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def lies_in(path: Path, folder: Path) -> bool:
+    """Say whether a file that is written to a path comes to lie in a folder or below it, once links are followed.
+
+    Of a path's last name no link is followed, for writing replaces that.
+    """
+    parent, root = (Path(os.path.realpath(one)) for one in (path.parent, folder))
+    return parent.is_relative_to(root)
 
 
 def _umask() -> int:

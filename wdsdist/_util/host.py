@@ -35,6 +35,24 @@ def user_cache_dir() -> Path:
         ) from None
 
 
+def user_config_dir() -> Path:
+    """Name the directory of what this user decided, without creating it: nothing there can be made anew.
+
+    ``$XDG_CONFIG_HOME/wdsdist``, else ``~/.config/wdsdist``, on clusters the same on all nodes.
+
+    Raises:
+        ArgumentError: there is no home directory to fall back on.
+    """
+    if (shared := os.environ.get("XDG_CONFIG_HOME")) and Path(shared).is_absolute():
+        return Path(shared) / "wdsdist"
+    try:
+        return Path.home() / ".config" / "wdsdist"
+    except RuntimeError as error:
+        raise ArgumentError(
+            f"there is no home directory for user {os.geteuid()} ({error}): set XDG_CONFIG_HOME to a directory"
+        ) from None
+
+
 def private_dir() -> Path:
     """Make sure of a directory on this node that only this user can enter: ``<temporary>/wdsdist-<uid>``.
 

@@ -6,6 +6,9 @@ import numpy as np
 
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 
+MOST_PROCESSES = 1 << 20
+"""The largest world size and number of lanes: an epoch's order takes memory for each of them."""
+
 
 def check_integer(name: str, value: object, low: int, high: int | None = None) -> int:
     """Return ``value`` when it is an integer in ``[low, high]``.

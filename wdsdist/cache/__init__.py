@@ -10,14 +10,25 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from wdsdist.cache.locks import LockableFile
+from wdsdist.cache.locks import LockableFile, PlantedError
 from wdsdist.cache.paths import copy_key
 from wdsdist.cache.pins import Pinned
 from wdsdist.cache.priorities import Need
-from wdsdist.cache.shard_cache import TIMEOUT, ShardCache
+from wdsdist.cache.shard_cache import TIMEOUT, FetchAhead, ShardCache
 from wdsdist.shards.manifest import Manifest
 
-__all__ = ["TIMEOUT", "Need", "Pinned", "ShardCache", "copy_key", "cached_path", "kept", "local_shard", "refetch"]
+__all__ = [
+    "TIMEOUT",
+    "FetchAhead",
+    "Need",
+    "Pinned",
+    "ShardCache",
+    "copy_key",
+    "cached_path",
+    "kept",
+    "local_shard",
+    "refetch",
+]
 
 
 def local_shard(manifest: Manifest, number: int, cache_dir: Path | None = None) -> Path:
@@ -39,7 +50,7 @@ def kept(copy: Path) -> Iterator[None]:
     """Keep a copy from being evicted, whatever it holds; where there is none, do nothing."""
     try:
         file = LockableFile(copy)
-    except FileNotFoundError:
+    except (FileNotFoundError, PlantedError):
         yield
         return
     with contextlib.closing(file):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import random
+import stat
 import threading
 import time
 import weakref
@@ -12,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from sys import is_finalizing
 
+from wdsdist.distributed import is_owner
 from wdsdist.errors import CacheError
 
 _LONGEST_PAUSE = 0.02  # seconds
@@ -22,21 +25,42 @@ _open_files: weakref.WeakSet[LockableFile] = weakref.WeakSet()
 _changing = threading.RLock()
 
 
+_NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
+"""What the system says of a link, a folder, and a socket."""
+
+
+class PlantedError(OSError):
+    """In a cache folder there is something that no cache of this user has made."""
+
+
 class LockableFile:
     """An open file that can be locked; dropped, it is closed and so unlocked.
 
     A lock belongs to the open file, not to the process: two threads that open a path twice exclude each other. A
     forked child would share its parent's locks and keep them alive, so all these files are closed in it.
+
+    Raises `PlantedError` where there is something else than a file of this user's.
     """
 
     def __init__(self, path: Path, *, writable: bool = False, create: bool = False) -> None:
         self.path = path
         self._descriptor = -1
         # A link in a cache folder was put there by somebody else, and leads to what is not ours.
-        flags = os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT if create else 0)
+        # A named pipe would keep whoever opens it waiting, but for O_NONBLOCK.
+        flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        flags |= (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT if create else 0)
         with _changing:
-            self._descriptor = os.open(path, flags, 0o666)
+            try:
+                self._descriptor = os.open(path, flags, 0o600)
+            except OSError as error:
+                if error.errno in _NO_FILE:
+                    raise PlantedError(error.errno, error.strerror, str(path)) from None
+                raise
             _open_files.add(self)
+        found = self.stat()
+        if not (stat.S_ISREG(found.st_mode) and is_owner(found)):
+            self.close()
+            raise PlantedError(errno.EPERM, "it is no file of this user's", str(path))
 
     @property
     def is_open(self) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from wdsdist import storage
 from wdsdist.cache.locks import LockableFile
+from wdsdist.errors import ShardDamagedError
 from wdsdist.shards.index import ShardIndex
 
 
@@ -20,7 +21,7 @@ class Pinned:
         self.path = path
         self.index = index
         self._file = file  # none where the shard is read in place
-        self._seen = _identity(file)
+        self._opened = self._seen = self._identity()
         self._is_locked = True
 
     @property
@@ -34,12 +35,39 @@ class Pinned:
         return self._is_locked and (self._file is None or self._file.is_open)
 
     def lock(self) -> bool:
-        """Lock the shard again; false where it was evicted or altered, or is being looked at: then pin it anew."""
-        if not self.is_locked and (self._file is None or (self._file.is_open and self._file.lock(alone=False))):
-            self._is_locked = _identity(self._file) == self._seen
-            if not self._is_locked:
-                self.unlock()
-        return self.is_locked
+        """Lock the shard again; false where it was evicted or altered, or is being looked at: then pin it anew.
+
+        One that was altered while it was locked stays so, for what still refers to its bytes.
+        """
+        was_locked = self.is_locked
+        if not was_locked and self._file is not None and not (self._file.is_open and self._file.lock(alone=False)):
+            return False
+        if self._identity() == self._seen:
+            self._is_locked = True
+            return True
+        if not was_locked:
+            self.unlock()
+        return False
+
+    @property
+    def must_be_replaced(self) -> bool:
+        """Whether this process keeps a copy that was altered from being discarded, as it refers to its bytes."""
+        return self.is_locked and self._file is not None and self._file.is_at(self.path)
+
+    def check_in_place(self) -> None:
+        """Raise `ShardDamagedError` where a local shard has other bytes than its index says, after it has changed.
+
+        One that was only touched may be read on; so may one that another file has replaced, for a map is of the old.
+        """
+        now = self._identity()
+        if now[:1] == self._opened[:1] and (
+            now[2] != self.index.size or storage.sha256(self.path) != self.index.sha256
+        ):
+            raise ShardDamagedError(
+                f"shard {self.path} was altered while it was being read: end what writes there, and fetch or pack the "
+                f"shard again, or run `wdsdist index` if that was on purpose"
+            )
+        self._seen = now
 
     def unlock(self) -> None:
         """Allow that the shard is evicted."""
@@ -59,10 +87,10 @@ class Pinned:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-
-def _identity(file: LockableFile | None) -> tuple[bool, int, int]:
-    """Return what tells a copy from one that has lost its name or changed its bytes."""
-    if file is None:
-        return True, 0, 0
-    found: os.stat_result = file.stat()
-    return found.st_nlink > 0, found.st_size, found.st_mtime_ns
+    def _identity(self) -> tuple[int, ...]:
+        """Return what tells the file from others and from what it was, inode first; nothing where it has gone."""
+        try:
+            found = self.path.stat() if self._file is None else self._file.stat()
+        except FileNotFoundError:
+            return ()
+        return found.st_ino, found.st_nlink > 0, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import secrets
 import threading
 from collections.abc import Collection, Iterable
@@ -16,7 +17,9 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
-from wdsdist.cache.locks import LockableFile
+from wdsdist.cache import folders
+from wdsdist.cache.locks import LockableFile, PlantedError
+from wdsdist.distributed import read_own
 
 Rank = tuple[int | str, ...]
 """The lower, the sooner a copy is needed. First come the shards of batches that are being made and lack some of them,
@@ -25,6 +28,7 @@ process waits for ever. Then what will be needed, by how many batches its job is
 
 NEVER: Rank = (2,)
 
+_NAME = re.compile("[0-9a-f]{16}")
 _LIST = ".json"
 _NEW = ".new"
 
@@ -58,8 +62,12 @@ class Reader:
         return self._file is not None and self._file.is_open
 
     def join(self) -> None:
-        """Let the others see this process; only under the lock of the folder, for they sweep what is not locked."""
-        self._folder.mkdir(exist_ok=True)
+        """Let the others see this process, and remove what dead ones have left.
+
+        Only under the lock of the folder, for the others sweep what is not locked.
+        """
+        folders.make_folder(self._folder)
+        _living(self._folder)
         self._changing = threading.RLock()  # a thread of the parent may have held it when this process was forked
         self._upcoming, self._claims = [], {}
         self._name = secrets.token_hex(8)
@@ -105,7 +113,7 @@ class Reader:
         content = json.dumps({"job": self._job, "upcoming": self._upcoming, "claims": list(self._claims.values())})
         new, known = (self._folder / f"{self._name}{suffix}" for suffix in (_NEW, _LIST))
         try:
-            new.write_text(content)
+            folders.write(new, content.encode())
             with contextlib.suppress(FileNotFoundError):  # collected garbage has published what is newer
                 new.replace(known)
         except OSError:
@@ -133,10 +141,7 @@ def all_needs(folder: Path) -> Needs:
     ranks: dict[str, Rank] = {}
     latest = 0
     jobs: dict[str, list[tuple[str, int]]] = {}
-    for name in sorted({path.name.partition(".")[0] for path in folder.glob("*")}):
-        if _is_dead(folder / name):
-            _leave(folder / name)
-            continue
+    for name in _living(folder):
         listed = _listed(folder / f"{name}{_LIST}")
         for number, keys in listed.get("claims", ()):
             latest = max(latest, number)
@@ -151,6 +156,19 @@ def all_needs(folder: Path) -> Needs:
     return Needs(ranks, latest)
 
 
+def _living(folder: Path) -> list[str]:
+    """Return the names of all live processes, and remove what the dead have left; only under the lock of the folder."""
+    living = []
+    for name in sorted({path.name.partition(".")[0] for path in folder.glob("*")}):
+        if _NAME.fullmatch(name) is None:
+            continue
+        if _is_dead(folder / name):
+            _leave(folder / name)
+        else:
+            living.append(name)
+    return living
+
+
 def _leave(path: Path) -> None:
     for suffix in (_NEW, _LIST, ""):
         path.with_name(f"{path.name}{suffix}").unlink(missing_ok=True)
@@ -159,15 +177,13 @@ def _leave(path: Path) -> None:
 def _is_dead(path: Path) -> bool:
     try:
         file = LockableFile(path, writable=True)
-    except FileNotFoundError:
+    except (FileNotFoundError, PlantedError):
         return True
     with contextlib.closing(file):
         return file.lock(alone=True)
 
 
 def _listed(path: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(path.read_bytes())
-    except FileNotFoundError:  # it has published nothing yet
-        return {}
+    """Return what a process has published; nothing where it has not yet, or it is none of this user's."""
+    content: dict[str, Any] = json.loads(read_own(path) or b"{}")
     return content

@@ -9,6 +9,9 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from wdsdist.cache import folders
+from wdsdist.distributed import read_own, why_not_own
+
 _EARLIER = 10_000_000_000  # nanoseconds
 
 
@@ -29,8 +32,8 @@ class Stamp:
     """Bytes that a part and what belongs to it may come to take."""
 
     def agrees(self, found: os.stat_result) -> bool:
-        """Say whether a file is still the one that was verified."""
-        return _seen(self.sha256, self.made_of, found) == self
+        """Say whether a file is still the one that was verified, and this user alone can have changed it."""
+        return _seen(self.sha256, self.made_of, found) == self and not why_not_own(found)
 
 
 def stamp(descriptor: int, path: Path, sha256: str, made_of: str) -> None:
@@ -38,6 +41,7 @@ def stamp(descriptor: int, path: Path, sha256: str, made_of: str) -> None:
     now = os.stat(descriptor).st_atime_ns
     # A write within the same tick of the clock must show: it can only set a time that is later than this one.
     with contextlib.suppress(PermissionError):  # another user's file
+        os.fchmod(descriptor, os.stat(descriptor).st_mode & 0o755)
         os.utime(descriptor, ns=(now, os.stat(descriptor).st_mtime_ns - _EARLIER))
     write(path, _seen(sha256, made_of, os.stat(descriptor)))
 
@@ -49,16 +53,14 @@ def touch(path: Path) -> None:
 
 
 def write(path: Path, content: Stamp) -> None:
-    if path.is_symlink():  # to write through it would be to write over somebody's data
-        path.unlink()
-    path.write_text(json.dumps(asdict(content)))
+    folders.write(path, json.dumps(asdict(content)).encode())
 
 
 def read(path: Path) -> Stamp | None:
-    """Return a stamp; nothing where there is none, or none that was written to its end."""
+    """Return a stamp; nothing where there is none of this user's, or none that was written to its end."""
     try:
-        return Stamp(**json.loads(path.read_bytes()))
-    except (FileNotFoundError, ValueError, TypeError):
+        return Stamp(**json.loads(read_own(path) or b""))
+    except (ValueError, TypeError):
         return None
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -13,10 +15,11 @@ import wdsdist
 from wdsdist.cli.bench import bench
 from wdsdist.cli.index import index
 from wdsdist.cli.inspect import cat, info, ls
+from wdsdist.cli.output import say
 from wdsdist.cli.pack import pack
 from wdsdist.cli.plan import plan
 from wdsdist.cli.verify import verify
-from wdsdist.errors import WdsdistError
+from wdsdist.errors import WdsdistError, printable
 
 __all__ = ["main"]
 
@@ -29,16 +32,21 @@ _BROKEN_PIPE = 128 + 13  # as shells report SIGPIPE
 class _Group(click.Group):
     """Turns what can go wrong into one line and an exit status."""
 
+    def make_context(self, *args: Any, **more: Any) -> click.Context:
+        with _clean_usage():
+            return super().make_context(*args, **more)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            result = super().invoke(ctx)
+            with _clean_usage():
+                result = super().invoke(ctx)
             sys.stdout.flush()  # here, where a reader that has gone away is expected
             return result
         except WdsdistError as error:
             _fail(ctx, str(error))
         except KeyboardInterrupt:
             again = ": the same command goes on where it stopped" if ctx.invoked_subcommand == "pack" else ""
-            click.echo(f"wdsdist: interrupted{again}", err=True)
+            say(f"wdsdist: interrupted{again}", err=True)
             ctx.exit(_INTERRUPTED)
         except BrokenPipeError:  # as `| head` leaves us
             _give_up_output()
@@ -49,13 +57,23 @@ class _Group(click.Group):
             _fail(ctx, f"{error.filename or 'standard output'}: {error.strerror or error}")
 
 
+@contextlib.contextmanager
+def _clean_usage() -> Iterator[None]:
+    """Escape what click repeats of the arguments: a pattern of the shell may have put names of files there."""
+    try:
+        yield
+    except click.ClickException as error:
+        vars(error)["message"] = printable(error.message)  # final, for type checkers
+        raise
+
+
 def _give_up_output() -> None:
     """Drop what is still to be written: Python would try again at exit, and complain once more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(ctx: click.Context, message: str) -> None:
-    click.echo(f"wdsdist: error: {' '.join(message.splitlines())}", err=True)
+    say(f"wdsdist: error: {' '.join(message.splitlines())}", err=True)
     ctx.exit(_FAILED)
 
 

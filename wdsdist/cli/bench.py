@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from wdsdist.cli.opening import allow_elsewhere, opened
+from wdsdist.cli.output import say, say_json
 from wdsdist.cli.sizes import contents, human
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def _dtypes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     "--step", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Milliseconds of training a batch."
 )
 @click.option("--cache-dir", type=click.Path(file_okay=False), help="Where remote shards are kept.")
+@allow_elsewhere
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def bench(
     shards: tuple[str, ...], workers: list[int], batch_size: int, seconds: float, step: float, as_json: bool, **how: Any
@@ -71,11 +73,11 @@ def bench(
     dataset = _dataset(shards, **how)
     if not as_json:
         size = human(dataset.order_config.mean_sample_bytes * batch_size)
-        click.echo(f"data:       {contents(dataset.manifest)}; batches of {batch_size:,} samples, {size}")
+        say(f"data:       {contents(dataset.manifest)}; batches of {batch_size:,} samples, {size}")
     found = profiling.costs(dataset, batch_size, seconds=seconds)
     if not as_json:
         _show_costs(found)
-        click.echo(f"{'workers':>7}  {'samples/s':>11}  {'MB/s':>8}  {'first batch':>11}  {'waiting':>7}")
+        say(f"{'workers':>7}  {'samples/s':>11}  {'MB/s':>8}  {'first batch':>11}  {'waiting':>7}")
     rates = []
     for number in workers:
         rates.append(profiling.rate(dataset, batch_size, workers=number, seconds=seconds, step=step / 1000))
@@ -84,9 +86,9 @@ def bench(
     best = profiling.suggested(rates)
     if as_json:
         rows = [asdict(one) for one in rates]
-        click.echo(json.dumps({"costs": asdict(found), "rates": rows, "suggested_workers": best}, indent=1))
+        say_json({"costs": asdict(found), "rates": rows, "suggested_workers": best})
         return
-    click.echo(f"suggestion: num_workers={best}, {_reason(rates, best, step)}")
+    say(f"suggestion: num_workers={best}, {_reason(rates, best, step)}")
 
 
 def _dataset(
@@ -97,18 +99,18 @@ def _dataset(
     crop: int | None,
     dtypes: dict[str, Any],
     cache_dir: str | None,
+    allow_elsewhere: bool,
 ) -> StreamingDataset:
     if sum(map(bool, (decode, crop or dtypes))) > 1:
         raise click.UsageError("give either --decode, or --crop and --dtype")
     from wdsdist.loader.dataset import StreamingDataset
     from wdsdist.samples.images.transforms import RandomResizedCrop
-    from wdsdist.shards.open import open as open_shards
 
     how: Any = {"true": True, None: None}.get(decode, decode)
     if crop or dtypes:
         how = {**dtypes, **({extension: RandomResizedCrop(crop) for extension in _IMAGES} if crop else {})}
     return StreamingDataset(
-        open_shards(shards[0] if len(shards) == 1 else shards),
+        opened(shards, allow_elsewhere=allow_elsewhere),
         fields=fields.split(",") if fields else None,
         decode=how,
         cache_dir=cache_dir,
@@ -118,14 +120,14 @@ def _dataset(
 def _show_costs(found: Costs) -> None:
     parts = {"read": found.read, "decode": found.decode, "transport": found.transport}
     total = sum(parts.values())
-    click.echo(f"a sample:   {total * 1e6:,.1f} us of one core, {human(found.sample_bytes)} read")
+    say(f"a sample:   {total * 1e6:,.1f} us of one core, {human(found.sample_bytes)} read")
     for name, cost in parts.items():
-        click.echo(f"  {name + ':':<10}{cost * 1e6:>10,.1f} us  {cost / total:>4.0%}")
+        say(f"  {name + ':':<10}{cost * 1e6:>10,.1f} us  {cost / total:>4.0%}")
 
 
 def _show_rate(one: Rate, found: Costs) -> None:
     speed = one.samples_per_second * found.sample_bytes / 1e6
-    click.echo(
+    say(
         f"{one.workers:>7}  {one.samples_per_second:>11,.0f}  {speed:>8,.0f}  {one.first_batch:>9.2f} s  "
         f"{one.waiting:>7.0%}"
     )

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wdsdist.cli.opening import allow_elsewhere, opened
+from wdsdist.cli.output import say
 from wdsdist.cli.progress import meter
 from wdsdist.cli.sizes import contents, counted
 
@@ -26,9 +28,16 @@ if TYPE_CHECKING:
 )
 @click.option("--split", default="train", show_default=True, help="What SHARDS are, for --export energon and timm.")
 @click.option("--workers", type=int, help="Shards read at once.  [default: one for each core, 16 of a remote store]")
+@allow_elsewhere
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
 def index(
-    shards: tuple[str, ...], output: str | None, formats: tuple[str, ...], split: str, workers: int | None, quiet: bool
+    shards: tuple[str, ...],
+    output: str | None,
+    formats: tuple[str, ...],
+    split: str,
+    workers: int | None,
+    allow_elsewhere: bool,
+    quiet: bool,
 ) -> None:
     """Index tars that other tools wrote: an index for each, and an index.json for all.
 
@@ -36,29 +45,29 @@ def index(
     --output, open the data set by DIR. With --export, a data set that has an index keeps it.
     """
     from wdsdist.diagnostics.exports import export
+    from wdsdist.storage import shown as shown_location
 
-    known = _opened(shards) if formats else None
+    known = _opened(shards, allow_elsewhere) if formats else None
     manifest = known or _indexed(shards, output, workers, quiet)
     if not quiet and not known:
-        click.echo(f"indexed: {contents(manifest)}, in {manifest.base}")
+        say(f"indexed: {contents(manifest)}, in {shown_location(manifest.base)}")
         for what, count in manifest.extra.get("skipped", {}).items():
-            click.echo(f"skipped: {count:,} x {what}")
+            say(f"skipped: {count:,} x {what}")
     for name in formats:
         files = export(manifest, name, output=output, split=split, workers=workers)
         if not quiet:
-            click.echo(f"exported for {name}: {counted(len(files), 'file')}, such as {files[0]}")
+            say(f"exported for {name}: {counted(len(files), 'file')}, such as {files[0]}")
 
 
-def _opened(shards: tuple[str, ...]) -> Manifest | None:
+def _opened(shards: tuple[str, ...], allow_elsewhere: bool) -> Manifest | None:
     """Return the data set that a folder or an index.json is, if it is one."""
     from wdsdist.errors import IndexNotFoundError
-    from wdsdist.shards.open import open as open_shards
     from wdsdist.shards.tar import is_tar
 
     if len(shards) > 1 or ".tar" in shards[0] or is_tar(shards[0]):
         return None
     try:
-        return open_shards(shards[0])
+        return opened(shards, allow_elsewhere=allow_elsewhere)
     except IndexNotFoundError:
         return None
 

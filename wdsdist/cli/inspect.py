@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from wdsdist.cli.opening import allow_elsewhere, opened
+from wdsdist.cli.output import say, say_json, write_member
 from wdsdist.cli.sizes import counted, human
 
 if TYPE_CHECKING:
@@ -21,13 +21,14 @@ _NAMED = 10  # classes that `info` names before it only counts
 
 @click.command()
 @click.argument("shards", nargs=-1, required=True)
+@allow_elsewhere
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def info(shards: tuple[str, ...], as_json: bool) -> None:
+def info(shards: tuple[str, ...], allow_elsewhere: bool, as_json: bool) -> None:
     """Say what SHARDS hold: samples, shards, bytes, fields and classes."""
-    manifest = _open(shards)
+    manifest = opened(shards, allow_elsewhere=allow_elsewhere)
     facts = _facts(manifest)
     if as_json:
-        click.echo(json.dumps(facts, indent=1))
+        say_json(facts)
         return
     classes = facts["classes"]
     lines = {
@@ -43,49 +44,46 @@ def info(shards: tuple[str, ...], as_json: bool) -> None:
         else "not recorded",
     }
     for name, value in lines.items():
-        click.echo(f"{name + ':':<13}{value}")
+        say(f"{name + ':':<13}{value}")
 
 
 @click.command()
 @click.argument("shards", nargs=-1, required=True)
 @click.option("--samples", is_flag=True, help="List samples instead: number, key, shard, fields with sizes.")
 @click.option("--limit", type=click.IntRange(min=0), help="Most lines to print.  [default: all]")
-def ls(shards: tuple[str, ...], samples: bool, limit: int | None) -> None:
+@allow_elsewhere
+def ls(shards: tuple[str, ...], samples: bool, limit: int | None, allow_elsewhere: bool) -> None:
     """List the shards, one on each line: name, samples, size. With --samples, list the samples.
 
     Columns are separated by tabs.
     """
-    manifest = _open(shards)
+    manifest = opened(shards, allow_elsewhere=allow_elsewhere)
     lines = _sample_lines(manifest) if samples else _shard_lines(manifest)
     for line in itertools.islice(lines, limit):
-        click.echo(line)
+        say(*line)
 
 
 @click.command()
 @click.argument("shards")
 @click.argument("sample")
 @click.argument("field", required=False)
-def cat(shards: str, sample: str, field: str | None) -> None:
+@allow_elsewhere
+def cat(shards: str, sample: str, field: str | None, allow_elsewhere: bool) -> None:
     """Write the data of one member, as it is stored, to standard output.
 
     SAMPLE is a key, or the number of a sample as `ls --samples` shows it; a key goes first where it could be either.
-    Without FIELD, list the members of the sample instead.
+    Without FIELD, list the members of the sample instead. A terminal gets text only, with control characters escaped.
     """
+    from wdsdist import storage
     from wdsdist.cli.lookup import find_sample, member
 
-    shard, number = find_sample(_open((shards,)), sample)
+    shard, number = find_sample(opened((shards,), allow_elsewhere=allow_elsewhere), sample)
     if field is None:
-        click.echo(f"{shard.index.key(number)}\t{shard.name}")
+        say(shard.index.key(number), storage.shown(shard.name))
         for extension, _, size in shard.index.members(number):
-            click.echo(f"{extension}\t{human(size)}")
+            say(extension, human(size))
     else:
-        sys.stdout.buffer.write(member(shard, number, field))
-
-
-def _open(shards: tuple[str, ...]) -> Manifest:
-    from wdsdist.shards.open import open as open_shards
-
-    return open_shards(shards[0] if len(shards) == 1 else shards)
+        write_member(member(shard, number, field), f"member {field!r} of sample {shard.index.key(number)!r}")
 
 
 def _facts(manifest: Manifest) -> dict[str, Any]:
@@ -116,21 +114,24 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _shard_lines(manifest: Manifest) -> Iterator[str]:
+def _shard_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
+
     for number in range(len(manifest.counts)):
         shard = manifest.shard(number)
         size = human(shard.size) if shard.size >= 0 else "size unknown"
-        yield f"{shard.name}\t{counted(shard.num_samples, 'sample')}\t{size}"
+        yield manifest.shown_name(number), counted(shard.num_samples, "sample"), size
 
 
-def _sample_lines(manifest: Manifest) -> Iterator[str]:
+def _sample_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
     from wdsdist.cli.lookup import mapped
 
     for first, shard in mapped(manifest):
         yield from _lines_of(first, shard)
 
 
-def _lines_of(first: int, shard: MappedShard) -> Iterator[str]:
+def _lines_of(first: int, shard: MappedShard) -> Iterator[tuple[str, ...]]:
+    from wdsdist import storage
+
     for sample in range(shard.index.num_samples):
         fields = ", ".join(f"{extension} ({human(size)})" for extension, _, size in shard.index.members(sample))
-        yield f"{first + sample}\t{shard.index.key(sample)}\t{shard.name}\t{fields}"
+        yield str(first + sample), shard.index.key(sample), storage.shown(shard.name), fields

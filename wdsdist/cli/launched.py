@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import click
-
 from wdsdist import distributed as node
+from wdsdist.cli.output import say
 
 if TYPE_CHECKING:
     from wdsdist.distributed.run_once import Scope
@@ -55,4 +54,4 @@ def _told() -> Iterator[None]:
 
 class _Echo(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(f"wdsdist: {record.getMessage()}", err=True)
+        say(f"wdsdist: {record.getMessage()}", err=True)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wdsdist.cli.opening import allow_elsewhere
+from wdsdist.cli.output import say
 from wdsdist.cli.progress import meter
 from wdsdist.cli.sizes import byte_count, contents, counted, human
 
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 
     from wdsdist.distributed.run_once import Scope
     from wdsdist.packing import PackProgress
-    from wdsdist.packing.sources import OnError
     from wdsdist.shards.manifest import Manifest
 
 
@@ -64,6 +65,8 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
     callback=_pairs,
     help="Of a table, the member that a column becomes, as in image=jpg; __key__ for the key, nothing to leave it out.",
 )
+@click.option("--root", metavar="DIR", help="Of a table, the folder that paths in it start from.  [default: its own]")
+@click.option("--allow-outside", is_flag=True, help="Let paths in a table lead out of that folder. Trust it first.")
 @click.option(
     "--class-folders/--no-class-folders",
     default=None,
@@ -71,10 +74,12 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
 )
 @click.option("--encode", metavar="NAME", help="Function my_module:encode from an item of SOURCE to a sample dict.")
 @click.option("--max-side", metavar="N", type=int, help="Scale images down to N pixels on the longer side.")
+@click.option("--max-pixels", metavar="N", type=int, help="Most pixels of an image to scale down.  [default: 89478485]")
 @click.option("--quality", type=int, help="Of JPEG and WebP images that were scaled down, 1 to 95.  [default: 90]")
 @click.option(
     "--compress", metavar="zst[:LEVEL]", help="Compress the shards, as .tar.zst.  [default level: 3, of 1 to 22]"
 )
+@allow_elsewhere
 @click.option("--overwrite", is_flag=True, help="Replace another data set that wdsdist packed into DEST.")
 @click.option(
     "--on-error",
@@ -94,24 +99,13 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
 def pack(
     source: str,
     dest: str,
-    shard_bytes: int,
-    shard_samples: int | None,
-    workers: int | None,
     engine: str,
     address: str | None,
     seed: int | None,
     no_shuffle: bool,
-    kind: str | None,
-    columns: dict[str, str] | None,
-    class_folders: bool | None,
-    encode: str | None,
-    max_side: int | None,
-    quality: int | None,
-    compress: str | None,
-    overwrite: bool,
-    on_error: OnError,
     scope: Scope,
     quiet: bool,
+    **given: Any,
 ) -> None:
     """Pack SOURCE into shards in DEST, a folder or a URL.
 
@@ -140,21 +134,7 @@ def pack(
         def pack(source: str, dest: str, options: dict[str, Any]) -> Manifest:
             return run(source, dest, progress=show, executor=executor, **options)
 
-        options = {
-            "shard_bytes": shard_bytes,
-            "shard_samples": shard_samples,
-            "workers": workers,
-            "shuffle_seed": None if no_shuffle else "auto" if seed is None else seed,
-            "kind": kind,
-            "class_folders": class_folders,
-            "columns": columns,
-            "encode": encode,
-            "max_side": max_side,
-            "quality": quality,
-            "compress": compress,
-            "overwrite": overwrite,
-            "on_error": on_error,
-        }
+        options = {**given, "shuffle_seed": None if no_shuffle else "auto" if seed is None else seed}
         manifest = launched.once(pack, (source, dest, options), scope=scope, directory=dest, quiet=quiet)
     if not quiet:
         _sum_up(manifest, last, time.monotonic() - began)
@@ -176,29 +156,27 @@ def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> No
     from wdsdist.storage import shown as shown_location
 
     place = shown_location(manifest.base)
-    click.echo(f"{'packed' if last else 'packed already'}: {contents(manifest)}, in {place}")
+    say(f"{'packed' if last else 'packed already'}: {contents(manifest)}, in {place}")
     if columns := manifest.extra.get("columns"):
-        click.echo("columns: " + ", ".join(f"{name} {_becomes(what)}" for name, what in columns.items()))
+        say("columns: " + ", ".join(f"{name} {_becomes(what)}" for name, what in columns.items()))
     payload = manifest.extra["payload_bytes"]
     tar_bytes = manifest.num_tar_bytes
     overhead = tar_bytes - payload
     each = overhead / max(manifest.num_samples, 1)
-    click.echo(f"overhead: {human(overhead)} over {human(payload)} of payload, {each:,.0f} B a sample")
+    say(f"overhead: {human(overhead)} over {human(payload)} of payload, {each:,.0f} B a sample")
     if tar_bytes != manifest.num_bytes:
-        click.echo(f"compressed: {human(tar_bytes)} of tars to {manifest.num_bytes / tar_bytes:.1%}")
+        say(f"compressed: {human(tar_bytes)} of tars to {manifest.num_bytes / tar_bytes:.1%}")
     if last and last.bytes_done > last.bytes_kept:
         samples, size = last.samples_done - last.samples_kept, last.bytes_done - last.bytes_kept
-        click.echo(f"time: {seconds:,.1f} s, {samples / seconds:,.0f} samples/s, {size / seconds / 1e6:,.1f} MB/s")
+        say(f"time: {seconds:,.1f} s, {samples / seconds:,.0f} samples/s, {size / seconds / 1e6:,.1f} MB/s")
     if classes := manifest.extra.get("classes"):
-        click.echo(f"classes: {len(classes):,}, from {classes[0]} to {classes[-1]}, as cls members")
+        say(f"classes: {len(classes):,}, from {classes[0]} to {classes[-1]}, as cls members")
     for what, count in manifest.extra.get("skipped", {}).items():
-        click.echo(f"skipped: {count:,} x {what}")
+        say(f"skipped: {count:,} x {what}")
     if renamed := manifest.extra.get("renamed_keys"):
-        click.echo(f"renamed: {counted(renamed, 'key')} that an earlier shard has too, by a number, such as 0001~2")
+        say(f"renamed: {counted(renamed, 'key')} that an earlier shard has too, by a number, such as 0001~2")
     if left_out := manifest.extra.get("left_out"):
-        click.echo(
-            f"left out: {counted(left_out, 'sample')}, listed in {shown_location(manifest.base)}/{report.FILE_NAME}"
-        )
+        say(f"left out: {counted(left_out, 'sample')}, listed in {shown_location(manifest.base)}/{report.FILE_NAME}")
 
 
 def _of(done: int, total: int | None) -> str:

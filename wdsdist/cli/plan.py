@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from wdsdist.cli.opening import allow_elsewhere, opened
+from wdsdist.cli.output import say, say_json
 from wdsdist.cli.sizes import byte_count, human
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ _SHOWN = 8  # samples of a batch, and shards of a rank, that are printed before 
     "--keep-tail", is_flag=True, help="Keep last batches that are not full, as drop_last=False of the loader."
 )
 @click.option("--rank", type=int, help="Show what this rank reads.")
+@allow_elsewhere
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw which shards ranks read (png, svg)."
@@ -59,25 +61,25 @@ def plan(rank: int | None, workers: int, as_json: bool, plot: Path | None, **opt
     facts = _facts(world, found, workers)
     of_rank = None if rank is None else _rank_facts(world, rank, workers)
     if as_json:
-        click.echo(json.dumps({**facts, **({} if of_rank is None else {"rank": of_rank})}, indent=1))
+        say_json({**facts, **({} if of_rank is None else {"rank": of_rank})})
     else:
         for line in [*_lines(world, found, workers), *(_rank_lines(of_rank) if of_rank else ())]:
-            click.echo(line)
+            say(line)
     if plot is not None:
         from wdsdist.cli.plotting import draw
 
         draw(world, plot, rank=rank)
-        click.echo(f"drawn: {plot}", err=True)
+        say(f"drawn: {plot}", err=True)
 
 
 def _world(
     *, shards: tuple[str, ...], num_shards: int | None, samples: int | None, shard_bytes: int, ranks: int,
     ranks_per_node: int, batch_size: int, epoch: int, seed: int, order: str, no_shuffle: bool,
-    shuffle_window: int | None, num_canonical_replicas: int | None, keep_tail: bool,
+    shuffle_window: int | None, num_canonical_replicas: int | None, keep_tail: bool, allow_elsewhere: bool,
 ) -> World:  # fmt: skip
     import numpy as np
 
-    from wdsdist._util.validation import check_integer
+    from wdsdist._util.validation import MOST_PROCESSES, check_integer
     from wdsdist.diagnostics.epoch_report import World
     from wdsdist.sampling.epoch_plan import EpochPlan
     from wdsdist.sampling.order import OrderSettings, default_window
@@ -85,9 +87,7 @@ def _world(
     if bool(shards) == bool(num_shards and samples):
         raise click.UsageError("give either SHARDS, or both --shards and --samples")
     if shards:
-        from wdsdist.shards.open import open as open_shards
-
-        manifest = open_shards(shards[0] if len(shards) == 1 else shards)
+        manifest = opened(shards, allow_elsewhere=allow_elsewhere)
         counts = manifest.counts
         sizes = np.maximum(manifest.sizes, manifest.tar_sizes)  # as they lie in the cache
         sizes = np.where(sizes < 0, shard_bytes, sizes)
@@ -97,7 +97,7 @@ def _world(
         counts = np.full(many, share)
         counts[:more] += 1
         sizes = np.full(many, shard_bytes)
-    check_integer("ranks", ranks, 1)
+    check_integer("ranks", ranks, 1, MOST_PROCESSES)
     settings = OrderSettings(
         name="sampler" if order == "sampler" else "shard",
         shuffle=not no_shuffle,

@@ -7,9 +7,9 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-import click
-
+from wdsdist.cli.output import say
 from wdsdist.cli.sizes import human
+from wdsdist.errors import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,7 +77,7 @@ class _Lines:
             return
         self._printed = now
         share = "" if total is None else f"{100 * done // max(total, 1)}%, "
-        click.echo(f"{self._what}: {share}{note}{self._speed(now, done, total)}", err=True)
+        say(f"{self._what}: {share}{note}{self._speed(now, done, total)}", err=True)
 
     def _speed(self, now: float, done: int, total: int | None) -> str:
         start, at_start = self._first or (now, done)
@@ -95,10 +95,10 @@ class _Bar:
         from rich import progress
 
         self._progress = progress.Progress(
-            progress.TextColumn("{task.description}"),
+            progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(),
             progress.TaskProgressColumn(),
-            progress.TextColumn("{task.fields[note]}"),
+            progress.TextColumn("{task.fields[note]}", markup=False),
             progress.TransferSpeedColumn(),
             progress.TimeRemainingColumn(),
             console=console,
@@ -111,7 +111,7 @@ class _Bar:
         return self
 
     def update(self, done: int, total: int | None, note: str) -> None:
-        self._progress.update(self._task, completed=done, total=total, note=note, refresh=True)
+        self._progress.update(self._task, completed=done, total=total, note=printable(note), refresh=True)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # An error is one line; half a bar above it would say nothing more. A bar that never moved says nothing at all.

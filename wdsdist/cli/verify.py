@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wdsdist.cli.opening import allow_elsewhere, opened
+from wdsdist.cli.output import say
 from wdsdist.cli.progress import meter
 from wdsdist.cli.sizes import contents
 
@@ -25,6 +27,7 @@ _DAMAGED = 1
 @click.option("--cached", is_flag=True, help="Of remote SHARDS, check the copies in this node's cache.")
 @click.option("--cache-dir", type=click.Path(path_type=Path), help="That cache.  [default: the user's]")
 @click.option("--workers", type=int, help="Processes that read.  [default: one for each core]")
+@allow_elsewhere
 @click.option("-q", "--quiet", is_flag=True, help="Print damage only.")
 @click.pass_context
 def verify(
@@ -36,6 +39,7 @@ def verify(
     cached: bool,
     cache_dir: Path | None,
     workers: int | None,
+    allow_elsewhere: bool,
     quiet: bool,
 ) -> None:
     """Read all of SHARDS and compare them with their indexes.
@@ -44,11 +48,11 @@ def verify(
     but by --repair, which replaces a damaged copy by one that has proved to be whole.
     """
     from wdsdist.diagnostics.verify import verify as run
-    from wdsdist.shards.open import open as open_shards
+    from wdsdist.storage import shown as shown_location
 
     if source is not None and not repair:
         raise click.UsageError("--source says where --repair takes whole copies from: give both")
-    manifest = open_shards(shards[0] if len(shards) == 1 else shards)
+    manifest = opened(shards, allow_elsewhere=allow_elsewhere)
     with meter("verifying", quiet=quiet) as shown:
 
         def show(state: VerifyProgress) -> None:
@@ -57,21 +61,22 @@ def verify(
 
         found = run(manifest, deep=deep, cached=cached, cache_dir=cache_dir, workers=workers, progress=show)
     for damage in found:
-        click.echo(f"{damage.shard}: {_line(damage.problem)}")
+        say(f"{shown_location(damage.shard)}: {_line(damage.problem)}")
     if found and not (repair and _repaired(manifest, found, source, cached, cache_dir)):
         ctx.exit(_DAMAGED)
     if not quiet:
-        click.echo(f"verified: {contents(manifest)}, {'all damage repaired' if found else 'no damage'}")
+        say(f"verified: {contents(manifest)}, {'all damage repaired' if found else 'no damage'}")
 
 
 def _repaired(
     manifest: Manifest, found: list[Damage], source: str | None, cached: bool, cache_dir: Path | None
 ) -> bool:
     from wdsdist.diagnostics.repair import repair
+    from wdsdist.storage import shown as shown_location
 
     repairs = repair(manifest, found, source=source, cached=cached, cache_dir=cache_dir)
     for one in repairs:
-        click.echo(f"{'repaired' if one.done else 'not repaired'}: {one.shard}: {_line(one.what)}")
+        say(f"{'repaired' if one.done else 'not repaired'}: {shown_location(one.shard)}: {_line(one.what)}")
     return all(one.done for one in repairs)
 
 

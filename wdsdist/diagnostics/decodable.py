@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
 from pathlib import Path
 
 from wdsdist.errors import DecodeError
 from wdsdist.shards.index import ShardIndex
+from wdsdist.storage.compression import Expansion
 
 _NAMED = 10
 """Members that are named for each shard; a thousand lines would say no more."""
@@ -22,13 +24,16 @@ def undecodable_members(path: Path, index: ShardIndex) -> list[str]:
     from wdsdist.samples.sample_spec import Decoder
 
     decoder = Decoder("rgb8")
+    expansion = Expansion(index.file.size, len(index.sizes))
     problems: list[str] = []
     failed = 0
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
         for sample in range(index.num_samples):
-            for extension, offset, size in index.members(sample):
+            first = int(index.sample_starts[sample])
+            for member, (extension, offset, size) in enumerate(index.members(sample), first):
                 try:
-                    decoder(extension, content[offset : offset + size])
+                    unzip = functools.partial(expansion.unzip, member)
+                    decoder(extension, content[offset : offset + size], unzip=unzip)
                 except DecodeError as error:
                     if isinstance(error.__cause__, ImportError):
                         raise

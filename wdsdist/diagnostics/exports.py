@@ -19,6 +19,7 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.pools import pool
 from wdsdist.errors import ArgumentError, DestinationError, SampleError, StorageError
+from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
 from wdsdist.shards import scan_local as tarindex
 from wdsdist.shards.manifest import Manifest
@@ -64,6 +65,11 @@ class _Job:
                 )
         return [storage.local_path(location) for location in locations]
 
+    @property
+    def bases(self) -> list[str]:
+        """The folder of the data set that lists each shard."""
+        return [self.manifest.part(number)[0].base for number in range(len(self.manifest.counts))]
+
 
 def export(
     shards: Shards,
@@ -104,15 +110,19 @@ def export(
     if format not in _WRITERS:
         raise ArgumentError(f"format is {format!r}: it can be {', '.join(map(repr, _WRITERS))}")
     manifest = catalog.open(shards)
-    for shard in manifest.shards:
+    for number, shard in enumerate(manifest.shards):
         if shard.is_compressed and not (format == "timm" and _STREAMED.search(shard.name)):
             raise ArgumentError(
-                f"{format} cannot read {shard.name}, which is compressed: decompress it to a plain .tar"
+                f"{format} cannot read {manifest.shown_name(number)}, which is compressed: decompress it to a plain "
+                f".tar"
             )
     target = storage.normalise(output) if output is not None else manifest.base
     if storage.is_remote(target):
         raise ArgumentError(f"{storage.shown(target)} is remote: name a local folder for the index as output")
     files = _WRITERS[format](_Job(manifest, Path(target), split, workers))
+    for path in files:
+        if not storage.lies_in(path, Path(target)):
+            raise DestinationError(f"{path.parent} is a link out of {target}, where nothing is written: remove it")
     for path, content in files.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +146,10 @@ def _wids(job: _Job) -> dict[Path, bytes]:
         "name": job.manifest.name,
         "shardlist": shards,
     }
-    return {job.folder / "wids.json": _json(index)}
+    content = _json(index)
+    if not job.is_beside:
+        manifests.record(content)
+    return {job.folder / "wids.json": content}
 
 
 def _timm(job: _Job) -> dict[Path, bytes]:
@@ -156,7 +169,7 @@ def _energon(job: _Job) -> dict[Path, bytes]:
         raise ArgumentError(f"split is {job.split!r}: Energon knows {', '.join(map(repr, _SPLITS))}")
     paths, names = job.paths, job.names
     with pool(job.workers, len(paths)) as executor:
-        starts = list(executor.map(_sample_starts, paths))
+        starts = list(executor.map(_sample_starts, paths, job.bases))
     info = {
         "energon_version": _ENERGON_VERSION,
         "shard_counts": dict(zip(names, job.manifest.counts.tolist(), strict=True)),
@@ -170,10 +183,10 @@ def _energon(job: _Job) -> dict[Path, bytes]:
     }
 
 
-def _sample_starts(path: Path) -> Int64s:
+def _sample_starts(path: Path, base: str) -> Int64s:
     """Return where each sample's first header starts, and where the last one's data end: int64 [n + 1]."""
+    index = tarindex.shard_index(path, listed_in=base)
     members = tarindex.scan_members(path)
-    index = tarindex.shard_index(path)
     first = index.offsets[index.sample_starts[:-1]]
     return np.append(members.headers[np.searchsorted(members.offsets, first)], members.end).astype(np.int64)
 
@@ -185,11 +198,11 @@ def _dali(job: _Job) -> dict[Path, bytes]:
     if len(set(targets)) < len(targets):
         raise ArgumentError(f"some shards have the same name: their indexes need folders other than {job.folder}")
     with pool(job.workers, len(paths)) as executor:
-        return dict(zip(targets, executor.map(_dali_lines, paths), strict=True))
+        return dict(zip(targets, executor.map(_dali_lines, paths, job.bases), strict=True))
 
 
-def _dali_lines(path: Path) -> bytes:
-    index = tarindex.shard_index(path)
+def _dali_lines(path: Path, base: str) -> bytes:
+    index = tarindex.shard_index(path, listed_in=base)
     lines = [f"v1.2 {index.num_samples}"]
     for sample in range(index.num_samples):
         key = index.key(sample)

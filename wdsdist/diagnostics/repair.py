@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,11 @@ def repair(
     shard, so it stays.
 
     Args:
-        shards, cached, cache_dir, storage_options: as they were given to `wdsdist.verify`.
+        shards, cached, cache_dir: as they were given to `wdsdist.verify`.
         damage: what it returned.
         source: a folder or URL that holds whole shards of the same names.
+        storage_options: as they were given to `wdsdist.verify`. A ``source`` in another store gets none of them, unless
+            they say so by store; where ``shards`` is local, they are for ``source``.
 
     >>> import tempfile, pathlib
     >>> from wdsdist.packing import pack
@@ -68,13 +70,16 @@ def repair(
     [Repair(shard='shard-000000.tar', done=True, what='indexed anew')]
     """
     manifest = catalog.open(shards, storage_options=storage_options)
+    if source is not None and not manifest.client_options.stores:
+        given = storage_options or manifest.storage_options
+        manifest = replace(manifest, storage_options=dict(given), stores=(os.fspath(source),))
     by_shard: dict[int, set[str]] = {}
     for one in damage:
         by_shard.setdefault(one.number, set()).add(one.part)
     tasks = find_tasks(manifest, deep=False, cached=cached, cache_dir=cache_dir)
     repairs = []
     for number, parts in by_shard.items():
-        name = manifest.shard(number).name
+        name = manifest.shown_name(number)
         try:
             done = _mend(manifest, number, tasks[number], parts, source=source, cache_dir=cache_dir)
             left = check(tasks[number], number)
@@ -97,6 +102,7 @@ def _mend(
     if storage.is_remote(task.location):
         raise _CannotRepairError("it lies in a store: upload a whole copy of it there")
     path = storage.local_path(task.location)
+    _check_place(manifest, number, task, path)
     if "tar" not in parts:
         if "index" in parts:
             tarindex.write_index(path, index_path(path, task.folder).parent)
@@ -120,6 +126,18 @@ def _mend(
     if not place.exists():
         tarindex.write_index(path, place.parent)
     return done
+
+
+def _check_place(manifest: Manifest, number: int, task: Task, path: Path) -> None:
+    """Raise an error where to mend a shard would write outside the data set's folder, and the user did not name it."""
+    part, _ = manifest.part(number)
+    if task.is_copy or part.is_named:
+        return
+    if storage.is_remote(part.base) or not storage.lies_in(path, storage.local_path(part.base)):
+        raise _CannotRepairError(
+            f"it lies outside {storage.shown(part.base)}, the data set's own folder, or behind a link out of that: "
+            f"mend it where it lies"
+        )
 
 
 def _replace(path: Path, whole: str, task: Task) -> None:

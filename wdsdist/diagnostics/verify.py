@@ -57,12 +57,14 @@ class VerifyProgress:
 class Task:
     """One shard to check."""
 
+    name: str
+    """As it may be shown."""
     location: str
     """Where it lies, local or remote."""
     listed: Shard
     folder: str
     """Where the index.json that lists it stands."""
-    options: Mapping[str, Any]
+    options: storage.StorageOptions
     deep: bool
     is_copy: bool = False
     """Whether it is the cached copy of a remote shard."""
@@ -91,7 +93,7 @@ def verify(
             that are not there are none of its damage.
         cache_dir: where those copies are; by default ``shards`` in the user's cache folder.
         workers: processes that read; by default one for each core.
-        storage_options: passed to fsspec for URLs.
+        storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
         progress: called with a `VerifyProgress` before the first shard and after each.
 
     Raises what `wdsdist.open` raises where there is no data set.
@@ -142,7 +144,9 @@ def find_tasks(manifest: Manifest, *, deep: bool, cached: bool, cache_dir: Path 
                 continue
             location = str(copy)
             listed = _decompressed(listed, copy) if listed.is_compressed else listed
-        tasks[number] = Task(location, listed, manifest.base, manifest.storage_options, deep, is_copy)
+        part = manifest.part(number)[0]
+        name = manifest.shown_name(number)
+        tasks[number] = Task(name, location, listed, part.base, part.client_options, deep, is_copy)
     return tasks
 
 
@@ -172,7 +176,7 @@ def check(task: Task, number: int = 0) -> list[Damage]:
                 problems = [("tar", "is not there: upload it again")]
             except StorageError as error:
                 problems = [("tar", f"cannot be had: {error}")]
-    return [Damage(task.listed.name, problem, part, number) for part, problem in problems]
+    return [Damage(task.name, problem, part, number) for part, problem in problems]
 
 
 def _fetch(task: Task, path: Path) -> None:
@@ -196,7 +200,7 @@ def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
     problems: list[tuple[Part, str]] = []
     scanned = None
     try:
-        size = path.stat().st_size
+        size = tarindex.regular(path).st_size
         if listed.size >= 0 and size != listed.size:
             how = "short of" if size < listed.size else "longer than"
             gap = f"is {abs(size - listed.size):,} bytes {how} what index.json gives ({listed.size:,})"
@@ -207,6 +211,8 @@ def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
                 problems += [("member", problem) for problem in undecodable_members(tar, scanned)]
     except FileNotFoundError:
         problems.append(("tar", "is not there: fetch it, or pack again, which writes what is missing"))
+    except ShardDamagedError as error:
+        problems.append(("tar", str(error).removeprefix(f"shard {path} ")))
     except OSError as error:
         problems.append(("tar", f"cannot be read: {error.strerror or error}"))
     problem = _check_index(index_path(path, task.folder), listed, scanned)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import reprlib
 import warnings
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from wdsdist._util.validation import check_integer
+from wdsdist._util.validation import MOST_PROCESSES, check_integer
 from wdsdist.distributed.failures import process_group
 from wdsdist.errors import ArgumentError
 
@@ -62,7 +63,7 @@ def identity(*, rank: int | None = None, num_replicas: int | None = None, model_
         4
     """
     rank = None if rank is None else check_integer("rank", rank, 0)
-    num_replicas = None if num_replicas is None else check_integer("num_replicas", num_replicas, 1)
+    num_replicas = None if num_replicas is None else check_integer("num_replicas", num_replicas, 1, MOST_PROCESSES)
     try:
         found = _detect()
     except ArgumentError:
@@ -103,8 +104,38 @@ def _detect() -> Identity:
     return replace(placed, source="torch.distributed")
 
 
+class _Variables(NamedTuple):
+    """The environment variables by which a launcher tells a process its place."""
+
+    source: Source
+    rank: str
+    world: str
+    local: str
+    mates: str
+    node: str | None
+
+
+_LAUNCHERS = (
+    _Variables("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+    # A batch script without srun has SLURM_PROCID=0 and SLURM_NTASKS=8 for one lone process. Only srun sets
+    # SLURM_STEP_NUM_TASKS, so nothing else is believed.
+    _Variables(
+        "slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"
+    ),
+    # OMPI_COMM_WORLD_NODE_RANK is not the number of the node but one more rank on it, so the node is worked out.
+    _Variables(
+        "openmpi",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        None,
+    ),
+)
+
+
 def _launched() -> Identity | None:
-    return _torchrun() or _slurm() or _openmpi()
+    return next(filter(None, map(_placed, _LAUNCHERS)), None)
 
 
 def _unlaunched() -> Identity:
@@ -120,82 +151,59 @@ def _unlaunched() -> Identity:
     return _ALONE
 
 
-def _torchrun() -> Identity | None:
-    rank, world = _variable("RANK"), _variable("WORLD_SIZE")
-    if rank is None or world is None:
-        return None
-    local, mates, node = _variable("LOCAL_RANK"), _variable("LOCAL_WORLD_SIZE"), _variable("GROUP_RANK")
-    return _placed("torchrun", "RANK", rank, "WORLD_SIZE", world, local, mates, node)
-
-
-def _slurm() -> Identity | None:
-    # A batch script without srun has SLURM_PROCID=0 and SLURM_NTASKS=8 for one lone process. Only srun sets
-    # SLURM_STEP_NUM_TASKS, so nothing else is believed.
-    rank, world = _variable("SLURM_PROCID"), _variable("SLURM_STEP_NUM_TASKS")
-    if rank is None or world is None:
-        return None
-    local, node = _variable("SLURM_LOCALID"), _variable("SLURM_NODEID")
-    mates = _slurm_tasks_here(node or 0)
-    return _placed("slurm", "SLURM_PROCID", rank, "SLURM_STEP_NUM_TASKS", world, local, mates, node)
-
-
 def _slurm_tasks_here(node: int) -> int | None:
     """Read this node's entry of ``SLURM_STEP_TASKS_PER_NODE``, such as ``4(x2),3`` for 4, 4 and 3 tasks."""
     name = "SLURM_STEP_TASKS_PER_NODE"
-    text = os.environ.get(name, "").strip()
-    if not text:
+    text = os.environ.get(name)
+    if text is None:
         return None
     nodes = 0
     for part in text.split(","):
-        match = re.fullmatch(r"([0-9]+)(?:\(x([0-9]+)\))?", part.strip())
+        match = re.fullmatch(r"([0-9]{1,7})(?:\(x([0-9]{1,7})\))?", part.strip())
         if match is None:
-            raise ArgumentError(f'{name} is {text!r}: it must read as "4(x2),3" does')
+            raise ArgumentError(f'{name} is {reprlib.repr(text)}: it must read as "4(x2),3" does')
         nodes += int(match[2] or 1)
         if node < nodes:
             return int(match[1])
-    raise ArgumentError(f"SLURM_NODEID is {node} but {name} is {text!r}: it names {nodes} nodes, from 0")
+    raise ArgumentError(f"SLURM_NODEID is {node} but {name} is {reprlib.repr(text)}: it names {nodes} nodes, from 0")
 
 
-def _openmpi() -> Identity | None:
-    rank, world = _variable("OMPI_COMM_WORLD_RANK"), _variable("OMPI_COMM_WORLD_SIZE")
+def _placed(names: _Variables) -> Identity | None:
+    """Check what a launcher said and fill in what it left out; `None` where it has not started this process."""
+    rank, world = _variable(names.rank), _variable(names.world)
     if rank is None or world is None:
         return None
-    local, mates = _variable("OMPI_COMM_WORLD_LOCAL_RANK"), _variable("OMPI_COMM_WORLD_LOCAL_SIZE")
-    # OMPI_COMM_WORLD_NODE_RANK is not the number of the node but one more rank on it, so the node is worked out.
-    return _placed("openmpi", "OMPI_COMM_WORLD_RANK", rank, "OMPI_COMM_WORLD_SIZE", world, local, mates, None)
-
-
-def _placed(
-    source: Source,
-    rank_name: str,
-    rank: int,
-    world_name: str,
-    world: int,
-    local: int | None,
-    mates: int | None,
-    node: int | None,
-) -> Identity:
-    """Check what a launcher said and fill in what it left out."""
     if world < 1:
-        raise ArgumentError(f"{world_name} is {world}: there must be at least 1 process")
+        raise ArgumentError(f"{names.world} is {world}: there must be at least 1 process")
     if rank >= world:
-        raise ArgumentError(f"{rank_name} is {rank} but {world_name} is {world}: ranks run from 0 to {world - 1}")
-    mates = world if mates is None else mates
+        raise ArgumentError(f"{names.rank} is {rank} but {names.world} is {world}: ranks run from 0 to {world - 1}")
+    node = None if names.node is None else _variable(names.node)
+    told = _slurm_tasks_here(node or 0) if names.source == "slurm" else _variable(names.mates)
+    whence, mates = (names.world, world) if told is None else (names.mates, told)
     if mates < 1:
-        raise ArgumentError(f"{source} says that there are {mates} processes on this node: there must be at least 1")
-    local = rank % mates if local is None else local
+        raise ArgumentError(f"{whence} is {mates}: there must be at least 1 process on this node")
+    local = _variable(names.local)
+    if local is None:
+        local = rank % mates
     if local >= mates:
         raise ArgumentError(
-            f"{source} gives this process local rank {local} among {mates} on its node: "
-            f"local ranks run from 0 to {mates - 1}"
+            f"{names.local} is {local} but {whence} says that there are {mates} processes on this node: local ranks "
+            f"run from 0 to {mates - 1}"
         )
-    return Identity(rank, world, local, mates, rank // mates if node is None else node, source)
+    return Identity(rank, world, local, mates, rank // mates if node is None else node, names.source)
 
 
 def _variable(name: str) -> int | None:
-    text = os.environ.get(name, "").strip()
-    if not text:
+    """Read a whole number. An empty variable is an error: it comes of a script that found no number to set."""
+    text = os.environ.get(name)
+    if text is None:
         return None
-    if not (text.isascii() and text.isdigit()):
-        raise ArgumentError(f"{name} is {text!r}: it must be a whole number from 0, as the launcher sets it, or unset")
-    return int(text)
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdigit()):
+        raise ArgumentError(
+            f"{name} is {reprlib.repr(text)}: it must be a whole number from 0, as the launcher sets it, or unset"
+        )
+    digits = digits.lstrip("0") or "0"
+    if len(digits) > len(str(MOST_PROCESSES)) or int(digits) > MOST_PROCESSES:
+        raise ArgumentError(f"{name} is {reprlib.repr(text)}: it must be at most {MOST_PROCESSES:,}")
+    return int(digits)

@@ -119,7 +119,7 @@ class Records:
     def read(self) -> Outcome | None:
         """Return how the call ended, or None where it has not, or what was written cannot be used."""
         try:
-            descriptor = os.open(self._outcome, os.O_RDONLY | os.O_NOFOLLOW)
+            descriptor = self._open_outcome()
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -137,6 +137,18 @@ class Records:
             return Outcome(payload=payload, **(said | {"paths": tuple(said["paths"])}))
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
+
+    def _open_outcome(self) -> int:
+        """Open the outcome in the directory as it is now, which may be another than when the call began."""
+        folder = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            found = os.fstat(folder)
+            if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+                raise DestinationError(f"{self.directory} is not this user's alone any more: see who put it there")
+            # Without O_NONBLOCK, a named pipe would keep whoever opens it waiting.
+            return os.open(self._outcome.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        finally:
+            os.close(folder)
 
     def write(self, outcome: Outcome) -> None:
         """Keep an outcome, whole or not at all."""

@@ -52,6 +52,8 @@ class StreamingDataset(IterableDataset[Any]):
         decode: ``None`` gives bytes; ``True`` decodes by the safe default table (txt, cls, json, npy, ...); an image
             specification such as ``"rgb8"``, ``"torchrgb"`` or ``"pil"`` decodes images as well; a mapping from
             extensions to functions of bytes decodes just those.
+        max_pixels: the most pixels of an image that an image specification decodes; by default 89,478,485. A larger one
+            is an error before memory is taken for it.
         transform: function from sample to sample, called in the workers after decoding.
         num_replicas, rank, shuffle, seed, drop_last: as in ``torch.utils.data.DistributedSampler``. World size and
             rank are looked up when they are first needed: from torch.distributed, then from the launcher's
@@ -73,7 +75,8 @@ class StreamingDataset(IterableDataset[Any]):
             whose next use is furthest make room for others. By default nothing is ever removed.
         download_timeout: seconds in which a remote shard has to be had, all attempts and waiting included; by default
             300. The ``index.json`` too, for which the default is 30 from the first failure on.
-        storage_options: passed to fsspec for remote shards.
+        storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
+        allow_elsewhere: as of `wdsdist.open`, let the ``index.json`` name shards outside its own folder.
 
     Raises:
         IndexNotFoundError: ``shards`` is a folder without ``index.json``.
@@ -97,6 +100,7 @@ class StreamingDataset(IterableDataset[Any]):
         *,
         fields: Sequence[str] | None = None,
         decode: Decode = None,
+        max_pixels: int | None = None,
         transform: Callable[[Sample], Any] | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
@@ -112,9 +116,15 @@ class StreamingDataset(IterableDataset[Any]):
         cache_limit: int | str | None = None,
         download_timeout: float | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        allow_elsewhere: bool = False,
     ) -> None:
         super().__init__()
-        self.manifest = catalog.open(shards, storage_options=storage_options, download_timeout=download_timeout)
+        self.manifest = catalog.open(
+            shards,
+            storage_options=storage_options,
+            download_timeout=download_timeout,
+            allow_elsewhere=allow_elsewhere,
+        )
         self.drop_last = bool(drop_last)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
@@ -136,7 +146,7 @@ class StreamingDataset(IterableDataset[Any]):
             limit=limit,
             timeout=download_timeout or TIMEOUT,
         )
-        spec = SampleSpec(Fields(fields), Decoder(decode), transform)
+        spec = SampleSpec(Fields(fields), Decoder(decode, max_pixels=max_pixels), transform)
         self.sample_reader = SampleReader(ShardReader(self.manifest, self.cache), {0: spec}, seed)
         self.chosen_epoch = ChosenEpoch()
         self._replica = Replica.of(rank, num_replicas, mesh)

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from wdsdist._util.validation import check_integer
-from wdsdist.distributed import Identity, cpu_count, identity
+from wdsdist.distributed import Identity, check_same, cpu_count, identity
 from wdsdist.errors import ArgumentTypeError, DatasetTooSmallError
 from wdsdist.loader.checkpoint import Position, Progress, State, read_state
 from wdsdist.loader.dataset import StreamingDataset
@@ -237,6 +237,9 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         self._heed_set_epoch()
         here, order_config = self.dataset.identity(), self.dataset.order_config
         position, plan = self._progress.start(lambda place: self._plan(place, here))
+        if self._meter is None and here.world_size > 1:  # once for each loader
+            for where, version in self.dataset.manifest.versions.items():
+                check_same(f"index.json of {where}", version)
         settings = self._settings = self._order_settings(here)  # the first run's, whatever the world becomes
         if settings != self._checked:
             order_config.check_room(settings, here)

@@ -166,7 +166,8 @@ def _joined(
     Where any is a `StreamingDataset`, samples are made as each says.
     """
     labels = [_label(name) for _, name in sources]
-    opening = {name: options.get(name) for name in ("storage_options", "download_timeout")}
+    known = ("storage_options", "download_timeout", "allow_elsewhere")
+    opening = {name: options[name] for name in known if name in options}
     parts: list[Manifest] = []
     specs: list[Mapping[int, SampleSpec]] = []
     for (source, _), label in zip(sources, labels, strict=True):
@@ -191,7 +192,7 @@ def _check_part(dataset: StreamingDataset, label: str, options: Mapping[str, Any
     """Check that a data set says how its samples are made, alone does so, and says nothing of their order."""
     if isinstance(dataset, MixedDataset):
         raise ArgumentError(f"{label!r} is a mix itself: name its data sets, with weights, in place of it")
-    for name in ("fields", "decode", "transform"):
+    for name in ("fields", "decode", "max_pixels", "transform"):
         if options.get(name) is not None:
             raise ArgumentError(
                 f"{name} is given for all data sets, but {label!r} is a StreamingDataset, which has its own: give it "

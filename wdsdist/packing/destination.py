@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from wdsdist import storage
 from wdsdist.errors import DestinationError, StorageError
@@ -17,8 +17,8 @@ class Place:
     """A folder or URL, small and picklable: it travels to the processes that write there."""
 
     location: str
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Passed to fsspec; kept out of every message, for they may hold credentials."""
+    options: storage.StorageOptions = field(default_factory=storage.StorageOptions, repr=False)
+    """For its store; kept out of every message, for they may hold credentials."""
 
     def __str__(self) -> str:
         return storage.shown(self.location)

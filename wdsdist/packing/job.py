@@ -31,6 +31,8 @@ class PackOptions:
     quality: int | None = None
     compress: str | None = None
     """As `compression.checked` returns it."""
+    max_pixels: int | None = None
+    """Decides which samples can be packed."""
 
     def __post_init__(self) -> None:
         check_integer("shard_bytes", self.shard_bytes, 1)

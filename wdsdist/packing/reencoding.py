@@ -7,15 +7,15 @@ passes byte for byte. The result depends on the version of Pillow, and on nothin
 from __future__ import annotations
 
 import io
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.errors import ArgumentError, SourceError
+from wdsdist.errors import ArgumentError, DecodeError, SourceError
 from wdsdist.packing.reading import whole
 from wdsdist.packing.sources import Blocks, BrokenPayload, LeftOut, Payload, Sample, Source, Stream, blocks_of
+from wdsdist.samples.images.limits import MAX_PIXELS, check_max_pixels, opened
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -39,6 +39,8 @@ class Reencoding:
     """Pixels that the longer side may have."""
     quality: int
     """Of JPEG and lossy WebP, as Pillow counts it, from 1 to 95."""
+    max_pixels: int = MAX_PIXELS
+    """Of an image before; a larger one is not decoded."""
 
     def notes(self) -> dict[str, int]:
         """Return what ``index.json`` says of it."""
@@ -52,20 +54,12 @@ class Reencoding:
         deep grey, and a lossless grey image ``beside_others`` in its sample, which is a label map most likely.
         Animations and documents of several pages are returned as they are.
 
-        Raises ``ValueError``, with the reason, for what is no image, or is damaged.
+        Raises `DecodeError` for what is no image, is damaged, or has more pixels than it may.
         """
-        from PIL import Image, UnidentifiedImageError
-
-        try:
-            with warnings.catch_warnings(), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-                warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # large is what they are here
-                if max(image.size) <= self.max_side or _is_sequence(image):
-                    return data
-                return self._shrunk(image, data, beside_others)
-        except UnidentifiedImageError as error:
-            raise ValueError("it is no JPEG, PNG, WebP, BMP or TIFF image") from error
-        except Exception as error:  # each of Pillow's formats has its own errors
-            raise ValueError(f"{type(error).__name__}: {error}") from error
+        with opened(data, self.max_pixels, _FORMATS) as image:
+            if max(image.size) <= self.max_side or _is_sequence(image):
+                return data
+            return self._shrunk(image, data, beside_others)
 
     def _shrunk(self, image: Image.Image, data: bytes, beside_others: bool) -> bytes:
         from PIL import Image, ImageOps
@@ -88,9 +82,12 @@ class Reencoding:
         return buffer.getvalue()
 
 
-def check_options(max_side: int | None, quality: int | None) -> None:
+def check_options(max_side: int | None, quality: int | None, max_pixels: int | None) -> None:
     """Raise `ArgumentError` for options that cannot work, or where Pillow is not installed."""
+    check_max_pixels(max_pixels)
     if max_side is None:
+        if max_pixels is not None:
+            raise ArgumentError(f"max_pixels is {max_pixels}, but no image is decoded: give max_side too")
         if quality is not None:
             raise ArgumentError(f"quality is {quality}, but no image is encoded again: give max_side too")
         return
@@ -166,7 +163,7 @@ class ReencodedSamples:
             return self.reencoding.apply(whole(payload), beside_others=beside_others)
         except SourceError as error:
             return BrokenPayload(str(error))
-        except ValueError as error:
+        except DecodeError as error:
             return BrokenPayload(
                 f"{key}.{extension} cannot be encoded again ({error}): mend it, remove it, or pack without max_side"
             )

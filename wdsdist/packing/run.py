@@ -26,6 +26,7 @@ from wdsdist.packing.sources import Encode, LeftOut, Made, OnError, Source, Sour
 from wdsdist.packing.sources.webdataset import ShardsSource
 from wdsdist.packing.streaming import write_in_order
 from wdsdist.packing.writer import WrittenShard
+from wdsdist.samples.images.limits import check_max_pixels
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.storage import compression
@@ -43,14 +44,18 @@ def pack(
     kind: str | None = None,
     class_folders: bool | None = None,
     columns: Mapping[str, str] | None = None,
+    root: str | os.PathLike[str] | None = None,
+    allow_outside: bool = False,
     encode: Encode | str | None = None,
     max_side: int | None = None,
+    max_pixels: int | None = None,
     quality: int | None = None,
     compress: str | None = None,
     overwrite: bool = False,
     on_error: OnError = "raise",
     storage_options: Mapping[str, Any] | None = None,
     source_storage_options: Mapping[str, Any] | None = None,
+    allow_elsewhere: bool = False,
     progress: Callable[[PackProgress], None] | None = None,
 ) -> Manifest:
     """Turn a downloaded data set into WebDataset shards, once.
@@ -87,6 +92,9 @@ def pack(
             by default, when ``source`` looks like a folder of class folders with images.
         columns: of a table, the member that each column becomes, such as ``{"image": "jpg"}``; columns that are not
             named follow the rules of `wdsdist.packing.sources.mapping`.
+        root: of a table, the local folder that the paths in it start from; by default the folder of the table. A path
+            that leads out of it, by ``..``, from the root of the file system or through a link, is an error.
+        allow_outside: of a table, whether its paths may lead anywhere. Only for tables that you trust.
         encode: for what Python makes, a function from an item to a sample: a dict of members by extension, and perhaps
             ``"__key__"``, which is else the item's number. A second parameter without a default, or named ``index``,
             gets that number. It may be given by name, as ``my_module:encode``. By default the items are samples
@@ -94,6 +102,8 @@ def pack(
         max_side: the most pixels that the longer side of an image may have; larger ones are scaled down and encoded
             again (JPEG, PNG, WebP, BMP, TIFF), all others stay byte for byte. Shards are planned with the sizes
             before, so they come out smaller than ``shard_bytes``. See `Reencoding.apply`. Off by default.
+        max_pixels: the most pixels of an image that is to be scaled down; by default 89,478,485. A sample with a larger
+            one cannot be packed.
         quality: of the images that are encoded again as JPEG or lossy WebP, 1 to 95; by default 90.
         compress: ``"zst"`` writes shards compressed by zstd, ``"zst:19"`` by its level 19, of 1 to 22; its default is
             3. ``shard_bytes`` are those of the tar before. Whoever reads them decompresses each once per node.
@@ -104,6 +114,7 @@ def pack(
         storage_options: passed to fsspec where ``dest`` or ``source`` is a URL; where both are, with different schemes,
             for ``dest`` alone, so that no store is shown another one's credentials.
         source_storage_options: passed to fsspec for ``source``, in place of ``storage_options``.
+        allow_elsewhere: of WebDataset shards, as of `wdsdist.open`.
         progress: called with a `PackProgress` before the first shard is written and after each.
 
     Returns the manifest, as `wdsdist.open` would.
@@ -141,7 +152,7 @@ def pack(
     >>> pack(({"txt": f"line {number}"} for number in range(3)), root / "lines").num_samples
     3
     """
-    _check_arguments(on_error, workers, max_side, quality)
+    _check_arguments(on_error, workers, max_side, quality, max_pixels)
     options = PackOptions(
         shard_bytes=check_bytes("shard_bytes", shard_bytes),
         shard_samples=shard_samples,
@@ -149,9 +160,19 @@ def pack(
         max_side=max_side,
         quality=DEFAULT_QUALITY if max_side is not None and quality is None else quality,
         compress=compression.checked(compress),
+        max_pixels=max_pixels,
     )
-    place = Place(storage.normalise(dest), dict(storage_options or {}))
-    about = SourceOptions(kind=kind, class_folders=class_folders, columns=columns, encode=encode, on_error=on_error)
+    place = Place(storage.normalise(dest), storage.named(storage_options, [os.fspath(dest)]))
+    about = SourceOptions(
+        kind=kind,
+        class_folders=class_folders,
+        columns=columns,
+        root=root,
+        allow_outside=allow_outside,
+        encode=encode,
+        on_error=on_error,
+        allow_elsewhere=allow_elsewhere,
+    )
     if source_storage_options is None and _share_options(source, place):
         source_storage_options = storage_options
     found = sources.find(source, about, scratch=place.folder, storage_options=source_storage_options)
@@ -159,37 +180,38 @@ def pack(
         _check_order(found, shuffle_seed)
         options = replace(options, shuffle_seed=None)
     _refuse(found, place, executor)
-    found = _reencoded(found, options)
+    how = Writing(workers=workers, executor=executor, on_error=on_error, progress=progress)
+    return _run(_reencoded(found, options), place, options, how, overwrite=overwrite)
+
+
+def _run(found: Source | Stream, place: Place, options: PackOptions, how: Writing, *, overwrite: bool) -> Manifest:
+    """Write the shards of a source and their index, or find that an earlier run did."""
     job = Job(kind=found.kind, location=found.location, fingerprint=found.fingerprint(), options=options)
     # Looked for before the lock is taken: a finished data set may lie where nothing can be written any more.
-    if (done := destination.finished(place, job, on_error)) is not None:
+    if (done := destination.finished(place, job, how.on_error)) is not None:
         return done
     with destination.locked(place):  # the process that held it before us may have finished the very job
-        if (done := destination.finished(place, job, on_error)) is not None:
+        if (done := destination.finished(place, job, how.on_error)) is not None:
             return done
-        if is_stream(found):
-            destination.claim(place, Record(job, None), overwrite=overwrite)
-            shards = write_in_order(place, found, options, on_error, progress)
-        else:
-            listed = cast("Source", found)
-            plan = _plan(listed, options)
-            destination.claim(place, Record(job, len(plan)), overwrite=overwrite)
-            how = Writing(workers=workers, executor=executor, on_error=on_error, progress=progress)
-            shards = write_planned(listed, plan, place, job, how)
+        shards = _write(found, place, job, how, overwrite=overwrite)
         destination.tidy(place)  # a cluster goes on without a worker that was killed in the middle of a shard
         destination.finish(place, _manifest(place, found, options, shards, _report(place, found, shards)))
     return manifests.load(place.at(manifests.FILE_NAME), place.options)
 
 
-def _check_arguments(on_error: str, workers: int | None, max_side: int | None, quality: int | None) -> None:
+def _check_arguments(
+    on_error: str, workers: int | None, max_side: int | None, quality: int | None, max_pixels: int | None
+) -> None:
     if on_error not in ("raise", "skip"):
         raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"')
     check_integer("workers", 1 if workers is None else workers, 1)
-    check_options(max_side, quality)
+    check_options(max_side, quality, max_pixels)
 
 
 def _share_options(source: object, place: Place) -> bool:
-    """Say whether the same storage options are for both: they are of one store, or only one of them is a URL."""
+    """Say whether the same storage options are for both: of one scheme, or only one is a URL, or they tell stores."""
+    if place.options.is_by_store:
+        return True
     one = source[0] if isinstance(source, (list, tuple)) and source else source
     if place.folder is not None or not isinstance(one, (str, os.PathLike)):
         return True
@@ -202,6 +224,17 @@ def _check_order(stream: Stream, shuffle_seed: int | str | None) -> None:
             f"shuffle_seed is {shuffle_seed}, but {stream.location} can be read in one order only: leave it out, or "
             f"give a data set with __len__ and __getitem__"
         )
+
+
+def _write(found: Source | Stream, place: Place, job: Job, how: Writing, *, overwrite: bool) -> list[WrittenShard]:
+    """Claim the destination for a job, and write its shards."""
+    if is_stream(found):
+        destination.claim(place, Record(job, None), overwrite=overwrite)
+        return write_in_order(place, found, job.options, how.on_error, how.progress)
+    listed = cast("Source", found)
+    plan = _plan(listed, job.options)
+    destination.claim(place, Record(job, len(plan)), overwrite=overwrite)
+    return write_planned(listed, plan, place, job, how)
 
 
 def _plan(source: Source, options: PackOptions) -> PackPlan:
@@ -218,7 +251,8 @@ def _plan(source: Source, options: PackOptions) -> PackPlan:
 def _reencoded(found: Source | Stream, options: PackOptions) -> Source | Stream:
     if options.max_side is None or options.quality is None:
         return found
-    reencoding = Reencoding(max_side=options.max_side, quality=options.quality)
+    most = check_max_pixels(options.max_pixels)
+    reencoding = Reencoding(max_side=options.max_side, quality=options.quality, max_pixels=most)
     if is_stream(found):
         return ReencodedStream(found, reencoding)
     return ReencodedSource(cast("Source", found), reencoding)

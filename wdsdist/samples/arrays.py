@@ -5,8 +5,6 @@ Where all members of a column have one size, they become one tensor without bein
 
 from __future__ import annotations
 
-import functools
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +14,8 @@ import numpy.typing as npt
 import torch
 
 from wdsdist.errors import ArgumentTypeError, DecodeError
+from wdsdist.samples.codecs import NPY_PREFIX, npy_header_length, npy_layout
 from wdsdist.samples.collate import Stacked
-
-_NPY_PREFIX = 12
-"""Bytes that tell where the data of any ``.npy`` file starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +74,18 @@ def stacked_npy(parts: Sequence[memoryview]) -> Stacked | None:
     size = len(first)
     if any(len(part) != size for part in parts):
         return None
-    length = _npy_header_length(bytes(first[:_NPY_PREFIX]))
+    length = npy_header_length(bytes(first[:NPY_PREFIX]))
     header = first[:length]
     if length > size or any(part[:length] != header for part in parts):
         return None
-    layout = _npy_layout(bytes(header))
-    if layout is None:
+    layout = npy_layout(bytes(header))
+    if layout is None or layout.is_fortran or not layout.is_possible:
         return None
-    dtype, shape = layout
-    if size - length != dtype.itemsize * int(np.prod(shape, dtype=np.int64)):
+    dtype = torch_dtype(layout.dtype)
+    # Where there is no element, a shape may hold numbers that torch cannot count with.
+    if dtype is None or not layout.num_bytes or size - length != layout.num_bytes:
         return None
-    return Stacked([part[length:] for part in parts], dtype, (len(parts), *shape))
+    return Stacked([part[length:] for part in parts], dtype, (len(parts), *layout.shape))
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
@@ -97,26 +94,3 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
         return None
     found = getattr(torch, dtype.name, None)
     return found if isinstance(found, torch.dtype) else None
-
-
-def _npy_header_length(prefix: bytes) -> int:
-    # The format is that of numpy.lib.format: magic, two bytes of version, length of the header, header.
-    if prefix[:6] != b"\x93NUMPY" or len(prefix) < _NPY_PREFIX:
-        return 1 << 62
-    if prefix[6] == 1:
-        return 10 + int.from_bytes(prefix[8:10], "little")
-    return 12 + int.from_bytes(prefix[8:12], "little")
-
-
-@functools.lru_cache(maxsize=64)
-def _npy_layout(header: bytes) -> tuple[torch.dtype, tuple[int, ...]] | None:
-    """Return the dtype and shape in a header, or ``None`` where the bytes behind it are no plain tensor."""
-    stream = io.BytesIO(header)
-    try:
-        version = np.lib.format.read_magic(stream)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, is_fortran, numpy_dtype = read(stream)
-    except ValueError:
-        return None
-    dtype = torch_dtype(numpy_dtype)
-    return None if dtype is None or is_fortran else (dtype, shape)

@@ -7,12 +7,14 @@ encoded here decodes to an equal value, but for the pixels of lossy images.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import json
+import math
 import zipfile
-import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,12 @@ from wdsdist.errors import DecodeError, EncodeError
 
 EXPANSION_LIMIT = 1 << 30
 """Bytes that one compressed member may unpack to: a few kilobytes of zeros must not fill the memory."""
+
+NPY_PREFIX = 12
+"""Bytes that tell where the data of any ``.npy`` file starts."""
+_LONGEST_HEADER = 12 + 10_000
+"""As numpy has it; headers are kept, so a longer one would be kept too."""
+_NO_HEADER = 1 << 62
 
 _INSTALL = {"msgpack": "msgpack", "cbor2": "cbor2", "PIL": "wdsdist[images]"}
 
@@ -90,23 +98,6 @@ def missing_package(error: ImportError) -> str:
     return _INSTALL.get(str(error.name), str(error.name))
 
 
-def unzip(data: bytes, most: int = EXPANSION_LIMIT) -> bytes:
-    """Return the content of a gzip file.
-
-    Raises `DecodeError` where that has more than ``most`` bytes, and ``EOFError`` where the file is cut short.
-    """
-    content = b""
-    rest = data
-    while rest:  # gzip files may hold several streams, one after another
-        unpacker = zlib.decompressobj(wbits=31)
-        content += unpacker.decompress(rest, most + 1 - len(content))
-        _check_expansion(len(data), len(content), most)
-        if not unpacker.eof:
-            raise EOFError("the compressed data is cut short")
-        rest = unpacker.unused_data.lstrip(b"\0")  # and zeros behind them, as gzip(1) has it
-    return content
-
-
 def _check_expansion(size: int, unpacked: int, most: int) -> None:
     if unpacked > most:
         raise DecodeError(f"a compressed member of {size:,} bytes unpacks to over {most:,} bytes")
@@ -154,9 +145,66 @@ def _array(value: Any) -> npt.NDArray[Any]:
     return array
 
 
-def decode_npy(data: bytes) -> Any:
-    """Return the array of an ``.npy`` file."""
-    return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+@dataclass(frozen=True, slots=True)
+class NpyLayout:
+    """What the header of a ``.npy`` file announces."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    is_fortran: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the array takes: a product of Python's integers, which do not wrap around as int64 does."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether an array can have the shape; torch would find out later, and name no shard."""
+        return all(not isinstance(length, bool) and 0 <= length < 2**63 for length in self.shape)
+
+
+def npy_header_length(prefix: bytes) -> int:
+    """Return where the data of a ``.npy`` file starts, or more than any file has where numpy reads no header."""
+    # The format is that of numpy.lib.format: magic, two bytes of version, length of the header, header.
+    if prefix[:6] != b"\x93NUMPY" or len(prefix) < NPY_PREFIX or prefix[6] not in (1, 2, 3) or prefix[7]:
+        return _NO_HEADER
+    length = 10 + int.from_bytes(prefix[8:10], "little")
+    if prefix[6] > 1:
+        length = 12 + int.from_bytes(prefix[8:12], "little")
+    return length if length <= _LONGEST_HEADER else _NO_HEADER
+
+
+@functools.lru_cache(maxsize=64)
+def npy_layout(header: bytes) -> NpyLayout | None:
+    """Return the layout that a header announces, or ``None`` where numpy reads no header there."""
+    stream = io.BytesIO(header)
+    try:
+        version = np.lib.format.read_magic(stream)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, is_fortran, dtype = read(stream)
+    except Exception:  # of ast and tokenize too; `read_array` meets it again, and says what it is
+        return None
+    return NpyLayout(dtype, shape, bool(is_fortran))
+
+
+def read_npy(data: bytes) -> npt.NDArray[Any]:
+    """Return the array in a ``.npy`` member, which holds no Python objects; what follows it is ignored, as by numpy.
+
+    Raises `DecodeError` where the header announces more than follows it, or numbers that are no shape, and
+    ``ValueError`` for what is no ``.npy`` file.
+    """
+    length = npy_header_length(data[:NPY_PREFIX])
+    layout = npy_layout(data[:length]) if length <= len(data) else None
+    if layout is not None and not layout.is_possible:
+        raise DecodeError(f"the header announces shape {layout.shape}, which no array has: write the array again")
+    if layout is not None and layout.num_bytes > len(data) - length:
+        raise DecodeError(
+            f"the header announces shape {layout.shape} of {layout.dtype}, which takes {layout.num_bytes:,} bytes, but "
+            f"{len(data) - length:,} follow it: write the array again"
+        )
+    array: npt.NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    return array
 
 
 def _encode_npy(value: Any) -> bytes:
@@ -266,7 +314,7 @@ _TABLE: list[tuple[str, Callable[[bytes], Any] | None, Callable[[Any], bytes]]] 
     ("txt text transcript", _decode_text, _encode_text),
     ("cls cls2 index inx id", int, _encode_integer),
     ("json jsn", json.loads, _encode_json),
-    ("npy", decode_npy, _encode_npy),
+    ("npy", read_npy, _encode_npy),
     ("npz", decode_npz, _encode_npz),
     ("mp msg", _decode_msgpack, _encode_msgpack),
     ("cbor", _decode_cbor, _encode_cbor),

@@ -18,6 +18,7 @@ from wdsdist.sampling.permutation import mix_key, mix_keys
 
 _AUGMENTATION = 3
 """Sets the seeds of samples apart from the keys of the order, which hash other numbers."""
+_COMPRESSED = ".gz"
 
 
 class _Opened:
@@ -40,8 +41,11 @@ class _Opened:
 
     def decoded(self, sample: int, seed: int, extension: str, data: Buffer) -> Any:
         """Return the value of a member."""
+        unzip = None
+        if extension.endswith(_COMPRESSED):
+            unzip = self.shard.unzip(sample, self.shard.layout(sample).index(extension))
         try:
-            return self.spec.decoder(extension, bytes(data), seed)
+            return self.spec.decoder(extension, bytes(data), seed, unzip)
         except DecodeError as error:
             key = self.shard.key(sample)
             raise DecodeError(f"{self.shard.name}: member {key}.{extension}: {error}") from error
@@ -123,6 +127,7 @@ class SampleReader:
         Raises `SampleError` where a field is missing and `DecodeError`, naming shard and member, where one is bad.
         """
         seed = mix_key(self._seed, epoch, _AUGMENTATION, shard, sample) >> 1 if self._needs_seeds else 0
+        self._reader.hold((shard,))
         try:
             return _sample(_Opened(self._reader.shard(shard), self._spec(shard)), sample, seed)
         finally:

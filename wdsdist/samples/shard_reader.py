@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
 import weakref
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from wdsdist.cache import Pinned, ShardCache
 from wdsdist.errors import ShardDamagedError, ShardNotFoundError
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.tar import BLOCK, END, is_header_of
+from wdsdist.storage.compression import Expansion
 
 _LOOKS = 8
 """Samples whose headers are looked at when a shard is opened: one replaced by another may have the same size."""
@@ -50,11 +52,27 @@ class MappedShard:
         self._extensions = tuple(extension.lower() for extension in index.extensions)
         self._only_layout = self._layout(0) if index.is_uniform else None
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the bytes of the shard may be read."""
+        return self.content is not _RELEASED and self._pinned.is_locked
+
+    @property
+    def must_be_replaced(self) -> bool:
+        """Whether the shard is a copy that was altered, and that views of it keep from being discarded."""
+        return self._pinned.must_be_replaced
+
     def hold(self) -> bool:
-        """Make the bytes of the shard readable, and say whether they are still there."""
-        if self.content is _RELEASED or not self._pinned.is_locked:
-            if not self._pinned.lock():
+        """Make the bytes of the shard readable, and say whether they are still there and what they were.
+
+        To read a map beyond the end of a file that was cut kills the process: so this is asked before each batch.
+        Raises `ShardDamagedError` where a local shard was altered.
+        """
+        if not self._pinned.lock():
+            if not self._pinned.is_in_place:
                 return False
+            self._pinned.check_in_place()
+        if self.content is _RELEASED:
             self.content = self._view()
         return True
 
@@ -105,6 +123,14 @@ class MappedShard:
         start = self._offsets[place]
         return self.content[start : start + self._sizes[place]]
 
+    def unzip(self, sample: int, number: int) -> Callable[[bytes, int, int], bytes]:
+        """Return a function that decompresses one member, and counts what the members of the shard unpack to."""
+        return functools.partial(self._expansion.unzip, self._starts[sample] + number)
+
+    @functools.cached_property
+    def _expansion(self) -> Expansion:
+        return Expansion(self.index.file.size, len(self.index.sizes))
+
 
 class ShardReader:
     """Gives the shards of a data set, each mapped and checked when it is first asked for.
@@ -117,10 +143,11 @@ class ShardReader:
         self._manifest = manifest
         self._cache = cache or ShardCache()
         self._open: OrderedDict[int, MappedShard] = OrderedDict()
+        self._altered: set[int] = set()  # copies that have to be fetched anew
 
     def __getstate__(self) -> dict[str, Any]:
         # Maps stay behind when the reader moves to another process, which opens what it needs.
-        return {**self.__dict__, "_open": OrderedDict()}
+        return {**self.__dict__, "_open": OrderedDict(), "_altered": set()}
 
     @property
     def is_bounded(self) -> bool:
@@ -128,13 +155,14 @@ class ShardReader:
         return self._cache.limit is not None and bool(self._manifest.is_copied.any())
 
     def shard(self, number: int) -> MappedShard:
-        """Return a shard, opening it if need be."""
-        if not self._is_held(number):
+        """Return a shard, opening it if need be; whether it was altered since it was held is not asked."""
+        shard = self._open.get(number)
+        if shard is None or not shard.is_held:
             self.hold((number,))
         return self._open[number]
 
     def hold(self, numbers: Collection[int]) -> None:
-        """Open all shards that a batch needs, so that none of them goes until `release`.
+        """Open all shards that a batch needs, so that none of them goes until `release`, and look for altered ones.
 
         To ask for one after the other would not do: while it waits for one, others may evict those that came before.
         """
@@ -142,7 +170,9 @@ class ShardReader:
             # Once more after each wait, in which all were let go.
             while missing := [number for number in numbers if not self._is_held(number)]:
                 for number in missing:
-                    pinned = self._cache.pin(self._manifest, number, batch=numbers, let_go=self.release)
+                    anew = number in self._altered
+                    pinned = self._cache.pin(self._manifest, number, batch=numbers, let_go=self.release, anew=anew)
+                    self._altered.discard(number)
                     self._open[number] = _map_shard(self._manifest, number, pinned)
         finally:
             self._cache.rest()
@@ -160,7 +190,8 @@ class ShardReader:
         self._open.move_to_end(number)
         if self._open[number].hold():
             return True
-        del self._open[number]
+        if self._open.pop(number).must_be_replaced:
+            self._altered.add(number)
         return False
 
 

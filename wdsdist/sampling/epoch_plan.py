@@ -1,4 +1,4 @@
-"""Who takes which positions of an epoch: ranks, batches and workers, as arithmetic.
+"""The epoch plan: which positions of the shuffled order each rank, batch and worker takes, as arithmetic.
 
 Rank ``r`` of ``W`` takes positions ``r, r + W, r + 2W, ...``, padded or cut as ``DistributedSampler`` does; worker
 ``w`` of ``n`` makes that rank's batches ``w, w + n, ...``. The state of an epoch is one number, the samples that all
@@ -22,7 +22,7 @@ _BLOCK_SAMPLES = 4096
 
 
 class Places(NamedTuple):
-    """Where the samples of a batch lie, and which epoch seeds what is drawn for them: int64 [batch] each."""
+    """The samples of a batch, by shard and number, and the epochs that seed their transforms: int64 [batch] each."""
 
     shards: Int64s
     samples: Int64s
@@ -31,7 +31,7 @@ class Places(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochPlan:
-    """The batches of one epoch, or of what is left of it, on every rank.
+    """The batches of one epoch, or of its rest after a resume, on every rank.
 
     >>> plan = EpochPlan(num_samples=10, num_replicas=4, batch_size=2, drop_last=False, drop_last_batch=False)
     >>> plan.samples_per_rank, plan.batches_per_rank

@@ -1,4 +1,4 @@
-"""The order of a mix: several data sets in one stream, each played epoch after epoch in an order of its own."""
+"""The order of a mix: several data sets interleaved by weight, each repeated epoch after epoch in its own order."""
 
 from __future__ import annotations
 

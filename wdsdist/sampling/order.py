@@ -1,11 +1,12 @@
-"""Which sample stands at which position of an epoch.
+"""The shuffled order of an epoch: which sample stands at which position.
 
 An epoch is a permutation ``G`` of the ``N`` samples: a pure function of the shards' sample counts, the settings and
 the epoch. Both orders here answer for any positions at once, as pairs (shard, sample within the shard).
 
 ``shard``: shards are permuted and laid on one line; the line is cut into equal *canonical lanes*; position ``i`` is
-offset ``i // C`` of lane ``i % C``; within a lane, samples are permuted inside consecutive windows. Ranks that stride
-over the positions thereby read shards of their own, nearly in sequence. Memory grows with the number of shards and
+offset ``i // C`` of lane ``i % C``; within a lane, samples are permuted inside consecutive windows. A lane is the
+sequence of samples of one canonical replica. Ranks that stride over the positions thereby read shards of their own,
+nearly in sequence. Memory grows with the number of shards and
 lanes, never with the number of samples.
 
 ``sampler``: the index sequence of ``torch.utils.data.DistributedSampler``, bit for bit. It holds one array of ``N``
@@ -21,7 +22,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.validation import check_integer
+from wdsdist._util.validation import MOST_PROCESSES, check_integer
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.permutation import mix_key, mix_keys, permute, shuffled, torch_randperm
 
@@ -44,7 +45,7 @@ _STRETCHES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderSettings:
-    """What, besides the samples and the epoch, decides the order."""
+    """The settings of the shuffled order; with the samples and the epoch, they decide it."""
 
     name: OrderName = "shard"
     shuffle: bool = True
@@ -60,7 +61,7 @@ class OrderSettings:
         # Plain integers: those of numpy overflow in sums and cannot be written as JSON.
         object.__setattr__(self, "seed", check_integer("seed", self.seed, 0, 2**64 - 1))
         object.__setattr__(self, "window", check_integer("shuffle_window", self.window, 1))
-        lanes = check_integer("num_canonical_replicas", self.num_canonical_replicas, 1)
+        lanes = check_integer("num_canonical_replicas", self.num_canonical_replicas, 1, MOST_PROCESSES)
         object.__setattr__(self, "num_canonical_replicas", lanes)
 
 

@@ -1,4 +1,4 @@
-"""Keyed bijections of ``range(n)``: random access to a shuffled order that is never written out.
+"""Pseudorandom permutations of ``range(n)``: random access to a shuffle that is never held in memory.
 
 `permute` says which element stands at each of many positions, each with a key and an ``n`` of its own, and needs no
 memory beyond its answer. It uses integer arithmetic modulo 2**64 only, so the answer is the same on every machine,

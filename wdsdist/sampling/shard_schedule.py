@@ -1,7 +1,7 @@
-"""Which shards a rank needs next: told from the plan alone, before anything is read.
+"""The shard schedule of a rank: which shards it needs from which batch on, for prefetch and eviction.
 
-A lane of the order is read window by window, so a rank needs the shards of its lanes' current windows now, and those of
-the windows after them later. Only as much of the order is worked out as is asked for.
+A lane of the order (see `wdsdist.sampling.order`) is read window by window, so a rank needs the shards of its lanes'
+current windows now, and those of the windows after them later. Only as much of the order is computed as is asked for.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CLOSELY = 512
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One shard's part in one window."""
+    """The use of one shard in one window: the batches of the rank that need it."""
 
     first: int
     """The rank's batch that first needs it."""

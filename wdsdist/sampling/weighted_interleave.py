@@ -1,14 +1,22 @@
-"""Which of several streams each position of a mix takes, by weight: arithmetic, like all else about positions.
+"""Weighted interleaving of several streams: which stream each position of a mix takes, as arithmetic.
 
-A mix is dealt by a tree of forks, each of which splits a line of places into two by an exact fraction ``a / b``; its
-leaves are the streams. A fork over the places ``i`` of an epoch knows, without walking there, how many places before
-``i`` go left; so a place is found at once as (stream, number within what the stream gives to the epoch).
+The weights make a binary tree; its leaves are the streams. Each inner node splits a sequence of places into two by an
+exact fraction, the share of its left child. A node computes how many places before place ``i`` go left without walking
+there, so any position is found at once as (stream, number within what the stream gives to the epoch).
 
-Places lie in rows of ``C`` lanes, as positions do, and a fork keeps the lane of each place, so that whoever strides
-over the positions strides over each stream too. Lane ``l`` sends ``floor(n * a / b + phase_l)`` of its first ``n``
-places to the left: any run of them has the share ``a / b``, to within one. The phases are ``1 / C`` apart; by
-Hermite's identity, ``sum_k floor(x + k / C) = floor(C * x)``, any run of whole rows then has that share to within
-one as well. What is left below whole rows, fewer than ``C`` places, is one sequence of its own.
+Places lie in rows of ``C`` lanes, as the positions of `wdsdist.sampling.order` do, and a split keeps the lane of each
+place: a rank that strides over the positions strides over each stream too. With the share ``p / q``, lane ``l`` sends
+``floor((n * p + phase[l]) / q)`` of its first ``n`` places to the left, so any run of a lane has that share to within
+one place. The phases of the lanes are ``q / C`` apart; by Hermite's identity,
+``sum_k floor(x + k / C) = floor(C * x)``, any run of whole rows then has the share to within one place as well. The
+places below the last whole row, fewer than ``C``, are one sequence of their own.
+
+An example: 7 places in ``C = 2`` lanes, share 1/2, phases 0 and 1. Three rows are whole. Lane 0 sends
+``floor(n / 2)`` of its first ``n`` places to the left, so that of row 1; lane 1 sends ``floor((n + 1) / 2)``, so those
+of rows 0 and 2. ::
+
+    place    0  1 | 2  3 | 4  5 | 6        left:   row 0 is places 2 1, and place 5 follows as number 2
+    goes to  R  L | L  R | R  L | R        right:  row 0 is places 0 3, then place 4 as number 2, place 6 as number 3
 
 Sources: C. Hermite (1884) for the identity; D. A. Huffman (1952) for the tree.
 """
@@ -41,7 +49,7 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 @dataclass(frozen=True, slots=True)
 class _Fork:
-    """A node of the tree: ``share`` of its places go left."""
+    """An inner node of the tree of weights: ``share`` of its places go left."""
 
     share: Fraction
     left: _Fork | int
@@ -49,7 +57,7 @@ class _Fork:
 
 
 class Deal:
-    """One epoch of a mix, dealt to its streams.
+    """The interleaving of one epoch: the stream, and the number within it, at each position.
 
     Stream ``k`` gives the samples ``starts[k]`` to ``starts[k] + counts[k]`` of its endless line to the epoch: it goes
     on where it stood at the end of the epoch before.
@@ -92,10 +100,11 @@ class Deal:
         if isinstance(node, int):
             self.starts[node], self.counts[node] = start, count
             return node
-        a, b = node.share.as_integer_ratio()
+        numerator, denominator = node.share.as_integer_ratio()
         key = mix_key(seed, *path)
-        before, phase = divmod(start * a + mix_key(key, _PHASES) % b, b)
-        split = _Split.of(a, b, phase, count, _lane_order(self.lanes, len(path) + 1, mix_key(key, _ROTATIONS)))
+        before, phase = divmod(start * numerator + mix_key(key, _PHASES) % denominator, denominator)
+        lane_order = _lane_order(self.lanes, len(path) + 1, mix_key(key, _ROTATIONS))
+        split = _Split.of(node.share, phase, count, lane_order)
         for side, child, first, size in (
             (0, node.left, before, split.left_count),
             (1, node.right, start - before, count - split.left_count),
@@ -131,69 +140,79 @@ class Deal:
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """A fork in one epoch."""
+    """One inner node of the tree in one epoch: which of its places go left, and the number of each on its side."""
 
-    a: int
-    b: int
-    phase: int
-    """Of the places below whole rows, in ``range(b)``."""
+    numerator: int
+    denominator: int
+    """The share of the left side is ``numerator / denominator``."""
+    tail_phase: int
+    """Phase of the places below the last whole row, in ``range(denominator)``."""
     left_count: int
     """Places that go left."""
     rows: int
     """Whole rows among the places."""
-    phases: Int64s
-    """int64 [lanes]: of each lane, in ``range(b)``."""
-    levels: tuple[int, int]
-    """For left and right: the whole rows that the rows of this node make there."""
-    ranks: tuple[Int64s, Int64s]
-    """int64 [lanes], for left and right: which place after those rows a lane's last place takes."""
+    lane_phases: Int64s
+    """int64 [lanes]: the phase of each lane, in ``range(denominator)``."""
+    whole_rows: tuple[int, int]
+    """For left and right: the rows there to which every lane has sent a place."""
+    rank_after: tuple[Int64s, Int64s]
+    """int64 [lanes], for left and right: where a lane's one place more stands behind those rows."""
     children: list[_Split | int]
 
     @classmethod
-    def of(cls, a: int, b: int, phase: int, count: int, lane_order: Int64s) -> _Split:
-        """Split ``count`` places; ``lane_order`` says in which order lanes take turns."""
+    def of(cls, share: Fraction, phase: int, count: int, lane_order: Int64s) -> _Split:
+        """Split ``count`` places; ``lane_order`` says in which order lanes take turns.
+
+        >>> split = _Split.of(Fraction(1, 2), 0, 7, np.array([0, 1]))  # the example above
+        >>> goes_left, numbers = split.split(np.arange(7))
+        >>> goes_left.astype(int).tolist(), numbers.tolist()
+        ([0, 1, 1, 0, 0, 1, 0], [0, 1, 0, 1, 2, 2, 3])
+        """
+        numerator, denominator = share.as_integer_ratio()
         lanes = len(lane_order)
         rows = count // lanes
-        phases = (lane_order * b + phase) // lanes
-        ends = _taken(np.int64(rows), a, b, phases)
-        level = int(ends.min())
-        # The lanes that go left once more than others form no row: their places are numbered one after another.
-        more = ends > level
+        lane_phases = (lane_order * denominator + phase) // lanes
+        sent_left = _taken(np.int64(rows), numerator, denominator, lane_phases)
+        whole = int(sent_left.min())
+        # Lanes that send one place more than others do not fill a row: these places are numbered one after another.
+        one_more = sent_left > whole
         return cls(
-            a,
-            b,
+            numerator,
+            denominator,
             phase,
-            (count * a + phase) // b,
+            (count * numerator + phase) // denominator,
             rows,
-            phases,
-            (level, rows - level - 1),
-            (np.cumsum(more) - 1, np.cumsum(~more) - 1),
+            lane_phases,
+            (whole, rows - whole - 1),
+            (np.cumsum(one_more) - 1, np.cumsum(~one_more) - 1),
             [],
         )
 
     def split(self, places: Int64s) -> tuple[npt.NDArray[np.bool_], Int64s]:
         """Return which places go left, and the number of each among the places of its side."""
-        row, lane = np.divmod(places, len(self.phases))
+        lanes = len(self.lane_phases)
+        row, lane = np.divmod(places, lanes)
         in_rows = row < self.rows
+        # A lane counts its own places, which are the rows; the places below whole rows are counted all together.
         step = np.where(in_rows, row, places)
-        phase = np.where(in_rows, self.phases[lane], self.phase)
-        before = _taken(step, self.a, self.b, phase)
-        goes_left = _taken(step + 1, self.a, self.b, phase) > before
-        own = np.where(goes_left, before, step - before)
-        level = np.where(goes_left, *self.levels)
-        rank = np.where(goes_left, *(ranks[lane] for ranks in self.ranks))
-        in_order = own * len(self.phases) + np.where(own == level, rank, lane)
-        return goes_left, np.where(in_rows, in_order, own)
+        phase = np.where(in_rows, self.lane_phases[lane], self.tail_phase)
+        left_before = _taken(step, self.numerator, self.denominator, phase)
+        goes_left = _taken(step + 1, self.numerator, self.denominator, phase) > left_before
+        own_row = np.where(goes_left, left_before, step - left_before)
+        whole_rows = np.where(goes_left, *self.whole_rows)
+        rank_after = np.where(goes_left, *(ranks[lane] for ranks in self.rank_after))
+        in_order = own_row * lanes + np.where(own_row == whole_rows, rank_after, lane)
+        return goes_left, np.where(in_rows, in_order, own_row)
 
 
-def _taken(places: Int64s | np.int64, a: int, b: int, phase: Int64s | int) -> Int64s:
-    """Return ``floor((places * a + phase) / b)``, without a product that 64 bits do not hold."""
-    whole, rest = np.divmod(places, b)
-    return np.asarray(whole * a + (rest * a + phase) // b, np.int64)
+def _taken(places: Int64s | np.int64, numerator: int, denominator: int, phase: Int64s | int) -> Int64s:
+    """Return ``floor((places * numerator + phase) / denominator)``, without a product that 64 bits do not hold."""
+    whole, rest = np.divmod(places, denominator)
+    return np.asarray(whole * numerator + (rest * numerator + phase) // denominator, np.int64)
 
 
 def _tree(weights: Sequence[Fraction]) -> _Fork | int:
-    """Join the two lightest again and again: the fewer forks above a stream, the more exact its share of a batch."""
+    """Make the Huffman tree of the weights: the fewer splits above a stream, the more exact its share of a batch."""
     heap: list[tuple[Fraction, int, _Fork | int]] = [(weight, k, k) for k, weight in enumerate(weights)]
     heapq.heapify(heap)
     for number in range(len(weights), 2 * len(weights) - 1):

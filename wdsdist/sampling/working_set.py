@@ -1,4 +1,4 @@
-"""How many bytes of shards ranks need at once, and which shuffle window fits a limited cache.
+"""The working set of an epoch: bytes of shards that ranks need at once, and the shuffle window that fits a cache limit.
 
 At once means the current and the next window of each lane that a rank reads: the one is being read, the other fetched.
 """
@@ -27,7 +27,7 @@ _INDEX_BYTES, _INDEX_BYTES_OF_A_SAMPLE = 4096, 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readers:
-    """Who reads what through one cache."""
+    """The ranks that share one cache, and the shards that they read through it."""
 
     counts: Int64s
     """int64 [shards]: samples in each."""

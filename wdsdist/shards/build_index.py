@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from wdsdist.errors import (
     IndexNotFoundError,
     ShardNotFoundError,
     StorageError,
+    printable,
 )
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import manifest as manifests
@@ -33,6 +35,8 @@ from wdsdist.shards.tar import is_tar
 
 _REMOTE_WORKERS = 16
 """Shards that are read from a store at once: what takes time there is waiting, not work."""
+
+_log = logging.getLogger("wdsdist")
 
 _NAME_A_FOLDER = "name a local folder for the indexes with `--output`"
 
@@ -66,7 +70,7 @@ def index(
         output: another local folder for the indexes and the ``index.json``, which then names the tars by their full
             paths or URLs: for shards that lie where nothing can be written. Open the data set by this folder.
         workers: how many shards are read at once; by default one for each core, or 16 of a remote store.
-        storage_options: passed to fsspec for URLs.
+        storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
         progress: called with an `IndexProgress` before the first shard and after each.
 
     Returns the manifest. Where anything is raised, no ``index.json`` is written.
@@ -75,6 +79,7 @@ def index(
         ShardDamagedError: a tar cannot be read without losing samples.
         ShardNotFoundError: a tar does not exist, or a folder holds none.
         IndexNotFoundError: a folder holds shards whose packing was cut off.
+        ManifestError: a tar has a name that no index.json may hold, such as one with a control character.
         IndexFormatError: the tars lie in several folders, or have the same name in the folder for their indexes.
         DestinationError: the indexes cannot be written.
         StorageError: a store cannot be read.
@@ -82,25 +87,50 @@ def index(
     """
     if workers is not None:
         check_integer("workers", workers, 1)
-    locations = _tars(shards, storage_options, together=output is None)
+    named = shards.stores or () if isinstance(shards, Manifest) else catalog.expand(shards)
+    options = storage.named(storage_options, named)
+    locations = _tars(shards, options, together=output is None)
     target = storage.split(locations[0])[0] if output is None else storage.normalise(output)
+    names = locations if output is not None else [storage.split(location)[1] for location in locations]
+    catalog.check_names(target, names, elsewhere=output is not None)
     if output is not None:
         _prepare(target, locations)
     elif storage.is_read_only(target):
         raise DestinationError(f"{storage.shown(target)} cannot be written: {_NAME_A_FOLDER}")
     with _executor(locations, workers) as executor:
-        sizes = list(executor.map(_size, locations, [storage_options] * len(locations)))
-        found = _index_all(executor, locations, sizes, (target, storage_options), progress)
-    names = locations if output is not None else [storage.split(location)[1] for location in locations]
+        sizes = list(executor.map(_size, locations, [options] * len(locations)))
+        found = _index_all(executor, locations, sizes, (target, options), progress)
     manifest = Manifest.of(
         target,
         (Shard.of(name, one) for name, one in zip(names, found, strict=True)),
         name=storage.split(target)[1],
-        extra={**_notes(found), **_classes(target, storage_options)},
-        storage_options=dict(storage_options or {}),
+        extra={**_notes(found), **_classes(target, options)},
+        storage_options=dict(options.given),
+        stores=options.stores,
+        is_named=output is not None,
     )
-    _save(manifest, target, storage_options)
+    if output is not None:
+        _record(manifest)
+    _save(manifest, target, options)
     return manifest
+
+
+def _record(manifest: Manifest) -> None:
+    """Remember that the user named these locations, so that he may open what names them."""
+    try:
+        manifests.record(manifests.dumps(manifest))
+    except (DestinationError, ArgumentError, OSError) as error:
+        _log.warning("%s cannot be recorded as named by you: open it with allow_elsewhere=True (%s)", manifest, error)
+
+
+def _refuse_links(manifest: Manifest) -> None:
+    """Raise `DestinationError` where indexes beside the shards would lie outside the folder of their data set."""
+    for number in range(len(manifest.counts)):
+        part, location = manifest.part(number)[0], manifest.location(number)
+        if part.is_named or storage.is_remote(location):
+            continue
+        if storage.is_remote(part.base) or not storage.lies_in(Path(location), storage.local_path(part.base)):
+            raise DestinationError(f"{location} lies outside {storage.shown(part.base)}: {_NAME_A_FOLDER}")
 
 
 def _executor(
@@ -115,7 +145,7 @@ def _index_all(
     executor: concurrent.futures.Executor,
     locations: list[str],
     sizes: list[int | None],
-    place: tuple[str, Mapping[str, Any] | None],
+    place: tuple[str, storage.StorageOptions],
     progress: Callable[[IndexProgress], None] | None,
 ) -> list[ShardIndex]:
     """Index each tar, in any order; return the indexes in that of the tars."""
@@ -143,7 +173,7 @@ def _index_all(
     return [found[number] for number in range(len(locations))]
 
 
-def _index_one(location: str, size: int | None, target: str, options: Mapping[str, Any] | None) -> ShardIndex:
+def _index_one(location: str, size: int | None, target: str, options: storage.StorageOptions) -> ShardIndex:
     if not storage.is_remote(location):
         return tarindex.write_index(Path(location), Path(target))
     found = remotetar.index_remote(location, size, options)
@@ -153,7 +183,7 @@ def _index_one(location: str, size: int | None, target: str, options: Mapping[st
     return found
 
 
-def _save(manifest: Manifest, target: str, options: Mapping[str, Any] | None) -> None:
+def _save(manifest: Manifest, target: str, options: storage.StorageOptions) -> None:
     if storage.is_remote(target):
         with _writable(target):
             storage.write(storage.join(target, manifests.FILE_NAME), manifests.dumps(manifest), options)
@@ -172,7 +202,7 @@ def _writable(target: str) -> Iterator[None]:
         raise DestinationError(f"{error}: {_NAME_A_FOLDER}") from error
 
 
-def _size(location: str, options: Mapping[str, Any] | None) -> int | None:
+def _size(location: str, options: storage.StorageOptions) -> int | None:
     try:
         size = storage.entry(location, options).size
     except FileNotFoundError as error:
@@ -189,7 +219,7 @@ def _prepare(folder: str, locations: list[str]) -> None:
     if count > 1:
         raise IndexFormatError(f"{count} of the shards are named {name}: their indexes need folders of their own")
     for location in locations:
-        if storage.shown(location) != location:
+        if storage.shown(location) != printable(location):
             raise ArgumentError(
                 f"the URL of {storage.shown(location)} holds a password or a query, which index.json would keep: pass "
                 f"what the store needs as storage_options"
@@ -200,10 +230,10 @@ def _prepare(folder: str, locations: list[str]) -> None:
         raise DestinationError(f"{folder} cannot be made ({error.strerror})") from error
 
 
-def _classes(target: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
+def _classes(target: str, options: storage.StorageOptions) -> dict[str, Any]:
     """Return the classes that the folder's present index.json names: no scan of the tars could find them again."""
     try:
-        known = manifests.load(storage.join(target, manifests.FILE_NAME), options).extra
+        known = manifests.load(storage.join(target, manifests.FILE_NAME), options, allow_elsewhere=True).extra
     except (IndexNotFoundError, IndexFormatError, StorageError):
         return {}
     return {"classes": known["classes"]} if "classes" in known else {}
@@ -222,10 +252,12 @@ def _notes(indexes: Iterable[ShardIndex]) -> dict[str, Any]:
     return {**notes, "skipped": dict(sorted(skipped.items()))} if skipped else notes
 
 
-def _tars(shards: Shards, options: Mapping[str, Any] | None, *, together: bool) -> list[str]:
+def _tars(shards: Shards, options: storage.StorageOptions, *, together: bool) -> list[str]:
     """Return the locations of the tars that are meant, all in one folder where they have to lie ``together``."""
     if isinstance(shards, Manifest):
         locations = [shards.location(number) for number in range(len(shards.counts))]
+        if together:
+            _refuse_links(shards)
     else:
         locations = catalog.expand(shards)
         if len(locations) == 1 and not is_tar(storage.split(locations[0])[1]):

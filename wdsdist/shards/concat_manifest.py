@@ -26,6 +26,10 @@ class JoinedManifest(Manifest):
         which = self._part_of(number)
         return self.parts[which].part(number - int(self.first_shards[which]))
 
+    @property
+    def versions(self) -> dict[str, str]:
+        return {base: version for part in self.parts for base, version in part.versions.items()}
+
     def label(self, number: int) -> str:
         return self.labels[self._part_of(number)]
 
@@ -67,9 +71,5 @@ def join(parts: Sequence[Manifest], labels: Sequence[str]) -> JoinedManifest:
     if twice:
         raise ArgumentError(f"two data sets have the name {twice[0]!r}: give each one of its own")
     shards = [replace(shard, name=part.location(number)) for part in parts for number, shard in enumerate(part.shards)]
-    options = [part.storage_options for part in parts]
-    alike = all(one == options[0] for one in options)
-    joined = JoinedManifest.of(
-        "/", shards, parts=tuple(parts), labels=tuple(labels), storage_options=options[0] if alike else {}
-    )
-    return cast(JoinedManifest, joined)
+    # Options stay with the parts: one store may have others in each of them.
+    return cast(JoinedManifest, JoinedManifest.of("/", shards, parts=tuple(parts), labels=tuple(labels)))

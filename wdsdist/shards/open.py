@@ -14,7 +14,7 @@ from typing import Any
 from wdsdist import storage
 from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_seconds
-from wdsdist.errors import ArgumentError, ArgumentTypeError, IndexNotFoundError
+from wdsdist.errors import ArgumentError, ArgumentTypeError, IndexNotFoundError, ManifestError
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import scan_local as tarindex
 from wdsdist.shards.manifest import Manifest, Shard
@@ -26,7 +26,11 @@ Shards = Location | Iterable[Location] | Manifest
 
 
 def open(  # noqa: A001
-    shards: Shards, *, storage_options: Mapping[str, Any] | None = None, download_timeout: float | None = None
+    shards: Shards,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    download_timeout: float | None = None,
+    allow_elsewhere: bool = False,
 ) -> Manifest:
     """Open a data set: find its shards and how many samples each holds.
 
@@ -35,13 +39,19 @@ def open(  # noqa: A001
             such as ``train-{000..127}.tar``; a list of tars; or a `Manifest`, which is returned as it is. Tars named
             one by one need no ``index.json``: those without an index are scanned once. They may be compressed by
             gzip, bzip2, xz or zstd.
-        storage_options: passed to fsspec for URLs.
+        storage_options: passed to fsspec for URLs: those of the stores that ``shards`` names, each of a list. Shards
+            that the index lists at another host, bucket or scheme are read without. A mapping from stores to options,
+            such as ``{"s3://bucket": {"anon": True}}``, says of each store what it gets.
         download_timeout: seconds in which a remote ``index.json`` has to be had, all attempts included; by default it
-            is asked for again until 30 seconds after the first failure.
+            is asked for again until 30 seconds after the first failure. Where its store does not answer by then, the
+            copy that this user read last is used, with a warning.
+        allow_elsewhere: let the ``index.json`` name shards outside its own folder: on other hosts, in other buckets,
+            by absolute paths or ``..``. Look at what it names before. What you named to `wdsdist.index` needs it not.
 
     Raises:
         IndexNotFoundError: a folder without ``index.json``.
         IndexFormatError: an index that is damaged.
+        ManifestError: an ``index.json`` with an entry that cannot be right, or that lies elsewhere.
         ShardNotFoundError: a tar that does not exist.
         ShardDamagedError: a tar without an index that cannot be read without losing samples.
     """
@@ -50,14 +60,15 @@ def open(  # noqa: A001
         return shards
     locations = expand(shards)
     if len(locations) != 1 or is_tar(storage.split(locations[0])[1]):
-        return _open_tars(locations, storage_options, deadline)
+        return _open_tars(locations, storage_options, deadline, allow_elsewhere=allow_elsewhere)
     location = locations[0]
     if location.endswith(".json"):
-        return manifests.load(location, storage_options, deadline)
+        return manifests.load(location, storage_options, deadline, keep=True, allow_elsewhere=allow_elsewhere)
+    index = storage.join(location, manifests.FILE_NAME)
     try:
-        return manifests.load(storage.join(location, manifests.FILE_NAME), storage_options, deadline)
+        return manifests.load(index, storage_options, deadline, keep=True, allow_elsewhere=allow_elsewhere)
     except IndexNotFoundError:
-        raise _no_index(location, storage_options) from None
+        raise _no_index(location, storage.named(storage_options, locations)) from None
 
 
 def expand(shards: Location | Iterable[Location]) -> list[str]:
@@ -91,12 +102,15 @@ def refuse_folders(locations: list[str]) -> None:
             raise ArgumentError(f"{location} is a folder, named together with others: name one folder, or tars only")
 
 
-def _open_tars(locations: list[str], options: Mapping[str, Any] | None, deadline: Deadline | None) -> Manifest:
+def _open_tars(
+    locations: list[str], options: Mapping[str, Any] | None, deadline: Deadline | None, *, allow_elsewhere: bool
+) -> Manifest:
     """Open tars that are named one by one: from the ``index.json`` of their folder, or else each for itself."""
     refuse_folders(locations)
     folder = storage.split(locations[0])[0]
     try:
-        known = manifests.load(storage.join(folder, manifests.FILE_NAME), options, deadline)
+        index = storage.join(folder, manifests.FILE_NAME)
+        known = manifests.load(index, options, deadline, named=locations, keep=True, allow_elsewhere=allow_elsewhere)
         numbers = {known.location(number): number for number in range(len(known.counts))}
         return known.select(numbers[location] for location in locations)
     except (IndexNotFoundError, KeyError):
@@ -112,10 +126,10 @@ def _open_tars(locations: list[str], options: Mapping[str, Any] | None, deadline
     with pool(None, len(paths)) as executor:
         found = list(executor.map(tarindex.shard_index, paths))
     shards = (Shard.of(str(path), one) for path, one in zip(paths, found, strict=True))
-    return Manifest.of(folder, shards, name=Path(folder).name)
+    return Manifest.of(folder, shards, name=Path(folder).name, is_named=True)
 
 
-def tars_in(folder: str, options: Mapping[str, Any] | None = None) -> list[str]:
+def tars_in(folder: str, options: storage.StorageOptions | None = None) -> list[str]:
     """Return the locations of the tars in a folder; hidden files, such as what is half written, are none.
 
     Raises `IndexNotFoundError` for a folder that packing has not finished: others of its shards are not there yet.
@@ -126,10 +140,22 @@ def tars_in(folder: str, options: Mapping[str, Any] | None = None) -> list[str]:
             f"{storage.shown(folder)} has not been packed to the end: run the same `wdsdist pack` again, which writes "
             f"the rest, or delete {manifests.PACK_RECORD} there if what it holds is to be all"
         )
-    return [storage.join(folder, name) for name in names if is_tar(name) and not name.startswith(".")]
+    tars = [name for name in names if is_tar(name) and not name.startswith(".")]
+    if storage.is_remote(folder):
+        check_names(folder, tars)
+    return [storage.join(folder, name) for name in tars]
 
 
-def _no_index(location: str, options: Mapping[str, Any] | None) -> IndexNotFoundError:
+def check_names(folder: str, names: list[str], *, elsewhere: bool = False) -> None:
+    """Raise `ManifestError` for the first of some tars that no ``index.json`` in a folder could name."""
+    for name in names:
+        try:
+            manifests.check_location(folder, name, elsewhere=elsewhere)
+        except ValueError as error:
+            raise ManifestError(f"the tar {storage.shown(name)!a} {error}: rename it") from None
+
+
+def _no_index(location: str, options: storage.StorageOptions) -> IndexNotFoundError:
     where = storage.shown(location)
     if not storage.exists(location, options):
         return IndexNotFoundError(f"{where} does not exist")

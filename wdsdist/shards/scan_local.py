@@ -11,13 +11,14 @@ import dataclasses
 import hashlib
 import mmap
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from wdsdist import storage
-from wdsdist.distributed import user_cache_dir
-from wdsdist.errors import DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError
+from wdsdist.distributed import is_own_file, user_cache_dir
+from wdsdist.errors import DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import tar as tarformat
 from wdsdist.shards.index import ShardIndex, Stored
@@ -32,19 +33,23 @@ def shard_index(path: Path, *, listed_in: str | None = None) -> ShardIndex:
 
     Raises `ShardNotFoundError` where there is no tar and `ShardDamagedError` where the tar is not as its index says.
     """
-    return known_index(path, listed_in=listed_in) or _scan_and_keep(path)
+    return known_index(path, listed_in=listed_in) or _scan_and_keep(path, listed_in)
 
 
 def known_index(path: Path, *, listed_in: str | None = None) -> ShardIndex | None:
     """Return the index of a local tar where there is one already. Raises what `shard_index` raises."""
     try:
-        size = path.stat().st_size
-    except FileNotFoundError as error:
+        size = regular(path).st_size
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ShardNotFoundError(f"shard {path} does not exist") from error
+    except OSError as error:
+        raise StorageError(f"shard {path} cannot be read: {error.strerror}") from error
     places = [shardindex.beside(path), _cached(path)]
     if listed_in is not None and not storage.is_remote(listed_in):
         places.insert(1, storage.local_path(listed_in) / places[0].name)
     for place in places:
+        if place == _cached(path) and not is_own_file(place):
+            continue  # somebody else's: it may say of the tar what is not in it
         try:
             known = shardindex.load(place)
         except OSError:  # there is none, or its name would be longer than the file system allows
@@ -71,11 +76,23 @@ def scan_shard(path: Path, *, label: str = "", tar_size: int = -1) -> ShardIndex
         tar_size: bytes of the tar in a compressed one, where they are known.
     """
     label = label or str(path)
+    regular(path)
     with decompressed(path, label=label, tar_size=tar_size) as tar, _mapped(tar, label) as content:
         members = tarformat.scan(content, label=label)
         digest = hashlib.sha256(content).hexdigest()
         index = shardindex.from_members(members, size=len(content), sha256=digest, label=label)
         return index if tar == path else dataclasses.replace(index, stored=stored(path))
+
+
+def regular(path: Path) -> os.stat_result:
+    """Return what the system says of a file. To open a pipe that was put in its place would wait for ever.
+
+    Raises `ShardDamagedError` for what is none, ``FileNotFoundError`` where there is nothing.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ShardDamagedError(f"shard {path} is a folder, pipe or device, not a file: remove it, and fetch it again")
+    return found
 
 
 def stored(path: Path) -> Stored:
@@ -118,13 +135,17 @@ def _sizes_differ(path: Path, size: int, expected: int) -> str:
     )
 
 
-def _scan_and_keep(path: Path) -> ShardIndex:
+def _scan_and_keep(path: Path, listed_in: str | None) -> ShardIndex:
     found = scan_shard(path)
     content = shardindex.dumps(found)
-    for place in (shardindex.beside(path), _cached(path)):
+    places = [shardindex.beside(path), _cached(path)]
+    if listed_in and not storage.is_remote(listed_in) and not storage.lies_in(path, storage.local_path(listed_in)):
+        places.pop(0)  # a data set with a link to a folder must not make us write there
+    for place in places:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            with storage.atomic_write(place) as stream:
+            # That of the cache is believed where this user alone can write it.
+            with storage.atomic_write(place, 0o644 if place == _cached(path) else 0o666) as stream:
                 stream.write(content)
             break
         except OSError:

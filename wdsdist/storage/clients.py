@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wdsdist.storage.deadline import Attempts, Deadline
-from wdsdist.storage.failures import FinalError, PassingError, mapped
+from wdsdist.storage.failures import FinalError, PassingError, mapped, raise_alone
+from wdsdist.storage.options import StorageOptions, options_for, reach, store
 from wdsdist.storage.urls import scrubbed, shown
 
 if TYPE_CHECKING:
     import aiohttp
 
-StorageOptions = Mapping[str, Any]
 T = TypeVar("T")
+_log = logging.getLogger("wdsdist")
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure",
            "hf": "hf", "http": "http", "https": "http"}  # fmt: skip
@@ -22,6 +25,9 @@ _PATIENCE = 30.0  # seconds for one small thing
 _STALL = 20.0  # seconds
 _POOL = 128
 """Connections that a client may hold; more than anybody asks for at once, or requests would wait where nobody sees."""
+
+_OURS = {"host", "accept", "accept-encoding", "range", "connection"}
+"""Headers of a request that are of no use to who should not have seen it."""
 
 _models: dict[tuple[str, ...], Any] = {}
 """What botocore has read of its descriptions of services, by the folders that they are searched for in."""
@@ -54,27 +60,47 @@ def filesystem(location: str, options: StorageOptions | None, *, retries: bool =
 
     Args:
         location: a URL.
-        options: for the client, as the user gave them.
+        options: for the client; it gets those that are for its store, as `options_for` decides.
         retries: whether the client may try again by itself, unseen and without regard to a deadline.
     """
-    import fsspec
-
-    try:
-        client, path = fsspec.core.url_to_fs(location, **_with_defaults(location, options, retries=retries))
-    except ImportError as error:
-        scheme = location.partition("://")[0]
-        extra = _EXTRAS.get(scheme)
-        advice = f'pip install "wdsdist[{extra}]"' if extra else f"install the fsspec back end for {scheme}://"
-        raise FinalError(f"{shown(location)} needs a package that is not installed: {advice}") from error
-    except ValueError as error:
-        raise FinalError(f"{shown(location)} cannot be opened: {scrubbed(str(error), location)}") from None
-    if not retries and hasattr(client, "retries"):  # s3fs and gcsfs
-        client.retries = 1
-    if speaks(client, "s3"):
-        with mapped(location):
+    given = options_for(location, options)
+    if options and options.given and not given and not options.is_by_store:
+        _say_withheld(store(location), options.stores)
+    with mapped(location):
+        client, path = _made(location, _with_defaults(location, given, reach(location, options), retries=retries))
+        if not retries and hasattr(client, "retries"):  # s3fs and gcsfs
+            client.retries = 1
+        if speaks(client, "s3"):
             _share_models(client)
     _used[id(client)] = client
     return client, path
+
+
+def _made(location: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    import fsspec
+
+    try:
+        client, path = fsspec.core.url_to_fs(location, **options)
+    except ImportError:
+        scheme = location.partition("://")[0]
+        extra = _EXTRAS.get(scheme)
+        advice = f'pip install "wdsdist[{extra}]"' if extra else f"install the fsspec back end for {scheme}://"
+        raise_alone(FinalError(f"{shown(location)} needs a package that is not installed: {advice}"))
+    except ValueError as error:
+        raise_alone(FinalError(f"{shown(location)} cannot be opened: {scrubbed(str(error), location)}"))
+    return client, path
+
+
+@functools.cache
+def _say_withheld(store: str, stores: tuple[str, ...]) -> None:
+    """Say once in each process why a store is read without options."""
+    _log.warning(
+        "%s is read without storage_options: they are for %s, which you named; where it is to have some too, say so "
+        'as in storage_options={"%s": {...}}',
+        store,
+        ", ".join(stores) or "no store, as you named none",
+        store,
+    )
 
 
 def speaks(client: Any, protocol: str) -> bool:
@@ -83,12 +109,16 @@ def speaks(client: Any, protocol: str) -> bool:
     return protocol in (names if isinstance(names, (tuple, list)) else (names,))
 
 
-def _with_defaults(location: str, options: StorageOptions | None, *, retries: bool) -> dict[str, Any]:
-    """Add what lets a client have enough connections and notice a stalled one; what the user gave stands."""
-    given = dict(options or {})
+def _with_defaults(location: str, given: dict[str, Any], stores: tuple[str, ...], *, retries: bool) -> dict[str, Any]:
+    """Add what lets a client have enough connections and notice a stalled one; what the user gave stands.
+
+    ``stores`` are those that may see what was given.
+    """
     scheme = location.partition("://")[0]
     if scheme in ("http", "https"):
-        return {"get_client": _session, **given}
+        if "middlewares" in given:  # they replace those of the session
+            given["middlewares"] = (*given["middlewares"], functools.partial(_to_named_stores, stores=stores))
+        return {"get_client": functools.partial(_session, stores=stores) if given else _session, **given}
     if scheme in ("s3", "s3a"):
         ours: dict[str, Any] = {"max_pool_connections": _POOL, "read_timeout": _STALL}
         if not retries:
@@ -111,28 +141,62 @@ def _share_models(client: Any) -> None:
         client.session = session
 
 
-async def _session(**options: Any) -> aiohttp.ClientSession:
+async def _session(*, stores: tuple[str, ...] | None = None, **options: Any) -> aiohttp.ClientSession:
+    """Make a session of aiohttp; where it has options of the user's, only some stores get to see them."""
     import aiohttp
 
     # aiohttp's own limit is five minutes for a whole file, however well it comes in
     options.setdefault("timeout", aiohttp.ClientTimeout(total=None, sock_connect=_STALL, sock_read=_STALL))
     options.setdefault("connector", aiohttp.TCPConnector(limit=_POOL))
+    if stores is not None:
+        if not hasattr(aiohttp, "ClientMiddlewareType"):
+            raise FinalError('storage_options for the web need aiohttp 3.12: pip install "wdsdist[http]"')
+        mine = functools.partial(_to_named_stores, stores=stores)
+        options["middlewares"] = (*options.get("middlewares", ()), mine)
     return aiohttp.ClientSession(**options)
+
+
+async def _to_named_stores(
+    request: aiohttp.ClientRequest,
+    handler: Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]],
+    *,
+    stores: tuple[str, ...],
+) -> aiohttp.ClientResponse:
+    """Send a request to another store, to which a named one has redirected it, without what was given for that one.
+
+    aiohttp drops an ``Authorization`` header there, but neither other headers nor cookies, and adds a session's
+    ``auth`` again.
+    """
+    from aiohttp.http import SERVER_SOFTWARE
+
+    if store(str(request.url)) not in stores:
+        for name in [name for name in request.headers if name.lower() not in _OURS]:
+            del request.headers[name]
+        request.headers["User-Agent"] = SERVER_SOFTWARE  # some refuse a request without one
+    return await handler(request)
 
 
 def asked(client: Any, what: str, path: str, deadline: Deadline | None, **how: Any) -> Any:
     """Return what a method of a client says of a path, or raise ``TimeoutError`` where no answer comes.
 
-    One that does not come takes a quarter of the time, so that a stalled connection leaves some to ask again. Clients
-    that are not asynchronous take as long as they take.
+    Clients that are not asynchronous take as long as they take.
     """
     if deadline is None or not client.async_impl:
         return getattr(client, what)(path, **how)
+    return awaited(client, getattr(client, f"_{what}"), path, deadline=deadline, **how)
+
+
+def awaited(client: Any, function: Callable[..., Awaitable[T]], *args: Any, deadline: Deadline | None, **how: Any) -> T:
+    """Return what a coroutine of an asynchronous client returns, or raise ``TimeoutError`` where no answer comes.
+
+    One that does not come takes a quarter of the time, so that a stalled connection leaves some to ask again.
+    """
     import fsspec.asyn
     import fsspec.exceptions
 
-    patience = max(0.1, min(deadline.left(), deadline.seconds / 4))
+    patience = None if deadline is None else max(0.1, min(deadline.left(), deadline.seconds / 4))
     try:
-        return fsspec.asyn.sync(client.loop, getattr(client, f"_{what}"), path, timeout=patience, **how)
+        found: T = fsspec.asyn.sync(client.loop, function, *args, timeout=patience, **how)
     except fsspec.exceptions.FSTimeoutError:
         raise TimeoutError(f"no answer in {patience:.1f} s") from None
+    return found

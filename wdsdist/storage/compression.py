@@ -1,4 +1,4 @@
-"""Compressed tars: read as a stream of pieces, decompressed into a file, and written by zstd.
+"""Compressed tars: read as a stream of pieces, decompressed into a file, and written by zstd; and gzip in memory.
 
 What a file is compressed by is told by its first bytes, as names are often wrong. A tar in it can only be read from
 its start, so whoever wants its members decompresses it once, in one pass, into a file.
@@ -11,11 +11,12 @@ import gzip
 import lzma
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from wdsdist.errors import ArgumentError, DestinationError, ShardDamagedError, StorageError, WdsdistError
+from wdsdist.errors import ArgumentError, DecodeError, DestinationError, ShardDamagedError, StorageError, WdsdistError
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _SKIPPABLE = b"\x2a\x4d\x18"  # bytes 1 to 3 of the frame without data that pzstd begins with
@@ -52,6 +53,15 @@ def codec_of(path: Path) -> str | None:
     return next((codec for magic, codec in _MAGIC.items() if start.startswith(magic)), None)
 
 
+def most_expanded(size: int) -> int:
+    """Return the bytes that a file of a given size may expand to: 256 MiB, or 200 times its size.
+
+    >>> most_expanded(1000), most_expanded(10**9)
+    (268435456, 200000000000)
+    """
+    return max(_ALWAYS, _EXPANSION * size)
+
+
 def unpack(path: Path, target: Path, *, size: int = -1, label: str = "") -> None:
     """Decompress a file into another one.
 
@@ -65,7 +75,7 @@ def unpack(path: Path, target: Path, *, size: int = -1, label: str = "") -> None
     cannot be read, and `DestinationError` where the other cannot be written.
     """
     label = label or str(path)
-    most = size if size >= 0 else max(_ALWAYS, _EXPANSION * path.stat().st_size)
+    most = size if size >= 0 else most_expanded(path.stat().st_size)
     written = 0
     try:
         # In place: the target may have been given its room before.
@@ -138,6 +148,60 @@ def _zstd_pieces(path: Path, label: str) -> Iterator[bytes]:
                     chunk, frame = frame.unused_data, None
     if frame is not None:
         raise EOFError("it ends within a frame")
+
+
+def unzip(data: bytes, most: int) -> bytes:
+    """Decompress gzip in memory, all its streams.
+
+    Raises `DecodeError` where more than ``most`` bytes come out, ``EOFError`` for data that is cut short, and
+    ``zlib.error`` for what is no gzip.
+    """
+    parts: list[bytes] = []
+    left, rest = most, data
+    while rest:  # gzip files may hold several streams, one after another
+        unpacker = zlib.decompressobj(wbits=31)
+        parts.append(unpacker.decompress(rest, left + 1))
+        left -= len(parts[-1])
+        if left < 0:
+            raise DecodeError(f"a compressed member of {len(data):,} bytes unpacks to over {most:,} bytes")
+        if not unpacker.eof:
+            raise EOFError("the compressed data is cut short")
+        rest = unpacker.unused_data.lstrip(b"\0")  # and zeros behind them, as gzip(1) has it
+    return b"".join(parts)
+
+
+class Expansion:
+    """What the compressed members of one shard unpack to, all together: as much as a compressed shard may.
+
+    A member counts once, however often it is decoded. Without the sum, each of a thousand members of a small shard
+    could take what one may.
+    """
+
+    def __init__(self, size: int, num_members: int) -> None:
+        self._most = most_expanded(size)
+        self._total = 0
+        self._levels = bytearray(num_members)  # of each that have been counted: `.gz.gz` has two
+
+    def unzip(self, member: int, data: bytes, level: int, most: int) -> bytes:
+        """Decompress a member, or at ``level`` 2 what came out of it.
+
+        Raises `DecodeError` where the shard's members unpack to more than they may, and what `unzip` raises.
+        """
+        if level <= self._levels[member]:
+            return unzip(data, most)
+        left = self._most - self._total
+        try:
+            content = unzip(data, min(most, left))
+        except DecodeError as error:
+            if left >= most:
+                raise
+            raise DecodeError(
+                f"the compressed members of its shard unpack to over {self._most:,} bytes together, more than "
+                f"{_EXPANSION} times its size, as a bomb does: if it is not one, pack them uncompressed"
+            ) from error
+        self._total += len(content)
+        self._levels[member] = level
+        return content
 
 
 def checked(compress: str | None) -> str | None:

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from wdsdist.errors import StorageError
-from wdsdist.storage.failures import FinalError, PassingError, WrongLengthError
+from wdsdist.storage.failures import AwayError, FinalError, PassingError, UnfitError, WrongLengthError
 
 _FIRST_PAUSE = 0.2  # seconds at most; doubled after each attempt
 _LONGEST_PAUSE = 10.0
@@ -52,13 +52,13 @@ class Attempts:
         """Return the seconds to wait after a failed attempt.
 
         Raises `StorageError` with the number of attempts and the cause where another attempt cannot help, or where the
-        time is over before it; `WrongLengthError` where too many answers had the wrong length, or the last one had.
+        time is over before it; `WrongLengthError` where too many answers had the wrong length, or the last one had;
+        `AwayError` where the last one was that the store cannot answer, or there was none.
         """
         self._failed += 1
         if self._deadline is None:
             self._deadline = Deadline(self._patience)
         attempts = f"after {self._failed} attempt{'s'[: self._failed - 1]}"
-        # None is chained: the traceback of a back end may show a signed URL.
         if isinstance(error, FinalError):
             raise StorageError(f"{error} ({attempts})" if self._failed > 1 else f"{error}") from None
         self._misfits += error.is_misfit
@@ -68,5 +68,5 @@ class Attempts:
             if pause < self._deadline.left():
                 return pause
             attempts = f"{attempts} in {self._deadline.seconds:g} s"
-        kind = WrongLengthError if error.is_misfit else StorageError
+        kind = WrongLengthError if error.is_misfit else StorageError if isinstance(error, UnfitError) else AwayError
         raise kind(f"{error} ({attempts})") from None

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from wdsdist.storage.clients import StorageOptions, asked, filesystem, persist
+from wdsdist.storage.clients import asked, filesystem, persist
 from wdsdist.storage.deadline import Deadline
+from wdsdist.storage.options import StorageOptions
+from wdsdist.storage.streams import stamp_of
 from wdsdist.storage.urls import split
 
 _TOGETHER = 16  # requests at once
-_STAMPS = ("ETag", "etag", "md5Hash", "content_md5", "sha256", "mtime", "LastModified", "last_modified", "updated",
-           "modified", "created")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,5 @@ def entry(location: str, options: StorageOptions | None = None, *, deadline: Dea
 
 
 def _entry(name: str, info: Mapping[str, Any]) -> Entry:
-    stamps = (info.get(key) for key in _STAMPS)
     size = -1 if info.get("size") is None else int(info["size"])
-    return Entry(name, size, str(next(filter(None, stamps), "")), info.get("type") == "directory")
+    return Entry(name, size, stamp_of(info), info.get("type") == "directory")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from wdsdist.errors import StorageError
 from wdsdist.storage.urls import scrubbed, shown
@@ -40,6 +40,14 @@ class PassingError(StorageError):
     """Whether the store answered well, but with another number of bytes."""
 
 
+class UnfitError(PassingError):
+    """The store answered, but not with what it should hold, such as a page that asks for a login."""
+
+
+class AwayError(StorageError):
+    """A store did not answer, or answered that it cannot for now, until the time was over."""
+
+
 class MisfitError(Exception):
     """A range has more or fewer bytes than it should."""
 
@@ -48,14 +56,27 @@ class MisfitError(Exception):
 def mapped(location: str, verb: str = "read") -> Iterator[None]:
     """Turn whatever a back end raises into ``FileNotFoundError``, `FinalError` or `PassingError`.
 
-    Its own exception is not chained, because tracebacks are shown and it may hold a signed URL.
+    Its own exception may hold a signed URL or a password. It is left behind: see `raise_alone`.
     """
     try:
         yield
-    except StorageError:
-        raise
+    except StorageError as error:
+        raise_alone(error)
     except Exception as error:
-        raise _meaning(error, location, verb) from None
+        raise_alone(_meaning(error, location, verb))
+
+
+def raise_alone(error: BaseException) -> NoReturn:
+    """Raise an error that refers to none of the exceptions that are being handled.
+
+    ``from None`` only hides them from a traceback: ``__context__`` still holds them, with their arguments, for whoever
+    pickles the error, logs all of it, or walks along it.
+    """
+    try:
+        raise error from None
+    except BaseException:
+        error.__context__ = None
+        raise
 
 
 def _meaning(error: Exception, location: str, verb: str) -> FileNotFoundError | FinalError | PassingError:
@@ -100,7 +121,9 @@ def _status(error: BaseException) -> int | None:
     response = getattr(error, "response", None)
     if isinstance(response, Mapping):  # botocore
         return _number(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
-    for owner, name in ((error, "status"), (error, "status_code"), (error, "code"), (response, "status_code")):
+    # Of aiohttp, `code` is a deprecated name of `status`, and warns.
+    names = ("status",) if hasattr(error, "status") else ("status_code", "code")
+    for owner, name in (*((error, name) for name in names), (response, "status_code")):
         if found := _number(getattr(owner, name, None)):
             return found
     return None

@@ -6,16 +6,20 @@ import contextlib
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 from wdsdist.errors import StorageError
-from wdsdist.storage.clients import StorageOptions, asked, filesystem, persist
+from wdsdist.storage.clients import asked, awaited, filesystem, persist
 from wdsdist.storage.deadline import Deadline
 from wdsdist.storage.entries import entry
 from wdsdist.storage.failures import FinalError, MisfitError
+from wdsdist.storage.options import StorageOptions
+from wdsdist.storage.streams import stamp_of, whole
 from wdsdist.storage.urls import is_remote, shown
+
+T = TypeVar("T")
 
 
 def read(location: str, options: StorageOptions | None = None, *, deadline: Deadline | None = None) -> bytes:
@@ -37,6 +41,28 @@ def read(location: str, options: StorageOptions | None = None, *, deadline: Dead
         how = {"max_concurrency": 1} if location.startswith(("s3://", "s3a://")) else {}
         content: bytes = asked(client, "cat_file", path, deadline, **how)
         return content
+
+    return persist(location, cat, deadline=deadline)
+
+
+def read_until(
+    location: str,
+    accept: Callable[[bytes, str], T],
+    options: StorageOptions | None = None,
+    *,
+    deadline: Deadline | None = None,
+) -> T:
+    """Return what a function makes of all that a URL holds, and of its stamp, asking again until it accepts that.
+
+    ``accept`` raises `UnfitError` for what the store should not have answered. Raises what `read` raises.
+    """
+
+    def cat() -> T:
+        client, path = filesystem(location, options, retries=deadline is None)
+        if client.async_impl:
+            return accept(*awaited(client, whole, client, path, deadline=deadline))
+        stamp = stamp_of(client.info(path))
+        return accept(client.cat_file(path), stamp)
 
     return persist(location, cat, deadline=deadline)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any, TypeVar
 
 from wdsdist.errors import StorageError
@@ -18,6 +18,8 @@ from wdsdist.storage.clients import speaks
 
 T = TypeVar("T")
 _PIECE = 1 << 20  # bytes at most; what has arrived is given at once
+_STAMPS = ("ETag", "etag", "md5Hash", "content_md5", "sha256", "mtime", "LastModified", "last_modified", "updated",
+           "modified", "created")  # fmt: skip
 
 
 class NoRangesError(StorageError):
@@ -36,13 +38,35 @@ def pieces(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes
     return _at_once(client, path, wanted)
 
 
+def stamp_of(info: Mapping[str, Any]) -> str:
+    """Return what a store says of a file that tells one content from another; empty where nothing does."""
+    return str(next(filter(None, (info.get(key) for key in _STAMPS)), ""))
+
+
 async def size_of(client: Any, path: str) -> int | None:
     """Return the size of a file in bytes; None where the store does not say."""
     info = await (client._info(path) if client.async_impl else _in_thread(client.info, path))
     return None if info.get("size") is None else int(info["size"])
 
 
-async def _of_http(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes, None]:
+async def whole(client: Any, path: str) -> tuple[bytes, str]:
+    """Return a file, through an asynchronous client, and its stamp: what the store gives to tell contents apart.
+
+    Both are of one answer where the client lets them be; else the stamp is the older of the two.
+    """
+    if speaks(client, "http"):
+        async with _http_answer(client, path) as answer:
+            return await answer.read(), answer.headers.get("ETag", "")
+    if speaks(client, "s3"):
+        answer = await _s3_answer(client, path)
+        with contextlib.closing(answer["Body"]) as body:
+            return await body.read(), answer.get("ETag", "")
+    stamp = stamp_of(await client._info(path))
+    return await client._cat_file(path), stamp
+
+
+@contextlib.asynccontextmanager
+async def _http_answer(client: Any, path: str, wanted: range | None = None) -> AsyncIterator[Any]:
     session = await client.set_session()
     options = dict(client.kwargs)
     # A body that the server compresses on its way has neither the length nor the ranges of the file.
@@ -51,18 +75,27 @@ async def _of_http(client: Any, path: str, wanted: range | None) -> AsyncGenerat
         headers["Range"] = _header(wanted)
     async with session.get(client.encode_url(path), headers=headers, read_bufsize=_PIECE, **options) as answer:
         answer.raise_for_status()
+        yield answer
+
+
+async def _of_http(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes, None]:
+    async with _http_answer(client, path, wanted) as answer:
         if wanted and answer.status != 206:
             raise NoRangesError
         async for piece in answer.content.iter_any():
             yield piece
 
 
-async def _of_s3(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes, None]:
+async def _s3_answer(client: Any, path: str, wanted: range | None = None) -> Any:
     bucket, key, version = client.split_path(path)
     more = {"VersionId": version} if version else {}
     if wanted:
         more["Range"] = _header(wanted)
-    answer = await client._call_s3("get_object", Bucket=bucket, Key=key, **more)
+    return await client._call_s3("get_object", Bucket=bucket, Key=key, **more)
+
+
+async def _of_s3(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes, None]:
+    answer = await _s3_answer(client, path, wanted)
     with contextlib.closing(answer["Body"]) as body:
         while piece := await body.read(_PIECE):
             yield piece

@@ -7,9 +7,10 @@ import concurrent.futures
 from pathlib import Path
 
 from wdsdist.errors import ShardNotFoundError, StorageError
-from wdsdist.storage.clients import StorageOptions, filesystem
+from wdsdist.storage.clients import filesystem
 from wdsdist.storage.copying import GRACE, Connections, Copy, Transfer
 from wdsdist.storage.deadline import Deadline
+from wdsdist.storage.options import StorageOptions
 from wdsdist.storage.urls import shown
 
 _SHARED = Connections()

@@ -6,7 +6,10 @@ import os
 import re
 from pathlib import Path
 
+from wdsdist.errors import printable
+
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
+_QUERY = re.compile(r"(?<=\S)\?[^\s'\"?]*=[^\s'\"]*")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"]+")
 
 
@@ -82,22 +85,29 @@ def local_path(location: str) -> Path:
 
 
 def shown(location: str) -> str:
-    """Return a location fit for a message: without credentials and query.
+    """Return a location fit for a message: without credentials and query, its control characters escaped.
 
     >>> shown("https://user:secret@host/a.tar?signature=x")
     'https://host/a.tar'
     """
-    if not is_remote(location):
-        return location
-    return re.sub(r"(?<=://)[^/@]*@", "", location.partition("?")[0])
+    if is_remote(location):
+        location = re.sub(r"(?<=://)[^/@]*@", "", location.partition("?")[0])
+    return printable(location)
 
 
 def scrubbed(text: str, location: str) -> str:
-    """Return the message of a back end about a location without credentials and queries.
+    """Return the message of a back end about a location without credentials and queries, however it quotes them.
 
     >>> scrubbed("GET https://host/a.tar?signature=x failed", "https://host/a.tar?signature=x")
     'GET https://host/a.tar failed'
+    >>> scrubbed("no such path: /a.tar?signature=%2F", "https://me:secret@host/a.tar?signature=/")
+    'no such path: /a.tar'
     """
-    text = _URL.sub(lambda found: shown(found[0]), text)
-    query = location.partition("?")[2]
-    return text.replace(query, "...") if query and is_remote(location) else text
+    if not is_remote(location):
+        return text
+    text = _QUERY.sub("", _URL.sub(lambda found: shown(found[0]), text))
+    path, _, query = location.partition("?")
+    secrets = [query, path.partition("://")[2].partition("/")[0].rpartition("@")[0].partition(":")[2]]
+    for secret in filter(None, secrets):
+        text = text.replace(secret, "...")
+    return text

@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 _AS_IT_LOOKS = SourceOptions()
-_TABLE = frozenset({"columns"})
+_TABLE = frozenset({"columns", "root", "allow_outside"})
 _FOLDERS = frozenset({"class_folders"})
 
 KINDS = (

@@ -25,6 +25,7 @@ from wdsdist.packing.sources.base import Blocks, OnError, Source
 from wdsdist.packing.sources.kinds import SourceOptions
 from wdsdist.packing.sources.mapping import Column, Layout, check_columns, choose, suffix
 from wdsdist.packing.sources.media import extension_of
+from wdsdist.packing.sources.paths import Root, lies_below
 from wdsdist.packing.sources.profile import paths_or_texts
 from wdsdist.packing.sources.rows import Listing, Row
 from wdsdist.packing.sources.table import Stamp, TableSource, listed
@@ -81,13 +82,13 @@ def find_saved(path: Path, options: SourceOptions) -> Source | None:
             raise SourceError(f"{path / _DICT} names no splits: is the folder whole?")
         if len(splits) > 1:
             raise SourceError(f"{path} holds the splits {', '.join(splits)}: name one, for instance {path / splits[0]}")
-        path = path / splits[0]
+        path = _inside(path, splits[0], _DICT)
     if not (path / _STATE).is_file():
         return None
     state = _json(path / _STATE)
     files = state.get("_data_files")
     names = [file.get("filename") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
-    paths = [path / name for name in names if isinstance(name, str)]
+    paths = [_inside(path, name, _STATE) for name in names if isinstance(name, str)]
     if not paths or len(paths) < len(names):
         raise SourceError(f"{path / _STATE} names no data files: is the folder whole?")
     if state.get("_indices_data_files"):
@@ -95,6 +96,14 @@ def find_saved(path: Path, options: SourceOptions) -> Source | None:
             f"{path} holds a selection of its rows: call flatten_indices() before save_to_disk(), with datasets"
         )
     return _source("hf", path, path, paths, options)
+
+
+def _inside(folder: Path, name: str, note: str) -> Path:
+    """Return what a note of a folder names, which must be in it: ``save_to_disk`` names nothing else."""
+    path = os.path.normpath(folder / name)
+    if not lies_below(str(folder), path):
+        raise SourceError(f"{folder / note} names {name!r:.300}, which lies outside its folder: save the data set anew")
+    return Path(path)
 
 
 def _of_one_split(kind: str, path: Path, files: list[Path], options: SourceOptions) -> Source | None:
@@ -114,8 +123,9 @@ def _of_one_split(kind: str, path: Path, files: list[Path], options: SourceOptio
     return _source(kind, path, path if path.is_dir() else path.parent, files, options) if files else None
 
 
-def _source(kind: str, location: Path, root: Path, paths: list[Path], options: SourceOptions) -> TableSource:
+def _source(kind: str, location: Path, home: Path, paths: list[Path], options: SourceOptions) -> TableSource:
     wanted = check_columns(options.columns)
+    root = Root.of(home, options.root, allow_outside=options.allow_outside)
     for path in paths:
         if not path.is_file():
             raise SourceError(f"{path} does not exist, but {location} names it: fetch it again")
@@ -123,14 +133,15 @@ def _source(kind: str, location: Path, root: Path, paths: list[Path], options: S
         stamps = tuple(map(Stamp.of, paths))
         files = [ArrowFile(stamp.path) for stamp in stamps]
         _check_schemas(files)
-        layout = choose(_columns(files, root), wanted, str(location))
-        return _listed(kind, location, root, layout, stamps, files, _all_groups(files), options.on_error)
+        layout = choose(_columns(files, root.folder), wanted, str(location))
+        return _listed(kind, location, home, root, layout, stamps, files, _all_groups(files), options.on_error)
 
 
 def _listed(
     kind: str,
     location: Path,
-    root: Path,
+    home: Path,
+    root: Root,
     layout: Layout,
     stamps: tuple[Stamp, ...],
     files: list[ArrowFile],
@@ -140,7 +151,7 @@ def _listed(
     used = tuple(layout.used())
     byte_columns = tuple(place for place in used if layout.columns[place].content == "bytes")
     estimated = byte_columns if any(file.is_parquet for file in files) else ()
-    listing = Listing(layout, str(root), on_error)
+    listing = Listing(layout, root, on_error)
     weights = array("q", bytes(8 * len(groups.files)))
 
     def place(index: int) -> str:
@@ -163,7 +174,8 @@ def _listed(
     return TableSource(
         kind=kind,
         location=str(location),
-        root=str(root),
+        home=str(home),
+        root=root,
         layout=layout,
         files=stamps,
         digest=listing.state.hexdigest(),
@@ -210,7 +222,7 @@ def _shown(file: ArrowFile) -> str:
     return ", ".join(f"{field.name} ({field.type})" for field in file.schema)
 
 
-def _columns(files: list[ArrowFile], root: Path) -> list[Column]:
+def _columns(files: list[ArrowFile], root: str) -> list[Column]:
     classes = _classes(files[0].schema.metadata or {})
     return [
         replace(_column(files, place, root), classes=classes.get(name))
@@ -218,14 +230,14 @@ def _columns(files: list[ArrowFile], root: Path) -> list[Column]:
     ]
 
 
-def _column(files: list[ArrowFile], place: int, root: Path) -> Column:
+def _column(files: list[ArrowFile], place: int, root: str) -> Column:
     types = pyarrow().types
     name, kind = files[0].schema.names[place], files[0].schema.types[place]
     value = kind.value_type if types.is_dictionary(kind) else kind
     if is_bytes(kind):
         return Column(name, "bytes", _extension(next(iter(_first(files, place, 1)), None)))
     if types.is_string(value) or types.is_large_string(value):
-        return paths_or_texts(name, tuple(_first(files, place, _FIRST)), str(root))
+        return paths_or_texts(name, tuple(_first(files, place, _FIRST)), root)
     if types.is_integer(value):
         return Column(name, "integer")
     if types.is_floating(value):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
+from wdsdist.errors import printable
 from wdsdist.packing.sources.listing import Listing, ListingBuilder, Names
 
 _CHUNK = 1 << 16  # names that are held as Python objects together
@@ -145,5 +146,5 @@ def _key(name: bytes) -> bytes:
 
 
 def shown(path: str | bytes | os.PathLike[str]) -> str:
-    """Return a path fit for a message: bytes that are no text are written as escapes."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
+    """Return a path fit for a message: bytes that are no text, and control characters, are written as escapes."""
+    return printable(os.fsencode(path).decode("utf-8", "backslashreplace"))

@@ -28,6 +28,7 @@ from wdsdist.errors import SourceError
 from wdsdist.packing.sources.base import LeftOut, Sample, payload_size
 from wdsdist.packing.sources.kinds import SourceOptions
 from wdsdist.shards.tar import stored_size
+from wdsdist.storage.compression import most_expanded
 
 _NAME = re.compile(r"(?P<prefix>.+)-(?P<role>images|labels)[-.]idx\d-[a-z]+\d*(?P<gz>\.gz)?")
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -148,22 +149,28 @@ def hint(path: Path) -> str:
     return f" ({path.parent} holds the IDX sets {' and '.join(prefixes)})" if prefixes else ""
 
 
-def parse(stream: io.BufferedIOBase, label: str) -> npt.NDArray[Any]:
+def parse(stream: io.BufferedIOBase, label: str, most: int | None = None) -> npt.NDArray[Any]:
     """Return the array in an IDX file; ``label`` names it in errors.
 
-    Raises `SourceError` for a header that is none and for data that is shorter or longer than the header says.
+    Raises `SourceError` for a header that is none, for data that is shorter or longer than the header says, and for
+    more than ``most`` bytes.
 
     >>> parse(io.BytesIO(bytes([0, 0, 0x0B, 1, 0, 0, 0, 2, 0, 1, 1, 0])), "two.idx").tolist()
     [1, 256]
     """
     dtype, shape = _read_header(stream, label)
     expected = math.prod(shape) * dtype.itemsize
+    if most is not None and expected > most:
+        raise SourceError(
+            f"{label} asks for {expected:,} bytes, more than the {most:,} that a compressed file of its size may hold: "
+            f"fetch it again, or decompress it if it is whole"
+        )
     content = bytearray()
     # In pieces: a damaged header may ask for more memory than there is.
     while piece := stream.read(min(_CHUNK, expected - len(content))):
         content += piece
     found = len(content)
-    while rest := stream.read(_CHUNK):
+    while (most is None or found <= most) and (rest := stream.read(_CHUNK)):
         found += len(rest)
     if found != expected:
         size = " x ".join(map(str, shape))
@@ -244,7 +251,7 @@ def _load(file: _File) -> npt.NDArray[Any]:
     with _opened(file.path) as stream:
         if _status(Path(file.path)) != file:
             raise SourceError(f"{file.path} has changed since it was listed: pack again once it is at rest")
-        return parse(stream, file.path)
+        return parse(stream, file.path, most_expanded(file.size) if file.path.endswith(".gz") else None)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,10 @@ class SourceOptions:
     or more, an image in every sample, no file beside the folders, no ``cls`` yet."""
     columns: Mapping[str, str] | None = None
     """Of a table, what becomes of its columns; see `wdsdist.packing.sources.mapping`."""
+    root: str | os.PathLike[str] | None = None
+    """Of a table, the local folder that the paths in it start from, and must lie below; by default its own."""
+    allow_outside: bool = False
+    """Of a table, whether the paths in it may lead out of there."""
     encode: Encode | str | None = None
     """For what Python makes, a function from an item to a sample dict."""
     on_error: OnError = "raise"
@@ -33,9 +37,12 @@ class SourceOptions:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     """Passed to fsspec where the source is a URL; kept out of every message, for they may hold credentials."""
 
+    allow_elsewhere: bool = False
+    """Whether the ``index.json`` of shards may name some outside its own folder."""
+
     def given(self) -> list[str]:
         """Return the names of the options that are for sources of some kinds only and ask for something."""
-        return [name for name in ("class_folders", "columns", "encode") if getattr(self, name)]
+        return [name for name in ("class_folders", "columns", "root", "allow_outside", "encode") if getattr(self, name)]
 
 
 @dataclass(frozen=True, slots=True)

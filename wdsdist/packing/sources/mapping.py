@@ -230,7 +230,7 @@ class _Choice:
             if paths and place != self.key and column.name not in self.wanted:
                 raise SourceError(
                     f"column {column.name!r} of {self.label} looks like paths, but {column.values[0]} is no file "
-                    f"beside it: move the table to where its paths start, or map the column, as in "
+                    f"beside it: name the folder where its paths start with root= (--root), or map the column, as in "
                     f"columns={{{column.name!r}: 'txt'}} (--column {column.name}=txt) if it is to be a text"
                 )
 

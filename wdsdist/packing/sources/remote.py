@@ -6,11 +6,11 @@ An archive or a table is read at many places, so it becomes a temporary local fi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 from urllib.parse import unquote
 
 from wdsdist import storage
@@ -22,6 +22,7 @@ from wdsdist.packing.sources.base import BrokenPayload, Payload, RangePayload, S
 from wdsdist.packing.sources.deferred import DeferredSource
 from wdsdist.packing.sources.kinds import SourceOptions
 from wdsdist.packing.sources.listed import Listed, OfListing, Taken
+from wdsdist.shards.manifest import check_location
 from wdsdist.shards.tar import is_tar
 
 _TABLES = (*columnar.SUFFIXES["parquet"], *columnar.SUFFIXES["arrow"])
@@ -34,10 +35,9 @@ class RemoteSamples:
     """Some samples of a remote folder."""
 
     taken: Taken
-    urls: dict[int, str]
+    urls: dict[int, str] = field(repr=False)
     """Of the samples' files, by their number in the listing."""
-    options: Mapping[str, Any] | None = field(repr=False)
-    """Passed to fsspec."""
+    options: storage.StorageOptions = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.taken)
@@ -68,7 +68,7 @@ def _arrived(key: str, members: list[tuple[str, bytes | Future[Payload]]]) -> Sa
     return key, [(extension, one if isinstance(one, bytes) else one.result()) for extension, one in members]
 
 
-def _fetched(wanted: RangePayload, options: Mapping[str, Any] | None) -> Payload:
+def _fetched(wanted: RangePayload, options: storage.StorageOptions) -> Payload:
     """Return the bytes of one file; a store that does not answer is an error of packing, not of the sample."""
     where = storage.shown(wanted.path)
     try:
@@ -86,13 +86,12 @@ class RemoteFolder(OfListing):
     """All samples of a remote folder."""
 
     location: str
-    url: str
+    url: str = field(repr=False)
     """The location with its credentials."""
     listed: Listed
     """A file's place is its number in ``entries``."""
     entries: list[storage.Entry]
-    options: Mapping[str, Any] | None = field(repr=False)
-    """Passed to fsspec."""
+    options: storage.StorageOptions = field(repr=False)
     kind: str = "folder"
 
     def fingerprint(self) -> str:
@@ -116,12 +115,17 @@ def find(url: str, options: SourceOptions, find_local: Callable[[Path, SourceOpt
     location = storage.normalise(url)
     if not url.endswith("/") and Path(storage.split(location)[1]).suffix:
         try:
-            entry = storage.entry(location, options.storage_options)
+            entry = storage.entry(location, _bound(location, options))
         except FileNotFoundError as error:
             raise SourceNotFoundError(f"{storage.shown(location)} does not exist") from error
         if not entry.is_folder:
             return _file(location, entry, options, find_local)
     return _folder(location, options)
+
+
+def _bound(url: str, options: SourceOptions) -> storage.StorageOptions:
+    """Return the options of clients for the store of the source: what its listing names elsewhere gets none."""
+    return storage.named(options.storage_options, [url])
 
 
 def _file(
@@ -132,7 +136,7 @@ def _file(
     def make(scratch: Path) -> Source:
         path = scratch / entry.name
         try:
-            storage.fetch(url, path, options.storage_options)
+            storage.fetch(url, path, _bound(url, options))
         except ShardNotFoundError as error:
             raise SourceNotFoundError(f"{where} does not exist") from error
         if entry.size not in (-1, path.stat().st_size):
@@ -144,6 +148,8 @@ def _file(
             raise type(error)(f"{where}, of which nothing but {entry.name} was fetched: {problem}") from error
 
     state = f"{entry}\0{options.kind}\0{options.class_folders}\0{options.columns}"
+    if options.root is not None or options.allow_outside:
+        state += f"\0{options.root}\0{options.allow_outside}"
     return DeferredSource("remote", where, state, options.scratch, make)
 
 
@@ -151,10 +157,12 @@ def _folder(url: str, options: SourceOptions) -> RemoteFolder:
     where = storage.shown(url)
     if options.kind not in (None, "folder"):
         raise SourceError(f"{where} is a remote folder, not of the kind {options.kind!r}")
-    if options.columns:
-        raise ArgumentError(f"columns is {options.columns!r}, but {where} is a folder, not a table")
+    for name in ("columns", "root", "allow_outside"):
+        if name in options.given():
+            raise ArgumentError(f"{name} is {getattr(options, name)!r}, but {where} is a folder, not a table")
     tree = Tree(where, options.on_error, keep_root=True)
-    entries = storage.listing(url, options.storage_options)
+    bound = _bound(url, options)
+    entries = storage.listing(url, bound)
     if not entries:
         raise SourceNotFoundError(f"{where} does not exist, holds no file, or cannot be reached")
     _refuse_archives_and_tables(where, [entry.name for entry in entries if "/" not in entry.name])
@@ -163,8 +171,17 @@ def _folder(url: str, options: SourceOptions) -> RemoteFolder:
         name = unquote(entry.name) if url.startswith("http") else entry.name
         if "?" not in entry.name or not url.startswith("http"):
             problem = "" if entry.size >= 0 else "has a size that its store does not tell: download it first"
-            tree.add(name, max(entry.size, 0), number, problem)
-    return RemoteFolder(where, url, tree.listed(options), entries, options.storage_options)
+            tree.add(name, max(entry.size, 0), number, problem or _misnamed(url, entry.name))
+    return RemoteFolder(where, url, tree.listed(options), entries, bound)
+
+
+def _misnamed(url: str, name: str) -> str:
+    """Say why a store may not list a file under this name; nothing where it may."""
+    try:
+        check_location(url, name)
+    except ValueError as error:
+        return f"{error}, or so its store says: download it first"
+    return ""
 
 
 def _refuse_archives_and_tables(where: str, names: list[str]) -> None:

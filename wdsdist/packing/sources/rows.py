@@ -18,6 +18,7 @@ from wdsdist.errors import EncodeError, SourceError
 from wdsdist.packing.sources.base import FilePayload, LeftOut, OnError, Payload, Sample, payload_size
 from wdsdist.packing.sources.items import broken, numbered
 from wdsdist.packing.sources.mapping import Column, Layout, suffix
+from wdsdist.packing.sources.paths import Finder, Root
 from wdsdist.samples.codecs import encode
 from wdsdist.shards.tar import split_name, stored_size
 
@@ -60,7 +61,7 @@ class RowSamples:
 
     rows: Rows
     layout: Layout
-    root: str
+    root: Root
     indices: Int64s
     """Numbers of the rows in the table."""
     file_sizes: Int64s
@@ -70,11 +71,12 @@ class RowSamples:
         return len(self.indices)
 
     def __iter__(self) -> Iterator[Sample]:
+        finder = self.root.finder()
         for number, (index, row) in enumerate(zip(self.indices.tolist(), self.rows, strict=True)):
             sizes = iter(self.file_sizes[:, number].tolist())
             try:
                 members = [
-                    (extension, self._payload(data, sizes)) for extension, data in _members(self.layout, row, self.root)
+                    (extension, self._payload(data, sizes)) for extension, data in _members(self.layout, row, finder)
                 ]
                 key = _key(self.layout, row, index, members)
             except _RowError as error:
@@ -93,7 +95,7 @@ class Listing:
     """What is known of the rows of a table once all have been looked at."""
 
     layout: Layout
-    root: str
+    root: Root
     on_error: OnError = "raise"
     wrong: dict[int, LeftOut] = field(default_factory=dict)
     """The rows that are left out, by their numbers."""
@@ -105,12 +107,12 @@ class Listing:
 
     def add(self, rows: Iterable[Row], place: Callable[[int], str]) -> None:
         """Look at some rows, the next ones; ``place`` says where each of them stands, by its number in the table."""
-        layout, root = self.layout, self.root
+        layout, finder = self.layout, self.root.finder()
         of_files = sum(member.form == "file" for member in layout.members)
         for row in rows:
             index = len(self.sizes)
             try:
-                found = list(_members(layout, row, root))
+                found = list(_members(layout, row, finder))
                 members: list[tuple[str, Payload | Length]] = []
                 sizes = []
                 for extension, data in found:
@@ -174,11 +176,12 @@ class Listing:
         if self.on_error == "raise":
             raise error
         key = _any_key(self.layout, row, index).encode("utf-8", "backslashreplace").decode()
-        self.wrong[index] = LeftOut(key, str(error).replace(self.root + os.sep, ""))
+        self.wrong[index] = LeftOut(key, str(error).replace(self.root.folder + os.sep, ""))
 
     def _file(self, path: str) -> FilePayload:
         status = _status(path)
-        relative = os.path.relpath(path, self.root) if path.startswith(self.root + os.sep) else path
+        root = self.root.folder
+        relative = os.path.relpath(path, root) if path.startswith(root + os.sep) else path
         self.state.update(f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
         return FilePayload(path, status.st_size)
 
@@ -188,7 +191,7 @@ def hash_of(key: str) -> int:
     return int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
-def _members(layout: Layout, row: Row, root: str) -> Iterator[tuple[str, bytes | str | Length]]:
+def _members(layout: Layout, row: Row, finder: Finder) -> Iterator[tuple[str, bytes | str | Length]]:
     """Yield the members of a row: an extension, and data, or its length, or the path of a file."""
     for member in layout.members:
         place = member.columns[0]
@@ -200,22 +203,22 @@ def _members(layout: Layout, row: Row, root: str) -> Iterator[tuple[str, bytes |
         if value is None:
             continue
         if member.form == "file":
-            yield _own(member.extension, value, column), _path(root, value, column)
+            yield _own(member.extension, value, column), _path(finder, value, column)
         elif isinstance(value, (bytes, Length)):
             yield member.extension, value
         elif column.content == "bytes":
-            yield from _media(member.extension, value, root, column)
+            yield from _media(member.extension, value, finder, column)
         else:
             yield member.extension, _encoded(member.extension, _plain(column, value), column)
 
 
-def _media(extension: str, value: Any, root: str, column: Column) -> Iterator[tuple[str, bytes | str | Length]]:
+def _media(extension: str, value: Any, finder: Finder, column: Column) -> Iterator[tuple[str, bytes | str | Length]]:
     """Yield what a struct of ``bytes`` and ``path`` holds."""
     data, path = value.get("bytes"), value.get("path")
     if data is not None:
         yield extension, data
     elif path is not None:
-        yield extension, _Loose(_path(root, path, column))
+        yield extension, _Loose(_path(finder, path, column))
 
 
 def _plain(column: Column, value: Any) -> Any:
@@ -238,10 +241,17 @@ def _encoded(extension: str, value: Any, column: Column) -> bytes:
         raise _RowError(f"column {column.name!r}: {error}: {_ADVICE}") from error
 
 
-def _path(root: str, value: Any, column: Column) -> str:
+def _path(finder: Finder, value: Any, column: Column) -> str:
     if not isinstance(value, str) or "\0" in value:
         raise _RowError(f"column {column.name!r} holds {value!r:.100}, which is no path: {_ADVICE}")
-    return os.path.join(root, value)  # noqa: PTH118 - a Path for each of millions of files is slow
+    path = finder.path(value)
+    if path is None:
+        raise _RowError(
+            f"column {column.name!r} names {value!r:.300}, which lies outside the folder that paths start from, or is "
+            f"a link to what does: if the table can be trusted, pack with allow_outside=True (--allow-outside), or "
+            f"name the folder that holds all files with root= (--root)"
+        )
+    return path
 
 
 def _own(extension: str, value: Any, column: Column) -> str:

@@ -15,6 +15,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.base import Blocks, LeftOut
 from wdsdist.packing.sources.mapping import Layout
+from wdsdist.packing.sources.paths import Root
 from wdsdist.packing.sources.rows import Listing, Rows, RowSamples
 
 
@@ -49,8 +50,10 @@ class TableSource:
 
     kind: str
     location: str
-    root: str
-    """The folder that paths in the table are relative to."""
+    home: str
+    """The folder that the table lies in."""
+    root: Root
+    """Where paths in the table start."""
     layout: Layout
     files: tuple[Stamp, ...]
     """Those that the table lies in."""
@@ -82,7 +85,7 @@ class TableSource:
         notes, classes = self.layout.notes(), self.layout.classes
         state = hashlib.sha256(f"{self.kind}\0{notes}\0{classes}\0{self.digest}\n".encode("utf-8", "surrogatepass"))
         for file in self.files:
-            name = os.path.relpath(file.path, self.root)
+            name = os.path.relpath(file.path, self.home)
             state.update(f"{name}\0{file.size}\0{file.mtime_ns}\n".encode("utf-8", "surrogatepass"))
         for one in self.left_out:
             state.update(f"{one.key}\0{one.reason}\n".encode("utf-8", "surrogatepass"))
@@ -111,5 +114,5 @@ def listed(listing: Listing, again: Callable[[], Iterable[Any]], place: Callable
     listing.check_keys(again, place)
     if len(listing.wrong) == len(listing.sizes):
         why = listing.wrong[0].reason
-        raise SourceError(f"no row of the table in {listing.root} can be packed, for instance: {why}")
+        raise SourceError(f"no row of the table in {listing.root.folder} can be packed, for instance: {why}")
     return listing

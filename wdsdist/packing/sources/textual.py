@@ -24,6 +24,7 @@ from wdsdist.errors import SourceError
 from wdsdist.packing.sources.base import Source
 from wdsdist.packing.sources.kinds import SourceOptions
 from wdsdist.packing.sources.mapping import check_columns, choose
+from wdsdist.packing.sources.paths import Root
 from wdsdist.packing.sources.profile import Profile
 from wdsdist.packing.sources.rows import Listing, Row
 from wdsdist.packing.sources.table import Stamp, TableSource, listed
@@ -71,12 +72,12 @@ def find(path: Path, options: SourceOptions, *, kind: str) -> Source | None:
     if not path.is_file() or (options.kind != kind and not path.name.lower().endswith(SUFFIXES[kind])):
         return None
     wanted = check_columns(options.columns)
-    root = str(path.parent)
+    root = Root.of(path.parent, options.root, allow_outside=options.allow_outside)
     try:
         stamp = Stamp.of(path)
         manifest = _Manifest(str(path), kind)
         profiles = manifest.profiles()
-        columns = [profile.column(root) for profile in profiles]
+        columns = [profile.column(root.folder) for profile in profiles]
         layout = choose(columns, wanted, str(path))
         names = tuple(profile.name for profile in profiles)
         listing = Listing(layout, root, options.on_error)
@@ -94,6 +95,7 @@ def find(path: Path, options: SourceOptions, *, kind: str) -> Source | None:
     return TableSource(
         kind=kind,
         location=str(path),
+        home=str(path.parent),
         root=root,
         layout=layout,
         files=(stamp,),

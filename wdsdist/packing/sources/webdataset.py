@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 from wdsdist import cache, storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.pools import pool
-from wdsdist.errors import IndexFormatError, IndexNotFoundError, SourceError, SourceNotFoundError
+from wdsdist.errors import IndexFormatError, IndexNotFoundError, ManifestError, SourceError, SourceNotFoundError
 from wdsdist.packing.sources.base import BrokenPayload, LeftOut, Payload, RangePayload, Sample
 from wdsdist.packing.sources.kinds import SourceOptions
 from wdsdist.packing.sources.renaming import Keys, Renamed, normal, renamed
@@ -30,6 +30,7 @@ from wdsdist.shards import open as catalog
 from wdsdist.shards import scan_local as tarindex
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.open import Shards
 from wdsdist.shards.tar import BLOCK, PLAIN_NAME, SIZE_LIMIT, is_header_of, is_tar, stored_size
 
 # What lies beside shards and is none: indexes of many tools, and notes.
@@ -122,19 +123,23 @@ def find(source: object, options: SourceOptions) -> ShardsSource | None:
     if isinstance(source, Manifest):
         return _source(source)
     if isinstance(source, (list, tuple)) and source and all(isinstance(one, (str, os.PathLike)) for one in source):
-        return _source(catalog.open(source, storage_options=options.storage_options))
+        return _source(_opened(source, options))
     if not isinstance(source, (str, os.PathLike)):
         return None
     location = storage.normalise(source)
-    if not forced and not _are_shards(location, options.storage_options):
+    if not forced and not _are_shards(location, options):
         return None
     try:
-        return _source(catalog.open(_tars(location) or location, storage_options=options.storage_options))
+        return _source(_opened(_tars(location) or location, options))
     except IndexNotFoundError as error:
         raise SourceNotFoundError(str(error)) from error
 
 
-def _are_shards(location: str, storage_options: Mapping[str, Any] | None) -> bool:
+def _opened(shards: Shards, options: SourceOptions) -> Manifest:
+    return catalog.open(shards, storage_options=options.storage_options, allow_elsewhere=options.allow_elsewhere)
+
+
+def _are_shards(location: str, options: SourceOptions) -> bool:
     if "{" in location and not os.path.exists(location):  # noqa: PTH110 - it may be a URL
         return True
     name = storage.split(location)[1]
@@ -142,7 +147,9 @@ def _are_shards(location: str, storage_options: Mapping[str, Any] | None) -> boo
         return False
     index = location if location.endswith(".json") else storage.join(location, manifests.FILE_NAME)
     try:
-        listed = manifests.load(index, storage_options)
+        listed = manifests.load(index, options.storage_options, allow_elsewhere=options.allow_elsewhere)
+    except ManifestError:
+        raise
     except (IndexNotFoundError, IndexFormatError):
         pass  # or a file of another purpose with that name
     else:
@@ -180,7 +187,7 @@ def _source(manifest: Manifest) -> ShardsSource:
     shards = range(len(manifest.counts))
     paths = [cache.local_shard(manifest, number) for number in shards]
     with pool(None, len(paths)) as executor:
-        indexes = list(executor.map(tarindex.shard_index, paths))
+        indexes = list(executor.map(_index_of, paths, (manifest.part(number)[0].base for number in shards)))
     starts = np.cumsum([0, *(index.num_samples for index in indexes)], dtype=np.int64)
     location = storage.shown(manifest.base)
     if not starts[-1]:
@@ -195,6 +202,10 @@ def _source(manifest: Manifest) -> ShardsSource:
     _check(keys, tars, starts)
     folders = frozenset(storage.split(manifest.location(number))[0] for number in shards)
     return ShardsSource(location, tars, indexes, notes, renamed(keys), starts, folders)
+
+
+def _index_of(path: Path, base: str) -> ShardIndex:
+    return tarindex.shard_index(path, listed_in=base)
 
 
 def _stored_sizes(index: ShardIndex) -> Int64s:

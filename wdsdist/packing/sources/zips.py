@@ -22,7 +22,8 @@ from wdsdist.packing.sources.archive import ArchiveSource, Stamp, Tree, check_st
 from wdsdist.packing.sources.base import BrokenPayload, Payload, RangePayload, Sample
 from wdsdist.packing.sources.kinds import SourceOptions
 from wdsdist.packing.sources.listed import Taken
-from wdsdist.packing.sources.zipdirectory import Directory
+from wdsdist.packing.sources.zipdirectory import Directory, end_of, shared_bytes
+from wdsdist.storage.compression import most_expanded
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, length of the name, length of the extra field
 _ENCRYPTED = 0x41  # flags: by a password, or strongly
@@ -79,26 +80,43 @@ def find(path: Path, options: SourceOptions) -> ArchiveSource | None:
         return None
     state = stamp(path)
     tree = Tree(str(path), options.on_error)
+    expanded, most = 0, most_expanded(state[0])
     for place, info in _directory(path):
-        name = _name(info)
+        name, problem = _name(info), _problem(info)
+        expanded += 0 if problem else info.file_size
         if name.endswith("/"):
             tree.add_folder(name)
         elif info.create_system == _UNIX and stat.S_ISLNK(info.external_attr >> 16):
             tree.skipped["symbolic link"] += 1
         else:
-            tree.add(name, info.file_size, place, _problem(info))
-
+            tree.add(name, info.file_size, place, problem)
+    if expanded > most:
+        raise SourceError(
+            f"{path} expands to {expanded:,} bytes, more than the {most:,} that {state[0]:,} may be, as a bomb does: "
+            f"if it is not one, unpack it and pack the folder"
+        )
     return ArchiveSource("zip", str(path), tree.listed(options), state, functools.partial(ZipSamples, str(path), state))
 
 
 def _directory(path: Path) -> Iterator[tuple[int, zipfile.ZipInfo]]:
     try:
         with Directory(str(path)) as directory:
-            yield from directory
+            end, in_order = 0, True
+            for place, info in directory:
+                in_order = in_order and info.header_offset >= end
+                end = end_of(info)
+                yield place, info
+            # Nearly always in the order of the data, which takes no memory to see.
+            shared = None if in_order and end <= directory.start else shared_bytes(directory)
     except PermissionError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from error
     except (*_DAMAGE, OverflowError, IndexError) as error:
         raise SourceError(f"{path} is not a zip archive, or is cut or damaged ({error}): fetch it again") from error
+    if shared is not None:
+        raise SourceError(
+            f"{path} holds entries that share their bytes, at byte {shared:,}, as a bomb does to expand without end: "
+            f"make the archive anew"
+        )
 
 
 def _name(info: zipfile.ZipInfo) -> str:

@@ -8,11 +8,9 @@ webdataset and torchvision do not apply it.
 
 from __future__ import annotations
 
-import io
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -24,6 +22,7 @@ import numpy.typing as npt
 
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, DecodeError
+from wdsdist.samples.images.limits import check_max_pixels, check_size, opened
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -49,7 +48,7 @@ _MOST_PADDING = 16
 """Cameras and some encoders put a few bytes before the end of a whole image; a damaged one leaves more."""
 
 
-def image_decoder(specification: str) -> Callable[[str, Encoded], Any]:
+def image_decoder(specification: str, *, max_pixels: int | None = None) -> Callable[[str, Encoded], Any]:
     """Return a function (extension, bytes) -> image that decodes as webdataset's ``specification`` says.
 
     It returns None for an extension that is not an image's, so that others may decode it. Type, dtype, shape and
@@ -57,7 +56,7 @@ def image_decoder(specification: str) -> Callable[[str, Encoded], Any]:
     [3, height, width] in 0..1, ``"pil"`` images. Arrays can be written to. The function pickles.
 
     Raises `ArgumentError` for a specification that does not exist; the function raises `DecodeError` for images that
-    are damaged, cut short or too large, and ImportError without Pillow.
+    are damaged or cut short, or have more than ``max_pixels`` (by default 89,478,485), and ImportError without Pillow.
 
     >>> decode = image_decoder("rgb8")
     >>> decode("ppm", b"P6 2 1 255 " + bytes([1, 2, 3, 4, 5, 6])).tolist()
@@ -70,10 +69,11 @@ def image_decoder(specification: str) -> Callable[[str, Encoded], Any]:
     if specification not in imagespecs:
         raise ArgumentError(f"decode is {specification!r}: the image specifications are {', '.join(imagespecs)}")
     kind, element, mode = imagespecs[specification]
-    return _ImageDecoder(frozenset(IMAGE_EXTENSIONS), kind, element == "float", mode.upper())
+    most = check_max_pixels(max_pixels)
+    return _ImageDecoder(frozenset(IMAGE_EXTENSIONS), kind, element == "float", mode.upper(), most)
 
 
-def decode_rgb(data: Encoded, *, min_width: int = 0, min_height: int = 0) -> Pixels:
+def decode_rgb(data: Encoded, *, min_width: int = 0, min_height: int = 0, max_pixels: int | None = None) -> Pixels:
     """Return an image's colours as a uint8 array [height, width, 3] that can be written to.
 
     Given ``min_width`` or ``min_height``, a JPEG is decoded at the smallest of 1/8, 1/4, 1/2 and full size that has
@@ -82,34 +82,36 @@ def decode_rgb(data: Encoded, *, min_width: int = 0, min_height: int = 0) -> Pix
     Other formats are decoded at full size. Grey, palette, CMYK and images with transparency become RGB.
 
     Raises `DecodeError` for what is no image, for one that is cut short or damaged as far as the decoder can tell, and
-    for one of over twice ``PIL.Image.MAX_IMAGE_PIXELS`` pixels; `ArgumentError` for limits below 0.
+    for one of more than ``max_pixels`` (by default 89,478,485); `ArgumentError` for limits below 0.
 
     >>> decode_rgb(b"P5 3 2 255 " + bytes(6)).shape
     (2, 3, 3)
     """
     at_least = (check_integer("min_width", min_width, 0), check_integer("min_height", min_height, 0))
-    pixels = _turbo(data, "RGB", at_least)
+    most = check_max_pixels(max_pixels)
+    pixels = _turbo(data, "RGB", most, at_least)
     if pixels is not None:
         return pixels
-    with _opened(data) as image:
+    with opened(data, most) as image:
         scale = _scale(*image.size, at_least)
         if scale > 1:  # has an effect on JPEGs only
             image.draft("RGB", (image.width // scale, image.height // scale))
         return _array(image.convert("RGB"))
 
 
-def image_size(data: Encoded) -> tuple[int, int]:
+def image_size(data: Encoded, *, max_pixels: int | None = None) -> tuple[int, int]:
     """Return (width, height) of an encoded image, read from its header.
 
-    Raises `DecodeError` for what is no image, and for too large a one.
+    Raises `DecodeError` for what is no image, and for one of more than ``max_pixels`` (by default 89,478,485).
 
     >>> image_size(b"P5 3 2 255 " + bytes(6))
     (3, 2)
     """
-    header = _turbo_header(data)
+    most = check_max_pixels(max_pixels)
+    header = _turbo_header(data, most)
     if header is not None:
         return header[:2]
-    with _opened(data) as image:
+    with opened(data, most) as image:
         return image.size
 
 
@@ -130,15 +132,16 @@ class _ImageDecoder:
     as_float: bool
     mode: str
     """``L``, ``RGB`` or ``RGBA``."""
+    max_pixels: int
 
     def __call__(self, extension: str, data: Encoded) -> Any:
         if extension.rpartition(".")[2].lower() not in self.extensions:
             return None
-        pixels = _turbo(data, self.mode)
+        pixels = _turbo(data, self.mode, self.max_pixels)
         if self.kind == "pil":
-            return _pillow_image(data, self.mode, pixels)
+            return _pillow_image(data, self.mode, self.max_pixels, pixels)
         if pixels is None:
-            with _opened(data) as image:
+            with opened(data, self.max_pixels) as image:
                 pixels = _array(image.convert(self.mode))
         if self.kind == "torch":
             tensor = _channels_first(pixels)
@@ -150,10 +153,10 @@ class _ImageDecoder:
         return values
 
 
-def _pillow_image(data: Encoded, mode: str, pixels: Pixels | None) -> Image.Image:
+def _pillow_image(data: Encoded, mode: str, max_pixels: int, pixels: Pixels | None) -> Image.Image:
     from PIL import Image
 
-    with _opened(data) as image:
+    with opened(data, max_pixels) as image:
         if pixels is None:
             return image.convert(mode)
         decoded = Image.fromarray(pixels)
@@ -178,27 +181,13 @@ def _array(image: Image.Image) -> Pixels:
     return np.array(image)  # a copy: Pillow's own array cannot be written to, of which torch warns
 
 
-@contextmanager
-def _opened(data: Encoded) -> Iterator[Image.Image]:
-    """Open an image with Pillow; whatever Pillow raises until the block ends becomes a `DecodeError`."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            yield image
-    except UnidentifiedImageError as error:
-        raise DecodeError(f"{len(data):,} bytes are no image of a format that Pillow reads") from error
-    except Exception as error:  # each of Pillow's formats has its own errors
-        raise DecodeError(f"an image of {len(data):,} bytes cannot be read: {type(error).__name__}: {error}") from error
-
-
-def _turbo(data: Encoded, mode: str, at_least: tuple[int, int] = (0, 0)) -> Pixels | None:
+def _turbo(data: Encoded, mode: str, max_pixels: int, at_least: tuple[int, int] = (0, 0)) -> Pixels | None:
     """Decode a JPEG with simplejpeg; None where Pillow is to do it."""
-    header = _turbo_header(data)
+    header = _turbo_header(data, max_pixels)
     if header is None or header[2] not in _TURBO_READS:
         return None
     if mode == "L" and header[2] != "Gray":
-        return _grey_of(_turbo(data, "RGB", at_least))
+        return _grey_of(_turbo(data, "RGB", max_pixels, at_least))
     width, height = header[:2]
     scale = _scale(width, height, at_least)
     arguments = {
@@ -227,7 +216,7 @@ def _grey_of(pixels: Pixels | None) -> Pixels | None:
     return None if pixels is None else _array(Image.fromarray(pixels).convert("L"))
 
 
-def _turbo_header(data: Encoded) -> tuple[int, int, str] | None:
+def _turbo_header(data: Encoded, max_pixels: int) -> tuple[int, int, str] | None:
     """Return width, height and colour space of a JPEG that simplejpeg can read; None for everything else."""
     turbo = _optional("simplejpeg")
     if turbo is None or data[:3] != _JPEG:
@@ -236,20 +225,8 @@ def _turbo_header(data: Encoded) -> tuple[int, int, str] | None:
         height, width, space, _ = turbo.decode_jpeg_header(data)
     except ValueError:  # odd, or cut short: Pillow reads it or says why not
         return None
-    _check_pixels(width, height)
+    check_size(width, height, max_pixels)
     return width, height, space
-
-
-def _check_pixels(width: int, height: int) -> None:
-    """Refuse what Pillow would refuse: a few kilobytes of JPEG can announce more pixels than there is memory."""
-    from PIL import Image
-
-    most = Image.MAX_IMAGE_PIXELS
-    if most is not None and width * height > 2 * most:
-        raise DecodeError(
-            f"a JPEG has {width:,} x {height:,} pixels, more than {2 * most:,}: "
-            f"if the data can be trusted, raise PIL.Image.MAX_IMAGE_PIXELS, half of that limit"
-        )
 
 
 def _scale(width: int, height: int, at_least: tuple[int, int]) -> int:

@@ -69,13 +69,14 @@ class Source:
     (3, 2, (2, 3, 3))
     """
 
-    __slots__ = ("_data", "height", "width")
+    __slots__ = ("_data", "_max_pixels", "height", "width")
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: Any, max_pixels: int | None = None) -> None:
+        self._max_pixels = max_pixels
         self._data: Encoded | Pixels
         if isinstance(data, (bytes, memoryview)):
             self._data = data
-            self.width, self.height = image_size(data)
+            self.width, self.height = image_size(data, max_pixels=max_pixels)
         else:
             self._data = pixels = _pixels_of(data)
             self.height, self.width = pixels.shape[:2]
@@ -84,7 +85,7 @@ class Source:
         """Return pixels, and by what their number was divided."""
         if isinstance(self._data, np.ndarray):
             return self._data, 1
-        pixels = decode_rgb(self._data, min_width=min_width, min_height=min_height)
+        pixels = decode_rgb(self._data, min_width=min_width, min_height=min_height, max_pixels=self._max_pixels)
         for scale in (1, 2, 4):
             if pixels.shape[:2] == (-(-self.height // scale), -(-self.width // scale)):
                 return pixels, scale

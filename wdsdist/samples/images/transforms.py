@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.samples.images.limits import MAX_PIXELS, check_max_pixels
 from wdsdist.samples.images.resize import Source, Window, antialiased, resize, scaled
 
 __all__ = ["RandomResizedCrop", "ResizeCenterCrop", "seeded"]
@@ -97,7 +98,8 @@ class RandomResizedCrop:
 
     ``size`` is the side or (height, width) of the result in pixels. The part has a share of the area that is uniform
     in ``scale``, and a ratio of width to height whose logarithm is uniform in ``ratio``; where ten drawn parts do not
-    fit, it is the largest central part with a ratio in the limits. With the chance ``flip`` it is mirrored.
+    fit, it is the largest central part with a ratio in the limits. With the chance ``flip`` it is mirrored. Encoded
+    images of more than ``max_pixels``, by default 89,478,485, are an error, raised before they are decoded.
 
     Called with (data, seed), where data is an encoded image (bytes), a uint8 array [height, width, 3] or a uint8
     tensor [3, height, width], it returns a uint8 tensor [3, height, width] with channels last in memory. The same data
@@ -125,6 +127,7 @@ class RandomResizedCrop:
         scale: tuple[float, float] = (0.08, 1.0),
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
         flip: float = 0.5,
+        max_pixels: int | None = None,
     ) -> None:
         self._height, self._width = _check_size(size)
         self._scale = _check_range("scale", scale, 1.0)
@@ -135,6 +138,7 @@ class RandomResizedCrop:
         if not 0 <= flip <= 1:
             raise ArgumentError(f"flip is {flip!r}: a chance lies between 0 and 1")
         self._flip = flip
+        self._max_pixels = check_max_pixels(max_pixels)
 
     def choose(self, width: int, height: int, seed: int) -> Crop:
         """Return the part that ``seed`` takes of an image of the given size.
@@ -159,7 +163,7 @@ class RandomResizedCrop:
 
     def __call__(self, data: Any, seed: int) -> torch.Tensor:
         seed = check_integer("seed", seed, 0, 2**63 - 1)  # None would be a different part each time
-        source = Source(data)
+        source = Source(data, self._max_pixels)
         crop = self.choose(source.width, source.height, seed)
         pixels, scale = source.decode(
             -(-source.width * self._width // crop.width), -(-source.height * self._height // crop.height)
@@ -172,15 +176,18 @@ class RandomResizedCrop:
     def __repr__(self) -> str:
         scale, ratio = (tuple(round(limit, 4) for limit in limits) for limits in (self._scale, self._ratio))
         size = _size_text(self._height, self._width)
-        return f"RandomResizedCrop({size}, scale={scale}, ratio={ratio}, flip={self._flip})"
+        most = _max_pixels_text(self._max_pixels)
+        return f"RandomResizedCrop({size}, scale={scale}, ratio={ratio}, flip={self._flip}{most})"
 
 
 class ResizeCenterCrop:
     """Resize an image and cut out its centre, as evaluation does.
 
     The shorter side becomes ``resize`` pixels (256 for a ``size`` of 224, in proportion for others), and the central
-    part of ``size``, a side or (height, width), is kept. Called with an encoded image, a uint8 array [height, width, 3]
-    or a uint8 tensor [3, height, width], it returns a uint8 tensor [3, height, width] with channels last in memory.
+    part of ``size``, a side or (height, width), is kept. Encoded images of more than ``max_pixels``, by default
+    89,478,485, are an error, raised before they are decoded. Called with an encoded image, a uint8 array
+    [height, width, 3] or a uint8 tensor [3, height, width], it returns a uint8 tensor [3, height, width] with channels
+    last in memory.
 
     Geometry and filter are those of torchvision's ``Resize`` and ``CenterCrop`` on Pillow images, so that models
     keep the accuracy they were published with; but a JPEG is decoded at the smallest sufficient scale, and only the
@@ -196,8 +203,11 @@ class ResizeCenterCrop:
     torch.Size([3, 64, 96])
     """
 
-    def __init__(self, size: int | tuple[int, int], *, resize: int | None = None) -> None:
+    def __init__(
+        self, size: int | tuple[int, int], *, resize: int | None = None, max_pixels: int | None = None
+    ) -> None:
         self._height, self._width = _check_size(size)
+        self._max_pixels = check_max_pixels(max_pixels)
         longest = max(self._height, self._width)
         self._resize = round(longest * 256 / 224) if resize is None else check_integer("resize", resize, 1)
         if self._resize < longest:
@@ -206,7 +216,7 @@ class ResizeCenterCrop:
             )
 
     def __call__(self, data: Any) -> torch.Tensor:
-        source = Source(data)
+        source = Source(data, self._max_pixels)
         short, long = sorted((source.width, source.height))
         longer = int(self._resize * long / short)
         width, height = (self._resize, longer) if source.width == short else (longer, self._resize)
@@ -218,7 +228,8 @@ class ResizeCenterCrop:
         return part.contiguous().permute(2, 0, 1)
 
     def __repr__(self) -> str:
-        return f"ResizeCenterCrop({_size_text(self._height, self._width)}, resize={self._resize})"
+        most = _max_pixels_text(self._max_pixels)
+        return f"ResizeCenterCrop({_size_text(self._height, self._width)}, resize={self._resize}{most})"
 
 
 def _check_size(size: object) -> tuple[int, int]:
@@ -241,3 +252,7 @@ def _check_range(name: str, limits: object, most: float) -> tuple[float, float]:
 
 def _size_text(height: int, width: int) -> str:
     return str(height) if height == width else f"({height}, {width})"
+
+
+def _max_pixels_text(max_pixels: int) -> str:
+    return "" if max_pixels == MAX_PIXELS else f", max_pixels={max_pixels}"

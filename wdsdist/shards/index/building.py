@@ -8,7 +8,7 @@ import numpy as np
 
 from wdsdist.errors import ShardDamagedError
 from wdsdist.shards.index.values import ShardIndex
-from wdsdist.shards.tar import Members, group, split_name
+from wdsdist.shards.tar import Members, group, split_stored_name
 
 
 class ShardIndexBuilder:
@@ -92,7 +92,7 @@ def from_members(members: Members, *, size: int, sha256: str, label: str) -> Sha
     builder = ShardIndexBuilder(label)
     skipped = dict(members.skipped)
     for name, offset, length in zip(members.names, members.offsets.tolist(), members.sizes.tolist(), strict=True):
-        parts = split_name(name)
+        parts = split_stored_name(name)
         if parts is None:
             skipped["name without a key and an extension"] = skipped.get("name without a key and an extension", 0) + 1
         else:

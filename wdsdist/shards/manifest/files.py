@@ -6,12 +6,16 @@ It is written last and atomically: where there is no ``index.json`` there is no 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from wdsdist import storage
-from wdsdist.errors import IndexFormatError, IndexNotFoundError
+from wdsdist.errors import IndexFormatError, IndexNotFoundError, ManifestError
+from wdsdist.shards.manifest import entries, remote
+from wdsdist.shards.manifest.entries import MOST, EntryElsewhereError, EntryError
+from wdsdist.shards.manifest.named import is_recorded
 from wdsdist.shards.manifest.values import Manifest, Shard
 
 FILE_NAME = "index.json"
@@ -36,19 +40,9 @@ def dumps(manifest: Manifest) -> bytes:
         if shard.tar_size >= 0:
             entry["tarsize"] = shard.tar_size
         listed.append(entry)
-    return (
-        json.dumps(
-            {
-                "__kind__": _KIND,
-                "wids_version": 1,
-                "name": manifest.name,
-                "shardlist": listed,
-                "wdsdist": {"version": 1, "num_samples": manifest.num_samples, **manifest.extra},
-            },
-            indent=1,
-        )
-        + "\n"
-    ).encode()
+    own = {"version": 1, "num_samples": manifest.num_samples, remote.DIGEST: remote.BLANK, **manifest.extra}
+    data = {"__kind__": _KIND, "wids_version": 1, "name": manifest.name, "shardlist": listed, "wdsdist": own}
+    return remote.with_digest(f"{json.dumps(data, indent=1)}\n".encode())
 
 
 def save(manifest: Manifest, folder: Path) -> None:
@@ -58,65 +52,131 @@ def save(manifest: Manifest, folder: Path) -> None:
 
 
 def load(
-    location: str, storage_options: Mapping[str, Any] | None = None, deadline: storage.Deadline | None = None
+    location: str,
+    storage_options: Mapping[str, Any] | storage.StorageOptions | None = None,
+    deadline: storage.Deadline | None = None,
+    *,
+    named: Iterable[str] = (),
+    keep: bool = False,
+    allow_elsewhere: bool = False,
 ) -> Manifest:
     """Return the manifest in a JSON file, trying again after passing faults until the deadline.
 
-    Raises `IndexNotFoundError` where there is none and `IndexFormatError` where it is no wids v1 index, or one that
-    contradicts itself.
+    This is where what a data set says of locations is checked, and nowhere else.
+
+    Args:
+        location: of the file.
+        storage_options: for its store and for those of ``named``.
+        deadline: until when; by default until 30 seconds after the first failure.
+        named: locations that the user named beside this one, whose stores are to have the options too.
+        keep: whether a copy is kept, of what a store holds, for times in which the store is away.
+        allow_elsewhere: let it name shards outside its own folder, which it may else only where
+            `wdsdist.shards.manifest.named.record` knows its bytes.
+
+    Raises `IndexNotFoundError` where there is none, `IndexFormatError` where it is no wids v1 index, or one that
+    contradicts itself, and `ManifestError` for an entry that cannot be right.
     """
+    options = storage.named(storage_options, [location, *named])
+
+    def parse(content: bytes) -> Manifest:
+        return _parsed(content, location, options, allow_elsewhere=allow_elsewhere)
+
     try:
-        content = storage.read(location, storage_options, deadline=deadline)
+        if storage.is_remote(location):
+            return remote.load(location, options, deadline, parse, keep)
+        return parse(storage.read(location))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise IndexNotFoundError(f"{storage.shown(location)} does not exist") from error
+
+
+def _parsed(content: bytes, location: str, options: storage.StorageOptions, *, allow_elsewhere: bool) -> Manifest:
     try:
         data = json.loads(content)
         if data["wids_version"] != 1:
             raise ValueError(f"wids_version is {data['wids_version']!r}")
-        shards = [
-            Shard(
-                _text(entry["url"]),
-                _count(entry["nsamples"]),
-                _count(entry.get("filesize", -1), -1),
-                str(entry.get("sha256", "")),
-                _count(entry.get("tarsize", -1), -1),
-            )
-            for entry in data["shardlist"]
-        ]
-        extra = dict(data.get("wdsdist", {}))
-        extra.pop("version", None)
+        folder, is_named = storage.split(location)[0], False
+        try:
+            base, shards = entries.parse(data, folder)
+        except EntryElsewhereError:
+            is_named = is_recorded(content)
+            if not (is_named or allow_elsewhere):
+                raise
+            base, shards = entries.parse(data, folder, elsewhere=True)
+        extra = _notes(data.get("wdsdist", {}))
+        for name in ("version", remote.DIGEST):
+            extra.pop(name, None)
         stated = extra.pop("num_samples", None)
         found = sum(shard.num_samples for shard in shards)
         if stated is not None and stated != found:
             raise ValueError(f"it promises {stated:,} samples and lists {found:,}")
-        if found >= 1 << 62 or sum(max(shard.size, 0) + max(shard.tar_size, 0) for shard in shards) >= 1 << 62:
+        if found > MOST or sum(max(shard.size, 0) + max(shard.tar_size, 0) for shard in shards) > MOST:
             raise OverflowError("it lists more than 64-bit numbers can count")
         _check_widths(shards, len(content))
-        base = str(data.get("base") or storage.split(location)[0])
         return Manifest.of(
-            base, shards, name=str(data.get("name", "")), extra=extra, storage_options=dict(storage_options or {})
+            base,
+            shards,
+            name=str(data.get("name", "")),
+            extra=extra,
+            storage_options=dict(options.given),
+            stores=options.stores,
+            is_named=is_named,
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        reason = f"no {error}" if isinstance(error, KeyError) else error
-        raise IndexFormatError(
-            f"{storage.shown(location)} is not a wids v1 index ({reason}): make it anew with `wdsdist index`"
-        ) from error
+        # Alone: what json raises keeps the whole document, in which there may be signed URLs.
+        storage.raise_alone(_refused(location, error))
+
+
+def _refused(location: str, error: Exception) -> IndexFormatError:
+    """Return the error that says what is wrong with an index, and what to do."""
+    where = storage.shown(location)
+    if isinstance(error, EntryElsewhereError):
+        return ManifestError(
+            f"{where}: {error}, and a data set may name only what lies in its own folder: if you know where it leads "
+            f"and want that, open it with allow_elsewhere=True (--allow-elsewhere)"
+        )
+    kind = ManifestError if isinstance(error, EntryError) else IndexFormatError
+    reason = f"no {error}" if isinstance(error, KeyError) else error
+    return kind(f"{where} is not a wids v1 index ({reason}): make it anew with `wdsdist index`")
+
+
+def _notes(found: Any) -> dict[str, Any]:
+    """Return what the packer noted. Raises `ValueError` where that is of a type that no packer writes."""
+    if not isinstance(found, dict):
+        raise ValueError(f"its notes are {reprlib.repr(found)}, not an object")
+    for names, is_sound, wanted in _NOTED:
+        for name in names & found.keys():
+            if not is_sound(found[name]):
+                raise ValueError(f"its note {name!r} is {reprlib.repr(found[name])}, not {wanted}")
+    return dict(found)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _are_counts(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_count, value.values()))
+
+
+def _are_columns(value: Any) -> bool:
+    return isinstance(value, dict) and _are_names(list(value.values()))
+
+
+_NOTED = (
+    ({"classes", "fields"}, _are_names, "a list of names"),
+    ({"payload_bytes", "left_out", "renamed_keys"}, _is_count, "a count"),
+    ({"skipped"}, _are_counts, "an object of counts"),
+    ({"columns"}, _are_columns, "an object of names"),
+)
+"""The notes that are read again, with what they must be: others are free."""
 
 
 def _check_widths(shards: list[Shard], length: int) -> None:
     """Names are kept in an array as wide as the longest: one long name must not make it fill the memory."""
-    longest = max((max(len(shard.name), len(shard.sha256)) for shard in shards), default=0)
+    longest = max((len(shard.name) for shard in shards), default=0)
     if longest * len(shards) > _WIDEST and longest * len(shards) > _WIDER * length:
         raise ValueError(f"one of its {len(shards):,} names has {longest:,} letters")
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{value!r} is not a path or URL")
-    return value
-
-
-def _count(value: Any, least: int = 0) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{value!r} is not a count")
-    return value

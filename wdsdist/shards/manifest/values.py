@@ -71,6 +71,14 @@ class Manifest:
     """What the packer noted, such as ``classes`` and ``source``."""
     storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
     """Passed to fsspec; kept out of every message, for they may hold credentials."""
+    is_named: bool = False
+    """Whether the user named the shards himself, in a list or to `wdsdist.index`, so that they may lie outside the base
+    and be mended there."""
+    """As the user gave them, for fsspec; kept out of every message, for they may hold credentials."""
+    stores: tuple[str, ...] | None = None
+    """The stores that the user named, to which alone these options go; by default that of ``base``."""
+    version: str = ""
+    """SHA-256 of the ``index.json`` that a store gave; empty where the manifest comes from elsewhere."""
 
     @classmethod
     def of(cls, base: str, shards: Iterable[Shard], **more: Any) -> Manifest:
@@ -130,6 +138,11 @@ class Manifest:
         """Return the path or URL of one shard."""
         return storage.join(self.base, self.names[number].decode())
 
+    def shown_name(self, number: int) -> str:
+        """Return the name of one shard as it may be shown: of a URL without credentials and query."""
+        name = self.names[number].decode()
+        return storage.shown(name).partition("?")[0] if storage.is_remote(self.location(number)) else name
+
     @functools.cached_property
     def is_copied(self) -> npt.NDArray[np.bool_]:
         """bool [shards]: which are read from copies in the cache, for they have to be fetched or decompressed."""
@@ -151,6 +164,16 @@ class Manifest:
         for number in np.flatnonzero(compressed).tolist():
             compressed[number] = self.shard(number).is_compressed
         return compressed
+
+    @property
+    def client_options(self) -> storage.StorageOptions:
+        """The options of clients, bound to the stores that they are for."""
+        return storage.named(self.storage_options, (self.base,) if self.stores is None else self.stores)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The version of each ``index.json`` that a store gave, by where it lies, as it may be shown."""
+        return {storage.shown(self.base): self.version} if self.version else {}
 
     def part(self, number: int) -> tuple[Manifest, int]:
         """Return the manifest that first listed a shard, and its number there: another where data sets are joined."""
@@ -186,6 +209,9 @@ class Manifest:
             self.name,
             {name: note for name, note in self.extra.items() if name not in _NOTES_ON_ALL},
             self.storage_options,
+            self.is_named,
+            self.stores,
+            self.version,
         )
 
     @functools.cached_property

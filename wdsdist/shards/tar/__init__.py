@@ -7,7 +7,7 @@ deterministic USTAR with a PAX header only where a name or size needs one.
 from wdsdist.shards.tar.blocks import Readable
 from wdsdist.shards.tar.grouping import Samples, group
 from wdsdist.shards.tar.headers import plain_headers
-from wdsdist.shards.tar.naming import is_compressed, is_tar, is_text, split_name
+from wdsdist.shards.tar.naming import is_compressed, is_tar, is_text, split_name, split_stored_name
 from wdsdist.shards.tar.reader import Members, is_header_of, scan, scan_parts
 from wdsdist.shards.tar.writer import BLOCK, END, PLAIN_NAME, SIZE_LIMIT, header, padding, stored_size
 
@@ -30,5 +30,6 @@ __all__ = [
     "scan",
     "scan_parts",
     "split_name",
+    "split_stored_name",
     "stored_size",
 ]

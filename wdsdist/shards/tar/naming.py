@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+_FORMAT = re.compile(r"(?:.*/|)[^.]+[.][^/]*$")
+
 # Paths such as `__meta__/info.json` carry notes about a shard, not samples of it.
 _META = re.compile(r"(?:^|/)__[^/]*__(?:$|/)")
 
@@ -29,24 +31,38 @@ def is_tar(name: str) -> bool:
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Split a member's name into its sample key and its extension, as stored.
+    """Split a member's name into its sample key and its extension, as wdsdist writes them.
 
     The key is the path up to the first dot of the base name; the extension is all that follows, so it may hold
     dots. Returns ``None`` for a name that belongs to no sample: hidden files, names without a dot or with
     nothing after it, names with a line break, and ``__meta__/`` paths.
-
-    Source: the pattern ``^((?:.*/|)[^.]+)[.]([^/]*)$`` of the WebDataset format.
 
     >>> split_name("train.v2/cat/0001.seg.PNG")
     ('train.v2/cat/0001', 'seg.PNG')
     >>> split_name("cat/.DS_Store") is None
     True
     """
+    return None if "\n" in name else split_stored_name(name)
+
+
+def split_stored_name(name: str) -> tuple[str, str] | None:
+    """Split the name of a member that another tool may have written: as `split_name`, with line breaks as they are.
+
+    webdataset reads such members, so to pass them over would lose samples. Where a folder's name holds both a line
+    break and a dot, its pattern does not match, and it passes them over too.
+
+    Source: the pattern ``^((?:.*/|)[^.]+)[.]([^/]*)$`` of the WebDataset format.
+
+    >>> split_stored_name("line\\nbreak.txt")
+    ('line\\nbreak', 'txt')
+    """
     start = name.rfind("/") + 1
     dot = name.find(".", start)
-    if dot <= start or dot + 1 == len(name) or "\n" in name:
+    if dot <= start or dot + 1 == len(name):
         return None
     if "__" in name and _META.search(name):
+        return None
+    if "\n" in name and not _FORMAT.match(name):
         return None
     return name[:dot], name[dot + 1 :]
 

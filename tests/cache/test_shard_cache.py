@@ -1,0 +1,570 @@
+"""The cache as one process sees it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+import wdsdist
+from tests.support import folders
+from tests.support.damage import cut, flip, flip_keeping_its_time
+from wdsdist import storage
+from wdsdist.cache import FetchAhead, Need, ShardCache, cached_path, copy_key, kept, refetch
+from wdsdist.cache import fetch as fetching
+from wdsdist.cache.locks import LockableFile
+from wdsdist.cache.priorities import all_needs
+from wdsdist.cache.space import CacheSpace
+from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError, StorageError
+from wdsdist.samples.shard_reader import ShardReader
+from wdsdist.shards import index as shardindex
+from wdsdist.shards.manifest import Manifest, Shard
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> ShardCache:
+    return ShardCache(tmp_path / "cache")
+
+
+@pytest.fixture
+def limited(tmp_path: Path, room: int) -> Callable[..., ShardCache]:
+    """Make a cache with room for some shards."""
+    return lambda shards, timeout=1.0: ShardCache(tmp_path / "cache", limit=int(shards * room), timeout=timeout)
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the shards that were fetched."""
+    names: list[str] = []
+    begin_fetch = storage.begin_fetch
+
+    def noted(location: str, *args: Any, **more: Any) -> storage.Fetching:
+        names.append(storage.split(location)[1])
+        return begin_fetch(location, *args, **more)
+
+    monkeypatch.setattr(fetching.storage, "begin_fetch", noted)
+    return names
+
+
+def copy_of(cache: ShardCache, remote: Manifest, number: int) -> Path:
+    assert cache.folder is not None
+    return cached_path(remote, number, cache.folder)
+
+
+def test_a_shard_is_fetched_once_and_its_index_loaded_once(
+    limited: Callable[..., ShardCache],
+    remote: Manifest,
+    packed: Path,
+    fetched: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    cache = limited(3)
+    with cache.pin(remote, 3) as pinned:
+        assert all_needs(tmp_path / "cache" / "readers").ranks == {}  # it waits for nothing any more
+        assert pinned.path.read_bytes() == (packed / "03.tar").read_bytes()
+        assert shardindex.dumps(pinned.index) == (packed / "03.tar.wdsindex").read_bytes()
+    loaded = []
+    load = shardindex.load
+    monkeypatch.setattr(shardindex, "load", lambda path: loaded.append(path) or load(path))
+    again = ShardCache(cache.folder)
+    assert ShardReader(remote, again).shard(3).key(0) == "shard03-0000"
+    assert len(loaded) == 1
+    assert fetched == ["03.tar"]
+    assert (cache.hits, cache.fetches, cache.bytes_fetched, cache.retries) == (0, 1, pinned.path.stat().st_size, 0)
+    assert cache.seconds_waited > 0
+    assert (again.hits, again.fetches, again.bytes_fetched, again.seconds_waited) == (1, 0, 0, 0)
+
+
+def test_an_index_is_asked_for_while_its_shard_comes(
+    cache: ShardCache, remote: Manifest, fetched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = storage.read
+    before: list[list[str]] = []
+    monkeypatch.setattr(storage, "read", lambda *args, **more: before.append(list(fetched)) or read(*args, **more))
+    cache.pin(remote, 0).close()
+    assert before == [["00.tar"]]
+
+
+def test_two_folders_are_two_caches(remote: Manifest, tmp_path: Path, fetched: list[str]) -> None:
+    for name in ("one", "other"):
+        ShardCache(tmp_path / name).pin(remote, 0).close()
+    assert fetched == ["00.tar"] * 2
+
+
+def test_a_copy_that_agrees_with_its_stamp_is_not_hashed(
+    cache: ShardCache, remote: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.pin(remote, 0).close()
+    monkeypatch.setattr(storage, "sha256", None)
+    cache.pin(remote, 0).close()
+
+
+def replace_by_nothing(path: Path) -> None:
+    path.unlink()
+    path.touch()
+
+
+def replace_by_link(path: Path) -> None:
+    target = path.parent.parent.parent / "precious"
+    target.write_bytes(b"precious")
+    path.unlink()
+    path.symlink_to(target)
+
+
+@pytest.mark.parametrize("alter", [flip, flip_keeping_its_time, cut, replace_by_nothing, replace_by_link])
+@pytest.mark.parametrize("part", ["", ".wdsindex", ".wdsstamp"])
+def test_an_altered_copy_is_never_served(
+    alter: Callable[[Path], None], part: str, cache: ShardCache, remote: Manifest, packed: Path, tmp_path: Path
+) -> None:
+    cache.pin(remote, 0).close()
+    copy = copy_of(cache, remote, 0)
+    alter(copy.with_name(copy.name + part))
+    with cache.pin(remote, 0) as pinned:
+        assert not copy.is_symlink()
+        assert pinned.path.read_bytes() == (packed / "00.tar").read_bytes()
+        assert shardindex.dumps(pinned.index) == (packed / "00.tar.wdsindex").read_bytes()
+    if alter is replace_by_link:
+        assert (tmp_path / "precious").read_bytes() == b"precious"
+
+
+def test_nothing_is_written_through_a_link(cache: ShardCache, remote: Manifest, tmp_path: Path) -> None:
+    cache.pin(remote, 0).close()
+    part = copy_of(cache, remote, 1).with_name("01.tar.wdspart")
+    (tmp_path / "precious").write_bytes(b"precious")
+    part.symlink_to(tmp_path / "precious")
+    with pytest.raises(CacheError, match="symbolic links"):
+        cache.pin(remote, 1)
+    assert (tmp_path / "precious").read_bytes() == b"precious"
+
+
+def test_a_copy_that_goes_between_opening_and_locking_is_fetched_again(
+    cache: ShardCache, remote: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.pin(remote, 0).close()
+    copy = copy_of(cache, remote, 0)
+    lock = LockableFile.lock
+
+    def late(self: LockableFile, *, alone: bool) -> bool:
+        if self.path == copy:
+            monkeypatch.undo()
+            copy.unlink()
+        return lock(self, alone=alone)
+
+    monkeypatch.setattr(LockableFile, "lock", late)
+    with cache.pin(remote, 0) as pinned:
+        assert pinned.path.exists()
+
+
+def test_an_index_of_another_shard_is_not_used(cache: ShardCache, remote: Manifest, packed: Path) -> None:
+    for number in (0, 1):
+        cache.pin(remote, number).close()
+    copy_of(cache, remote, 1).with_name("01.tar.wdsindex").replace(
+        copy_of(cache, remote, 0).with_name("00.tar.wdsindex")
+    )
+    with cache.pin(remote, 0) as pinned:
+        assert shardindex.dumps(pinned.index) == (packed / "00.tar.wdsindex").read_bytes()
+
+
+def test_a_shard_is_counted_before_others_can_read_it(
+    cache: ShardCache, remote: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be done with the epoch, and its figures be read, before the one that fetched it goes on."""
+    counted: list[int] = []
+    cache.tell(lambda: counted.append(cache.fetches))
+    install = CacheSpace.install
+
+    def late(*arguments: Any) -> None:
+        assert counted == [1]
+        install(*arguments)
+
+    monkeypatch.setattr(CacheSpace, "install", late)
+    cache.pin(remote, 0).close()
+
+
+def test_a_part_counts_as_what_is_reserved_for_it(
+    limited: Callable[..., ShardCache], remote: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_fetch = storage.begin_fetch
+
+    def slow(location: str, part: Path, *args: Any, **more: Any) -> storage.Fetching:
+        monkeypatch.undo()
+        assert part.stat().st_blocks * 512 >= remote.shard(0).size  # so that a full disk shows before the first byte
+        os.truncate(part, 0)
+        with pytest.raises(CacheError, match="cache_limit are missing"):
+            limited(1.5).pin(remote, 1)
+        return begin_fetch(location, part, *args, **more)
+
+    monkeypatch.setattr(fetching.storage, "begin_fetch", slow)
+    limited(1.5, 60).pin(remote, 0).close()
+
+
+def test_a_copy_that_only_moved_is_hashed_and_kept(
+    cache: ShardCache, remote: Manifest, fetched: list[str], tmp_path: Path
+) -> None:
+    cache.pin(remote, 0).close()
+    copy = copy_of(cache, remote, 0)
+    (tmp_path / "moved").write_bytes(copy.read_bytes())
+    (tmp_path / "moved").replace(copy)
+    for _ in range(2):
+        cache.pin(remote, 0).close()
+    assert fetched == ["00.tar"]
+
+
+def test_what_was_locked_is_seen_to_be_altered(cache: ShardCache, remote: Manifest) -> None:
+    pinned = cache.pin(remote, 0)
+    assert pinned.lock()
+    pinned.unlock()
+    assert pinned.lock()
+    pinned.unlock()
+    flip(pinned.path)
+    assert not pinned.lock()
+    assert folders.is_free(pinned.path)
+
+
+def test_copies_go_by_their_last_use_where_nobody_says_what_comes(
+    limited: Callable[..., ShardCache], remote: Manifest, tmp_path: Path
+) -> None:
+    cache = limited(3)
+    for number in (0, 1, 2, 0, 3):
+        cache.pin(remote, number).close()
+    assert folders.copies(tmp_path) == ["00.tar", "02.tar", "03.tar"]
+
+
+def test_copies_go_by_their_next_use(limited: Callable[..., ShardCache], remote: Manifest, tmp_path: Path) -> None:
+    cache = limited(3)
+    for number in (0, 1, 2):
+        cache.pin(remote, number).close()
+    cache.expect([Need(copy_key(remote, number), batch) for batch, number in enumerate((3, 0, 2, 1))])
+    cache.pin(remote, 3).close()
+    assert folders.copies(tmp_path) == ["00.tar", "02.tar", "03.tar"]
+
+
+def test_what_is_pinned_stays_and_the_error_says_what_is_missing(
+    limited: Callable[..., ShardCache], remote: Manifest, tmp_path: Path, room: int
+) -> None:
+    cache = limited(3)
+    pins = [cache.pin(remote, number) for number in (0, 1, 2)]
+    with pytest.raises(
+        CacheError,
+        match=rf"memory://train/03\.tar could not be had within 1 seconds: [\d,]+ bytes of the {3 * room:,} of "
+        rf"cache_limit are missing",
+    ):
+        cache.pin(remote, 3)
+    assert folders.leftovers(tmp_path / "cache") == []
+    pins[1].unlock()
+    cache.pin(remote, 3).close()
+    assert not pins[1].lock()
+    assert pins[0].lock()
+    assert folders.copies(tmp_path) == ["00.tar", "02.tar", "03.tar"]
+
+
+def test_a_limit_that_cannot_do_is_an_error_at_once(
+    limited: Callable[..., ShardCache], remote: Manifest, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = remote.shard(0).size
+    unsized = Manifest.of("memory://train", [Shard("00.tar", 20, -1, "")])
+    for read, message in [
+        (lambda: limited(0.5, 100).pin(remote, 0), rf"but 1 shards of {size:,} bytes are needed at once"),
+        (lambda: ShardReader(remote, limited(2, 100)).hold([0, 1, 2]), rf"but 3 shards of {3 * size:,} bytes"),
+        (lambda: limited((room - 1) / room, 100).pin(remote, 0), rf"/00\.tar takes {room:,} with its index"),
+        (lambda: limited(0.5, 100).pin(unsized, 0), rf"/00\.tar takes {room:,} with its index"),
+    ]:
+        with pytest.raises(CacheError, match=message):
+            read()
+    monkeypatch.setattr(storage, "entry", lambda *_, **__: storage.Entry("00.tar", -1, ""))
+    with pytest.raises(CacheError, match=r"memory://train/00\.tar has a size that neither"):
+        limited(3, 100).pin(unsized, 0)
+
+
+def test_fetching_ahead_takes_only_what_is_needed_later(
+    limited: Callable[..., ShardCache],
+    remote: Manifest,
+    tmp_path: Path,
+    fetched: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache = limited(2)
+    assert {cache.fetch_ahead(remote, number) for number in (0, 1, 0)} == {FetchAhead.THERE}
+    assert fetched == ["00.tar", "01.tar"]
+    cache.expect([Need(copy_key(remote, number), 0) for number in (0, 2)])
+    with monkeypatch.context() as without_store:
+        without_store.setattr(fetching.storage, "read", None)
+        assert cache.fetch_ahead(remote, 3) is FetchAhead.REFUSED  # nobody needs it, as nobody needs shard 1
+    assert cache.fetch_ahead(remote, 2) is FetchAhead.THERE
+    assert folders.copies(tmp_path) == ["00.tar", "02.tar"]
+    cache.expect([Need(copy_key(remote, number), 0) for number in (0, 2, 1)])
+    assert cache.fetch_ahead(remote, 1) is FetchAhead.REFUSED
+
+
+def test_who_waits_for_a_fetch_that_fails_is_told_why(
+    remote: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two need a shard from a store that has gone: the error of each names it, also of the one that only waited."""
+    arrived, over = threading.Event(), threading.Event()
+
+    def hang(*_: object, **__: object) -> None:
+        arrived.set()
+        over.wait()
+        raise StorageError("the store has gone")
+
+    monkeypatch.setattr(fetching.storage, "begin_fetch", hang)
+    ahead = threading.Thread(target=ShardCache(tmp_path).fetch_ahead, args=(remote, 0))
+    ahead.start()
+    arrived.wait()
+    monkeypatch.setattr(fetching.storage, "entry", hang)
+    over_soon = threading.Timer(0.3, over.set)
+    over_soon.start()
+    with pytest.raises(StorageError, match="the store has gone"):
+        ShardCache(tmp_path, timeout=0.1).pin(remote, 0)
+    ahead.join()
+    over_soon.join()
+
+
+def test_what_waits_for_room_in_vain_is_told_so_however_slow_the_store(
+    limited: Callable[..., ShardCache], remote: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(*_: object, deadline: storage.Deadline, **__: object) -> None:
+        raise StorageError(f"no answer in {deadline.left()} s")
+
+    monkeypatch.setattr(fetching.storage, "entry", slow)
+    with limited(1).pin(remote, 0), pytest.raises(CacheError, match="cache_limit are missing"):
+        limited(1).pin(remote, 1)
+
+
+def test_a_store_has_time_to_say_what_keeps_another_process(
+    cache: ShardCache, remote: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    entry = storage.entry
+
+    def noted(*args: Any, deadline: storage.Deadline) -> storage.Entry:
+        asked.append(deadline.left())
+        return entry(*args, deadline=deadline)
+
+    monkeypatch.setattr(fetching.storage, "entry", noted)
+    monkeypatch.setattr(cache._space, "take", lambda *_, **__: None)
+    cache.timeout = 0.1
+    with pytest.raises(CacheError, match="another process is fetching it"):
+        cache.pin(remote, 0)
+    assert asked[0] > 1
+
+
+def test_a_folder_that_goes_while_it_is_used_is_made_anew(cache: ShardCache, remote: Manifest) -> None:
+    cache.pin(remote, 0).close()
+    assert cache.folder is not None
+    shutil.rmtree(cache.folder)
+    cache.expect([Need("a", 0)])
+    with cache.pin(remote, 0) as pinned:
+        assert pinned.path.is_file()
+
+
+def test_fetching_ahead_raises_nothing(remote: Manifest, tmp_path: Path) -> None:
+    fsspec.filesystem("memory").rm("/train/05.tar")
+    assert ShardCache(tmp_path / "cache").fetch_ahead(remote, 5) is FetchAhead.REFUSED
+    (tmp_path / "file").touch()
+    assert ShardCache(tmp_path / "file").fetch_ahead(remote, 4) is FetchAhead.REFUSED
+    assert folders.leftovers(tmp_path / "cache") == []
+
+
+def test_wrong_bytes_once_are_fetched_again(
+    cache: ShardCache, remote: Manifest, monkeypatch: pytest.MonkeyPatch, packed: Path
+) -> None:
+    result = storage.Fetching.result
+    times = []
+
+    def bad(fetching: storage.Fetching) -> storage.Transfer:
+        transfer = result(fetching)
+        times.append(transfer)
+        if len(times) < 3:
+            (flip, cut)[len(times) - 1](cache.path(remote, 0).with_name("00.tar.wdspart"))
+        return transfer
+
+    monkeypatch.setattr(storage.Fetching, "result", bad)
+    with cache.pin(remote, 0) as pinned:
+        assert pinned.path.read_bytes() == (packed / "00.tar").read_bytes()
+    assert (cache.fetches, cache.retries) == (1, 2)
+
+
+def test_a_wrong_index_once_is_fetched_again(
+    limited: Callable[..., ShardCache], remote: Manifest, monkeypatch: pytest.MonkeyPatch, room: int, tmp_path: Path
+) -> None:
+    read = storage.read
+    times: list[bytes] = []
+
+    def bad(location: str, *args: Any, **more: Any) -> bytes:
+        times.append(read(location, *args, **more))
+        return times[0][::-1] if len(times) == 1 else times[0]
+
+    monkeypatch.setattr(fetching.storage, "read", bad)
+    with limited(1).pin(remote, 0) as pinned:
+        assert shardindex.dumps(pinned.index) == times[0] == pinned.path.with_name("00.tar.wdsindex").read_bytes()
+    assert folders.use(tmp_path / "cache") <= room
+
+
+def test_wrong_bytes_always_are_an_error_and_never_in_the_cache(
+    cache: ShardCache, remote: Manifest, packed: Path, tmp_path: Path
+) -> None:
+    store = fsspec.filesystem("memory")
+    whole = (packed / "00.tar").read_bytes()
+    for content, message in [
+        (whole[:-512], r"memory://train/00\.tar cannot be read: [\d,]+ bytes where .* \(after 5 attempts"),
+        (
+            whole[:600] + b"!" + whole[601:],
+            r"does not have the digest that index.json gives.* \(after 3 attempts\)",
+        ),
+    ]:
+        store.pipe_file("/train/00.tar", content)
+        with pytest.raises(ShardDamagedError, match=message):
+            cache.pin(remote, 0)
+    store.pipe_file("/train/00.tar", whole)
+    for index in (b"no index", (packed / "01.tar.wdsindex").read_bytes()):
+        store.pipe_file("/train/00.tar.wdsindex", index)
+        with pytest.raises(ShardDamagedError, match=r"memory://train/00\.tar.*index.*\(after 3 attempts\)"):
+            cache.pin(remote, 0)
+    store.rm("/train/01.tar")
+    with pytest.raises(ShardNotFoundError, match=r"memory://train/01\.tar does not exist"):
+        cache.pin(remote, 1)
+    assert folders.copies(tmp_path) == folders.leftovers(tmp_path / "cache") == []
+
+
+def test_shards_without_index_or_size_are_indexed_once(
+    tmp_path: Path, remote: Manifest, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsspec.filesystem("memory").rm("/train/00.tar.wdsindex")
+    cache = ShardCache(tmp_path / "cache", limit=2 * room + (1 << 17))
+    cache.pin(remote, 0).close()
+    monkeypatch.setattr(fetching.scan_local, "scan_shard", None)
+    with cache.pin(remote, 0) as pinned:
+        assert pinned.index.num_samples == 20
+    with ShardCache(tmp_path / "unlimited").pin(Manifest.of("memory://train", [Shard("01.tar", 20, -1, "")]), 0) as one:
+        assert one.index.sha256 == remote.shard(1).sha256
+
+
+def test_a_copy_that_is_being_verified_stays(limited: Callable[..., ShardCache], remote: Manifest) -> None:
+    cache = limited(1)
+    cache.pin(remote, 0).close()
+    with kept(copy_of(cache, remote, 0)), pytest.raises(CacheError, match="cache_limit are missing"):
+        cache.pin(remote, 1)
+    cache.pin(remote, 1).close()
+    with kept(copy_of(cache, remote, 0)):
+        assert not copy_of(cache, remote, 0).exists()
+
+
+def test_files_of_others_are_neither_counted_nor_touched(
+    limited: Callable[..., ShardCache], remote: Manifest, tmp_path: Path, packed: Path
+) -> None:
+    cache = limited(2)
+    cache.pin(remote, 0).close()
+    store = copy_of(cache, remote, 0).parent
+    strangers = [tmp_path / "cache" / "notes.txt", store / "notes.txt", store / "99.tar", store / "98.tar.wdsindex",
+                 tmp_path / "cache" / "train" / "00.tar", tmp_path / "cache" / "x.wdspart"]  # fmt: skip
+    for path in strangers:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(100_000))
+    os.link(copy_of(cache, remote, 0), tmp_path / "linked")
+    for number in range(1, 6):
+        cache.pin(remote, number).close()
+    assert all(path.read_bytes() == bytes(100_000) for path in strangers)
+    assert (tmp_path / "linked").read_bytes() == (packed / "00.tar").read_bytes()
+    assert len(folders.copies(store)) == 2 + 1
+
+
+def test_a_data_set_that_was_uploaded_anew_replaces_the_old_copy(
+    cache: ShardCache, remote: Manifest, packed: Path
+) -> None:
+    cache.pin(remote, 0).close()
+    store = fsspec.filesystem("memory")
+    store.pipe_file("/train/00.tar", (packed / "07.tar").read_bytes())
+    store.pipe_file("/train/00.tar.wdsindex", (packed / "07.tar.wdsindex").read_bytes())
+    listed = remote.shard(7)
+    new = Manifest.of("memory://train", [Shard("00.tar", 20, listed.size, listed.sha256)])
+    assert ShardReader(new, cache).shard(0).key(0) == "shard07-0000"
+
+
+def test_a_shard_is_refetched_under_readers_that_keep_the_old_one(
+    cache: ShardCache, remote: Manifest, packed: Path, fetched: list[str]
+) -> None:
+    cache.pin(remote, 0).close()
+    reader = ShardReader(remote, cache)
+    shard = reader.shard(0)
+    whole, key = bytes(shard.content), shard.key(0)
+    index = copy_of(cache, remote, 0).with_name("00.tar.wdsindex")
+    before = index.stat().st_ino
+    assert refetch(remote, 0, cache.folder) == copy_of(cache, remote, 0)
+    assert (bytes(shard.content), shard.key(0)) == (whole, key)
+    assert index.stat().st_ino != before  # readers have the old one mapped
+    reader.release()
+    assert reader.shard(0) is not shard
+    assert fetched == ["00.tar"] * 2
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_an_error(
+    number: int, cache: ShardCache, remote: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(CacheError, match=r"cannot be locked \(.*\): choose a cache_dir on a file system with flock"):
+        cache.pin(remote, 0)
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(remote: Manifest, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CacheError, match=r"file/cache cannot be used as a cache \(.*\): choose another cache_dir"):
+        ShardCache(tmp_path / "file" / "cache").pin(remote, 0)
+
+
+def test_folders_are_closed_to_others(cache: ShardCache, remote: Manifest) -> None:
+    cache.pin(remote, 0).close()
+    assert cache.folder is not None
+    assert {path.stat().st_mode & 0o777 for path in (cache.folder, copy_of(cache, remote, 0).parent)} == {0o700}
+
+
+def test_local_shards_are_read_in_place(packed: Path, cache: ShardCache) -> None:
+    local = wdsdist.open(packed)
+    with cache.pin(local, 0) as pinned:
+        assert pinned.path == packed / "00.tar"
+        pinned.unlock()
+        assert pinned.lock()
+    assert cache.fetch_ahead(local, 1) is FetchAhead.THERE
+    assert cache.folder is not None
+    assert not cache.folder.exists()
+
+
+def test_threads_share_one_fetch(limited: Callable[..., ShardCache], remote: Manifest, fetched: list[str]) -> None:
+    cache = limited(3, timeout=10)
+    errors = []
+
+    def read() -> None:
+        try:
+            for number in (0, 1, 2, 1, 0):
+                with cache.pin(remote, number) as pinned:
+                    assert pinned.index.key(0) == f"shard{number:02}-0000"
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert sorted(fetched) == ["00.tar", "01.tar", "02.tar"]
+    assert cache.hits + cache.fetches == 30
+
+
+def test_it_moves_to_another_process_without_what_it_holds(cache: ShardCache, remote: Manifest) -> None:
+    cache.pin(remote, 0)
+    moved = pickle.loads(pickle.dumps(cache))
+    assert (moved.folder, moved.limit, moved.timeout, moved.fetches) == (cache.folder, None, cache.timeout, 0)

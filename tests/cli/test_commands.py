@@ -1,0 +1,266 @@
+"""What each command prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import wdsdist as library
+from tests.support.programs import command
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def lines(run: subprocess.CompletedProcess[str]) -> list[str]:
+    """The output of a command that went well."""
+    assert run.returncode == 0, run.stderr
+    return run.stdout.splitlines()
+
+
+class TestPack:
+    def test_it_says_what_was_packed_and_where(self, wdsdist: Run, photos: Path, tmp_path: Path) -> None:
+        (photos / ".DS_Store").write_text("")
+        run = wdsdist("pack", photos, tmp_path / "dest", "--shard-samples", 2)
+        said = lines(run)
+        assert re.fullmatch(r"time: [\d.]+ s, [\d,]+ samples/s, [\d.]+ MB/s", said.pop(2))
+        assert said == [
+            f"packed: 6 samples in 3 shards, 21.0 KiB, in {tmp_path / 'dest'}",
+            "overhead: 15.1 KiB over 5.9 KiB of payload, 2,578 B a sample",
+            "classes: 2, from cat to dog, as cls members",
+            "skipped: 1 x hidden file",
+        ]
+
+    def test_what_is_left_out_is_counted_and_listed(self, wdsdist: Run, photos: Path, tmp_path: Path) -> None:
+        (photos / "cat" / "000.json").symlink_to("nowhere")
+        refused = wdsdist("pack", photos, tmp_path / "dest")
+        assert refused.returncode == 2
+        assert refused.stderr.endswith("cat/000.json is a link to nothing: mend it or remove it\n")
+        run = wdsdist("pack", photos, tmp_path / "dest", "--on-error", "skip")
+        assert lines(run)[-1] == f"left out: 1 sample, listed in {tmp_path / 'dest'}/pack-report.jsonl"
+        assert "5 of 5 samples, 1 of 1 shards, 1 left out" in run.stderr
+        assert lines(wdsdist("pack", photos, tmp_path / "dest", "--on-error", "skip"))[-1] == lines(run)[-1]
+
+    def test_columns_of_a_table_can_be_mapped(self, wdsdist: Run, tmp_path: Path) -> None:
+        (tmp_path / "a.jpg").write_bytes(b"x")
+        (tmp_path / "list.txt").write_text("image,n,w,name\na.jpg,7,1,k\n")
+        options = ["--from", "csv", "--column", "name=__key__", "--column", "n=n.cls", "--column", "w="]
+        run = wdsdist("pack", tmp_path / "list.txt", tmp_path / "dest", *options)
+        assert lines(run)[1] == "columns: image as its files are, n as n.cls, w left out, name gives the key"
+        assert lines(wdsdist("cat", tmp_path / "dest", "k", "n.cls")) == ["7"]
+
+    @pytest.mark.parametrize("column", ["image", "=jpg"])
+    def test_a_mapping_that_is_none_is_refused(self, wdsdist: Run, tmp_path: Path, column: str) -> None:
+        run = wdsdist("pack", tmp_path, tmp_path / "dest", "--column", column)
+        assert run.returncode == 2
+        assert f"'{column}' is not a column and its extension: write it as image=jpg" in " ".join(run.stderr.split())
+
+    def test_progress_without_a_terminal_is_plain_lines(self, wdsdist: Run, photos: Path, tmp_path: Path) -> None:
+        run = wdsdist("pack", photos, tmp_path / "dest", "--shard-samples", 2, "--workers", 2)
+        assert run.stderr.isascii()
+        assert "\x1b" not in run.stderr
+        assert "\r" not in run.stderr
+        assert run.stderr.splitlines()[-1].startswith("packing: 100%, 6 of 6 samples, 3 of 3 shards")
+
+    def test_it_returns_at_once_when_all_is_there(self, wdsdist: Run, shards: Path, photos: Path) -> None:
+        run = wdsdist("pack", photos, shards, "--shard-samples", 2, "--no-shuffle")
+        assert lines(run)[0] == f"packed already: 6 samples in 3 shards, 21.0 KiB, in {shards}"
+        assert run.stderr == ""
+
+    def test_quiet_says_nothing(self, wdsdist: Run, photos: Path, tmp_path: Path) -> None:
+        run = wdsdist("pack", photos, tmp_path / "dest", "--quiet")
+        assert (lines(run), run.stderr) == ([], "")
+
+    def test_every_option_reaches_the_library(self, wdsdist: Run, photos: Path, tmp_path: Path) -> None:
+        lines(wdsdist("pack", photos, tmp_path / "dest", "-q"))
+        options = ["--overwrite", "--seed", 5, "--no-class-folders", "--shard-bytes", "6KiB", "--shard-samples", 4]
+        lines(wdsdist("pack", photos, tmp_path / "dest", "-q", "--workers", 1, *options))
+        wanted = tmp_path / "wanted"
+        library.pack(photos, wanted, shuffle_seed=5, class_folders=False, shard_bytes=6144, shard_samples=4)
+        names = {path.name for path in wanted.glob("[!.]*")}
+        assert {path.name for path in (tmp_path / "dest").glob("[!.]*")} == names
+        assert all((tmp_path / "dest" / name).read_bytes() == (wanted / name).read_bytes() for name in names)
+        assert len(list(wanted.glob("*.tar"))) == 3
+
+    @pytest.mark.parametrize(("written", "value"), [("4096", 4096), ("4KiB", 4096), ("4.5 kB", 4500), ("1gb", 10**9)])
+    def test_sizes_are_read_as_people_write_them(
+        self, wdsdist: Run, photos: Path, tmp_path: Path, written: str, value: int
+    ) -> None:
+        lines(wdsdist("pack", photos, tmp_path / "dest", "-q", "--shard-bytes", written))
+        record = json.loads((tmp_path / "dest" / ".wdsdist-pack.json").read_bytes())
+        assert record["job"]["options"]["shard_bytes"] == value
+
+
+class TestIndex:
+    def test_it_indexes_a_folder_or_some_tars(self, wdsdist: Run, shards: Path, tmp_path: Path) -> None:
+        wanted = library.open(shards)
+        for path in shards.iterdir():
+            if path.suffix != ".tar":
+                path.unlink()
+        for arguments in ([shards], sorted(shards.glob("*.tar"))):
+            run = wdsdist("index", *arguments)
+            assert lines(run) == [f"indexed: 6 samples in 3 shards, 21.0 KiB, in {shards}"]
+            assert run.stderr.splitlines()[-1].startswith("indexing: 100%, 3 of 3 shards, 6 samples")
+            assert library.open(shards).fingerprint == wanted.fingerprint
+
+
+class TestInfo:
+    def test_it_sums_up_a_data_set(self, wdsdist: Run, shards: Path) -> None:
+        assert lines(wdsdist("info", shards)) == [
+            f"location:    {shards}",
+            "samples:     6",
+            "shards:      3",
+            "bytes:       21.0 KiB (21,504)",
+            "mean sample: 1006 B",
+            "fields:      cls, jpg, txt",
+            "classes:     2: cat, dog",
+        ]
+
+    def test_json_is_for_programs(self, wdsdist: Run, shards: Path) -> None:
+        assert json.loads("\n".join(lines(wdsdist("info", shards, "--json")))) == {
+            "location": str(shards),
+            "samples": 6,
+            "shards": 3,
+            "bytes": 21_504,
+            "tar_bytes": 21_504,
+            "payload_bytes": 6 * 1000 + 15 + 6 + 3 * 6,
+            "mean_sample_bytes": 1006.5,
+            "fields": ["cls", "jpg", "txt"],
+            "classes": ["cat", "dog"],
+            "source": {"kind": "folder"},
+            "shuffle_seed": None,
+        }
+
+    def test_fields_of_foreign_tars_come_from_their_indexes(self, wdsdist: Run, shards: Path) -> None:
+        for name in ("index.json", ".wdsdist-pack.json"):
+            (shards / name).unlink()
+        library.index(shards)
+        found = lines(wdsdist("info", shards))
+        assert "fields:      cls, jpg, txt" in found
+        assert "mean sample: 1006 B" in found
+        assert "classes:     not recorded" in found
+
+    def test_indexing_a_packed_data_set_anew_keeps_the_names_of_its_classes(self, wdsdist: Run, shards: Path) -> None:
+        library.index(shards)
+        assert "classes:     2: cat, dog" in lines(wdsdist("info", shards))
+
+
+class TestLs:
+    def test_it_lists_shards(self, wdsdist: Run, shards: Path) -> None:
+        assert lines(wdsdist("ls", shards)) == [
+            "shard-000000.tar\t2 samples\t8.0 KiB",
+            "shard-000001.tar\t2 samples\t7.0 KiB",
+            "shard-000002.tar\t2 samples\t6.0 KiB",
+        ]
+
+    def test_it_lists_samples(self, wdsdist: Run, shards: Path) -> None:
+        assert lines(wdsdist("ls", "--samples", shards))[:3] == [
+            "0\tcat/000\tshard-000000.tar\tcls (1 B), jpg (1000 B), txt (6 B)",
+            "1\tcat/002\tshard-000000.tar\tcls (1 B), jpg (1002 B), txt (6 B)",
+            "2\tcat/004\tshard-000001.tar\tcls (1 B), jpg (1004 B)",
+        ]
+
+    @pytest.mark.parametrize("options", [[], ["--samples"]])
+    def test_a_limit_cuts_the_list(self, wdsdist: Run, shards: Path, options: list[str]) -> None:
+        assert len(lines(wdsdist("ls", *options, "--limit", 2, shards))) == 2
+
+    def test_single_tars_can_be_listed(self, wdsdist: Run, shards: Path) -> None:
+        found = lines(wdsdist("ls", shards / "shard-000002.tar", shards / "shard-000000.tar"))
+        assert [line.split("\t")[0] for line in found] == ["shard-000002.tar", "shard-000000.tar"]
+
+    def test_keys_that_are_not_utf8_are_printed_as_stored(self, tmp_path: Path) -> None:
+        import tarfile
+
+        with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT, encoding="latin-1") as tar:
+            tar.addfile(tarfile.TarInfo("caf\xe9.txt"))
+        command = [sys.executable, "-m", "wdsdist", "ls", "--samples", str(tmp_path / "a.tar")]
+        run = subprocess.run(command, capture_output=True, check=True)
+        assert run.stdout == b"0\tcaf\xe9\ta.tar\ttxt (0 B)\n"
+
+
+class TestCat:
+    def test_a_member_is_written_as_it_is(self, shards: Path) -> None:
+        command = [sys.executable, "-m", "wdsdist", "cat", str(shards), "cat/002", "JPG"]
+        assert subprocess.run(command, capture_output=True, check=True).stdout == b"\x02" * 1002
+
+    def test_without_a_field_it_lists_the_members(self, wdsdist: Run, shards: Path) -> None:
+        assert lines(wdsdist("cat", shards, "dog/003")) == ["dog/003\tshard-000002.tar", "cls\t1 B", "jpg\t1003 B"]
+
+    def test_a_number_is_that_of_the_list(self, wdsdist: Run, shards: Path) -> None:
+        for line in lines(wdsdist("ls", "--samples", shards)):
+            number, key, _, _ = line.split("\t")
+            assert lines(wdsdist("cat", shards, number))[0].split("\t")[0] == key
+
+    def test_a_key_goes_before_a_number(self, wdsdist: Run, tmp_path: Path) -> None:
+        (tmp_path / "source").mkdir()
+        for name in ("0", "1", "5"):
+            (tmp_path / "source" / f"{name}.txt").write_text(f"key {name}")
+        library.pack(tmp_path / "source", tmp_path / "dest", shuffle_seed=None)
+        assert wdsdist("cat", tmp_path / "dest", "5", "txt").stdout == "key 5"
+        assert wdsdist("cat", tmp_path / "dest", "2", "txt").stdout == "key 5"
+
+    def test_a_key_that_is_part_of_others_is_found(self, wdsdist: Run, tmp_path: Path) -> None:
+        (tmp_path / "source").mkdir()
+        for name in ("aa", "aaa", "ba", "a"):
+            (tmp_path / "source" / f"{name}.txt").write_text(f"key {name}")
+        library.pack(tmp_path / "source", tmp_path / "dest", shuffle_seed=None)
+        for name in ("aa", "aaa", "ba", "a"):
+            assert wdsdist("cat", tmp_path / "dest", name, "txt").stdout == f"key {name}"
+
+    def test_a_key_of_several_samples_asks_for_a_number(self, wdsdist: Run, shards: Path, tmp_path: Path) -> None:
+        copy = tmp_path / "copy.tar"
+        os.link(shards / "shard-000001.tar", copy)
+        run = wdsdist("cat", "{" + f"{shards}/shard-000001.tar,{copy}" + "}", "cat/004")
+        assert run.returncode == 2
+        assert "2 samples have the key 'cat/004': name the one you mean by its number, 0 or 2" in run.stderr
+
+
+class TestVerify:
+    def test_it_says_that_all_is_well(self, wdsdist: Run, shards: Path) -> None:
+        run = wdsdist("verify", shards)
+        assert lines(run) == ["verified: 6 samples in 3 shards, 21.0 KiB, no damage"]
+        assert run.stderr.splitlines()[-1].startswith("verifying: 100%, 3 of 3 shards, 0 damaged")
+
+    def test_damage_is_one_line_each_and_a_status_of_its_own(self, wdsdist: Run, shards: Path) -> None:
+        (shards / "shard-000000.tar").unlink()
+        (shards / "shard-000002.tar.wdsindex").unlink()
+        run = wdsdist("verify", "--quiet", shards)
+        assert run.returncode == 1
+        assert run.stdout.splitlines() == [
+            "shard-000000.tar: is not there: fetch it, or pack again, which writes what is missing",
+            "shard-000002.tar: has no index shard-000002.tar.wdsindex beside it: run `wdsdist index`, or pack again",
+        ]
+        assert run.stderr == ""
+
+
+def test_the_version_is_that_of_the_library(wdsdist: Run) -> None:
+    assert lines(wdsdist("--version")) == [f"wdsdist, version {library.__version__}"]
+
+
+def test_no_command_imports_torch_or_webdataset(photos: Path, tmp_path: Path) -> None:
+    dest = str(tmp_path / "dest")
+    commands = [
+        ["pack", str(photos), dest],
+        ["index", dest],
+        ["info", dest],
+        ["ls", dest],
+        ["ls", "--samples", dest],
+        ["cat", dest, "0", "jpg"],
+        ["verify", dest],
+        ["--help"],
+    ]
+    run = subprocess.run(
+        command("commands_without_torch", json.dumps(commands)), capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def test_starting_does_not_even_import_numpy() -> None:
+    script = "import sys, wdsdist.cli; assert not {'numpy', 'rich', 'fsspec', 'asyncio'}.intersection(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,51 @@
+"""`wdsdist pack my_module:name DEST`."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.programs import PROGRAMS
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(PROGRAMS / "my_module.py", tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_data_set_in_the_current_folder(wdsdist: Run, tmp_path: Path) -> None:
+    run = wdsdist("pack", "my_module:Squares", "dest", "--encode", "my_module:encode", "--shard-samples", 10)
+    assert run.stdout.splitlines()[0] == f"packed: 30 samples in 3 shards, 63.0 KiB, in {tmp_path / 'dest'}"
+    assert run.stderr.splitlines()[-1].startswith("packing: 100%, 30 of 30 samples, 3 of 3 shards")
+
+
+def test_an_iterable(wdsdist: Run, tmp_path: Path) -> None:
+    for word in ("packed", "packed already"):
+        run = wdsdist("pack", "my_module:lines", "dest", "--shard-samples", 10)
+        assert run.stdout.splitlines()[0] == f"{word}: 30 samples in 3 shards, 33.0 KiB, in {tmp_path / 'dest'}"
+        assert run.stderr == ""  # a line every few seconds at most: there is no end to tell of
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["my_module:lines", "--seed", "0"], "shuffle_seed is 0, but my_module:lines can be read in one order only"),
+        (["my_module:Squares"], "item 0 of my_module:Squares is a tuple, not a sample"),
+        (["my_module:Circles"], "has no Circles"),
+        (["my_modul:Squares"], "there is no module my_modul in"),
+        (["my_module:Broken"], "my_module:Broken failed at sample 20: OSError: no more"),
+    ],
+)
+def test_what_goes_wrong_is_one_line(wdsdist: Run, arguments: list[str], message: str) -> None:
+    run = wdsdist("pack", arguments[0], "dest", *arguments[1:])
+    assert run.returncode == 2
+    [line] = run.stderr.splitlines()
+    assert line.startswith("wdsdist: error: ")
+    assert message in line

@@ -1,0 +1,234 @@
+"""Repair mends what can be mended, takes no copy that is not whole, and leaves alone what it cannot mend."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import wdsdist
+from tests.support.damage import flip
+from tests.support.photos import encode, photo
+from tests.support.web import served
+from wdsdist import cache
+from wdsdist.diagnostics.repair import Repair
+from wdsdist.samples.shard_reader import ShardReader
+from wdsdist.shards import index as shardindex
+from wdsdist.shards import scan_local as tarindex
+
+NAMES = [f"shard-{number:06}.tar" for number in range(3)]
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """Three shards of four samples, and whole copies of them beside."""
+    (tmp_path / "source").mkdir()
+    for number in range(12):
+        (tmp_path / "source" / f"{number:03}.bin").write_bytes(bytes([number]) * 900)
+    wdsdist.pack(tmp_path / "source", tmp_path / "shards", shard_samples=4)
+    shutil.copytree(tmp_path / "shards", tmp_path / "whole")
+    return tmp_path / "shards"
+
+
+def mended(folder: Path, **more: object) -> list[Repair]:
+    return wdsdist.repair(folder, wdsdist.verify(folder), **more)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def lose_index(folder: Path) -> None:
+    (folder / f"{NAMES[1]}.wdsindex").unlink()
+
+
+def damage_index(folder: Path) -> None:
+    flip(folder / f"{NAMES[1]}.wdsindex", 200)
+
+
+def swap_index(folder: Path) -> None:
+    shutil.copy(folder / f"{NAMES[2]}.wdsindex", folder / f"{NAMES[1]}.wdsindex")
+
+
+def flip_data(folder: Path) -> None:
+    flip(folder / NAMES[1], 600)
+
+
+def flip_header(folder: Path) -> None:
+    flip(folder / NAMES[1], 3)
+
+
+def cut(folder: Path) -> None:
+    (folder / NAMES[1]).write_bytes((folder / NAMES[1]).read_bytes()[:2000])
+
+
+def lose(folder: Path) -> None:
+    (folder / NAMES[1]).unlink()
+
+
+def lose_both(folder: Path) -> None:
+    lose(folder)
+    lose_index(folder)
+
+
+@pytest.mark.parametrize("harm", [lose_index, damage_index, swap_index])
+def test_an_index_is_made_anew_from_a_whole_tar(shards: Path, harm: Callable[[Path], None]) -> None:
+    before = contents(shards)
+    harm(shards)
+    assert mended(shards) == [Repair(NAMES[1], True, "indexed anew")]
+    assert contents(shards) == before
+    assert wdsdist.verify(shards) == []
+
+
+@pytest.mark.parametrize("harm", [flip_data, flip_header, cut, lose, lose_both])
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_damaged_tar_is_replaced_by_a_whole_copy(shards: Path, harm: Callable[[Path], None], remote: bool) -> None:
+    before = contents(shards)
+    harm(shards)
+    whole = shards.parent / "whole"
+    with served(whole) as web:
+        place = web.url if remote else str(whole)
+        assert mended(shards, source=place) == [Repair(NAMES[1], True, f"replaced by {place}/{NAMES[1]}")]
+    assert contents(shards) == before
+
+
+@pytest.mark.parametrize("harm", [flip_data, flip_header, cut, lose])
+def test_without_a_copy_a_damaged_tar_is_left_as_it_is(shards: Path, harm: Callable[[Path], None]) -> None:
+    harm(shards)
+    before = contents(shards)
+    (found,) = mended(shards)
+    assert not found.done
+    assert "there is nothing to fetch it from" in found.what
+    assert contents(shards) == before
+
+
+@pytest.mark.parametrize("harm", [flip_data, flip_header, cut, lose, swap_index])
+def test_a_copy_that_is_damaged_too_is_not_taken(shards: Path, harm: Callable[[Path], None]) -> None:
+    harm(shards.parent / "whole")
+    if harm is swap_index:
+        shutil.copy(shards / NAMES[2], shards.parent / "whole" / NAMES[1])  # whole, but another shard
+    flip_data(shards)
+    before = contents(shards)
+    (found,) = mended(shards, source=shards.parent / "whole")
+    assert not found.done
+    assert contents(shards) == before
+
+
+def test_cached_copies_of_remote_shards_are_checked_and_fetched_again(shards: Path, tmp_path: Path) -> None:
+    with served(shards) as web:
+        (tmp_path / "index").mkdir()
+        manifest = wdsdist.index([f"{web.url}/{name}" for name in NAMES], output=tmp_path / "index")
+        where = {"cached": True, "cache_dir": tmp_path / "cache"}
+        assert wdsdist.verify(manifest, **where) == []
+        for number in (0, 1):
+            ShardReader(manifest, cache.ShardCache(tmp_path / "cache")).shard(number)
+        assert wdsdist.verify(manifest, **where) == []
+        copy = cache.cached_path(manifest, 1, tmp_path / "cache")
+        whole = copy.read_bytes()
+        flip(copy, 600)
+        found = wdsdist.verify(manifest, **where)
+        assert {damage.shard for damage in found} == {f"{web.url}/{NAMES[1]}"}
+        (done,) = wdsdist.repair(manifest, found, **where)
+        assert (done.done, done.what) == (True, f"fetched again from {web.url}/{NAMES[1]}")
+        assert copy.read_bytes() == whole
+        flip(copy, 600)
+        flip(shards / NAMES[1], 600)
+        before = copy.read_bytes()
+        (done,) = wdsdist.repair(manifest, wdsdist.verify(manifest, **where), **where)
+        assert "does not have the digest" in done.what
+        assert copy.read_bytes() == before
+
+
+def test_an_index_that_stands_elsewhere_is_made_anew_there(shards: Path, tmp_path: Path) -> None:
+    for path in shards.glob("*.wdsindex"):
+        path.unlink()
+    wdsdist.index(sorted(shards.glob("*.tar")), output=tmp_path / "own")
+    before = contents(tmp_path / "own")
+    shutil.copy(tmp_path / "own" / f"{NAMES[2]}.wdsindex", tmp_path / "own" / f"{NAMES[1]}.wdsindex")
+    flip_data(shards)
+    found = wdsdist.verify(tmp_path / "own")
+    (done,) = wdsdist.repair(tmp_path / "own", found, source=tmp_path / "whole")
+    assert done.done, done
+    assert contents(tmp_path / "own") == before
+    assert wdsdist.verify(tmp_path / "own") == []
+
+
+def test_what_is_still_wrong_afterwards_is_not_called_repaired(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lose_index(shards)
+    monkeypatch.setattr(tarindex, "write_index", lambda path, folder: None)
+    (left,) = mended(shards)
+    assert not left.done
+    assert left.what.startswith("indexed anew, but it has no index")
+
+
+@pytest.fixture
+def remote(shards: Path) -> Iterator[str]:
+    with served(shards) as web:
+        yield web.url
+
+
+def test_remote_shards_are_fetched_and_checked(shards: Path, remote: str) -> None:
+    assert wdsdist.verify(remote, workers=1) == []
+    flip_data(shards)
+    lose_index(shards)
+    (shards / NAMES[2]).unlink()
+    found = wdsdist.verify(remote, workers=2)
+    assert [(damage.shard, damage.part) for damage in found] == [
+        (NAMES[1], "tar"), (NAMES[1], "index"), (NAMES[2], "tar"),
+    ]  # fmt: skip
+    assert [one.done for one in wdsdist.repair(remote, found)] == [False, False]
+
+
+# Decoding
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    (tmp_path / "photos").mkdir()
+    for number in range(4):
+        (tmp_path / "photos" / f"{number}.jpg").write_bytes(encode(photo(64, 48, seed=number)))
+        (tmp_path / "photos" / f"{number}.json").write_text("{}")
+        (tmp_path / "photos" / f"{number}.raw").write_bytes(b"anything")
+    return tmp_path / "photos"
+
+
+def test_deep_verification_finds_members_that_do_not_decode(photos: Path, tmp_path: Path) -> None:
+    (photos / "1.json").write_text("{")
+    (photos / "2.jpg").write_bytes((photos / "2.jpg").read_bytes()[:-300])
+    wdsdist.pack(photos, tmp_path / "shards", shuffle_seed=None)
+    assert wdsdist.verify(tmp_path / "shards") == []
+    found = wdsdist.verify(tmp_path / "shards", deep=True)
+    assert [damage.part for damage in found] == ["member", "member"]
+    assert [damage.problem.split(" at ")[0] for damage in found] == ["holds 1.json", "holds 2.jpg"]
+    (left,) = wdsdist.repair(tmp_path / "shards", found)
+    assert not left.done
+    assert "packed so" in left.what
+
+
+def test_what_decodes_is_no_damage(photos: Path, tmp_path: Path) -> None:
+    wdsdist.pack(photos, tmp_path / "shards")
+    assert wdsdist.verify(tmp_path / "shards", deep=True) == []
+
+
+def test_many_bad_members_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    for number in range(40):
+        (tmp_path / "source" / f"{number}.json").write_text("{")
+    wdsdist.pack(tmp_path / "source", tmp_path / "shards")
+    found = wdsdist.verify(tmp_path / "shards", deep=True)
+    assert len(found) == 11
+    assert found[-1].problem == "holds 30 more members that do not decode"
+
+
+def test_an_index_of_headers_alone_is_no_damage_for_want_of_a_digest(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from tests.support.tars import write_shard
+
+    tar = write_shard(tmp_path / "x.tar", 3)
+    wdsdist.index(tmp_path)
+    known = shardindex.load(shardindex.beside(tar))
+    shardindex.beside(tar).write_bytes(shardindex.dumps(replace(known, sha256="")))
+    assert wdsdist.verify(tmp_path) == []

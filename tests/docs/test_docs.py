@@ -1,0 +1,118 @@
+"""What the pages in docs/ show is run, each page in one process; what cannot run is listed with its reason."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import wdsdist
+from tests.support.pages import ROOT, Block, blocks, commands, program, run
+from wdsdist.cli import _wdsdist
+
+DOCS = ROOT / "docs"
+PAGES = {str(path.relative_to(DOCS)): path.read_text() for path in sorted(DOCS.rglob("*.md"))}
+BLOCKS = {name: blocks(page) for name, page in PAGES.items()}
+RUN_ELSEWHERE = {"frameworks/pytorch.md", "frameworks/ray.md", "frameworks/webdataset.md"}  # block by block
+NOT_RUN = [(name, block) for name, found in BLOCKS.items() for block in found if block.reason]
+
+
+def runs(block: Block) -> bool:
+    return block.reason is None and (block.language == "python" or any(commands(block)))
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, found in BLOCKS.items() if any(map(runs, found)) and name not in RUN_ELSEWHERE]
+)
+def test_what_a_page_shows_runs_from_top_to_bottom(name: str, checkout: Path) -> None:
+    printed = run(program(PAGES[name]), checkout)
+    for block in BLOCKS[name]:
+        for line in block.text.splitlines() if block.language == "text" and block.reason is None else ():
+            assert re.search(f"^{'.*'.join(map(re.escape, line.split('...')))}$", printed, re.MULTILINE), line
+
+
+@pytest.mark.parametrize("block", [pytest.param(block, id=f"{name}:{block.line}") for name, block in NOT_RUN])
+def test_what_is_not_run_is_python_or_names_commands_and_options_that_exist(block: Block) -> None:
+    if block.language == "python":
+        ast.parse(block.text)
+    for _, (command, *arguments) in commands(block):
+        known = {option for parameter in _wdsdist.commands[command].params for option in parameter.opts}
+        assert {one.partition("=")[0] for one in arguments if one.startswith("-")} <= known
+    pytest.skip(f"not run: {block.reason}")
+
+
+def test_every_fenced_block_says_what_it_is() -> None:
+    languages = {block.language for found in BLOCKS.values() for block in found}
+    assert languages <= {"python", "shell", "text", "json"}
+
+
+def test_commands_of_other_programs_are_marked_as_not_run() -> None:
+    shells = [block for found in BLOCKS.values() for block in found if block.language == "shell" and not block.reason]
+    assert all(line.startswith("wdsdist ") for block in shells for line in block.text.splitlines())
+
+
+def test_the_index_that_is_shown_has_the_names_of_a_real_one(tmp_path: Path) -> None:
+    (shown,) = (json.loads(block.text) for block in BLOCKS["format.md"] if block.language == "json")
+    wdsdist.pack(ROOT / "examples" / "data" / "t10k", tmp_path / "shards")
+    written = json.loads((tmp_path / "shards" / "index.json").read_text())
+    assert shown.keys() <= written.keys()
+    assert shown["wdsdist"].keys() <= written["wdsdist"].keys()
+    assert shown["shardlist"][0].keys() == written["shardlist"][0].keys()
+
+
+def test_the_arguments_that_old_ones_become_exist() -> None:
+    rows = re.findall(r"^\| `.* \| (.*) \|$", PAGES["coming-from.md"], re.MULTILINE)
+    shown = {name for row in rows for code in re.findall(r"`[^`]+`", row) for name in re.findall(r"(\w+)=", code)}
+    takers = (wdsdist.pack, wdsdist.mix, wdsdist.StreamingDataset, wdsdist.StreamingDataLoader)
+    assert len(shown) > 20
+    assert shown <= {name for taker in takers for name in inspect.signature(taker).parameters}
+
+
+def test_every_extra_that_is_named_exists() -> None:
+    extras = set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
+    texts = [*PAGES.values(), (ROOT / "README.md").read_text(), texts_of_the_program()]
+    named = {
+        one
+        for text in texts
+        for some in re.findall(r'"(?:wdsdist|\.)\[([a-z0-9,]+)\]"', text)
+        for one in some.split(",")
+    }
+    assert named
+    assert named <= extras
+
+
+def texts_of_the_program() -> str:
+    """Return all texts in the package but docstrings, each after a zero, with a blank for each value filled in."""
+    nodes = [node for path in (ROOT / "wdsdist").rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    docstrings = {node.value for node in nodes if isinstance(node, ast.Expr)}
+    found = [node for node in nodes if isinstance(node, (ast.JoinedStr, ast.Constant)) and node not in docstrings]
+    parts = [getattr(node, "values", [node]) for node in found]
+    return "".join(
+        "\0" + "".join(str(one.value) if isinstance(one, ast.Constant) else " " for one in some) for some in parts
+    )
+
+
+def test_the_messages_of_troubleshooting_are_those_of_the_program() -> None:
+    lines = [line for line in PAGES["troubleshooting.md"].splitlines() if line.startswith("`")]
+    shown = [message for line in lines if "` (of " not in line for message in re.findall(r"`([^`]+)`", line)]
+    assert len(shown) > 50
+    texts = texts_of_the_program()
+    for message in shown:
+        parts = [re.escape(part.strip(" .")) for part in message.split("...")]
+        assert re.search("[^\0]*".join(parts), texts), message
+
+
+def test_every_promise_names_a_file_of_tests() -> None:
+    rows = re.findall(r"^\| (?!promise|---)(.*) \|$", PAGES["promises.md"], re.MULTILINE)
+    assert len(rows) > 30
+    assert not [row for row in rows if not re.search(r"`tests/[\w/]+\.py`", row)]
+
+
+def test_every_test_that_is_named_exists() -> None:
+    for page in PAGES.values():
+        for name in re.findall(r"`((?:tests|tools|examples)/[\w./-]*)`", page):
+            assert (ROOT / name).exists(), name

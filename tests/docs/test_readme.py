@@ -1,0 +1,53 @@
+"""Everything that README.md shows is run as it stands there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support import forked
+from tests.support.pages import ROOT, blocks, run
+
+README = (ROOT / "README.md").read_text()
+BLOCKS = [block.text for block in blocks(README) if block.language == "python"]
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.splitlines()[0])
+def test_every_python_block_runs_as_pasted(block: str, checkout: Path) -> None:
+    # Two tests at once must not share a folder in /tmp.
+    run(block.replace("/tmp/", f"{checkout}/"), checkout)
+
+
+def test_the_training_loop_is_at_most_fifteen_lines() -> None:
+    assert len(BLOCKS[0].strip().splitlines()) <= 15
+
+
+def test_the_first_two_commands_are_make_demo_and_make_test() -> None:
+    commands = re.findall(r"^    (\S.*)$", README, re.MULTILINE)
+    assert commands[:2] == ["make demo", "make test"]
+
+
+def test_the_commands_on_shards_run(checkout: Path) -> None:
+    packed = forked.run("-m", "wdsdist", "pack", "examples/data/t10k", "shards", cwd=checkout)
+    assert packed.returncode == 0, packed.stderr
+    shown = re.findall(r"^    wdsdist (\S+ shards.*?)(?:  +#.*)?$", README, re.MULTILINE)
+    assert len(shown) == 9
+    for arguments in shown:
+        quick = ["--seconds", "0.05"] if arguments.startswith("bench") else []
+        found = forked.run("-m", "wdsdist", *arguments.split(), *quick, cwd=checkout)
+        assert found.returncode == 0, found.stderr
+        assert found.stdout
+
+
+def test_the_plan_that_it_shows_is_what_the_command_prints() -> None:
+    shown = next(block.text for block in blocks(README) if block.language == "console").splitlines()
+    printed = forked.run("-m", *shown[0].removeprefix("$ ").split()).stdout.splitlines()
+    assert shown[-1] == "..."
+    assert set(shown[1:-1]) <= set(printed)
+
+
+def test_every_file_that_it_names_exists() -> None:
+    for name in re.findall(r"`((?:tests|docs|examples)/[\w./-]*)`|\]\(((?!http)[^)#]+)\)", README):
+        assert (ROOT / (name[0] or name[1])).exists(), name

@@ -1,0 +1,251 @@
+"""Loaders whose node holds less than the data: HTTP, real workers, a cache of a few shards."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wdsdist
+from tests.support import web
+from tests.support.programs import command
+from tests.support.stores import COPY, SAMPLES, SHARD, SHARDS, used, watched
+from wdsdist import StreamingDataLoader, StreamingDataset
+from wdsdist.cache import ShardCache
+from wdsdist.cache.prefetch import Prefetch
+from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.sampling.shard_schedule import Use
+
+
+@pytest.fixture
+def store(stored: Path) -> Iterator[web.Web]:
+    with web.served(stored) as served:
+        yield served
+
+
+def loader(shards: Any, *, batch_size: int = 4, workers: int = 4, **options: Any) -> StreamingDataLoader:
+    return StreamingDataLoader(StreamingDataset(shards, **options), batch_size, num_workers=workers, drop_last=False)
+
+
+def read(batches: Any) -> list[tuple[list[str], list[bytes]]]:
+    return [(batch["__key__"], [bytes(part) for part in batch["bin"]]) for batch in batches]
+
+
+def fetched(store: web.Web) -> Counter[str]:
+    """Return how often each shard was sent, in whole."""
+    counts = Counter()
+    for name, sent in store.bytes_of.items():
+        if name.endswith(".tar"):
+            counts[name] = round(sent / SHARD)
+    return counts
+
+
+@pytest.mark.parametrize("workers", [0, 4])
+def test_three_shards_of_thirty_are_room_enough(store: web.Web, stored: Path, tmp_path: Path, workers: int) -> None:
+    cache, limit = tmp_path / "cache", 3 * COPY
+    mine = loader(store.url, workers=workers, cache_dir=cache, cache_limit=limit, download_timeout=60)
+    with watched(lambda: used(cache)) as use:
+        found = read(mine)
+    window = mine.state_dict()["shuffle_window"]
+    assert SAMPLES // 2 <= window <= SAMPLES
+    assert found == read(loader(stored, workers=0, shuffle_window=window))
+    assert len(use) > 20
+    assert max(use) <= limit
+    times = fetched(store)
+    assert set(times) == {f"{shard:03}.tar" for shard in range(SHARDS)}
+    # Workers of one rank are at different batches; with this little room one may fetch what drives out another's.
+    assert sum(times.values()) <= SHARDS + (6 if workers else 0)
+
+
+def read_by_ranks(store: web.Web, cache: Path, world: int, limit: int, batch_size: int, warnings: str) -> list[Any]:
+    arguments = [store.url, cache, limit, batch_size, world]
+    environment = {**os.environ, "PYTHONWARNINGS": warnings}
+    ranks = [
+        subprocess.Popen(command("one_rank", *arguments, rank), env=environment, stdout=subprocess.PIPE)
+        for rank in range(world)
+    ]
+    return [json.loads(rank.communicate(timeout=60)[0]) for rank in ranks]
+
+
+def read_locally(stored: Path, world: int, batch_size: int) -> list[Any]:
+    ranks = [StreamingDataset(stored, num_replicas=world, rank=rank, shuffle_window=80) for rank in range(world)]
+    loaders = [StreamingDataLoader(rank, batch_size, num_workers=0) for rank in ranks]
+    return [[key for batch in one for key in batch["__key__"]] for one in loaders]
+
+
+def test_two_ranks_share_a_limited_cache(store: web.Web, stored: Path, tmp_path: Path) -> None:
+    cache, limit = tmp_path / "cache", 12 * COPY
+    with watched(lambda: used(cache)) as use:
+        found = read_by_ranks(store, cache, 2, limit, batch_size=4, warnings="error")
+    assert found == read_locally(stored, 2, batch_size=4)
+    assert max(use) <= limit
+    assert sum(fetched(store).values()) <= SHARDS + 2 + 8  # the lanes may share two; the rest as above
+
+
+def test_ranks_with_room_for_one_of_them_take_turns(store: web.Web, stored: Path, tmp_path: Path) -> None:
+    """Batches are so small that many would go in one message, and each worker would hold the shards of as many."""
+    found = read_by_ranks(store, tmp_path, 4, 6 * COPY, batch_size=2, warnings="ignore")
+    assert found == read_locally(stored, 4, batch_size=2)
+
+
+def mixed(folder: str | Path, **options: Any) -> wdsdist.StreamingDataset:
+    """The same shards twice, with copies in common, as two data sets of different weights."""
+    return wdsdist.mix({"large": (folder, 3), "small": (f"{folder}/index.json", 1)}, **options)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_mix_is_read_in_windows_that_fit(store: web.Web, stored: Path, tmp_path: Path, workers: int) -> None:
+    cache, limit = tmp_path / "cache", 8 * COPY
+    dataset = mixed(store.url, cache_dir=cache, cache_limit=limit, download_timeout=60)
+    mine = StreamingDataLoader(dataset, 8, num_workers=workers)
+    with watched(lambda: used(cache)) as use:
+        found = read(mine)
+    window = mine.state_dict()["shuffle_window"]
+    assert SAMPLES <= window <= 2 * SAMPLES
+    local = StreamingDataLoader(mixed(stored), 8, num_workers=0)
+    local.load_state_dict({**mine.state_dict(), "consumed": 0, "epoch": 0})
+    assert found == read(local)
+    assert max(use) <= limit
+    assert sum(fetched(store).values()) <= 3 * SHARDS  # one and a half epochs of the large one, half of the other
+
+
+def test_a_mix_whose_windows_do_not_fit_is_an_error_with_what_they_need(store: web.Web, tmp_path: Path) -> None:
+    limits = {"cache_dir": tmp_path, "cache_limit": 6 * COPY}
+    for dataset in (
+        mixed(store.url, shuffle_window=2 * SAMPLES, **limits),
+        mixed(store.url, **{**limits, "cache_limit": COPY}),
+    ):
+        with pytest.raises(ArgumentError, match=r"one rank needs [\d,]+ at once"):
+            next(iter(StreamingDataLoader(dataset, 8, num_workers=0)))
+    assert not fetched(store)
+
+
+def test_a_run_resumes_with_another_limit_in_the_window_of_its_state(store: web.Web, tmp_path: Path) -> None:
+    first = loader(store.url, workers=0, cache_dir=tmp_path / "a", cache_limit=4 * COPY)
+    batches = iter(first)
+    read(next(batches) for _ in range(7))
+    state = first.state_dict()
+    rest = read(batches)
+    for limit in (f"{3 * COPY}B", "1GB", None):
+        second = loader(store.url, workers=0, cache_dir=tmp_path / "b", cache_limit=limit)
+        second.load_state_dict(state)
+        assert second.state_dict() == state
+        assert read(second) == rest
+
+
+def test_a_window_that_was_asked_for_and_does_not_fit_is_an_error_before_anything_is_fetched(
+    store: web.Web, tmp_path: Path
+) -> None:
+    mine = loader(store.url, cache_dir=tmp_path, cache_limit=3 * COPY, shuffle_window=10 * SAMPLES)
+    with pytest.raises(ArgumentError, match=r"cache_limit is 71\d,\d+ bytes, and one rank needs 4,\d+,\d+ at once"):
+        next(iter(mine))
+    assert not fetched(store)
+
+
+def test_data_on_a_local_disk_knows_no_limit(stored: Path, tmp_path: Path) -> None:
+    mine = loader(stored, workers=0, cache_dir=tmp_path / "cache", cache_limit=1)
+    assert read(mine) == read(loader(stored, workers=0))
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_that_was_broken_off_is_followed_by_the_next(
+    store: web.Web, stored: Path, tmp_path: Path, workers: int
+) -> None:
+    mine = loader(store.url, workers=workers, cache_dir=tmp_path, cache_limit=3 * COPY)
+    for _ in zip(range(20), mine, strict=False):
+        pass
+    local = loader(stored, workers=0, shuffle_window=mine.state_dict()["shuffle_window"])
+    local.set_epoch(1)
+    assert read(mine) == read(local)
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_program_may_end_in_the_middle_of_an_epoch(store: web.Web, tmp_path: Path, workers: int) -> None:
+    program = (
+        "import sys, wdsdist\n"
+        "dataset = wdsdist.StreamingDataset(sys.argv[1], cache_dir=sys.argv[2])\n"
+        "batches = iter(wdsdist.StreamingDataLoader(dataset, 4, num_workers=int(sys.argv[3])))\n"
+        "next(batches)\n"
+    )
+    command = [sys.executable, "-c", program, store.url, str(tmp_path), str(workers)]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_batches_and_samples_that_are_kept_hold_no_room(store: web.Web, stored: Path, tmp_path: Path) -> None:
+    mine = loader(store.url, workers=0, cache_dir=tmp_path, cache_limit=3 * COPY, download_timeout=20)
+    kept = list(mine)
+    assert read(kept) == read(loader(stored, workers=0, shuffle_window=mine.state_dict()["shuffle_window"]))
+    dataset = StreamingDataset(store.url, cache_dir=tmp_path, cache_limit=3 * COPY, download_timeout=20)
+    samples = [dataset[number] for number in range(0, SHARDS * SAMPLES, SAMPLES)]
+    assert [sample["__key__"] for sample in samples] == [f"{number:05}" for number in range(0, 1200, SAMPLES)]
+
+
+@pytest.mark.parametrize(
+    ("limit", "error", "message"),
+    [
+        ("much", ArgumentError, "'much' is not a size"),
+        (0, ArgumentError, "cache_limit is 0: it must be at least 1"),
+        (1.5, ArgumentTypeError, "cache_limit is 1.5: it must be a number of bytes, or a text such as '200GB'"),
+    ],
+)
+def test_a_limit_that_is_none_is_refused(stored: Path, limit: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        StreamingDataset(stored, cache_limit=limit)
+
+
+def test_what_comes_next_is_fetched_while_nothing_is_asked_for(store: web.Web, tmp_path: Path) -> None:
+    cache = ShardCache(tmp_path)
+    manifest = wdsdist.open(store.url)
+    uses = [Use(0, 9, 3), Use(10, 19, 5), Use(12, 19, 4), Use(20, 29, 6)]
+    prefetch = Prefetch(cache, manifest, iter(uses), room=750_000)
+    try:
+        prefetch.reach(0)
+        wait_for(lambda: set(fetched(store)) == {"003.tar", "004.tar", "005.tar"})
+        prefetch.reach(10)  # the first window is left behind: there is room for the next one
+        wait_for(lambda: fetched(store)["006.tar"] == 1)
+    finally:
+        prefetch.close()
+    assert sum(fetched(store).values()) == 4
+
+
+def test_what_the_first_batch_needs_is_alone_until_it_is_there(store: web.Web) -> None:
+    """Also where another process fetches it: to fetch something else would take bandwidth from that."""
+    asked: list[int] = []
+    there = threading.Event()
+
+    class Cache:
+        def expect(self, *_: object) -> None: ...
+
+        def fetch_ahead(self, manifest: object, shard: int) -> bool | None:
+            asked.append(shard)
+            return True if shard != 3 or there.is_set() else None
+
+    uses = iter([Use(0, 9, 3), Use(1, 9, 5)])
+    prefetch = Prefetch(Cache(), wdsdist.open(store.url), uses, room=750_000)  # type: ignore[arg-type]
+    try:
+        prefetch.reach(0)
+        wait_for(lambda: len(asked) > 2)
+        assert set(asked) == {3}
+        there.set()
+        wait_for(lambda: 5 in asked)
+    finally:
+        there.set()
+        prefetch.close()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -1,0 +1,420 @@
+"""Compressed shards: read like plain ones, decompressed once per node, never from a copy of what is there no more."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import logging
+import os
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+import wdsdist
+from tests.support.programs import command
+from tests.support.tars import compressed, plain_tar, write_shard
+from tests.support.web import served
+from wdsdist import StreamingDataset, cache
+from wdsdist.cache import ShardCache
+from wdsdist.cache import fetch as fetching
+from wdsdist.cache import space as room
+from wdsdist.errors import ArgumentError, CacheError, IndexNotFoundError, ShardDamagedError, ShardNotFoundError
+from wdsdist.shards import index as shardindex
+from wdsdist.storage import compression
+
+NAMES = ["0.tar.gz", "1.tgz", "2.tar.bz2", "3.tar.xz", "4.tar.zst", "5.tar"]
+SAMPLES = 7
+
+
+def write(folder: Path, name: str, prefix: str, samples: int = SAMPLES) -> Path:
+    """Write a tar of some samples, compressed as its name says."""
+    folder.mkdir(exist_ok=True, parents=True)
+    path = write_shard(folder / f"{prefix}-plain", samples, prefix=prefix)
+    (folder / name).write_bytes(compressed(path.read_bytes(), name))
+    path.unlink()
+    return folder / name
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """A folder of shards compressed in every way, and a plain one."""
+    for number, name in enumerate(NAMES):
+        write(tmp_path / "mixed", name, f"s{number}-")
+    return tmp_path / "mixed"
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """A data set of three compressed shards that wdsdist packed."""
+    (tmp_path / "files").mkdir()
+    for number in range(12):
+        (tmp_path / "files" / f"{number:02}.txt").write_text(f"text {number}" * 100)
+    wdsdist.pack(tmp_path / "files", tmp_path / "packed", shard_samples=4, compress="zst")
+    return tmp_path / "packed"
+
+
+@pytest.fixture(autouse=True)
+def fresh_process() -> Iterator[None]:
+    fetching._say.cache_clear()
+    yield
+    fetching._say.cache_clear()
+
+
+def texts(shards: object, **options: object) -> dict[str, str]:
+    dataset = StreamingDataset(shards, decode=True, **options)  # type: ignore[arg-type]
+    return {sample["__key__"]: sample.get("txt") for sample in (dataset[n] for n in range(dataset.num_samples))}
+
+
+def copies(folder: Path) -> dict[str, tuple[int, int]]:
+    """The copies and indexes in a cache, and what changes when one is made anew."""
+    found = [*folder.rglob("*.tar"), *folder.rglob("*.wdsindex")]
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in found}
+
+
+def everything(count: int = len(NAMES)) -> dict[str, str]:
+    return {f"s{n}-{m:04}": f"s{n}-{m:04}.txt" for n in range(count) for m in range(SAMPLES)}
+
+
+# Shards of others
+
+
+def test_compressed_and_plain_shards_are_indexed_and_read_together(mixed: Path, tmp_path: Path) -> None:
+    manifest = wdsdist.index(mixed)
+    assert [shard.name for shard in manifest.shards] == NAMES
+    for shard in manifest.shards:
+        tar_size = -1 if shard.name == "5.tar" else 10_240
+        assert (shard.size, shard.tar_size) == ((mixed / shard.name).stat().st_size, tar_size)
+    assert wdsdist.open(mixed).shards == manifest.shards
+    assert wdsdist.open([mixed / "5.tar", mixed / "0.tar.gz"]).shards == (manifest.shards[5], manifest.shards[0])
+    assert texts(mixed, cache_dir=tmp_path / "cache") == everything()
+    assert len(list((tmp_path / "cache").rglob("*.tar"))) == len(NAMES) - 1
+    assert wdsdist.verify(mixed) == []
+
+
+def test_shards_named_one_by_one_need_no_index_json(mixed: Path) -> None:
+    manifest = wdsdist.open([mixed / name for name in NAMES])
+    assert [shard.tar_size for shard in manifest.shards] == [10_240] * 5 + [-1]
+    assert texts(manifest) == everything()
+    assert wdsdist.open(mixed / "1.tgz").shards[0].sha256 == shardindex.load(mixed / "1.tgz.wdsindex").file.sha256
+
+
+def test_a_sample_says_which_shard_it_is_of(mixed: Path) -> None:
+    assert StreamingDataset(mixed / "1.tgz")[0]["__shard__"] == "1.tgz"
+
+
+def test_shards_whose_folder_cannot_be_written_are_indexed_elsewhere(mixed: Path, tmp_path: Path) -> None:
+    wdsdist.index(mixed, output=tmp_path / "indexes")
+    assert sorted(path.name for path in mixed.iterdir()) == NAMES
+    assert texts(tmp_path / "indexes") == everything()
+    assert wdsdist.verify(tmp_path / "indexes") == []
+
+
+def test_a_folder_without_an_index_counts_them_all(mixed: Path) -> None:
+    with pytest.raises(IndexNotFoundError, match=r"holds 6 tar files but no index\.json: run `wdsdist index"):
+        wdsdist.open(mixed)
+
+
+def test_an_index_json_that_knows_no_tar_sizes_will_do(mixed: Path) -> None:
+    entries = [{"url": name, "nsamples": SAMPLES} for name in NAMES]
+    (mixed / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": entries}))
+    assert texts(mixed) == everything()
+
+
+@pytest.mark.parametrize("name", NAMES[:-1])
+def test_a_shard_that_is_cut_is_damage_and_never_a_shorter_data_set(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path, name, "s0-", samples=300)
+    path.write_bytes(path.read_bytes()[:-20])
+    for read in (wdsdist.index, wdsdist.open):
+        with pytest.raises(ShardDamagedError, match=rf"{name} is cut or damaged"):
+            read(path)
+    assert [one.name for one in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", NAMES[:-1])
+def test_a_cut_tar_that_was_compressed_is_damage_too(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(compressed(plain_tar([("a.txt", b"1"), ("b.txt", b"2")])[:1500], name))
+    with pytest.raises(ShardDamagedError, match=rf"{name}: .* at byte"):
+        wdsdist.index(path)
+
+
+def test_a_bomb_is_refused_and_fills_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compression, "_ALWAYS", 100_000)
+    path = tmp_path / "x.tar.bz2"
+    path.write_bytes(compressed(plain_tar([("a.bin", bytes(4 << 20))]), path.name))
+    (tmp_path / "index.json").write_text(
+        json.dumps({"wids_version": 1, "shardlist": [{"url": path.name, "nsamples": 1}]})
+    )
+    with pytest.raises(ShardDamagedError, match=r"x\.tar\.bz2 expands to over 100,000 bytes, more than 200 times"):
+        wdsdist.index(path)
+    with pytest.raises(ShardDamagedError, match="expands to over 100,000 bytes"):
+        StreamingDataset(tmp_path, cache_dir=tmp_path / "cache")[0]
+    assert not copies(tmp_path / "cache")
+
+
+# Once per node
+
+
+def test_each_shard_is_decompressed_once_and_each_process_that_does_says_so(
+    packed: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "wdsdist"):
+        found = texts(packed, cache_dir=tmp_path / "cache")
+    said = f"some shards are compressed: each is decompressed once on this node, into {tmp_path / 'cache'}"
+    assert [record.getMessage() for record in caplog.records] == [said]
+    assert len(found) == 12
+    before = copies(tmp_path / "cache")
+    caplog.clear()
+    assert texts(packed, cache_dir=tmp_path / "cache") == found
+    assert not caplog.records
+    assert copies(tmp_path / "cache") == before
+
+
+def test_many_processes_decompress_each_shard_once(packed: Path, tmp_path: Path) -> None:
+    program = command("decompressing", packed, tmp_path / "cache")
+    running = [
+        subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        for _ in range(3)
+    ]
+    for process in running:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    made = []
+    for process in running:
+        assert process.stdin is not None
+        process.stdin.close()
+    for process in running:
+        assert process.stdout is not None
+        made += process.stdout.read().split()
+        process.stdout.close()
+        assert process.wait() == 0
+    assert sorted(made) == [f"shard-00000{number}.tar.zst" for number in range(3)]
+
+
+def test_the_workers_of_a_loader_read_them(packed: Path, tmp_path: Path) -> None:
+    loader = wdsdist.StreamingDataLoader(
+        StreamingDataset(packed, decode=True, cache_dir=tmp_path / "cache"), batch_size=3, num_workers=2
+    )
+    assert isinstance(loader, DataLoader)
+    assert sorted(key for batch in loader for key in batch["__key__"]) == [f"{number:02}" for number in range(12)]
+
+
+# Copies
+
+
+@pytest.mark.parametrize("how", ["in place", "by a rename"])
+def test_the_copy_of_a_shard_that_was_replaced_is_not_used(tmp_path: Path, how: str) -> None:
+    path, cached = write(tmp_path / "shards", "x.tar.zst", "old"), {"cache_dir": tmp_path / "cache"}
+    other = write(tmp_path / "other", "x.tar.zst", "new")
+    for one in (path, other):  # to the same size, by a frame without data
+        rest = 1000 - one.stat().st_size
+        one.write_bytes(one.read_bytes() + b"\x50\x2a\x4d\x18" + (rest - 8).to_bytes(4, "little") + bytes(rest - 8))
+    assert "old0000" in texts(path, **cached)
+    before = path.stat()
+    path.with_name(f"{path.name}.wdsindex").unlink()
+    if how == "in place":
+        path.write_bytes(other.read_bytes())
+    else:
+        other.replace(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert texts(path, **cached).keys() == {f"new{number:04}" for number in range(SAMPLES)}
+    assert len(list((tmp_path / "cache").rglob("*.tar"))) == 1
+
+
+@pytest.mark.parametrize("lost", ["x.tar.zst.tar.wdsstamp", "x.tar.zst.tar"])
+def test_a_copy_that_is_not_complete_is_made_anew(tmp_path: Path, lost: str) -> None:
+    path = write(tmp_path / "shards", "x.tar.zst", "s0-")
+    assert texts(path, cache_dir=tmp_path / "cache") == everything(1)
+    next((tmp_path / "cache").rglob(lost)).unlink()
+    assert texts(path, cache_dir=tmp_path / "cache") == everything(1)
+    assert next((tmp_path / "cache").rglob(lost)).exists()
+
+
+def test_shards_that_differ_in_how_they_are_compressed_have_copies_of_their_own(tmp_path: Path) -> None:
+    names = ["x.tar.gz", "x.tar.zst", "x.tar"]
+    for number, name in enumerate(names):
+        write(tmp_path / "shards", name, f"s{number}-")
+    wdsdist.index(tmp_path / "shards")
+    assert texts(tmp_path / "shards", cache_dir=tmp_path / "cache") == everything(3)
+
+
+def test_a_file_that_is_not_what_its_index_describes_is_damage(packed: Path, tmp_path: Path) -> None:
+    path = packed / "shard-000000.tar.zst"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(ShardDamagedError, match=r"shard-000000\.tar\.zst does not have the digest that index\.json"):
+        StreamingDataset(packed, cache_dir=tmp_path / "cache")[0]
+    path.write_bytes(bytes(content[:-1]))
+    with pytest.raises(ShardDamagedError, match=r"shard-000000\.tar\.zst has [\d,]+ bytes but index\.json says"):
+        StreamingDataset(packed, cache_dir=tmp_path / "cache")[0]
+    path.unlink()
+    with pytest.raises(ShardNotFoundError, match=r"shard-000000\.tar\.zst does not exist"):
+        StreamingDataset(packed, cache_dir=tmp_path / "cache")[0]
+    assert not copies(tmp_path / "cache")
+
+
+def test_a_file_that_changes_while_it_is_read_gives_no_copy(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpack = compression.unpack
+
+    def disturbed(path: Path, *args: object, **options: object) -> None:
+        unpack(path, *args, **options)  # type: ignore[arg-type]
+        path.touch()
+
+    monkeypatch.setattr(compression, "unpack", disturbed)
+    with pytest.raises(ShardDamagedError, match=r"tar\.zst has changed while it was read"):
+        StreamingDataset(packed, cache_dir=tmp_path / "cache")[0]
+    assert not copies(tmp_path / "cache")
+
+
+def test_a_full_cache_is_an_error_that_names_it(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(room, "_allocate", full)
+    with pytest.raises(CacheError, match=r"/cache has no room for .*zst of [\d,]+ bytes \(No space left on device"):
+        StreamingDataset(packed, cache_dir=tmp_path / "cache")[0]
+    assert not copies(tmp_path / "cache")
+
+
+# Stores
+
+
+def test_room_for_a_fetched_file_is_reserved_where_only_its_index_tells_its_size(packed: Path, tmp_path: Path) -> None:
+    with served(packed) as web:
+        listed = wdsdist.open(web.url)
+        unknown = np.full(len(listed.counts), -1)
+        manifest = dataclasses.replace(listed, sizes=unknown, tar_sizes=unknown)
+        index = packed / f"{listed.names[0].decode()}.wdsindex"
+        copy = shardindex.load(index).size + index.stat().st_size + 512
+        file = int(listed.sizes[0])
+        with pytest.raises(CacheError, match=f"takes {copy + file:,} with its index"):
+            ShardCache(tmp_path, limit=copy + file - 1).pin(manifest, 0)
+        ShardCache(tmp_path, limit=copy + file).pin(manifest, 0).close()
+
+
+def test_remote_shards_are_fetched_and_decompressed_once(packed: Path, tmp_path: Path) -> None:
+    expected = texts(packed)
+    with served(packed) as web:
+        manifest = wdsdist.open(f"{web.url}/index.json")
+        assert texts(manifest, cache_dir=tmp_path / "cache") == expected
+        before, sent = copies(tmp_path / "cache"), web.sent
+        assert texts(manifest, cache_dir=tmp_path / "cache") == expected
+        assert web.sent == sent
+    assert texts(manifest, cache_dir=tmp_path / "cache") == expected
+    assert copies(tmp_path / "cache") == before
+    assert wdsdist.verify(manifest, cached=True, cache_dir=tmp_path / "cache") == []
+
+
+def test_remote_shards_of_others_are_indexed_and_uploaded_anew(mixed: Path, tmp_path: Path) -> None:
+    store, url = fsspec.filesystem("memory"), "memory://compressed"
+    store.put(str(mixed), "/compressed", recursive=True)
+    try:
+        assert [shard.tar_size for shard in wdsdist.index(url).shards] == [10_240] * 5 + [-1]
+        assert wdsdist.verify(url, workers=1) == []
+        assert texts(url, cache_dir=tmp_path / "cache") == everything()
+        store.put_file(str(write(tmp_path, "0.tar.gz", "new")), "/compressed/0.tar.gz")
+        wdsdist.index(url)
+        assert texts(url, cache_dir=tmp_path / "cache").keys() >= {"new0000"}
+    finally:
+        store.rm("/compressed", recursive=True)
+
+
+def test_a_large_remote_shard_is_fetched_as_a_whole_to_be_indexed(tmp_path: Path) -> None:
+    content = compressed(plain_tar([("a.bin", random.Random(0).randbytes(3 << 20))]), "zst")
+    (tmp_path / "x.tar.zst").write_bytes(content)
+    with served(tmp_path) as web:
+        manifest = wdsdist.index(f"{web.url}/x.tar.zst", output=tmp_path / "index")
+        assert manifest.shards[0].size == len(content)
+        assert texts(tmp_path / "index", fields=["bin"]).keys() == {"a"}
+
+
+# What the other commands make of them
+
+
+def test_verify_finds_what_is_wrong_with_the_file_the_index_and_members(packed: Path) -> None:
+    names = [f"shard-00000{number}.tar.zst" for number in range(3)]
+    (packed / f"{names[0]}.wdsindex").unlink()
+    shutil.copy(packed / f"{names[2]}.wdsindex", packed / f"{names[1]}.wdsindex")
+    content = (packed / names[2]).read_bytes()
+    (packed / names[2]).write_bytes(content[:-5])
+    found = [(one.shard, one.part, one.problem) for one in wdsdist.verify(packed)]
+    assert [(name, part) for name, part, _ in found] == [
+        (names[0], "index"), (names[1], "index"), (names[2], "tar"), (names[2], "tar"), (names[2], "tar")
+    ]  # fmt: skip
+    assert "disagrees with the tar in digest, compressed file, keys" in found[1][2]
+    assert "is 5 bytes short of what index.json gives" in found[2][2]
+    assert found[3][2].startswith("is cut or damaged")
+
+
+def test_verify_decodes_the_members_of_compressed_shards(tmp_path: Path) -> None:
+    (tmp_path / "x.tar.zst").write_bytes(compressed(plain_tar([("a.json", b"{"), ("b.json", b"{}")]), "x.tar.zst"))
+    wdsdist.index(tmp_path)
+    assert wdsdist.verify(tmp_path) == []
+    (found,) = wdsdist.verify(tmp_path, deep=True)
+    assert "holds a.json at byte 512" in found.problem
+
+
+def test_repair_makes_indexes_anew_and_takes_whole_files(packed: Path, tmp_path: Path) -> None:
+    shutil.copytree(packed, tmp_path / "whole")
+    (packed / "shard-000000.tar.zst.wdsindex").unlink()
+    (packed / "shard-000001.tar.zst").write_bytes(b"(\xb5/\xfd")
+    repairs = wdsdist.repair(packed, wdsdist.verify(packed), source=tmp_path / "whole")
+    assert [one.done for one in repairs] == [True, True]
+    for path in packed.glob("shard*"):
+        assert path.read_bytes() == (tmp_path / "whole" / path.name).read_bytes()
+
+
+def test_a_damaged_copy_is_found_and_decompressed_again(packed: Path, tmp_path: Path) -> None:
+    where = {"cached": True, "cache_dir": tmp_path / "cache"}
+    manifest = wdsdist.open(packed)
+    assert wdsdist.verify(packed, **where) == []  # there is none yet
+    copy = cache.local_shard(manifest, 1, tmp_path / "cache")
+    whole = copy.read_bytes()
+    copy.write_bytes(whole[:600] + b"X" + whole[601:])
+    found = wdsdist.verify(packed, **where)
+    assert {(one.shard, one.part) for one in found} == {
+        ("shard-000001.tar.zst", "tar"),
+        ("shard-000001.tar.zst", "index"),
+    }
+    (done,) = wdsdist.repair(packed, found, **where)
+    assert done.done
+    assert done.what == f"decompressed again from {packed}/shard-000001.tar.zst"
+    assert copy.read_bytes() == whole
+
+
+@pytest.mark.parametrize("tool", ["dali", "energon", "wids"])
+def test_no_index_is_written_for_tools_that_could_not_read_them(packed: Path, tool: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"{tool} cannot read shard-000000\.tar\.zst, which is compressed"):
+        wdsdist.export(packed, tool)
+
+
+def test_timm_reads_what_its_reader_decompresses_as_it_goes(mixed: Path) -> None:
+    from webdataset.tariterators import tar_file_iterator
+
+    wdsdist.index(mixed)
+    with pytest.raises(ArgumentError, match=r"timm cannot read 4\.tar\.zst, which is compressed"):
+        wdsdist.export(mixed, "timm")
+    (mixed / "4.tar.zst").unlink()
+    wdsdist.index(mixed)
+    (info,) = wdsdist.export(mixed, "timm")
+    found = set()
+    for name in json.loads(info.read_text())["splits"]["train"]["filenames"]:
+        with (mixed / name).open("rb") as stream:
+            found |= {member["fname"] for member in tar_file_iterator(stream)}
+    assert found == {text for text in everything().values() if not text.startswith("s4-")}
+
+
+def test_compressed_shards_are_packed_into_plain_ones(packed: Path, tmp_path: Path) -> None:
+    wdsdist.pack(packed, tmp_path / "plain", shuffle_seed=None)
+    assert texts(tmp_path / "plain") == texts(packed)

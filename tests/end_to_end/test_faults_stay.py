@@ -1,0 +1,121 @@
+"""Faults that stay: a loud end on the rank that needs what cannot be had, in time, and the same for any workers."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import wdsdist
+from tests.support import faults
+from tests.support.faults import Rule
+from tests.support.ranks import Outcome, Ranks
+from tests.support.stores import COPY, Store, expected
+from wdsdist.errors import ShardDamagedError, ShardNotFoundError, StorageError, WdsdistError
+from wdsdist.storage import clients
+
+WORKERS = (0, 1, 2, 4)
+TIMEOUT = 2.0
+SLACK = 10.0
+"""Seconds until an error has come from where it happened; on a busy machine."""
+
+
+def last_words(store: Store, folder: Path, spoil: Callable[[], object], *, batches: int) -> list[Outcome]:
+    """Let ranks with any number of workers read some batches, spoil the store, and let them read on."""
+    with ExitStack() as stack:
+        jobs = [
+            stack.enter_context(
+                Ranks(
+                    store, folder / str(workers), world_size=1, workers=workers,
+                    cache_limit=8 * COPY, download_timeout=TIMEOUT,
+                )
+            )
+            for workers in WORKERS
+        ]  # fmt: skip
+        for job in jobs:
+            job.tell("take", batches)
+        assert [len(job.outcome(0).batches) for job in jobs] == [batches] * len(jobs)
+        spoil()
+        for job in jobs:
+            job.tell("take")
+        return [job.outcome(0) for job in jobs]
+
+
+def check(outcomes: list[Outcome], store: Store, error: type[Exception], message: str) -> None:
+    for workers, outcome in zip(WORKERS, outcomes, strict=True):
+        assert not outcome.is_over, f"a short epoch with {workers} workers"
+        assert isinstance(outcome.error, error)
+        assert re.search(rf"{re.escape(store.url)}/\d{{3}}\.tar\S* {message}", str(outcome.error)), str(outcome.error)
+        assert outcome.seconds < TIMEOUT + SLACK
+        assert str(outcome.error).startswith("Caught ") == (workers > 0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "error", "message"),
+    [
+        (Rule("wrong", 1000, path="*.tar"), ShardDamagedError, r"does not have the digest .* \(after 3 attempts\)"),
+        (Rule("short", 512, path="*.tar"), ShardDamagedError, r"cannot be read: [\d,]+ bytes .* \(after \d attempts?"),
+        (Rule("status", 404, path="*.tar", method="*"), ShardNotFoundError, "does not exist"),
+        (Rule("status", 403, path="*.tar", method="*"), StorageError, "cannot be read: .*access is refused"),
+        (Rule("status", 503, path="*.tar"), StorageError, r"cannot be read: .* \(after \d+ attempts? in \S+ s\)"),
+    ],
+    ids=lambda value: f"{value.fault} {value.value:g}" if isinstance(value, Rule) else "",
+)
+def test_what_cannot_be_had_is_an_error_in_the_training_loop(
+    web: Store, tmp_path: Path, rule: Rule, error: type[WdsdistError], message: str
+) -> None:
+    check(last_words(web, tmp_path, lambda: web.proxy.rules(rule), batches=5), web, error, message)
+
+
+def test_a_store_that_hangs_is_an_error_in_the_training_loop(web: Store, tmp_path: Path) -> None:
+    hang = Rule("stall", 1000, path="*.tar")
+    # A worker may also have waited all the time for another one, which was fetching the shard.
+    message = r"c(annot be read: .*(no byte in|the last byte) .*attempt|ould not be had within 2 seconds: another)"
+    check(last_words(web, tmp_path, lambda: web.proxy.rules(hang), batches=5), web, WdsdistError, message)
+
+
+@pytest.mark.parametrize("batches", [pytest.param(0, marks=pytest.mark.slow), 5])
+def test_a_store_that_has_gone_is_an_error_in_the_training_loop(store: Store, tmp_path: Path, batches: int) -> None:
+    with ExitStack() as server:
+        mortal = store.through(server.enter_context(faults.planted(store.proxy.url)))
+        outcomes = last_words(mortal, tmp_path, server.close, batches=batches)
+    check(outcomes, mortal, StorageError, r"cannot be read: .*[Cc]onnect.* \(after \d+ attempts? in \S+ s\)")
+
+
+def test_a_store_that_is_not_there_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "_PATIENCE", 1.0)
+    message = r"http://127\.0\.0\.1:1/index\.json cannot be read: .*onnect.* \(after \d+ attempts in 1 s\)"
+    with pytest.raises(StorageError, match=message):
+        wdsdist.StreamingDataset("http://127.0.0.1:1/")
+
+
+@pytest.mark.parametrize("fault", ["refuse", "stall"])
+@pytest.mark.parametrize(
+    "read", [wdsdist.StreamingDataset, lambda url, **options: wdsdist.mix({url: 1}, **options)], ids=["one", "mix"]
+)
+def test_an_index_that_cannot_be_had_is_an_error_in_the_time_that_was_given(
+    store: Store, fault: str, read: Callable[..., object]
+) -> None:
+    store.proxy.rules(Rule(fault, 10, path="*index.json", method="*"))
+    message = rf"{re.escape(store.url)}/index\.json cannot be read: .* \(after \d+ attempts? in 0\.5 s\)"
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=message):
+        read(store.url, storage_options=store.options, download_timeout=0.5)
+    assert time.monotonic() - began < SLACK
+
+
+def test_only_the_rank_that_needs_a_shard_fails_for_it(store: Store, stored: Path, tmp_path: Path) -> None:
+    with Ranks(store, tmp_path / "a") as ranks:
+        needed = [outcome.shards for outcome in ranks.all()]
+    missing = sorted(needed[1] - needed[0])[-1]
+    store.proxy.rules(Rule("status", 404, path=f"*/{missing}", method="*"))
+    with Ranks(store, tmp_path / "b", download_timeout=TIMEOUT) as ranks:
+        sound, failed = ranks.all()
+    assert (sound.error, sound.batches) == (None, expected(stored, 0, 2))
+    assert isinstance(failed.error, ShardNotFoundError)
+    assert f"{store.url}/{missing} does not exist" in str(failed.error)
+    assert failed.batches == expected(stored, 1, 2)[: len(failed.batches)]

@@ -1,0 +1,212 @@
+"""Options of the store, such as credentials, are sent to the stores that the user named and to nobody else.
+
+Two real servers on loopback are two stores: they differ by their port.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+import wdsdist
+from tests.support import tars
+from tests.support.web import Answer, Asked, answering
+from wdsdist import StreamingDataset, storage
+from wdsdist.diagnostics.repair import repair
+from wdsdist.diagnostics.verify import Damage, verify
+from wdsdist.errors import ArgumentError
+
+SECRET = "hush-4711"
+ENCODED = base64.b64encode(f"me:{SECRET}".encode()).decode()
+TAR = tars.plain_tar([(f"{number}.txt", b"text") for number in range(4)])
+
+
+class Stores:
+    """Two stores: ``one``, which users name, and ``other``, which they do not; both have the same shards."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.files: dict[str, Callable[[], Answer]] = {}
+        self.one, self.asked_one = stack.enter_context(answering(self.answer))
+        self.other, self.asked_other = stack.enter_context(answering(self.answer))
+        self.put("/a.tar", TAR)
+
+    def put(self, path: str, content: bytes) -> None:
+        self.files[path] = lambda: (200, {}, content)
+
+    def list_shards(self, *urls: str, **more: Any) -> None:
+        listed = [{"url": url, "nsamples": 4} for url in urls]
+        self.put("/index.json", json.dumps({"wids_version": 1, "shardlist": listed, **more}).encode())
+
+    def answer(self, asked: Asked) -> Answer | None:
+        return self.files.get(asked.path.partition("?")[0], lambda: (404, {}, b""))()
+
+    def redirect(self, path: str, to: str) -> None:
+        self.files[path] = lambda: (302, {"Location": to}, b"")
+
+    def check(self) -> None:
+        """The one has seen the secret each time, the other was asked and never has."""
+        assert self.asked_one
+        assert self.asked_other
+        assert all(map(has_secret, self.asked_one))
+        assert not list(filter(has_secret, self.asked_other))
+
+
+def has_secret(asked: Asked) -> bool:
+    return any(secret in str(asked.headers) for secret in (SECRET, ENCODED))
+
+
+@pytest.fixture
+def stores() -> Iterator[Stores]:
+    with ExitStack() as stack:
+        yield Stores(stack)
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    LOGIN = aiohttp.BasicAuth("me", SECRET)
+
+OPTIONS = [
+    {"headers": {"X-Api-Key": SECRET}},
+    {"headers": {"Authorization": f"Bearer {SECRET}"}},
+    {"cookies": {"session": SECRET}},
+    {"client_kwargs": {"headers": {"X-Api-Key": SECRET}}},
+    {"client_kwargs": {"headers": {"Authorization": SECRET}}},
+    {"client_kwargs": {"cookies": {"session": SECRET}}},
+    {"client_kwargs": {"auth": LOGIN}},
+    {"headers": {"User-Agent": SECRET}},
+]
+KEY = OPTIONS[0]
+
+
+def read(what: Any, folder: Path, **options: Any) -> list[str]:
+    """Return the keys of all samples."""
+    return [sample["__key__"] for sample in StreamingDataset(what, cache_dir=folder, shuffle=False, **options)]
+
+
+@pytest.mark.filterwarnings("ignore:The 'auth' parameter:DeprecationWarning")
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("way", ["shard", "base"])
+def test_a_shard_in_a_store_that_only_the_index_names_is_read_without_options(
+    stores: Stores, tmp_path: Path, options: dict[str, Any], way: str
+) -> None:
+    if way == "shard":
+        stores.list_shards(f"{stores.other}/a.tar")
+    else:
+        stores.list_shards("a.tar", base=stores.other)
+    opening = {"allow_elsewhere": True} if "allow_elsewhere" in wdsdist.open.__kwdefaults__ else {}
+    manifest = wdsdist.open(stores.one, storage_options=options, **opening)
+    assert read(manifest, tmp_path) == ["0", "1", "2", "3"]
+    stores.check()
+
+
+@pytest.mark.filterwarnings("ignore:The 'auth' parameter:DeprecationWarning")
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("file", ["/a.tar", "/index.json"])
+def test_a_redirect_to_another_store_takes_no_options_along(
+    stores: Stores, tmp_path: Path, options: dict[str, Any], file: str
+) -> None:
+    stores.list_shards("a.tar")
+    stores.files["/there"] = stores.files[file]
+    stores.redirect(file, f"{stores.other}/there")
+    assert read(stores.one, tmp_path, storage_options=options) == ["0", "1", "2", "3"]
+    stores.check()
+
+
+def test_a_middleware_of_the_users_signs_no_request_to_another_store(stores: Stores, tmp_path: Path) -> None:
+    async def sign(request: Any, handler: Any) -> Any:
+        request.headers["X-Signature"] = SECRET
+        return await handler(request)
+
+    stores.list_shards("a.tar")
+    stores.files["/there"] = stores.files["/a.tar"]
+    stores.redirect("/a.tar", f"{stores.other}/there")
+    for number, options in enumerate([{"middlewares": (sign,)}, {"client_kwargs": {"middlewares": (sign,)}}]):
+        assert len(read(stores.one, tmp_path / str(number), storage_options=options)) == 4
+    stores.check()
+
+
+def test_a_redirect_from_https_to_http_of_the_same_host_is_to_another_store() -> None:
+    named = storage.named(KEY, ["https://host/train"])
+    assert storage.options_for("https://host:443/a.tar", named) == KEY
+    for elsewhere in ("http://host/a.tar", "https://host:8443/a.tar", "https://host.evil/a.tar",
+                      "https://host@evil/a.tar", "https://evil/host/a.tar", "s3://host/a.tar"):  # fmt: skip
+        assert storage.options_for(elsewhere, named) == {}, elsewhere
+
+
+def test_each_location_of_a_list_is_named(stores: Stores, tmp_path: Path) -> None:
+    stores.list_shards("a.tar", f"{stores.other}/a.tar")
+    dataset = [f"{stores.one}/a.tar", f"{stores.other}/a.tar"]
+    opening = {"allow_elsewhere": True} if "allow_elsewhere" in wdsdist.open.__kwdefaults__ else {}
+    assert len(read(wdsdist.open(dataset, storage_options=KEY, **opening), tmp_path)) == 8
+    assert all(map(has_secret, stores.asked_one + stores.asked_other))
+
+
+def test_options_may_say_which_store_they_are_for(stores: Stores, tmp_path: Path) -> None:
+    stores.list_shards("a.tar", f"{stores.other}/a.tar")
+    mine = {"headers": {"X-Api-Key": "mine"}}
+    opening = {"allow_elsewhere": True} if "allow_elsewhere" in wdsdist.open.__kwdefaults__ else {}
+    manifest = wdsdist.open(stores.one, storage_options={stores.one: KEY, f"{stores.other}/x": mine}, **opening)
+    assert len(read(manifest, tmp_path)) == 8
+    stores.check()
+    assert {asked.headers["x-api-key"] for asked in stores.asked_other} == {"mine"}
+    with pytest.raises(ArgumentError, match="some keys that are URLs and some that are not"):
+        wdsdist.open(stores.one, storage_options={stores.one: KEY, "anon": True})
+
+
+def test_the_parts_of_a_mix_get_options_for_their_own_stores(stores: Stores, tmp_path: Path) -> None:
+    stores.list_shards("a.tar")
+    one = wdsdist.open(stores.one, storage_options=KEY)
+    joined = wdsdist.concat([one, wdsdist.open(stores.other)], cache_dir=tmp_path, shuffle=False)
+    assert len(list(joined)) == 8
+    assert {damage.part for damage in verify(joined.manifest)} == {"index"}  # there is none beside these tars
+    stores.check()
+
+
+def test_a_damaged_shard_is_mended_from_another_store_without_options_of_the_first(
+    stores: Stores, tmp_path: Path
+) -> None:
+    (tmp_path / "a.tar").write_bytes(TAR)
+    wdsdist.index(tmp_path)
+    manifest = wdsdist.open(tmp_path)
+    damage = [Damage("a.tar", "was spoilt", "tar", 0)]
+    # Options of a local data set can be for the source only.
+    assert repair(tmp_path, damage, source=stores.one, storage_options=KEY)[0].done
+    assert all(map(has_secret, stores.asked_one))
+    named = type(manifest).of(str(tmp_path), manifest.shards, storage_options=KEY, stores=(storage.store(stores.one),))
+    assert repair(named, damage, source=stores.other)[0].done
+    stores.check()
+
+
+def test_indexing_and_packing_of_shards_elsewhere_take_no_options_there(stores: Stores, tmp_path: Path) -> None:
+    stores.list_shards(f"{stores.other}/a.tar")
+    opening = {"allow_elsewhere": True} if "allow_elsewhere" in wdsdist.open.__kwdefaults__ else {}
+    manifest = wdsdist.open(stores.one, storage_options=KEY, **opening)
+    assert wdsdist.index(manifest, output=tmp_path / "indexes", storage_options=KEY).num_samples == 4
+    assert wdsdist.pack(manifest, tmp_path / "packed", workers=1, storage_options=KEY).num_samples == 4
+    stores.check()
+
+
+def test_a_store_that_is_read_without_the_options_is_logged_once(
+    stores: Stores, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stores.list_shards(f"{stores.other}/a.tar")
+    opening = {"allow_elsewhere": True} if "allow_elsewhere" in wdsdist.open.__kwdefaults__ else {}
+    with caplog.at_level(logging.WARNING, "wdsdist"):
+        read(wdsdist.open(stores.one, storage_options=KEY, **opening), tmp_path)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith(f"{stores.other} is read without storage_options: they are for {stores.one}")
+    assert SECRET not in told
+
+
+def test_options_show_in_no_representation() -> None:
+    manifest = wdsdist.shards.manifest.Manifest.of("s3://bucket/train", [], storage_options={"secret": SECRET})
+    assert SECRET not in f"{manifest!r} {manifest.client_options!r}"

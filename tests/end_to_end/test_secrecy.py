@@ -1,0 +1,228 @@
+"""No exception that leaves storage holds a signed URL or a password: neither itself nor anything that it refers to."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import pickle
+import secrets
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+import wdsdist
+from tests.support import tars
+from tests.support.web import Answer, Asked, answering
+from wdsdist import storage
+from wdsdist.cache import ShardCache
+from wdsdist.diagnostics.verify import verify
+from wdsdist.errors import WdsdistError
+from wdsdist.packing import sources
+from wdsdist.shards import scan_remote as remotetar
+from wdsdist.shards.manifest import Manifest, Shard
+from wdsdist.storage import Deadline, clients, copying, deadline
+from wdsdist.storage.failures import mapped
+
+TOKEN = secrets.token_hex(16)
+LOUD = logging.getLogger("test.secrecy")
+
+
+def all_of(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and all that it refers to, hidden from tracebacks or not."""
+    left, seen = [error], set()
+    while left:
+        one = left.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            left += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+            yield one
+
+
+def told(error: BaseException) -> str:
+    """Return all that can be read of an exception and of what it refers to."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    LOUD.addHandler(handler)
+    LOUD.error("failed", exc_info=error)
+    LOUD.removeHandler(handler)
+    parts = [stream.getvalue(), "".join(traceback.format_exception(error))]
+    for one in all_of(error):
+        parts += [str(one), repr(one), repr(one.args), repr(vars(one)), repr(pickle.dumps(one))]
+    return "\n".join(parts)
+
+
+def check(call: Callable[[], object], *kinds: type[Exception]) -> None:
+    with pytest.raises(kinds or (WdsdistError, FileNotFoundError)) as caught:
+        call()
+    assert TOKEN not in told(caught.value)
+    foreign = [one for one in all_of(caught.value) if not type(one).__module__.startswith(("wdsdist", "builtins"))]
+    assert not foreign, "exceptions of back ends are left behind"
+
+
+@pytest.fixture(autouse=True)
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "_PATIENCE", 0.2)
+    monkeypatch.setattr(copying, "_PATIENCE", 0.2)
+    monkeypatch.setattr(deadline, "_FIRST_PAUSE", 0.02)
+
+
+def signed(url: str) -> str:
+    return url.replace("http://", f"http://user:{TOKEN}@") + f"?X-Signature={TOKEN}&x=%2B{TOKEN}"
+
+
+def calls(url: str, folder: Path) -> dict[str, Callable[[], object]]:
+    """Everything that asks a store for something."""
+    location, soon = signed(f"{url}/a.tar"), Deadline(0.3)
+    manifest = Manifest.of(url, [Shard(location, 1, -1, "")])
+    return {
+        "read": lambda: storage.read(location, deadline=soon),
+        "read_range": lambda: storage.read_range(location, 0, 9),
+        "fetch": lambda: storage.fetch(location, folder / "a.tar", deadline=soon),
+        "fetch of a size": lambda: storage.fetch(location, folder / "a.tar", size=20 << 20, deadline=soon),
+        "entry": lambda: storage.entry(location),
+        "index_remote": lambda: remotetar.index_remote(location, 10 << 20),
+        "pin": lambda: ShardCache(folder / "cache", timeout=0.3).pin(manifest, 0),
+        "open": lambda: wdsdist.open(signed(f"{url}/index.json"), download_timeout=0.3),
+        "open of a tar": lambda: wdsdist.open(location, download_timeout=0.3),
+        "index": lambda: wdsdist.index(location, output=folder / "indexes"),
+        "source": lambda: sources.find(signed(f"{url}/a.csv"), scratch=folder),
+        "upload": lambda: storage.write(location, b"content"),
+    }
+
+
+ANSWERS: dict[str, Callable[[Asked], Answer | None]] = {
+    "403": lambda asked: (403, {}, b"no"),
+    "404": lambda asked: (404, {}, b"no"),
+    "500": lambda asked: (500, {}, asked.path.encode()),
+    "cut": lambda asked: (200, {"Content-Length": "1000", "Connection": "close"}, b"x"),
+    "refused": lambda asked: None,
+    "redirected for ever": lambda asked: (302, {"Location": asked.path}, b""),
+    "redirected to nowhere": lambda asked: (302, {"Location": f"ftp://user:{TOKEN}@host/?{TOKEN}"}, b""),
+}
+
+
+@pytest.mark.parametrize("how", ANSWERS)
+def test_whatever_a_web_server_does(tmp_path: Path, how: str) -> None:
+    with answering(ANSWERS[how]) as (url, _):
+        for name, call in calls(url, tmp_path).items():
+            if (how, name) not in {("cut", "entry"), ("cut", "source")}:  # for which the header is enough
+                check(call)
+
+
+class BackEndError(Exception):
+    """Holds what it was asked for, in attributes as aiohttp's and botocore's do."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__("it failed")
+        self.request_info = {"url": url}
+        self.response = {"ResponseMetadata": {"HTTPStatusCode": 500}, "url": url}
+
+
+def test_what_a_back_end_raises_is_left_behind_with_all_that_it_holds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(self: MemoryFileSystem, path: str, *_: Any, **__: Any) -> None:
+        try:
+            raise OSError(TOKEN)
+        except OSError as error:
+            raise BackEndError(f"{path}?{TOKEN}") from error
+
+    for method in ("cat_file", "info", "open", "ls", "find", "pipe_file", "put_file", "rm_file"):
+        monkeypatch.setattr(MemoryFileSystem, method, fail)
+    location = f"memory://bucket/a.tar?{TOKEN}"
+    for call in (
+        lambda: storage.read(location),
+        lambda: storage.read_range(location, 0, 1),
+        lambda: storage.entry(location),
+        lambda: storage.listing(location),
+        lambda: storage.names(location, ""),
+        lambda: storage.sizes(location),
+        lambda: storage.write(location, b""),
+        lambda: storage.remove(location),
+        lambda: upload(location),
+        lambda: storage.fetch(location, tmp_path / "a", size=1, deadline=Deadline(0.1)),
+        lambda: storage.fetch(location, tmp_path / "a", deadline=Deadline(0.1)),
+    ):
+        check(call)
+
+
+def upload(location: str) -> None:
+    with storage.upload(location) as stream:
+        stream.write(b"x")
+
+
+def test_what_cannot_be_opened_keeps_neither_location_nor_options(tmp_path: Path) -> None:
+    options = {"client_kwargs": 4711, "secret": TOKEN}
+    for location in (
+        f"gs://bucket/a.tar?{TOKEN}",
+        f"nowhere://user:{TOKEN}@bucket/a.tar?{TOKEN}",
+        f"s3://bucket/a.tar?{TOKEN}",
+    ):
+        bound = storage.named(options, [location])
+        check(partial(storage.fetch, location, tmp_path / "a", bound, deadline=Deadline(0.1)))
+        check(partial(storage.read, location, bound, deadline=Deadline(0.1)))
+
+
+def test_errors_stay_alone_in_handlers_threads_and_coroutines() -> None:
+    def fail() -> None:
+        with mapped("s3://bucket/a.tar"):
+            raise ConnectionError(f"https://host/a.tar?signature={TOKEN}")
+
+    def handle() -> None:
+        try:
+            raise ConnectionError(TOKEN)
+        except ConnectionError:
+            fail()
+
+    async def wait() -> None:
+        fail()
+
+    with ThreadPoolExecutor(1) as pool:
+        for call in (fail, handle, lambda: asyncio.run(wait()), lambda: pool.submit(fail).result()):
+            check(call)
+
+
+def test_what_verify_finds_names_no_signed_url(tmp_path: Path) -> None:
+    with answering(lambda asked: (403, {}, b"no")) as (url, _):
+        found = verify(Manifest.of(url, [Shard(signed(f"{url}/a.tar"), 1, -1, ""), Shard(f"b.tar?{TOKEN}", 1, 9, "")]))
+    assert [damage.shard for damage in found] == [f"{url}/a.tar", "b.tar"]
+    assert TOKEN not in repr(found)
+
+
+def test_an_index_that_is_refused_does_not_stay_in_the_error() -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/train/index.json", f'{{"wids_version": 1, "shardlist": [{{"url": "{TOKEN}'.encode())
+    check(lambda: wdsdist.open("memory://train", download_timeout=5))
+
+
+@pytest.fixture
+def signed_shards(tmp_path: Path) -> Iterator[Path]:
+    """A folder whose index.json names a shard by a signed URL."""
+    (tmp_path / "a.tar").write_bytes(tars.plain_tar([("0.txt", b"text")]))
+    content = (tmp_path / "a.tar").read_bytes()
+    with answering(lambda asked: (200, {}, content) if "wdsindex" not in asked.path else (404, {}, b"")) as (url, _):
+        listed = [{"url": signed(f"{url}/a.tar"), "nsamples": 1}]
+        (tmp_path / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": listed}))
+        yield tmp_path
+
+
+@pytest.mark.parametrize("more", [[], ["--samples"]])
+def test_ls_shows_no_query(signed_shards: Path, capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
+    from click.testing import CliRunner
+
+    from wdsdist.cli import _wdsdist
+
+    opening = ["--allow-elsewhere"] if "allow_elsewhere" in wdsdist.open.__kwdefaults__ else []
+    result = CliRunner().invoke(_wdsdist, ["ls", str(signed_shards), *more, *opening])
+    assert result.exit_code == 0, result.output
+    assert "/a.tar\t1 sample" in result.output or "\ta.tar\t" in result.output
+    assert TOKEN not in result.output

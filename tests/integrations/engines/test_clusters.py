@@ -1,0 +1,99 @@
+"""Packing on real clusters of several worker processes, one of which is killed."""
+
+from __future__ import annotations
+
+import importlib.util
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.programs import PROGRAMS
+from wdsdist.packing import pack
+
+PACKAGES = {"dask": "distributed", "ray": "ray"}
+
+
+@pytest.fixture(scope="module", params=sorted(PACKAGES))
+def cluster(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+    """The engine and the address of a cluster of two workers, which lets in who knows this test's token."""
+    if importlib.util.find_spec(PACKAGES[request.param]) is None:
+        pytest.skip(f"{PACKAGES[request.param]} is not installed")
+    command = [sys.executable, str(PROGRAMS / "clusters.py"), request.param]
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_AUTH_MODE", "token")
+        environment.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        with process:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            assert address
+            yield request.param, address
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, timeout=100)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".wdsdist-pack")}
+
+
+def test_a_killed_worker_costs_nothing_but_time(
+    cluster: tuple[str, str], source: Path, alone: dict[str, bytes], tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    job = run(str(PROGRAMS / "deadly_job.py"), *cluster, str(source), str(tmp_path / "dest"), str(notes))
+    assert job.returncode == 0, job.stderr
+    killed = (notes / "killed").read_text()
+    finished = {path.name for path in notes.glob("finished-*")}
+    assert finished - {f"finished-{killed}"}, "others have done the rest"
+    assert contents(tmp_path / "dest") == alone  # hence nothing half of the killed one's either
+
+
+def test_the_command_packs_on_the_cluster(
+    cluster: tuple[str, str], source: Path, alone: dict[str, bytes], tmp_path: Path
+) -> None:
+    engine, address = cluster
+    options = ["--shard-samples", "5", "--engine", engine, "--address", address]
+    done = run("-m", "wdsdist", "pack", str(source), str(tmp_path / "dest"), *options)
+    assert (done.returncode, done.stdout.partition(":")[0]) == (0, "packed"), done.stderr
+    assert contents(tmp_path / "dest") == alone
+
+
+def test_an_error_of_a_worker_is_the_line_that_one_machine_gives(
+    cluster: tuple[str, str], source: Path, tmp_path: Path
+) -> None:
+    engine, address = cluster
+    (tmp_path / "dest").mkdir()
+    (tmp_path / "dest" / "shard-000002.tar").mkdir()
+    options = ["--shard-samples", "5", "--engine", engine, "--address", address, "--overwrite", "-q"]
+    done = run("-m", "wdsdist", "pack", str(source), str(tmp_path / "dest"), *options)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "wdsdist: error:" in done.stderr
+    assert "shard-000002.tar" in done.stderr
+
+
+def test_a_cluster_that_gives_up_is_an_error_and_what_is_whole_is_kept(
+    source: Path, alone: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("distributed")
+    monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES", "0")
+    (tmp_path / "notes").mkdir()
+    command = [sys.executable, str(PROGRAMS / "clusters.py"), "dask"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        arguments = ["dask", address, str(source), str(tmp_path / "dest"), str(tmp_path / "notes")]
+        job = run(str(PROGRAMS / "deadly_job.py"), *arguments)
+    assert job.returncode == 1
+    assert "EngineError: the dask cluster lost 1 workers at one shard" in job.stderr
+    assert not (tmp_path / "dest" / "index.json").exists()
+    pack(source, tmp_path / "dest", shard_samples=5, workers=1)
+    assert contents(tmp_path / "dest") == alone

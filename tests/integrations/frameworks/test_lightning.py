@@ -1,0 +1,129 @@
+"""Under Lightning's Trainer and Fabric, in two processes: every sample once an epoch, and exact resume."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wdsdist
+from tests.programs import lightning_runs
+from tests.support.gloo_ranks import Ranks
+from tests.support.playing import play
+from wdsdist.errors import LoaderStateError
+
+TOTAL = 64
+STEPS = 8  # an epoch on each of two ranks, with batches of 4
+
+
+def samples(found: list[dict[str, Any]], epoch: int, what: str = "seen") -> list[int]:
+    """Return what all ranks saw in an epoch, sorted."""
+    steps = chain.from_iterable(rank[what] for rank in found)
+    return sorted(chain.from_iterable(batch for of, batch in steps if of == epoch))
+
+
+@pytest.fixture(scope="module")
+def whole(ranks: Ranks, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """A run of two epochs with a checkpoint each few steps, and the folder of its checkpoints."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, play(ranks, lightning_runs.fit, str(shards), str(folder), max_epochs=2, every=3)
+
+
+def test_all_samples_come_once_an_epoch_and_epochs_differ(whole: tuple[Path, list[dict[str, Any]]]) -> None:
+    _, found = whole
+    for epoch in range(2):
+        assert samples(found, epoch) == list(range(TOTAL))
+        assert [len([step for step in rank["seen"] if step[0] == epoch]) for rank in found] == [STEPS, STEPS]
+    for rank in found:
+        epochs = [[batch for epoch, batch in rank["seen"] if epoch == number] for number in range(2)]
+        assert epochs[0] != epochs[1]
+        sanity = rank["validated"][:2]
+        assert rank["validated"][2:4] == sanity  # looking at a few batches beforehand has used up nothing
+    assert samples([{"validated": rank["validated"][2:]} for rank in found], 1, "validated") == list(range(TOTAL))
+
+
+@pytest.mark.parametrize("step", [3, 9, 15])
+def test_a_checkpoint_continues_with_exactly_what_was_left(
+    step: int, ranks: Ranks, shards: Path, whole: tuple[Path, list[dict[str, Any]]]
+) -> None:
+    folder, found = whole
+    resumed = play(
+        ranks, lightning_runs.fit, str(shards), str(folder), max_epochs=2, every=100, checkpoint=f"step={step}.ckpt"
+    )
+    assert [rank["seen"] for rank in resumed] == [rank["seen"][step:] for rank in found]
+    assert [rank["steps"] for rank in resumed] == [2 * STEPS] * 2
+
+
+def test_limited_epochs_differ_and_resume_at_their_end(ranks: Ranks, shards: Path, tmp_path: Path) -> None:
+    found = play(ranks, lightning_runs.fit, str(shards), str(tmp_path), max_epochs=3, limit_train_batches=3)
+    for rank in found:
+        epochs = [[batch for epoch, batch in rank["seen"] if epoch == number] for number in range(3)]
+        assert [len(batches) for batches in epochs] == [3, 3, 3]
+        assert len({str(batches) for batches in epochs}) == 3
+    resumed = play(
+        ranks,
+        lightning_runs.fit,
+        str(shards),
+        str(tmp_path),
+        max_epochs=3,
+        limit_train_batches=3,
+        checkpoint="step=3.ckpt",
+    )
+    assert [rank["seen"] for rank in resumed] == [rank["seen"][3:] for rank in found]
+
+
+def test_a_loader_that_is_played_several_times_an_epoch_resumes_too(ranks: Ranks, shards: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"loaders": lightning_runs.long_and_short, "limit_val_batches": 0}
+    found = play(ranks, lightning_runs.fit, str(shards), str(tmp_path), max_epochs=2, every=5, **options)
+    for step in (5, 10):
+        checkpoint = f"step={step}.ckpt"
+        resumed = play(
+            ranks, lightning_runs.fit, str(shards), str(tmp_path), max_epochs=2, checkpoint=checkpoint, **options
+        )
+        assert [rank["seen"] for rank in resumed] == [rank["seen"][step:] for rank in found]
+
+
+_REFUSAL = "a resumed run would leave that batch out: train from a wdsdist.StreamingDataLoader"
+
+
+def test_a_loader_whose_checkpoints_would_be_a_batch_ahead_is_refused(
+    ranks: Ranks, shards: Path, tmp_path: Path
+) -> None:
+    for rank in play(ranks, lightning_runs.refusal, str(shards), str(tmp_path)):
+        assert _REFUSAL in rank["told"]
+
+
+class _Standing:
+    """Stands on the stack, as the one whose name its class has, while it calls a function."""
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+
+@pytest.mark.parametrize("act", [pickle.dumps, lambda dataset: next(iter(dataset))])
+def test_so_it_is_where_workers_are_spawned_but_not_in_evaluation(act: Callable[[Any], Any], shards: Path) -> None:
+    fit, evaluation, loader = (
+        type(name, (_Standing,), {})() for name in ("_FitLoop", "_EvaluationLoop", "StatefulDataLoader")
+    )
+    dataset = wdsdist.StreamingDataset(shards)
+    with pytest.raises(LoaderStateError, match=_REFUSAL):
+        fit.call(lambda: loader.call(lambda: act(dataset)))
+    fit.call(lambda: evaluation.call(lambda: loader.call(lambda: act(dataset))))
+    dataset.set_epoch(1)
+    fit.call(lambda: act(dataset))
+
+
+def test_fabric_gives_all_samples_and_resumes(ranks: Ranks, shards: Path, tmp_path: Path) -> None:
+    found = play(ranks, lightning_runs.fabric, str(shards), str(tmp_path))
+    for epoch in range(3):
+        of_all = chain.from_iterable(chain.from_iterable(rank["epochs"][epoch] for rank in found))
+        assert sorted(of_all) == list(range(TOTAL))
+    for rank in found:
+        first, second, third = rank["epochs"]
+        assert first != second != third
+        assert rank["resumed"] == [second[3:], third]
+        assert rank["again"] == second

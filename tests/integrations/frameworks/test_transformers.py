@@ -1,0 +1,74 @@
+"""Under the Trainer of Transformers, in two processes: every sample once an epoch, and exact resume."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.programs import transformers_runs
+from tests.support.gloo_ranks import Ranks
+from tests.support.playing import play
+
+TOTAL = 64
+BATCHES = 8
+
+
+@pytest.fixture(scope="module")
+def trained(ranks: Ranks, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return play(ranks, transformers_runs.training, str(shards), str(tmp_path_factory.mktemp("trained")))
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return list(chain.from_iterable(batches))
+
+
+def test_all_samples_come_once_an_epoch_and_epochs_differ(trained: list[dict[str, Any]]) -> None:
+    first, second = ([rank["all"][start : start + BATCHES] for rank in trained] for start in (0, BATCHES))
+    for epoch in (first, second):
+        assert sorted(flat(flat(epoch))) == list(range(TOTAL))
+    assert first != second
+
+
+def test_a_checkpoint_continues_with_exactly_what_was_left(trained: list[dict[str, Any]]) -> None:
+    for rank in trained:
+        for step, rest in rank["rest"].items():
+            # 8 batches an epoch make updates of 3, 3 and 2.
+            assert rest == rank["all"][step // 3 * BATCHES + step % 3 * 3 :], step
+        assert set(rank["steps"]) == {6}
+        assert rank["again"] == rank["rest"][5], "by the same trainer"
+
+
+def test_evaluation_and_prediction_see_all_samples(trained: list[dict[str, Any]]) -> None:
+    assert sorted(flat(flat([rank["evaluated"] for rank in trained]))) == list(range(TOTAL))
+    for rank in trained:
+        assert sorted(rank["labels"]) == list(range(TOTAL))
+        assert rank["predicted"] == rank["labels"]
+
+
+def test_a_mix_is_trained_on_and_resumed(ranks: Ranks, shards: Path, tmp_path: Path) -> None:
+    found = play(ranks, transformers_runs.training_on_a_mix, str(shards), str(tmp_path))
+    assert sorted(flat(flat([rank["all"] for rank in found]))) == sorted([*range(TOTAL), *range(TOTAL)])
+    assert all(rank["rest"] == rank["all"][3:] for rank in found)
+
+
+def test_what_would_lose_samples_is_refused(ranks: Ranks, shards: Path, tmp_path: Path) -> None:
+    for told in play(ranks, transformers_runs.refusals, str(shards), str(tmp_path)):
+        for case in ("bare", "bare, evaluated"):
+            assert "LoaderStateError: " in told[case]
+            assert "train with StreamingTrainer of wdsdist.integrations.transformers" in told[case]
+        assert "StateMismatchError: after 1 updates of 4 samples" in told["another batch"]
+        assert "epoch 0 with 4 samples consumed, but the checkpoint has epoch 0 and 8" in told["another batch"]
+        assert len(told["the rest"]) == 2
+        assert "LoaderStateError: the checkpoint holds no position of the loader" in told["foreign"]
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "wdsdist.integrations.transformers", raising=False)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match=r'pip install "wdsdist\[transformers\]"'):
+        importlib.import_module("wdsdist.integrations.transformers")

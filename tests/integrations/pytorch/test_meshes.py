@@ -1,0 +1,111 @@
+"""Model-parallel jobs: the ranks of one data-parallel place see the same samples, the places together all of them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.forking import fork_workers
+from tests.support.gloo_ranks import Ranks
+from wdsdist import StreamingDataLoader, StreamingDataset, mix
+from wdsdist.errors import ArgumentError, ArgumentTypeError
+
+TOTAL = 37
+
+
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    group = Ranks(4, tmp_path_factory.mktemp("ranks"))
+    group.all(fork_workers)
+    yield group
+    group.end()
+
+
+def device_mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", shape, mesh_dim_names=names)
+
+
+def read(shards: Path, shape: tuple[int, ...], names: tuple[str, ...], part: Any, **options: Any) -> tuple[Any, ...]:
+    """Return a rank's epoch, its state in the middle, and what a spawned worker read of the next epoch."""
+    import warnings
+
+    warnings.simplefilter("error", UserWarning)  # about the world size
+    mesh = device_mesh(shape, names)[part] if part else device_mesh(shape, names)
+    data = StreamingDataset(shards, decode=True, fields=("cls",), mesh=mesh, **options)
+    loader = StreamingDataLoader(data, 4, num_workers=0, drop_last=False)
+    numbers, state = [], None
+    for batch in loader:
+        numbers += batch["cls"].tolist()
+        state = state or loader.state_dict()
+    return numbers, state, data.fingerprint, len(loader)
+
+
+@pytest.mark.parametrize(
+    ("shape", "names", "part", "places"),
+    [
+        ((2, 2), ("dp", "tp"), "dp", [0, 0, 1, 1]),
+        ((2, 2), ("pp", "dp"), "dp", [0, 1, 0, 1]),
+        ((2, 2), ("dp_replicate", "dp_shard"), None, [0, 1, 2, 3]),
+        ((2, 1, 2), ("dp_replicate", "dp_shard", "tp"), ("dp_replicate", "dp_shard"), [0, 0, 1, 1]),
+    ],
+)
+def test_ranks_see_the_samples_of_their_data_parallel_place(
+    four_ranks: Ranks, shards: Path, shape: tuple[int, ...], names: tuple[str, ...], part: Any, places: list[int]
+) -> None:
+    found = four_ranks.all(read, shards, shape, names, part)
+    assert not [one for one in found if isinstance(one, str)], found
+    by_place = {place: found[rank][0] for rank, place in enumerate(places)}
+    assert [found[rank][0] for rank in range(4)] == [by_place[place] for place in places]
+    together = [number for numbers in by_place.values() for number in numbers]
+    assert set(together) == set(range(TOTAL))
+    assert len(together) == -(-TOTAL // len(by_place)) * len(by_place)
+    assert all(one[1:] == found[0][1:] for one in found), "states, fingerprints and lengths are those of every rank"
+
+
+def read_elsewhere(shards: Path) -> list[int]:
+    """Return what a worker that is not forked reads: it has neither a mesh nor a process group."""
+    data = StreamingDataset(shards, decode=True, fields=("cls",), mesh=device_mesh((2, 2), ("dp", "tp"))["dp"])
+    loader = StreamingDataLoader(data, 4, num_workers=1, drop_last=False, multiprocessing_context="forkserver")
+    return [number for batch in loader for number in batch["cls"].tolist()]
+
+
+def test_the_place_reaches_workers_that_are_not_forked(four_ranks: Ranks, shards: Path) -> None:
+    found = four_ranks.all(read_elsewhere, shards)
+    assert found == [one[0] for one in four_ranks.all(read, shards, (2, 2), ("dp", "tp"), "dp")]
+
+
+class FakeMesh(SimpleNamespace):
+    def __init__(self, coordinate: list[int] | None, shape: tuple[int, ...], names: tuple[str, ...] | None) -> None:
+        super().__init__(shape=shape, mesh_dim_names=names)
+        self.get_coordinate = lambda: coordinate
+
+
+def test_a_mix_takes_a_mesh_too(shards: Path) -> None:
+    data = mix({shards: 1.0}, mesh=FakeMesh([2], (3,), ("dp",)))
+    assert (data.identity().rank, data.identity().world_size) == (2, 3)
+    assert pickle.loads(pickle.dumps(data)).identity() == data.identity()
+
+
+@pytest.mark.parametrize(
+    ("mesh", "options", "error", "message"),
+    [
+        (FakeMesh([0, 1], (2, 2), ("dp", "tp")), {}, ArgumentError, r"dimension 'tp'.*pass the data-parallel part"),
+        (FakeMesh([0, 1], (2, 2), ("data", "Tensor_Parallel")), {}, ArgumentError, "dimension 'Tensor_Parallel'"),
+        (FakeMesh([1], (2,), ("dp_shard_cp",)), {}, ArgumentError, r"none, num_replicas=1 and rank=0"),
+        (FakeMesh(None, (2,), ("dp",)), {}, ArgumentError, "which this process is not in"),
+        (FakeMesh([0], (2,), None), {"rank": 1}, ArgumentError, "mesh= decides rank and num_replicas"),
+        ("dp", {}, ArgumentTypeError, "must be a DeviceMesh"),
+    ],
+)
+def test_a_mesh_that_cannot_be_meant_is_refused(
+    shards: Path, mesh: Any, options: dict[str, int], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        StreamingDataset(shards, mesh=mesh, **options)  # type: ignore[arg-type]

@@ -1,0 +1,89 @@
+"""Ranks that read different versions of an index.json do not train on different data without a word."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import wdsdist
+from tests.support.gloo_ranks import Ranks
+from tests.support.web import Web, served
+from wdsdist import StreamingDataLoader, StreamingDataset
+from wdsdist.errors import DataMismatchError
+
+
+@pytest.fixture
+def web(shards: Path, tmp_path: Path) -> Iterator[Web]:
+    shutil.copytree(shards, tmp_path / "web")
+    with served(tmp_path / "web") as running:
+        yield running
+
+
+_loaders: list[StreamingDataLoader] = []
+
+
+def open_loader(url: str, cache: str, **options: int) -> None:
+    dataset = StreamingDataset(url, decode=True, cache_dir=cache, **options)  # type: ignore[arg-type]
+    _loaders.append(StreamingDataLoader(dataset, 2, num_workers=0))
+
+
+def open_mix(url: str, cache: str) -> None:
+    _loaders.append(StreamingDataLoader(wdsdist.mix({url: 1}, decode=True, cache_dir=cache), 2, num_workers=0))
+
+
+def play() -> int:
+    """Play an epoch with the loader that was opened last."""
+    return sum(1 for _ in _loaders[-1])
+
+
+def newer(web: Web) -> None:
+    """Replace the index.json by one with its first shard taken away."""
+    index = web.folder / "index.json"
+    data = json.loads(index.read_text())
+    del data["shardlist"][0]
+    data["wdsdist"] = {}
+    index.write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize("opening", [open_loader, open_mix])
+def test_ranks_that_read_another_version_are_told_before_the_first_batch(
+    ranks: Ranks, web: Web, tmp_path: Path, opening: object
+) -> None:
+    arguments = (web.url, str(tmp_path / "cache"))
+    ranks.tell(0, opening, *arguments)  # type: ignore[arg-type]
+    assert ranks.outcome(0) is None
+    newer(web)
+    ranks.tell(1, opening, *arguments)  # type: ignore[arg-type]
+    assert ranks.outcome(1) is None
+    ranks.tell(0, play)
+    assert ranks.outcome(0) > 0, "nobody waits for the other rank"
+    ranks.tell(1, play)
+    error = ranks.outcome(1)
+    assert isinstance(error, DataMismatchError)
+    assert f"rank 1 reads another index.json of {web.url} than rank 0" in str(error)
+
+
+def test_a_data_set_that_grows_while_the_job_runs_may_be_opened_again(ranks: Ranks, web: Web, tmp_path: Path) -> None:
+    arguments = (web.url, str(tmp_path / "cache"))
+    for _ in range(2):
+        ranks.all(open_loader, *arguments)
+        first, second = ranks.all(play)
+        assert first == second
+        newer(web)
+
+
+def test_a_rank_that_reads_alone_is_not_compared(ranks: Ranks, web: Web, tmp_path: Path) -> None:
+    ranks.all(open_loader, web.url, str(tmp_path / "cache"))
+    ranks.all(play)
+    newer(web)
+    ranks.tell(1, _alone, web.url, str(tmp_path / "cache"))
+    assert ranks.outcome(1) > 0
+
+
+def _alone(url: str, cache: str) -> int:
+    open_loader(url, cache, num_replicas=1, rank=0)
+    return play()

@@ -1,0 +1,68 @@
+"""How many batches cross together, and what workers keep to themselves."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import tars
+from wdsdist import StreamingDataLoader, StreamingDataset
+from wdsdist._util.shared_memory import AnonymousMemory
+from wdsdist.shards.manifest import Manifest
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("many")
+    return tars.write_shard(folder / "0.tar", 512)
+
+
+def batches_together(loader: StreamingDataLoader) -> int:
+    next(iter(loader))
+    return loader._group
+
+
+@pytest.mark.parametrize(
+    ("workers", "batch_size", "expected"),
+    [(1, 4, 32), (2, 4, 16), (4, 4, 8), (4, 32, 1), (0, 4, 1)],
+    ids=["many", "shared by two", "few for each", "too few", "no workers"],
+)
+def test_small_batches_cross_together_where_each_worker_has_many(
+    many: Path, workers: int, batch_size: int, expected: int
+) -> None:
+    assert batches_together(StreamingDataLoader(StreamingDataset(many), batch_size, num_workers=workers)) == expected
+
+
+def test_batches_that_are_work_cross_one_by_one(many: Path) -> None:
+    dataset = StreamingDataset(many, transform=lambda sample: sample)
+    assert batches_together(StreamingDataLoader(dataset, 4, num_workers=1)) == 1
+    assert batches_together(StreamingDataLoader(StreamingDataset(many), 4, num_workers=1, collate_fn=len)) == 1
+
+
+def test_large_batches_cross_one_by_one(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Manifest, "mean_sample_bytes", 4 << 20)
+    assert batches_together(StreamingDataLoader(StreamingDataset(many), 4, num_workers=1)) == 1
+
+
+def test_where_memory_is_short_batches_cross_one_by_one(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AnonymousMemory, "available", 1_000_000)
+    assert batches_together(StreamingDataLoader(StreamingDataset(many), 4, num_workers=1)) == 1
+
+
+def frozen(samples: list[Any]) -> int:
+    return gc.get_freeze_count()
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["our loader", "torch's"])
+def test_a_worker_does_not_collect_what_it_inherited(many: Path, own: bool) -> None:
+    if own:
+        loader: Any = StreamingDataLoader(StreamingDataset(many), 4, num_workers=1, collate_fn=frozen)
+    else:
+        from torch.utils.data import DataLoader
+
+        loader = DataLoader(StreamingDataset(many), 4, num_workers=1, collate_fn=frozen)
+    assert next(iter(loader)) > 10_000
+    assert gc.get_freeze_count() == 0

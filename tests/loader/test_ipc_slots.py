@@ -1,0 +1,209 @@
+"""Slots: used again when, and only when, the last view of a batch is gone."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import pickle
+import random
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from wdsdist._util.shared_memory import AnonymousMemory
+from wdsdist.errors import SharedMemoryError
+from wdsdist.loader.ipc.channel import Channel
+from wdsdist.loader.ipc.slots import SlotTable
+from wdsdist.samples.collate import Ragged
+
+
+@pytest.fixture(autouse=True, scope="module")
+def only_what_these_tests_make_is_collected() -> Iterator[None]:
+    """Keep each collection from walking all that earlier tests have left in memory."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@contextmanager
+def a_worker(prefetch_factor: int = 2) -> Iterator[tuple[Callable[[Any], Any], SlotTable]]:
+    """Give what carries a batch from a worker and back, all in this process, and its table of slots."""
+    channel = Channel(shared_memory=True)
+    channel.prepare(1, prefetch_factor, 0, group=1)
+    assert channel._table is not None
+    # The worker's side keeps its own maps, as in a process of its own.
+    writer = Channel(shared_memory=True)
+    writer._table = SlotTable.__new__(SlotTable)
+    writer._table.__setstate__(channel._table.__getstate__())
+    send = writer.sender(0)
+    yield lambda batch: pickle.loads(pickle.dumps(send(batch))), channel._table
+
+
+def taken(table: SlotTable) -> int:
+    gc.collect()
+    return table.num_slots - table._taken[:].count(0)
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "the batch": lambda batch: batch,
+    "a tensor": lambda batch: batch["x"],
+    "a slice": lambda batch: batch["x"][2:3],
+    "another dtype": lambda batch: batch["x"].view(torch.uint8),
+    "its array": lambda batch: batch["x"].numpy(),
+    "a slice of its array": lambda batch: batch["x"].numpy()[1:2],
+    "its storage": lambda batch: batch["x"].untyped_storage(),
+    "an array": lambda batch: batch["array"],
+    "a part of an array": lambda batch: batch["array"].reshape(2, 2)[1],
+    "raw bytes": lambda batch: batch["raw"][1],
+    "a part of raw bytes": lambda batch: batch["raw"][1][1:],
+    "an array of raw bytes": lambda batch: np.frombuffer(batch["raw"][0], np.uint8)[1:],
+    "a raw column's data": lambda batch: batch["raw"].data,
+    "a raw column's offsets": lambda batch: batch["raw"].offsets,
+    "the parts of a raw column": lambda batch: list(batch["raw"]),
+    "a model's input that needs gradients": lambda batch: (batch["x"] * torch.ones(1, requires_grad=True)).sum(),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_slot_is_held_for_as_long_as_a_view_of_its_batch_lives(name: str) -> None:
+    with a_worker() as (carry, table):
+        view = VIEWS[name](carry({"x": torch.arange(4.0), "array": np.arange(4), "raw": Ragged.of([b"one", b"three"])}))
+        assert taken(table) == 1
+        del view
+        assert taken(table) == 0
+
+
+def test_the_same_slot_is_used_again() -> None:
+    with a_worker() as (carry, _):
+        places = {carry({"x": torch.ones(100)})["x"].data_ptr() for _ in range(10)}
+        assert len(places) == 1
+
+
+def test_batches_that_are_all_kept_are_all_right() -> None:
+    with a_worker() as (carry, table):
+        kept = [carry({"x": torch.full((1000,), n)}) for n in range(50)]
+        assert taken(table) == table.num_slots
+        assert [int(batch["x"].sum()) for batch in kept] == [1000 * n for n in range(50)]
+        del kept[::2]
+        again = [carry({"x": torch.full((1000,), -n)}) for n in range(50)]
+        assert [int(batch["x"].sum()) for batch in again] == [-1000 * n for n in range(50)]
+        assert [int(batch["x"].sum()) for batch in kept] == [1000 * n for n in range(1, 50, 2)]
+
+
+def test_random_sizes_kept_and_dropped_at_random_are_never_overwritten() -> None:
+    chosen = random.Random(5)
+    bulk = chosen.randbytes(64 << 20)
+
+    def part() -> bytes:
+        start = chosen.randrange(len(bulk) // 2)
+        return bulk[start : start + int(chosen.choice([0, 1, 100, 1e4, 1e6]) * chosen.random())]
+
+    def digest(batch: dict[str, Any]) -> str:
+        state = hashlib.sha256(batch["x"].numpy().tobytes())
+        for view in batch["raw"]:
+            state.update(view)
+        return state.hexdigest()
+
+    with a_worker() as (carry, table):
+        kept: list[tuple[str, dict[str, Any]]] = []
+        for number in range(400):
+            parts = [part() for _ in range(chosen.randrange(1, 8))]
+            if number == 200:
+                parts.append(bulk)
+            batch = {"raw": Ragged.of(parts), "x": torch.frombuffer(bytearray(part() + b"."), dtype=torch.uint8)}
+            kept.append((digest(batch), carry(batch)))
+            while kept and chosen.random() < 0.5:
+                expected, old = kept.pop(chosen.randrange(len(kept)))
+                assert digest(old) == expected
+                del old
+            assert all(digest(batch) == expected for expected, batch in chosen.sample(kept, min(2, len(kept))))
+        assert all(digest(batch) == expected for expected, batch in kept)
+        del kept, batch
+        assert taken(table) == 0
+        assert all(table.capacity(slot) < 32 << 20 for slot in range(table.num_slots))  # one giant grows none
+
+
+def test_slots_grow_when_batches_do() -> None:
+    with a_worker() as (carry, table):
+        for size in (1 << 18, 1 << 19, 1 << 20, 2 << 20, 4 << 20, 8 << 20):
+            for _ in range(20):
+                assert int(carry({"x": torch.ones(size, dtype=torch.uint8)})["x"].sum()) == size
+        assert table.capacity(0) >= 8 << 20
+
+
+def test_long_pickles_do_not_go_through_the_pipe() -> None:
+    channel = Channel(shared_memory=True)
+    channel.prepare(1, 2, 0, group=1)
+    texts = ["x" * 1000] + [f"text {n}" * 20 for n in range(1000)]
+    crossing = pickle.dumps(channel.sender(0)({"txt": texts, "n": 3}))
+    assert len(crossing) < 1000
+    assert pickle.loads(crossing) == {"txt": texts, "n": 3}
+
+
+def test_a_forked_child_that_drops_a_batch_frees_no_slot() -> None:
+    with a_worker() as (carry, table):
+        batch = carry({"x": torch.ones(10)})
+        child = os.fork()
+        if not child:
+            try:
+                del batch
+                gc.collect()
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert taken(table) == 1
+        assert batch["x"].tolist() == [1] * 10
+
+
+def test_too_little_memory_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AnonymousMemory, "available", 10_000_000)
+    channel = Channel(shared_memory=True)
+    channel.prepare(4, 2, 600_000, group=1)
+    with pytest.raises(
+        SharedMemoryError,
+        match=r"4 workers with 4 batches of about 1,000,000 bytes each need 16,000,000 bytes of shared memory, and "
+        r"10,000,000 are left: lower batch_size, .* shared_memory=False",
+    ):
+        channel.prepare(4, 2, 1_000_000, group=1)
+    Channel(shared_memory=False).prepare(4, 2, 1_000_000, group=1)
+
+
+def test_a_batch_that_does_not_fit_names_both_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(self: AnonymousMemory, offset: int, length: int) -> None:
+        raise SharedMemoryError(f"{length:,} bytes of shared memory were asked for and 5,000 are left")
+
+    channel = Channel(shared_memory=True)
+    channel.prepare(1, 2, 0, group=1)
+    monkeypatch.setattr(AnonymousMemory, "allocate", no_room)
+    with pytest.raises(SharedMemoryError, match=r"a batch of 8,000 bytes does not fit: .* 5,000 are left: lower"):
+        channel.sender(0)({"x": torch.zeros(1000, dtype=torch.int64)})
+
+
+def test_a_batch_far_larger_than_the_others_leaves_no_slot_grown() -> None:
+    with a_worker() as (cross, table):
+        for _ in range(8):
+            assert cross({"x": torch.zeros(1000)})["x"].shape == (1000,)
+        large = {"x": torch.arange(10 << 20, dtype=torch.uint8)}
+        received = cross(large)
+        assert torch.equal(received["x"], large["x"])
+        assert taken(table) == 0  # it came through the pipe
+        assert max(map(len, table._maps.values())) < 1 << 20
+        assert cross({"x": torch.ones(1000)})["x"].sum() == 1000
+
+
+def test_a_batch_of_slots_that_are_gone_is_none() -> None:
+    channel = Channel(shared_memory=True)
+    channel.prepare(1, 2, 0, group=1)
+    message = pickle.dumps(channel.sender(0)({"x": torch.zeros(1000)}))
+    channel.prepare(1, 2, 0, group=1)
+    gc.collect()
+    assert pickle.loads(message) is None

@@ -1,0 +1,248 @@
+"""Transport with real workers: batches that are kept, killed jobs, little shared memory, and what is not copied."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import multiprocessing
+import os
+import shlex
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import wdsdist
+from tests.support import made, tars
+from tests.support.programs import command
+from wdsdist import StreamingDataLoader, StreamingDataset
+from wdsdist.errors import DecodeError
+from wdsdist.samples.images.transforms import seeded
+from wdsdist.shards.manifest import Manifest, Shard
+
+SHARDS, PER_SHARD = 4, 40
+
+# A worker that is spawned imports torch, for seconds of a core.
+STARTED = ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Samples of raw bytes of very different sizes, an array, and a class."""
+    folder = tmp_path_factory.mktemp("shards")
+    chosen = np.random.default_rng(3)
+    for shard in range(SHARDS):
+        members = []
+        for number in range(shard * PER_SHARD, (shard + 1) * PER_SHARD):
+            size = int(chosen.choice([0, 1, 300, 20_000]))
+            members += [
+                (f"k{number:04d}.bin", chosen.bytes(size)),
+                (f"k{number:04d}.cls", b"%d" % number),
+                (f"k{number:04d}.npy", tars.npy_bytes(chosen.integers(0, 255, (4, 5)))),
+            ]
+        (folder / f"{shard}.tar").write_bytes(tars.plain_tar(members))
+    wdsdist.index(folder)
+    return folder
+
+
+def digest(batch: dict[str, Any]) -> str:
+    state = hashlib.sha256(repr(batch["__key__"]).encode())
+    for name, column in sorted(batch.items()):
+        if isinstance(column, wdsdist.Ragged):
+            for view in column:
+                state.update(b"%d:" % len(view) + bytes(view))
+        elif isinstance(column, torch.Tensor):
+            state.update(f"{name}{column.dtype}{tuple(column.shape)}".encode() + column.numpy().tobytes())
+    return state.hexdigest()
+
+
+def digests(loader: StreamingDataLoader, epochs: int = 2) -> list[str]:
+    return [digest(batch) for _ in range(epochs) for batch in loader]
+
+
+def make_loader(shards: Path, workers: int, *, decode: Any = None, **more: Any) -> StreamingDataLoader:
+    return StreamingDataLoader(StreamingDataset(shards, decode=decode), 8, num_workers=workers, **more)
+
+
+@pytest.mark.parametrize("persistent", [True, False], ids=["persistent", "new"])
+@pytest.mark.parametrize("decode", [None, True], ids=["raw", "decoded"])
+@pytest.mark.parametrize("context", STARTED)
+def test_batches_that_are_all_kept_for_two_epochs_are_what_they_were(
+    shards: Path, context: str, decode: bool | None, persistent: bool
+) -> None:
+    expected = digests(make_loader(shards, 0, decode=decode))
+    loader = make_loader(shards, 2, decode=decode, multiprocessing_context=context, persistent_workers=persistent)
+    kept = [batch for _ in range(2) for batch in loader]
+    assert [digest(batch) for batch in kept] == expected
+
+
+def test_batches_of_spawned_workers_are_the_same(shards: Path) -> None:
+    loader = make_loader(shards, 2, decode=True, multiprocessing_context="spawn")
+    assert digests(loader, 1) == digests(make_loader(shards, 0, decode=True), 1)
+
+
+@pytest.mark.parametrize("context", STARTED)
+def test_batches_through_pipes_are_the_same(shards: Path, context: str) -> None:
+    loader = make_loader(shards, 2, decode=True, shared_memory=False, multiprocessing_context=context)
+    assert digests(loader) == digests(make_loader(shards, 0, decode=True))
+
+
+def test_a_loop_that_is_left_leaves_no_slot_taken(shards: Path) -> None:
+    loader = make_loader(shards, 2)
+    for _ in range(20):
+        next(iter(loader))
+    assert len(digests(loader, 1)) == len(loader)
+    gc.collect()
+    table = loader._worker_dataset.channel._table
+    assert table is not None
+    assert not any(table._taken[:])
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_an_error_comes_when_its_batch_is_due(shards: Path, tmp_path: Path, workers: int) -> None:
+    members = [(f"k{number}.cls", b"7" if number != 21 else b"seven") for number in range(64)]
+    (tmp_path / "0.tar").write_bytes(tars.plain_tar(members))
+    dataset = StreamingDataset(tmp_path / "0.tar", decode=True, shuffle=False)
+    batches = iter(StreamingDataLoader(dataset, 4, num_workers=workers))
+    for number in range(5):
+        assert next(batches)["__key__"] == [f"k{4 * number + n}" for n in range(4)]
+    with pytest.raises(DecodeError, match="k21"):
+        next(batches)
+
+
+class TestWithoutWorkers:
+    def test_raw_columns_are_views_of_the_mapped_shard(self, shards: Path) -> None:
+        dataset = StreamingDataset(shards, fields=("bin",))
+        for batch in StreamingDataLoader(dataset, 8, num_workers=0):
+            for name, view in zip(batch["__shard__"], batch["bin"], strict=True):
+                number = int(name.removesuffix(".tar"))
+                content = np.frombuffer(dataset.sample_reader._reader.shard(number).content, np.uint8)
+                found = np.frombuffer(view, np.uint8)
+                start = found.ctypes.data - content.ctypes.data
+                assert not len(found) or 0 <= start <= len(content) - len(found)
+
+
+class TestSeeds:
+    @pytest.mark.parametrize("workers", [0, 1, 3])
+    def test_depend_on_seed_epoch_and_sample_only(self, shards: Path, workers: int) -> None:
+        found: dict[int, list[dict[str, int]]] = {}
+        for world in (1, 2):
+            for epoch in range(2):
+                seeds: dict[str, int] = {}
+                for rank in range(world):
+                    dataset = StreamingDataset(
+                        shards, fields=("cls",), decode={"cls": a_seed}, seed=4, num_replicas=world, rank=rank
+                    )
+                    loader = StreamingDataLoader(dataset, 8, num_workers=workers)
+                    loader.set_epoch(epoch)
+                    for batch in loader:
+                        seeds.update(zip(batch["__key__"], batch["cls"].tolist(), strict=True))
+                found.setdefault(epoch, []).append(seeds)
+        assert found[0][0] == found[0][1]
+        assert found[1][0] == found[1][1]
+        seeds_of_both = [*found[0][0].values(), *found[1][0].values()]
+        assert len(set(seeds_of_both)) == 2 * SHARDS * PER_SHARD
+        other = StreamingDataset(shards, fields=("cls",), decode={"cls": a_seed}, seed=5)
+        assert other[0]["cls"] not in seeds_of_both
+        same = StreamingDataset(shards, fields=("cls",), decode={"cls": a_seed}, seed=4)
+        same.set_epoch(1)
+        assert same[0]["cls"] == found[1][0]["k0000"]
+
+    def test_reach_a_transform(self, shards: Path) -> None:
+        dataset = StreamingDataset(shards, fields=("cls",), transform=with_seed)
+        seeds = [sample["seed"] for sample in dataset]
+        assert {type(seed) for seed in seeds} == {int}
+        assert len(set(seeds)) == SHARDS * PER_SHARD
+
+
+@seeded
+def a_seed(data: bytes, seed: int) -> int:
+    return seed
+
+
+@seeded
+def with_seed(sample: dict[str, Any], seed: int) -> dict[str, Any]:
+    return {**sample, "seed": seed}
+
+
+def shared_files() -> set[Path]:
+    """The files in shared memory, without the semaphores of 32 bytes that Python's own queues have there."""
+    return {path for path in Path("/dev/shm").iterdir() if not path.name.startswith("sem.mp-")}
+
+
+@pytest.mark.parametrize(
+    "context", ["fork", *(pytest.param(context, marks=pytest.mark.slow) for context in ("forkserver", "spawn"))]
+)
+def test_a_job_that_is_killed_leaves_nothing_behind(shards: Path, short_path: Path, context: str) -> None:
+    before = shared_files()
+    with subprocess.Popen(
+        command("keeping_batches", shards, context),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "TMPDIR": str(short_path)},
+    ) as job:  # fmt: skip
+        assert job.stdout is not None
+        assert job.stdout.readline() == "running\n"
+        os.killpg(job.pid, signal.SIGKILL)
+    assert not shared_files() - before
+    assert not any(path.suffix == ".tar" or "wdsdist" in path.name for path in short_path.rglob("*"))
+
+
+def can_mount() -> bool:
+    command = ["unshare", "--mount", "mount", "-t", "tmpfs", "-o", "size=160k", "none", "/dev/shm"]
+    try:
+        return subprocess.run(command, capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not can_mount(), reason="making a small /dev/shm needs unshare(1) and the right to mount")
+def test_little_shared_memory_is_no_matter_but_where_it_is_the_only_kind_and_there_both_sizes_are_said(
+    shards: Path,
+) -> None:
+    inner = f"mount -t tmpfs -o size=160k none /dev/shm && exec {shlex.join(command('little_shared_memory', shards))}"
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", inner], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    anonymous, only_kind, pipes = done.stdout.splitlines()
+    loader = StreamingDataLoader(StreamingDataset(shards), 40, num_workers=0)
+    assert anonymous == pipes == f"seen {sum(len(view) for batch in loader for view in batch['bin'])}"
+    assert only_kind.startswith("refused 2 workers with 4 batches of about ")
+    assert "bytes of shared memory, and " in only_kind
+    assert "shared_memory=False" in only_kind
+
+
+def test_a_spawned_worker_is_sent_little_however_many_shards_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = (f"shards/part-{number:06d}.tar" for number in range(100_000))
+    manifest = Manifest.of("/data", [Shard(name, 1000, 1 << 26, "0" * 64) for name in names])
+    loader = StreamingDataLoader(StreamingDataset(manifest), 8, num_workers=2)
+    assert len(spawned_bytes(loader._worker_dataset)) < 32 << 10
+
+
+def spawned_bytes(value: Any) -> bytes:
+    """Return what a process that is spawned would be sent."""
+    from multiprocessing import context, popen_spawn_posix, reduction
+
+    class Popen(popen_spawn_posix.Popen):
+        def __init__(self) -> None:
+            self._fds: list[int] = []
+
+    context.set_spawning_popen(Popen())  # type: ignore[attr-defined]
+    try:
+        return bytes(reduction.ForkingPickler.dumps(value))
+    finally:
+        context.set_spawning_popen(None)  # type: ignore[attr-defined]
+
+
+def test_a_manifest_that_was_sent_is_the_same(shards: Path) -> None:
+    manifest = wdsdist.open(shards)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(made.described, (manifest,)) == made.described(manifest)
+    process = multiprocessing.get_context("spawn").Process(
+        target=made.check_description, args=(manifest, made.described(manifest))
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == 0

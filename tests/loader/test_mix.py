@@ -1,0 +1,424 @@
+"""Several data sets in one stream keep the promises of one: equal batches, exact length and resume, epochs of each."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import Counter
+from fractions import Fraction
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import wdsdist
+from tests.support import tars
+from wdsdist import StreamingDataLoader
+from wdsdist.errors import ArgumentError, ArgumentTypeError, IndexNotFoundError, SampleError, StateMismatchError
+from wdsdist.samples.images.transforms import seeded
+from wdsdist.sampling.mix_order import MixOrder, Mixture
+from wdsdist.sampling.order import OrderSettings, epoch_order
+from wdsdist.sampling.permutation import mix_key
+
+SIZES = {"web": (20, 0, 13, 7), "books": (6, 5), "code": (17,)}
+TOTAL = {name: sum(counts) for name, counts in SIZES.items()}
+ALL = sum(TOTAL.values())
+
+Seen = list[list[tuple[str, int]]]
+"""Batches of (data set, number of the sample in it)."""
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Three data sets whose samples and shards have the same names; the class counts within each."""
+    folders = {}
+    for name, counts in SIZES.items():
+        folders[name] = folder = tmp_path_factory.mktemp(name)
+        numbers = iter(range(sum(counts)))
+        for shard, count in enumerate(counts):
+            members = [(f"k{number}.cls", b"%d" % number) for _, number in zip(range(count), numbers, strict=False)]
+            (folder / f"{shard}.tar").write_bytes(tars.plain_tar(members))
+        wdsdist.index(folder)
+    return folders
+
+
+def make_loader(
+    sets: dict[str, Path], batch_size: int = 5, *, rank: int = 0, world: int = 1, workers: int = 0,
+    weights: tuple[float, ...] = (5, 3, 2), **more: Any,
+) -> StreamingDataLoader:  # fmt: skip
+    of_loader = {name: more.pop(name) for name in ("drop_last", "multiprocessing_context") if name in more}
+    shares = {name: (sets[name], weight) for name, weight in zip(sets, weights, strict=False)}
+    dataset = wdsdist.mix(shares, decode=True, num_replicas=world, rank=rank, **more)
+    return StreamingDataLoader(dataset, batch_size, num_workers=workers, **of_loader)
+
+
+def seen(loader: Any) -> Seen:
+    return [list(zip(batch["__dataset__"], batch["cls"].tolist(), strict=True)) for batch in loader]
+
+
+def flat(batches: Any) -> list[Any]:
+    return list(chain.from_iterable(batches))
+
+
+def steps(ranks: list[Seen]) -> Seen:
+    """Return the global batches that all ranks see together."""
+    return [flat(parts) for parts in zip(*ranks, strict=True)]
+
+
+# The order
+
+
+def oracle(mixture: Mixture, chosen: OrderSettings, streams: list[int]) -> list[Counter[tuple[int, int]]]:
+    """Return what an epoch after another takes from each data set when it is simply played from its start."""
+    found: list[Counter[tuple[int, int]]] = []
+    for number, counts in enumerate(mixture.counts):
+        own = OrderSettings(
+            shuffle=chosen.shuffle, seed=mix_key(chosen.seed, number), window=mixture.windows[number],
+            num_canonical_replicas=chosen.num_canonical_replicas,
+        )  # fmt: skip
+        line: list[tuple[int, int]] = []
+        epoch = 0
+        while len(line) < streams[number]:
+            order = epoch_order(counts, own, epoch)
+            line += zip(*(part.tolist() for part in order.locate(np.arange(order.num_samples))), strict=True)
+            epoch += 1
+        found.append(Counter(line[: streams[number]]))
+    return found
+
+
+@given(
+    shards=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(any), min_size=1, max_size=4),
+    num_samples=st.integers(1, 120),
+    lanes=st.integers(1, 6),
+    shuffle=st.booleans(),
+    stratified=st.booleans(),
+    data=st.data(),
+)
+def test_each_data_set_plays_its_own_epochs_one_after_another(
+    shards: list[list[int]], num_samples: int, lanes: int, shuffle: bool, stratified: bool, data: st.DataObject
+) -> None:
+    weights = [Fraction(data.draw(st.integers(1, 9))) for _ in shards]
+    mixture = Mixture(
+        counts=tuple(np.array(counts) for counts in shards), windows=(4,) * len(shards), weights=tuple(weights),
+        num_samples=num_samples, stratified=stratified,
+    )  # fmt: skip
+    chosen = OrderSettings(seed=data.draw(st.integers(0, 9)), shuffle=shuffle, num_canonical_replicas=lanes)
+    first = np.cumsum([0, *map(len, shards)])
+    taken: list[Counter[tuple[int, int]]] = [Counter() for _ in shards]
+    for epoch in range(3):
+        order = MixOrder(mixture, chosen, epoch)
+        positions = np.arange(order.num_samples)
+        for part in np.array_split(positions, 3):
+            for shard, sample in zip(*(found.tolist() for found in order.locate(part)), strict=True):
+                stream = int(np.searchsorted(first, shard, side="right")) - 1
+                taken[stream][shard - int(first[stream]), sample] += 1
+        assert taken == oracle(mixture, chosen, [found.total() for found in taken])
+
+
+# Every rank
+
+
+@tars.fewer()
+@given(
+    world=st.integers(1, 6), batch_size=st.integers(1, 12), drop_last=st.booleans(), stratified=st.booleans(),
+    length=st.none() | st.integers(1, 300), lanes=st.none() | st.integers(1, 8),
+)  # fmt: skip
+def test_every_rank_gets_the_batches_that_len_says_and_all_together_the_epoch(
+    sets: dict[str, Path], world: int, batch_size: int, drop_last: bool, stratified: bool, length: int | None,
+    lanes: int | None,
+) -> None:  # fmt: skip
+    total = length or ALL
+    if drop_last and total // world < batch_size:
+        drop_last = False
+    options: dict[str, Any] = {"stratified": stratified, "samples_per_epoch": length, "drop_last": drop_last}
+    ranks = []
+    for rank in range(world):
+        loader = make_loader(sets, batch_size, rank=rank, world=world, num_canonical_replicas=lanes, **options)
+        ranks.append([seen(loader), seen(loader)])
+        assert [len(batches) for batches in ranks[-1]] == [len(loader)] * 2
+    for epoch in range(2):
+        sizes = [list(map(len, rank[epoch])) for rank in ranks]
+        assert all(own == sizes[0] for own in sizes)
+    if not drop_last and total % world == 0:
+        # All samples of the epochs were seen: none comes a second time before each has come once, and so on.
+        for name, size in TOTAL.items():
+            counts = Counter(number for batch in flat(flat(ranks)) for which, number in batch if which == name)
+            assert max(counts.values(), default=0) - min([counts[number] for number in range(size)]) <= 1
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_weights_like_the_sizes_make_an_epoch_of_the_mix_one_of_each_data_set(
+    sets: dict[str, Path], world: int
+) -> None:
+    weights = tuple(TOTAL.values())
+    for epoch in range(3):
+        ranks = []
+        for rank in range(world):
+            loader = make_loader(sets, 3, rank=rank, world=world, weights=weights, drop_last=False)
+            loader.set_epoch(epoch)
+            ranks.append(seen(loader))
+        assert set(flat(flat(ranks))) == {(name, number) for name, size in TOTAL.items() for number in range(size)}
+
+
+@pytest.mark.parametrize(
+    ("workers", "start"),
+    [(1, "fork"), (3, "fork"), (2, "forkserver"), pytest.param(2, "spawn", marks=pytest.mark.slow)],
+)
+def test_the_order_does_not_depend_on_the_number_of_workers_or_how_they_start(
+    sets: dict[str, Path], workers: int, start: str
+) -> None:
+    alone = make_loader(sets, world=2)
+    loader = make_loader(sets, world=2, workers=workers, multiprocessing_context=start)
+    assert [seen(loader), seen(loader)] == [seen(alone), seen(alone)]
+
+
+# In proportion
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_every_batch_of_every_rank_has_its_share_of_each_data_set(sets: dict[str, Path], world: int) -> None:
+    for rank in range(world):
+        loader = make_loader(sets, 10, rank=rank, world=world, samples_per_epoch=world * 200)
+        for batch in [*seen(loader)[:-2], *seen(loader)[:-2]]:
+            assert Counter(name for name, _ in batch) == {"web": 5, "books": 3, "code": 2}
+
+
+def test_a_global_batch_has_its_share_to_within_one_sample(sets: dict[str, Path]) -> None:
+    two = {name: sets[name] for name in ("web", "books")}
+    weights = (0.9, 0.1)
+    ranks = [seen(make_loader(two, 4, rank=rank, world=4, weights=weights, samples_per_epoch=403)) for rank in range(4)]
+    for batch in steps(ranks):
+        assert Counter(name for name, _ in batch)["books"] in (1, 2)  # of 16
+    assert all({"books"} < {name for name, _ in flat(rank)} for rank in ranks)
+
+
+def test_without_strata_the_shares_are_right_on_average(sets: dict[str, Path]) -> None:
+    loader = make_loader(sets, 10, stratified=False, samples_per_epoch=3000)
+    found = [Counter(name for name, _ in batch)["web"] for batch in seen(loader)]
+    assert len(set(found)) > 3
+    assert np.mean(found) == pytest.approx(5, abs=0.1)
+
+
+# State
+
+
+@tars.fewer()
+@given(
+    world=st.integers(1, 4), batch_size=st.integers(1, 9), new_world=st.integers(1, 5),
+    new_batch_size=st.integers(1, 9), epoch=st.integers(0, 3), data=st.data(),
+)  # fmt: skip
+def test_another_world_goes_through_the_rest_of_the_epoch(
+    sets: dict[str, Path], world: int, batch_size: int, new_world: int, new_batch_size: int, epoch: int,
+    data: st.DataObject,
+) -> None:  # fmt: skip
+    loaders = [make_loader(sets, batch_size, rank=rank, world=world) for rank in range(world)]
+    count = data.draw(st.integers(0, len(loaders[0])))
+    whole = make_loader(sets, 1, num_canonical_replicas=world)
+    whole.set_epoch(epoch)
+    left = Counter(flat(seen(whole)))
+    for loader in loaders:
+        loader.set_epoch(epoch)
+        iterator = iter(loader)
+        left -= Counter(flat(seen(next(iterator) for _ in range(count))))
+    state = json.loads(json.dumps(loaders[0].state_dict()))
+    assert all(loader.state_dict() == state for loader in loaders)
+    if count == len(loaders[0]):
+        return  # the state stands at the end of the epoch, whatever was dropped
+
+    rest = []
+    for rank in range(new_world):
+        resumed = make_loader(sets, new_batch_size, rank=rank, world=new_world, drop_last=False)
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state
+        rest.append(seen(resumed))
+    assert len({tuple(map(len, rank)) for rank in rest}) == 1
+    found = Counter(flat(flat(rest)))
+    assert not left - found, "samples were lost"
+    assert (found - left).total() == -left.total() % new_world, "samples were repeated beyond the padding"
+
+
+def test_a_loaded_state_continues_with_exactly_the_batches_that_were_left(sets: dict[str, Path]) -> None:
+    loader = make_loader(sets, world=2, workers=2)
+    seen(loader)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    resumed = make_loader(sets, world=2, workers=1)
+    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert [seen(resumed), seen(resumed)] == [seen(iterator), seen(loader)]
+
+
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        ({"weights": (5, 3, 1)}, r"mix is '1/2 3/10 1/5' in the state and '5/9 1/3 1/9' here"),
+        ({"seed": 1}, "seed is 0 in the state and 1 here"),
+        ({"stratified": False}, "stratified is 'True' in the state and 'False' here"),
+        ({"samples_per_epoch": 60}, "num_samples is 68 in the state and 60 here"),
+        (
+            {"shuffle_window": 50},
+            "shuffle_window is 4096 in the state and 50 here; .*fingerprint|fingerprint.*shuffle_window",
+        ),
+        ({"shuffle": False}, "shuffle is True in the state and False here"),
+    ],
+)
+def test_the_state_of_another_mix_is_refused(sets: dict[str, Path], other: dict[str, Any], difference: str) -> None:
+    state = make_loader(sets).state_dict()
+    with pytest.raises(StateMismatchError, match=difference):
+        make_loader(sets, **other).load_state_dict(state)
+
+
+def test_the_state_of_other_data_sets_is_refused(sets: dict[str, Path]) -> None:
+    state = make_loader(sets, samples_per_epoch=50).state_dict()
+    swapped = {"web": sets["web"], "books": sets["code"], "code": sets["books"]}
+    with pytest.raises(StateMismatchError, match="fingerprint is"):
+        make_loader(swapped, samples_per_epoch=50).load_state_dict(state)
+
+
+# Samples
+
+
+def test_samples_say_where_they_come_from_in_mixes_only(sets: dict[str, Path]) -> None:
+    locations = {sets["web"]: 1, sets["code"]: 2.5}
+    dataset = wdsdist.mix(locations, decode=True)
+    assert {sample["__dataset__"] for sample in dataset} == {str(sets["web"]), str(sets["code"])}
+    assert dataset[TOTAL["web"]] == {"__key__": "k0", "__shard__": "0.tar", "__dataset__": str(sets["code"]), "cls": 0}
+    assert "__dataset__" not in wdsdist.StreamingDataset(sets["web"])[0]
+
+
+def test_a_transform_and_raw_batches_know_the_data_set(sets: dict[str, Path]) -> None:
+    dataset = wdsdist.mix(
+        {"a": (sets["web"], 1), "b": (sets["code"], 1)}, transform=lambda sample: sample["__dataset__"]
+    )
+    assert set(dataset) == {"a", "b"}
+    raw = StreamingDataLoader(wdsdist.mix({"a": (sets["web"], 1), "b": (sets["code"], 1)}), 4, num_workers=1)
+    for batch in raw:
+        assert Counter(batch["__dataset__"]) == {"a": 2, "b": 2}
+
+
+@seeded
+def draw(sample: dict[str, Any], seed: int) -> tuple[int, int]:
+    """Show what is drawn for a sample."""
+    return sample["cls"], seed
+
+
+def test_a_sample_that_comes_again_in_an_epoch_is_augmented_in_another_way(sets: dict[str, Path]) -> None:
+    dataset = wdsdist.mix({sets["code"]: 1}, decode=True, transform=draw, samples_per_epoch=3 * TOTAL["code"])
+    drawn = list(dataset)
+    assert len({number for number, _ in drawn}) == TOTAL["code"]
+    assert len(set(drawn)) == len(drawn)
+    batches = StreamingDataLoader(dataset, 3, num_workers=0, collate_fn=list)
+    batches.set_epoch(0)
+    assert flat(batches) == drawn
+
+
+def test_rates_count_the_bytes_of_what_the_weights_ask_for(sets: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "0.tar").write_bytes(tars.plain_tar([("k.cls", b"0"), ("k.bin", bytes(1 << 20))]))
+    wdsdist.index(tmp_path)
+    large, small = wdsdist.open(tmp_path).mean_sample_bytes, wdsdist.open(sets["web"]).mean_sample_bytes
+    dataset = wdsdist.mix({tmp_path: 3, sets["web"]: 1}, fields=("cls",), samples_per_epoch=40)
+    loader = StreamingDataLoader(dataset, 4, num_workers=0)
+    list(loader)
+    assert loader.stats().bytes == pytest.approx(30 * large + 10 * small, rel=0.001)
+
+
+def test_credentials_in_a_location_are_not_shown(tmp_path: Path, sets: dict[str, Path]) -> None:
+    manifest = wdsdist.open(sets["web"])
+    dataset = wdsdist.mix({"https://me:secret@host/web?signature=secret": (manifest, 1)})
+    assert dataset[0]["__dataset__"] == "https://host/web"
+    assert "secret" not in repr(dataset.manifest) + json.dumps(StreamingDataLoader(dataset, 1).state_dict())
+
+
+# Concatenation
+
+
+@pytest.mark.parametrize("order", ["shard", "sampler"])
+def test_joined_data_sets_are_one(sets: dict[str, Path], order: Any) -> None:
+    ranks = []
+    for rank in range(2):
+        dataset = wdsdist.concat(sets, decode=True, num_replicas=2, rank=rank, order=order)
+        loader = StreamingDataLoader(dataset, 4, num_workers=rank, drop_last=False)
+        ranks.append(seen(loader))
+        assert len(ranks[-1]) == len(loader)
+    assert Counter(flat(flat(ranks))) == {(name, n): 1 for name, size in TOTAL.items() for n in range(size)}
+
+
+def test_a_joined_data_set_remembers_its_place_and_its_parts(sets: dict[str, Path]) -> None:
+    loader = StreamingDataLoader(wdsdist.concat(list(sets.values()), decode=True), 4, num_workers=0)
+    iterator = iter(loader)
+    next(iterator)
+    resumed = StreamingDataLoader(wdsdist.concat(list(sets.values()), decode=True), 4, num_workers=0)
+    resumed.load_state_dict(loader.state_dict())
+    assert seen(resumed) == seen(iterator)
+    other = StreamingDataLoader(wdsdist.concat(list(sets.values())[::-1], decode=True), 4, num_workers=0)
+    with pytest.raises(StateMismatchError, match="fingerprint is"):
+        other.load_state_dict(loader.state_dict())
+
+
+def test_each_part_keeps_its_own_storage_options(sets: dict[str, Path]) -> None:
+    one, other = wdsdist.open(sets["web"], storage_options={"anon": True}), wdsdist.open(sets["code"])
+    joined = wdsdist.concat([one, other]).manifest
+    assert [joined.part(number)[0].storage_options for number in (0, 4)] == [{"anon": True}, {}]
+    assert [joined.part(number)[1] for number in (0, 3, 4)] == [0, 3, 0]
+    nested = wdsdist.concat({"both": joined, "books": sets["books"]}).manifest
+    assert nested.part(4)[0].base == str(sets["code"])
+    assert [nested.label(number) for number in (0, 4, 5)] == ["both", "both", "books"]
+    copy = pickle.loads(pickle.dumps(nested))
+    assert copy.fingerprint == nested.fingerprint
+    assert copy.part(4)[0].base == str(sets["code"])
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("shares", "error", "message"),
+    [
+        ({}, ArgumentError, "no data sets"),
+        (["web"], ArgumentTypeError, "must map locations"),
+        ({"web": 0}, ArgumentError, "weight of 'web' is 0: it must be above 0"),
+        ({"web": float("nan")}, ArgumentError, "must be above 0 and finite"),
+        ({"web": "1"}, ArgumentTypeError, "must be a number"),
+        ({"web": True}, ArgumentTypeError, "must be a number"),
+        ({"web": 1e-9, "books": 1}, ArgumentError, "times the smallest"),
+        ({"nowhere": 1}, IndexNotFoundError, "nowhere does not exist"),
+    ],
+)
+def test_a_mix_that_cannot_be_made_is_refused(
+    sets: dict[str, Path], shares: Any, error: type[Exception], message: str
+) -> None:
+    if isinstance(shares, dict):
+        shares = {name: (sets.get(name, name), weight) for name, weight in shares.items()}
+    with pytest.raises(error, match=message):
+        wdsdist.mix(shares)
+
+
+def test_what_else_cannot_work_is_refused(sets: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="'shard' only"):
+        wdsdist.mix({sets["web"]: 1}, order="sampler")
+    with pytest.raises(ArgumentError, match="samples_per_epoch is 0"):
+        wdsdist.mix({sets["web"]: 1}, samples_per_epoch=0)
+    with pytest.raises(ArgumentError, match="two data sets have the name"):
+        wdsdist.concat([sets["web"], sets["web"]])
+    with pytest.raises(ArgumentTypeError, match="must be a list of data sets"):
+        wdsdist.concat(str(sets["web"]))
+    with pytest.raises(ArgumentError, match="no data sets"):
+        wdsdist.concat([])
+    (tmp_path / "0.tar").write_bytes(tars.plain_tar([]))
+    wdsdist.index(tmp_path)
+    with pytest.raises(ArgumentError, match="has no samples"):
+        wdsdist.mix({sets["web"]: 1, tmp_path: 1})
+
+
+def test_data_sets_with_different_fields_ask_for_those_they_share(sets: dict[str, Path], tmp_path: Path) -> None:
+    tars.write_shard(tmp_path / "0.tar", 40, extensions=("cls", "txt"))
+    wdsdist.index(tmp_path)
+    shares = {sets["web"]: 1, tmp_path: 1}
+    with pytest.raises(SampleError, match=r"of '/.* do not have the same fields \(txt in one only\): let fields= "):
+        next(iter(StreamingDataLoader(wdsdist.mix(shares), 8, num_workers=0)))
+    batch = next(iter(StreamingDataLoader(wdsdist.mix(shares, fields=("cls",)), 8, num_workers=0)))
+    assert batch.keys() == {"__key__", "__shard__", "__dataset__", "cls"}

@@ -1,0 +1,281 @@
+"""Data sets of one stream whose samples are made differently: each by its own fields, decoder and transform."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import wdsdist
+from tests.support import tars
+from wdsdist import Ragged, StreamingDataLoader, StreamingDataset
+from wdsdist.errors import ArgumentError, ArgumentTypeError, SampleError
+from wdsdist.samples.images.transforms import seeded
+
+TOTAL = 24
+"""Samples of each data set."""
+
+
+def npy(number: int) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, np.full(3, number, np.int64))
+    return stream.getvalue()
+
+
+MEMBERS: dict[str, dict[str, Callable[[int], bytes]]] = {
+    "photos": {"jpg": lambda number: b"j" * number, "cls": lambda number: b"%d" % number},
+    "drawings": {"png": lambda number: b"p" * number, "json": lambda number: json.dumps({"label": number}).encode()},
+    "vectors": {"npy": npy, "txt": lambda number: b"text %d" % number},
+}
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Data sets of the same keys and no member in common; the first shard is empty."""
+    folders = {}
+    for name, members in MEMBERS.items():
+        folders[name] = folder = tmp_path_factory.mktemp(name)
+        for shard, numbers in enumerate((range(0), range(10), range(10, TOTAL))):
+            files = [(f"k{number}.{extension}", make(number)) for number in numbers for extension, make in
+                     members.items()]  # fmt: skip
+            (folder / f"{shard}.tar").write_bytes(tars.plain_tar(files))
+        wdsdist.index(folder)
+    return folders
+
+
+def label_of_json(sample: dict[str, Any]) -> dict[str, Any]:
+    """Make the sample of a drawing one of a photo, with a tensor as its label."""
+    return {
+        "__dataset__": sample["__dataset__"], "__key__": sample["__key__"], "__shard__": sample["__shard__"],
+        "jpg": sample["png"], "cls": sample["json"]["label"],
+    }  # fmt: skip
+
+
+def photos(sets: dict[str, Path], **more: Any) -> StreamingDataset:
+    return StreamingDataset(sets["photos"], **{"decode": True, **more})
+
+
+def drawings(sets: dict[str, Path], **more: Any) -> StreamingDataset:
+    return StreamingDataset(sets["drawings"], **{"decode": True, "transform": label_of_json, **more})
+
+
+def mixed(sets: dict[str, Path], **options: Any) -> StreamingDataset:
+    return wdsdist.mix({"photos": (photos(sets), 3), "drawings": (drawings(sets), 1)}, **options)
+
+
+def seen(loader: Any) -> list[list[tuple[str, str, int, int]]]:
+    """Return data set, key, length of the image and label of each sample, by batches."""
+    return [
+        list(zip(batch["__dataset__"], batch["__key__"], map(len, batch["jpg"]), batch["cls"].tolist(), strict=True))
+        for batch in loader
+    ]
+
+
+def check(batches: list[list[tuple[str, str, int, int]]]) -> None:
+    for batch in batches:
+        assert Counter(name for name, *_ in batch) == {"photos": 6, "drawings": 2}
+        assert all(key == f"k{number}" and size == number for _, key, size, number in batch)
+
+
+@pytest.mark.parametrize(
+    ("workers", "start"), [(0, None), (2, "fork"), (2, "forkserver"), pytest.param(2, "spawn", marks=pytest.mark.slow)]
+)
+def test_samples_are_made_as_their_data_set_says(sets: dict[str, Path], workers: int, start: str | None) -> None:
+    dataset = mixed(sets, num_replicas=1, rank=0)
+    loader = StreamingDataLoader(dataset, 8, num_workers=workers, multiprocessing_context=start)
+    epochs = [seen(loader), seen(loader)]
+    check(epochs[0] + epochs[1])
+    alone = StreamingDataLoader(mixed(sets, num_replicas=1, rank=0), 8, num_workers=0)
+    assert epochs == [seen(alone), seen(alone)]
+
+
+def test_a_mix_of_recipes_resumes_and_its_state_is_that_of_the_mix_without(sets: dict[str, Path]) -> None:
+    loader = StreamingDataLoader(mixed(sets), 8, num_workers=2)
+    batches = iter(loader)
+    next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    resumed = StreamingDataLoader(pickle.loads(pickle.dumps(mixed(sets))), 8, num_workers=1)
+    resumed.load_state_dict(state)
+    assert seen(resumed) == seen(batches)
+    plain = wdsdist.mix({"photos": (sets["photos"], 3), "drawings": (sets["drawings"], 1)})
+    StreamingDataLoader(plain, 8, num_workers=0).load_state_dict(state)
+
+
+def test_single_samples_are_those_of_each_data_set(sets: dict[str, Path]) -> None:
+    dataset = pickle.loads(pickle.dumps(mixed(sets)))
+    assert (dataset[7]["__dataset__"], dataset[7]["cls"]) == ("photos", 7)
+    assert {**dataset[TOTAL + 7], "jpg": b""} == {
+        "__dataset__": "drawings", "__key__": "k7", "__shard__": "1.tar", "jpg": b"", "cls": 7,
+    }  # fmt: skip
+    assert dataset.raw()[TOTAL + 7]["json"] == b'{"label": 7}'
+    assert all(f"k{sample['cls']}" == sample["__key__"] for sample in dataset)
+
+
+def test_columns_without_transforms_are_decoded_by_each_data_set(sets: dict[str, Path]) -> None:
+    def halved(data: bytes) -> int:
+        return int(data) // 2
+
+    whole = StreamingDataset(sets["photos"], fields=("cls",), decode=True)
+    half = StreamingDataset(list(sets["photos"].glob("*.tar")), fields=("cls",), decode={"cls": halved})
+    for workers in (0, 1):
+        for batch in StreamingDataLoader(wdsdist.mix({"a": (whole, 1), "b": (half, 1)}), 8, num_workers=workers):
+            assert Counter(batch["__dataset__"]) == {"a": 4, "b": 4}
+            for name, key, label in zip(batch["__dataset__"], batch["__key__"], batch["cls"].tolist(), strict=True):
+                assert label == int(key[1:]) // (1 if name == "a" else 2)
+
+
+def doubled(data: bytes) -> Any:
+    return 2 * np.load(io.BytesIO(data))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_columns_that_are_stacked_in_one_step_are_so_for_one_decoder_only(sets: dict[str, Path], workers: int) -> None:
+    one = {"a": StreamingDataset(sets["vectors"], fields=("npy",), decode=True),
+           "b": StreamingDataset(sets["vectors"], fields=("npy",), decode={"npy": doubled})}  # fmt: skip
+    (batch,) = StreamingDataLoader(wdsdist.concat(one), 2 * TOTAL, num_workers=workers)
+    for name, key, values in zip(batch["__dataset__"], batch["__key__"], batch["npy"].tolist(), strict=True):
+        assert values == [int(key[1:]) * (1 if name == "a" else 2)] * 3
+
+
+def test_a_data_set_is_raw_or_light_where_all_its_parts_are(sets: dict[str, Path]) -> None:
+    raw, decoded = StreamingDataset(sets["vectors"]), photos(sets)
+    for parts, is_raw, is_light in (
+        ((raw, decoded), False, True), ((decoded, raw), False, True), ((raw, drawings(sets)), False, False),
+        ((drawings(sets), raw), False, False),
+    ):  # fmt: skip
+        reader = wdsdist.concat({"one": parts[0], "other": parts[1]}).sample_reader
+        assert (reader.is_raw, reader.is_light) == (is_raw, is_light)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_raw_members_stay_columns_of_bytes(sets: dict[str, Path], workers: int) -> None:
+    one = {name: StreamingDataset(sets[name], fields=(f"x;{field}",)) for name, field in
+           (("photos", "jpg"), ("drawings", "png"))}  # fmt: skip
+    dataset = wdsdist.concat(one)
+    assert dataset.sample_reader.is_raw
+    assert dataset.sample_reader.is_light
+    (batch,) = StreamingDataLoader(dataset, 2 * TOTAL, num_workers=workers)
+    assert isinstance(batch["x"], Ragged)
+    kinds = Counter((name, bytes(data[:1])) for name, data in zip(batch["__dataset__"], batch["x"], strict=True))
+    assert kinds == {("photos", b"j"): TOTAL - 1, ("drawings", b"p"): TOTAL - 1,
+                     ("photos", b""): 1, ("drawings", b""): 1}  # fmt: skip
+
+
+def test_a_location_among_data_sets_gives_bytes(sets: dict[str, Path]) -> None:
+    dataset = wdsdist.concat({"photos": photos(sets), "vectors": sets["vectors"]})
+    assert (dataset[3]["cls"], dataset[TOTAL + 3]["txt"]) == (3, b"text 3")
+
+
+def test_joined_data_sets_keep_the_recipes_of_their_own_parts(sets: dict[str, Path]) -> None:
+    inner = wdsdist.concat([photos(sets), drawings(sets)])
+    dataset = wdsdist.mix({"vectors": (StreamingDataset(sets["vectors"], decode=True), 1), "images": (inner, 2)})
+    assert dataset[5]["txt"] == "text 5"
+    assert [dataset[TOTAL * part + 5]["cls"] for part in (1, 2)] == [5, 5]
+    assert dataset[2 * TOTAL + 5]["__dataset__"] == "images"
+
+
+@seeded
+def drawn(sample: dict[str, Any], seed: int) -> tuple[int, int]:
+    return sample["cls"], seed
+
+
+def test_a_seeded_transform_of_one_data_set_draws_by_the_seed_of_the_mix(sets: dict[str, Path]) -> None:
+    def play(seed: int, workers: int) -> list[Any]:
+        shares = {"a": (photos(sets, transform=drawn), 1), "b": (StreamingDataset(sets["drawings"]), 1)}
+        loader = StreamingDataLoader(wdsdist.mix(shares, seed=seed), 8, num_workers=workers, collate_fn=list)
+        return [one for batch in loader for one in batch if isinstance(one, tuple)]
+
+    assert play(0, 0) == play(0, 2)
+    assert {seed for _, seed in play(0, 0)}.isdisjoint(seed for _, seed in play(1, 0))
+
+
+# What does not fit
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("decode", "transform"), [(None, None), (True, None), (True, dict), (None, torch.utils.data.default_convert)]
+)
+def test_batches_of_different_fields_say_which_data_sets_differ(
+    sets: dict[str, Path], workers: int, decode: Any, transform: Any
+) -> None:
+    both = {name: (StreamingDataset(sets[name], decode=decode, transform=transform), 1) for name in
+            ("photos", "drawings")}  # fmt: skip
+    message = (
+        r"samples 'k\d+' of '(photos|drawings)' and 'k\d+' of '(photos|drawings)' do not have the same fields "
+        r"\(cls, jpg, json, png in one only\): let fields= or transform= of each data set"
+    )
+    with pytest.raises(SampleError, match=message):
+        next(iter(StreamingDataLoader(wdsdist.mix(both), 4, num_workers=workers)))
+
+
+def pair(sample: dict[str, Any]) -> tuple[str, Any]:
+    return sample["__key__"], sample["cls"]
+
+
+def test_dicts_and_tuples_in_one_batch_are_refused(sets: dict[str, Path]) -> None:
+    dataset = wdsdist.concat({"photos": photos(sets, transform=pair), "drawings": drawings(sets)})
+    with pytest.raises(SampleError, match="a dict for some samples of a batch and a tuple for others"):
+        next(iter(StreamingDataLoader(dataset, 2 * TOTAL, num_workers=0)))
+
+
+@pytest.mark.parametrize("raw_first", [False, True])
+def test_a_column_that_one_data_set_decodes_and_another_does_not_is_refused(
+    sets: dict[str, Path], raw_first: bool
+) -> None:
+    parts = [photos(sets), StreamingDataset(sets["photos"])]
+    one = wdsdist.concat(dict(zip("ab", reversed(parts) if raw_first else parts, strict=True)), shuffle=False)
+    with pytest.raises(SampleError, match="field 'cls'"):
+        next(iter(StreamingDataLoader(one, 2 * TOTAL, num_workers=0)))
+
+
+OF_THE_ORDER: list[dict[str, Any]] = [
+    {"num_replicas": 2}, {"rank": 1, "num_replicas": 2}, {"shuffle": False}, {"seed": 1}, {"drop_last": True},
+    {"order": "sampler"}, {"shuffle_window": 9}, {"num_canonical_replicas": 2}, {"batch_size": 4},
+    {"cache_dir": "cache"}, {"cache_limit": "1GB"}, {"download_timeout": 9.0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("join", ["mix", "concat"])
+@pytest.mark.parametrize("option", OF_THE_ORDER, ids=str)
+def test_a_data_set_with_an_order_of_its_own_is_refused(
+    sets: dict[str, Path], join: str, option: dict[str, Any]
+) -> None:
+    part: Any = photos(sets, **option)
+    with pytest.raises(ArgumentError, match=rf"the data set 'a' .* with .*{min(option)}.* of its own.*: give it to"):
+        wdsdist.mix({"a": (part, 1)}) if join == "mix" else wdsdist.concat({"a": part})
+
+
+@pytest.mark.parametrize("option", [{"fields": ("cls",)}, {"decode": True}, {"transform": dict}], ids=str)
+def test_options_for_all_beside_a_data_set_of_its_own_are_refused(
+    sets: dict[str, Path], option: dict[str, Any]
+) -> None:
+    with pytest.raises(ArgumentError, match=f"{min(option)} is given for all data sets, but 'a' is a StreamingDataset"):
+        wdsdist.mix({"a": (photos(sets), 1), "b": (sets["vectors"], 1)}, **option)
+
+
+def test_a_mix_in_a_mix_and_a_data_set_alone_are_refused(sets: dict[str, Path]) -> None:
+    with pytest.raises(ArgumentError, match="'images' is a mix itself"):
+        wdsdist.mix({"images": (mixed(sets), 1)})
+    with pytest.raises(ArgumentTypeError, match="must be a list of data sets"):
+        wdsdist.concat(photos(sets))
+    with pytest.raises(ArgumentTypeError, match=r"the weight of 'a' is .* must be a number"):
+        wdsdist.mix({"a": photos(sets)})  # type: ignore[dict-item]
+
+
+def test_a_data_set_without_a_name_has_that_of_its_location(sets: dict[str, Path]) -> None:
+    dataset = wdsdist.mix({photos(sets): 1, sets["vectors"]: 1})
+    assert dataset[0]["__dataset__"] == str(sets["photos"])
+
+
+def test_two_fields_of_one_name_are_refused(sets: dict[str, Path]) -> None:
+    with pytest.raises(ArgumentError, match="two of them have the same name"):
+        StreamingDataset(sets["photos"], fields=("jpg;png", "jpg"))

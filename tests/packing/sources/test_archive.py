@@ -1,0 +1,50 @@
+"""Archives hold what the tools that made them put in, and pack to the same bytes as the folder."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.trees import MAKERS, PHOTOS, contents, unpack, zip_bytes
+from wdsdist.packing import pack
+from wdsdist.packing.sources import find
+
+
+def make(name: str, root: Path, target: Path) -> Path:
+    program = name.partition(".")[0] if name.startswith("bsdtar") else "zstd" if name.endswith(".zst") else "tar"
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
+    MAKERS[name](root, target / name)
+    return target / name
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_an_archive_packs_to_the_same_shards_as_its_folder(tmp_path: Path, name: str) -> None:
+    root = unpack(tmp_path / "photos", {**PHOTOS, "cat/.DS_Store": b"", "cat/README": b""})
+    archive = make(name, root, tmp_path)
+    source = find(archive, scratch=tmp_path / "scratch")
+    labels = {f"{key.rpartition('.')[0]}.cls": str(["Zebra", "cat", "dog"].index(key.partition("/")[0])).encode()
+              for key in PHOTOS}  # fmt: skip
+    assert contents(source) == {**PHOTOS, **labels}
+    assert source.extra()["classes"] == ["Zebra", "cat", "dog"]
+
+    expected = pack(root, tmp_path / "from-folder", shard_samples=5, workers=1)
+    for workers in (1, 2, 3):
+        dest = tmp_path / f"by-{workers}"
+        found = pack(archive, dest, shard_samples=5, workers=workers)
+        assert found.fingerprint == expected.fingerprint
+        assert not [path for path in dest.iterdir() if path.name.startswith(".tmp-")]
+
+
+@pytest.mark.parametrize(("system", "encoding"), [(3, "utf-8"), (0, "cp437")])
+def test_names_in_a_zip_without_the_flag_for_utf8_are_those_of_its_system(
+    tmp_path: Path, system: int, encoding: str
+) -> None:
+    """Info-ZIP stores the bytes of the file system where no locale is set."""
+    stored = "köln".encode(encoding)
+    content = zip_bytes({"k".ljust(len(stored), "_") + "/1.txt": b"1"}).replace(b"k".ljust(len(stored), b"_"), stored)
+    directory = content.index(b"PK\1\2")
+    (tmp_path / "x.zip").write_bytes(content[: directory + 5] + bytes([system]) + content[directory + 6 :])
+    assert contents(find(tmp_path / "x.zip", class_folders=True)) == {"köln/1.txt": b"1", "köln/1.cls": b"0"}

@@ -1,0 +1,301 @@
+"""Parquet and Arrow files with bytes in them, and folders that datasets saved."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from tests.support.tables import members, write_arrow, write_arrow_stream, write_parquet
+from wdsdist.errors import SourceError, SourceNotFoundError
+from wdsdist.packing.blocks import shuffled_in_blocks
+from wdsdist.packing.sources import arrow, blocks_of, find
+from wdsdist.samples.sample_spec import Decoder
+
+
+def png(number: int) -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (4, 4), (number, 0, 0)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def table(rows: int = 20) -> pa.Table:
+    return pa.table(
+        {
+            "image": pa.array([{"bytes": png(number), "path": None} for number in range(rows)]),
+            "raw data": pa.array([bytes(number) if number % 4 else None for number in range(rows)]),
+            "embedding": pa.array([[number, 0.5] for number in range(rows)], pa.list_(pa.float32())),
+            "label": pa.array([number % 2 for number in range(rows)], pa.int8()),
+            "split": pa.array(["a", "b"] * (rows // 2)).dictionary_encode(),
+            "when": pa.array([number * 86_400_000 for number in range(rows)], pa.timestamp("ms")),
+        }
+    )
+
+
+def write(path: Path, content: pa.Table) -> Path:
+    if path.suffix == ".parquet":
+        pq.write_table(content, path, row_group_size=6)
+        return path
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, content.schema) as writer:
+        writer.write_table(content, max_chunksize=6)
+    return path
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.arrow"])
+def test_bytes_and_lists_become_members(tmp_path: Path, name: str) -> None:
+    source = find(write(tmp_path / name, table()))
+    found = members(source, [7, 4])
+    assert source.extra()["columns"] == {
+        "image": "png", "raw data": "raw_data", "embedding": "embedding.npy", "label": "cls", "split": "txt",
+        "when": "json",
+    }  # fmt: skip
+    assert "raw_data" not in found["000000004"]
+    seven = found["000000007"]
+    assert seven["png"] == png(7)
+    assert seven["raw_data"] == bytes(7)
+    array = Decoder(True)("npy", seven["embedding.npy"])
+    assert (array.dtype, array.tolist()) == (np.float32, [7.0, 0.5])
+    assert json.loads(seven["json"]) == {"when": "1970-01-08T00:00:00"}
+    assert (seven["cls"], seven["txt"]) == (b"1", b"b")
+
+
+def test_sizes_of_bytes_are_exact_in_arrow_and_estimated_in_parquet(tmp_path: Path) -> None:
+    exact, estimated = find(write(tmp_path / "t.arrow", table())), find(write(tmp_path / "t.parquet", table()))
+    assert (exact.has_exact_sizes, estimated.has_exact_sizes) == (True, False)
+    assert estimated.stored_sizes().sum() == pytest.approx(exact.stored_sizes().sum(), rel=0.2)
+
+
+def test_a_struct_without_bytes_is_a_path(tmp_path: Path) -> None:
+    (tmp_path / "0.flac").write_bytes(b"sound")
+    rows = [
+        {"audio": {"bytes": None, "path": "0.flac"}, "n": 0},
+        {"audio": {"bytes": b"OggS", "path": "1.flac"}, "n": 1},
+    ]
+    for path in (write_parquet(tmp_path / "t.parquet", rows), write_arrow(tmp_path / "t.arrow", rows)):
+        assert [found["flac"] for found in members(find(path)).values()] == [b"sound", b"OggS"]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_a_folder_or_a_pattern_of_files_is_one_table(tmp_path: Path, suffix: str) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "README.md").write_text("notes")
+    for number in range(3):
+        write(folder / f"train-{number}{suffix}", table(10).slice(number))
+    everything = members(find(folder))
+    assert list(everything) == [f"{number:09d}" for number in range(27)]
+    assert members(find(folder / f"train-[12]*{suffix}")) == {
+        f"{number - 10:09d}": found for number, found in enumerate(everything.values()) if number >= 10
+    }
+    write(folder / f"test-0{suffix}", table(2))
+    with pytest.raises(SourceError, match=r"holds files of test and train: name those of one, as in '.*/test\*"):
+        find(folder)
+
+
+def test_files_of_a_table_have_the_same_columns(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "0.parquet", [{"label": 1}])
+    write_parquet(tmp_path / "1.parquet", [{"label": "x"}])
+    with pytest.raises(SourceError, match=r"1\.parquet has other columns than .*label \(string\), not label \(int64\)"):
+        find(tmp_path)
+
+
+def test_a_folder_of_tables_and_other_files_is_a_folder_of_files(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "0.parquet", [{"label": 1}])
+    (tmp_path / "0.jpg").write_bytes(b"x")
+    assert find(tmp_path).kind == "folder"
+    assert find(tmp_path, kind="parquet").kind == "parquet"
+
+
+def test_a_stream_that_is_cut_between_two_batches_is_refused(tmp_path: Path) -> None:
+    path = write_arrow_stream(tmp_path / "t.arrow", [{"label": number} for number in range(9)])
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(SourceError, match=r"t\.arrow lacks the end of an Arrow stream"):
+        find(path)
+
+
+def test_offsets_that_point_out_of_the_file_are_not_followed(tmp_path: Path) -> None:
+    path = write_arrow_stream(tmp_path / "t.arrow", [{"data": b"x" * number} for number in (1, 2, 3)])
+    offsets = np.array([0, 1, 3, 6], np.int32).tobytes()
+    content = path.read_bytes()
+    assert content.count(offsets) == 1
+    path.write_bytes(content.replace(offsets, np.array([0, 1, 10**6, 6], np.int32).tobytes()))
+    with pytest.raises(SourceError, match=r"t\.arrow is no Parquet or Arrow file that can be read \(.*offset"):
+        find(path)
+
+
+def test_a_compressed_stream_is_refused(tmp_path: Path) -> None:
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with (
+        pa.OSFile(str(tmp_path / "t.arrow"), "wb") as sink,
+        pa.ipc.new_stream(sink, table().schema, options=options) as writer,
+    ):
+        writer.write_table(table())
+    with pytest.raises(SourceError, match="is a compressed Arrow stream"):
+        find(tmp_path / "t.arrow")
+
+
+def test_a_compressed_arrow_file_is_read(tmp_path: Path) -> None:
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with (
+        pa.OSFile(str(tmp_path / "t.arrow"), "wb") as sink,
+        pa.ipc.new_file(sink, table().schema, options=options) as writer,
+    ):
+        writer.write_table(table(), max_chunksize=6)
+    assert members(find(tmp_path / "t.arrow")) == members(find(write(tmp_path / "plain.arrow", table())))
+
+
+class TestBlocks:
+    def test_parquet_says_in_which_blocks_it_is_read(self, tmp_path: Path) -> None:
+        blocks = blocks_of(find(write(tmp_path / "t.parquet", table())))
+        assert blocks is not None
+        assert blocks.cuts.tolist() == [0, 6, 12, 18, 20]
+        assert (blocks.weights > 0).all()
+        assert blocks_of(find(write(tmp_path / "t.arrow", table()))) is None
+
+    def test_a_remote_file_is_read_in_the_blocks_of_a_local_one(self, tmp_path: Path) -> None:
+        fsspec.filesystem("memory").pipe("/blocks/t.parquet", write(tmp_path / "t.parquet", table()).read_bytes())
+        blocks = blocks_of(find("memory://blocks/t.parquet"))
+        assert blocks is not None
+        assert blocks.cuts.tolist() == [0, 6, 12, 18, 20]
+
+    def test_a_process_decodes_each_block_of_a_window_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rows = [{"data": bytes([number]) * 10_000} for number in range(64)]
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet", row_group_size=4)
+        monkeypatch.setattr(arrow, "KEPT_BYTES", 170_000)
+        monkeypatch.setattr(arrow, "_groups", arrow._Groups())
+        source = find(tmp_path / "t.parquet")
+        blocks = blocks_of(source)
+        assert blocks is not None
+        blocks = blocks._replace(limit=170_000)
+        decoded: list[int] = []
+        group = arrow.ArrowFile.group
+        monkeypatch.setattr(
+            arrow.ArrowFile, "group", lambda self, number, used: (decoded.append(number), group(self, number, used))[1]
+        )
+        order = shuffled_in_blocks(blocks, 3)
+        assert sorted(order.tolist()) == list(range(64))
+        for start in range(0, 64, 8):
+            list(source.take(order[start : start + 8]))
+        assert sorted(decoded) == list(range(16))
+        assert arrow._groups._bytes <= 170_000
+
+    @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 100)), min_size=1, max_size=30), st.integers(0, 200))
+    def test_each_sample_comes_once_and_windows_stay_within_their_limit(
+        self, blocks: list[tuple[int, int]], limit: int
+    ) -> None:
+        from wdsdist.packing.sources import Blocks
+
+        cuts = np.concatenate(([0], np.cumsum([rows for rows, _ in blocks])))
+        order = shuffled_in_blocks(Blocks(cuts, np.array([weight for _, weight in blocks]), limit), 1)
+        assert sorted(order.tolist()) == list(range(cuts[-1]))
+
+
+def saved(path: Path) -> Path:
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    features = datasets.Features(
+        {
+            "image": datasets.Image(),
+            "label": datasets.ClassLabel(names=["cat", "dog"]),
+            "note": datasets.Value("string"),
+            "kind": datasets.ClassLabel(names=["x"]),
+        }
+    )
+    images = [Image.new("RGB", (4, 4), (number, 0, 0)) for number in range(12)]
+    rows = {"image": images, "label": [0, 1] * 6, "note": [f"n{number}" for number in range(12)], "kind": [0] * 12}
+    made = datasets.Dataset.from_dict(rows, features=features)
+    made.shuffle(seed=1).save_to_disk(str(path), num_shards=2)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore")  # of datasets' own dependencies
+class TestSaved:
+    def test_rows_are_those_that_datasets_reads(self, tmp_path: Path) -> None:
+        datasets = pytest.importorskip("datasets")
+        folder = saved(tmp_path / "saved")
+        source = find(folder)
+        wanted = datasets.load_from_disk(str(folder))
+        assert source.kind == "hf"
+        assert source.extra() == {
+            "classes": ["cat", "dog"],
+            "columns": {"image": "png", "label": "cls", "note": "txt", "kind": "kind.cls"},
+        }
+        for row, found in zip(wanted, members(source).values(), strict=True):
+            assert (int(found["cls"]), found["txt"].decode(), found["kind.cls"]) == (row["label"], row["note"], b"0")
+            assert np.array_equal(np.asarray(Image.open(io.BytesIO(found["png"]))), np.asarray(row["image"]))
+
+    def test_a_split_has_to_be_named_where_there_are_several(self, tmp_path: Path) -> None:
+        saved(tmp_path / "d" / "train")
+        (tmp_path / "d" / "dataset_dict.json").write_text('{"splits": ["train"]}')
+        assert len(find(tmp_path / "d")) == len(find(tmp_path / "d" / "train")) == 12
+        (tmp_path / "d" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+        with pytest.raises(SourceError, match=r"holds the splits train, test: name one, for instance .*/d/train"):
+            find(tmp_path / "d")
+
+    def test_the_same_rows_of_parquet_have_the_same_classes(self, tmp_path: Path) -> None:
+        datasets = pytest.importorskip("datasets")
+        folder = saved(tmp_path / "saved")
+        datasets.load_from_disk(str(folder)).to_parquet(str(tmp_path / "t.parquet"))
+        assert find(tmp_path / "t.parquet").extra() == find(folder).extra()
+        assert members(find(tmp_path / "t.parquet")) == members(find(folder))
+
+    @pytest.mark.parametrize(
+        ("state", "message"),
+        [
+            ("{", "cannot be read as JSON"),
+            ("[]", "holds no JSON object"),
+            ("{}", "names no data files"),
+            ('{"_data_files": [{"filename": 3}]}', "names no data files"),
+            ('{"_data_files": [{"filename": "none.arrow"}]}', r"none\.arrow does not exist, but .* names it"),
+            ('{"_data_files": [{"filename": "a"}], "_indices_data_files": [{}]}', "flatten_indices"),
+        ],
+    )
+    def test_a_damaged_folder_is_named(self, tmp_path: Path, state: str, message: str) -> None:
+        (tmp_path / "state.json").write_text(state)
+        with pytest.raises(SourceError, match=message):
+            find(tmp_path)
+
+
+def test_what_is_not_there_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(SourceNotFoundError):
+        find(tmp_path / "none.parquet")
+    with pytest.raises(SourceNotFoundError):
+        find(tmp_path / "none-*.parquet")
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_parquet(tmp_path / "t.parquet", [{"label": 1}])
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    with pytest.raises(SourceError, match=r"pip install 'wdsdist\[parquet\]'"):
+        find(path)
+
+
+@pytest.mark.parametrize("writer", [write_parquet, write_arrow, write_arrow_stream])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_file_is_a_table_or_a_typed_error(tmp_path: Path, writer: Any, data: st.DataObject) -> None:
+    whole = writer(tmp_path / "whole", [{"key": f"k{n}", "data": b"x" * n, "label": n, "v": [n]} for n in range(7)])
+    content = bytearray(whole.read_bytes())
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content) - 1)) :]
+    for _ in range(data.draw(st.integers(0, 3))):
+        if content:
+            content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path / ("t.parquet" if writer is write_parquet else "t.arrow")
+    path.write_bytes(content)
+    try:
+        members(find(path))
+    except SourceError as error:
+        assert str(path) in str(error)  # noqa: PT017 - there may be no error at all

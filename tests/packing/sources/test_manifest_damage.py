@@ -1,0 +1,115 @@
+"""Manifests in text that are damaged or odd: an error that names file and line, or all samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.tables import members
+from wdsdist.errors import SourceError
+from wdsdist.packing.sources import find
+
+GOOD = {
+    "csv": b'key,label,text\na,1,"x ""y""\nz"\nb,2,\xc3\xbc\n\nc,,w\n',
+    "tsv": b"key\tlabel\ttext\na\t1\tx y\nb\t2\t\xc3\xbc\nc\t\tw\n",
+    "jsonl": b'{"key": "a", "label": 1, "text": "x"}\n\n{"key": "b", "text": "\xc3\xbc", "more": [1, {"c": null}]}\n',
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("t.csv", b"", r"t\.csv is empty"),
+        ("t.csv", b"\xef\xbb\xbf", r"t\.csv is empty"),
+        ("t.csv", b"a,b\n", "no column that can become a member"),
+        ("t.csv", b"a,label\n1,2\n3\n", r"t\.csv, line 3: the row has 1 fields, but the first row names 2"),
+        ("t.csv", b'a,label\n"1\n\n",2\n3,4,5\n', r"t\.csv, line 5: the row has 3 fields"),
+        ("t.csv", b'a,b\n1,2\n"3,4\n5,6\n', r"t\.csv, lines 3 to 4: no row that can be read: unexpected end"),
+        ("t.csv", b'a,b\n1,"2"x\n', r"t\.csv, line 2: no row that can be read"),
+        ("t.csv", b"a,b\n1,2\n3,\xff\n", r"t\.csv, line 3: byte 2 of the line, 0xff, is not UTF-8"),
+        ("t.csv", "a,b\n".encode("utf-16"), r"t\.csv is in UTF-16"),
+        ("t.csv", b"a,a\n1,2\n", "two columns with the name 'a'"),
+        ("t.csv", b"a,b\n1," + b"x" * 200_000, r"t\.csv, line 2: .*field larger than field limit"),
+        ("t.csv", b"label\n1\nx\n", None),
+        ("t.csv", b"key,label\na,1\nb,2\n\na,3\n", r"t\.csv, line 5: the key 'a' stands in .*t\.csv, line 2 already"),
+        ("t.csv", b"label,text\n1,a\n,\n", r"t\.csv, line 3: all values that could be a member are missing"),
+        ("t.jsonl", b"", "no column that can become a member"),
+        ("t.jsonl", b'{"a": 1}\n{"a": 1\n', r"t\.jsonl, line 2: no JSON"),
+        ("t.jsonl", b'{"a": 1}\n\n[1]\n', r"t\.jsonl, line 3: holds a list, not an object"),
+        ("t.jsonl", b'{"a": ' + b"[" * 200_000, r"t\.jsonl, line 1: no JSON"),
+        ("t.jsonl", b'{"text": "\\ud800"}\n', r"t\.jsonl, line 1: column 'text': .*cannot be encoded"),
+        ("t.jsonl", b'{"key": "\\ud800", "n": 1}\n', r"t\.jsonl, line 1: the key .* is not valid Unicode"),
+        ("t.jsonl", b'{"\\ud800": 1}\n', r"t\.jsonl, line 1: the name .* is not valid Unicode"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_its_line(
+    tmp_path: Path, name: str, data: bytes, message: str | None
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    if message is None:
+        assert len(find(tmp_path / name)) == 2
+        return
+    with pytest.raises(SourceError, match=message):
+        find(tmp_path / name)
+
+
+@pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_marks_and_line_ends_of_other_systems_change_nothing(tmp_path: Path, start: bytes, end: bytes) -> None:
+    (tmp_path / "t.csv").write_bytes(start + b"key,text" + end + b'a,"x"' + end + end + b"b,y")
+    assert members(find(tmp_path / "t.csv"), [1, 0]) == {"a": {"txt": b"x"}, "b": {"txt": b"y"}}
+
+
+def test_a_column_without_a_name_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(",text,\n0,x,9\n1,y,9\n")
+    source = find(tmp_path / "t.csv")
+    assert members(source) == {"000000000": {"txt": b"x"}, "000000001": {"txt": b"y"}}
+    assert source.extra() == {"columns": {"text": "txt"}}
+
+
+@pytest.mark.parametrize(
+    ("values", "stored"),
+    [(["1", "2"], "[1, 2]"), (["1", "2.5"], "[1.0, 2.5]"), (["007", "1"], '["007", "1"]'), (["1", "x"], '["1", "x"]')],
+)
+def test_numbers_of_a_csv_are_told_by_all_values(tmp_path: Path, values: list[str], stored: str) -> None:
+    (tmp_path / "t.csv").write_text("a,b,c\n" + "".join(f"{value},p,q\n" for value in values))
+    found = [sample["json"].decode() for sample in members(find(tmp_path / "t.csv")).values()]
+    assert "[" + ", ".join(text.partition('"a": ')[2].partition(",")[0] for text in found) + "]" == stored
+
+
+def mutated(data: bytes) -> st.SearchStrategy[bytes]:
+    def change(edits: list[tuple[int, int, bytes]]) -> bytes:
+        changed = data
+        for start, length, piece in edits:
+            at = start % (len(changed) + 1)
+            changed = changed[:at] + piece + changed[at + length :]
+        return changed
+
+    piece = st.binary(max_size=3) | st.sampled_from(
+        [b'"', b"\n", b",", b"\0", b"\r", b"\xff", b"{", b"1e999", b"\\ud800"]
+    )
+    return st.lists(st.tuples(st.integers(0, 200), st.integers(0, 5), piece), min_size=1, max_size=4).map(change)
+
+
+@pytest.mark.parametrize("kind", sorted(GOOD))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_bytes_are_a_table_or_a_typed_error(tmp_path: Path, kind: str, data: st.DataObject) -> None:
+    content = data.draw(mutated(GOOD[kind]) | st.binary(max_size=200))
+    path = tmp_path / f"t.{kind}"
+    path.write_bytes(content)
+    try:
+        source = find(path)
+    except SourceError as error:
+        assert str(path) in str(error)  # noqa: PT017 - there may be no error at all
+        return
+    assert len(members(source)) == len(source) > 0
+
+
+@pytest.mark.parametrize("kind", sorted(GOOD))
+def test_the_tables_that_are_changed_are_whole(tmp_path: Path, kind: str) -> None:
+    (tmp_path / f"t.{kind}").write_bytes(GOOD[kind])
+    assert len(find(tmp_path / f"t.{kind}")) == (2 if kind == "jsonl" else 3)

@@ -1,0 +1,198 @@
+"""Sources behind URLs: an object store in memory, and a web server for several processes."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fsspec
+import fsspec.asyn
+import pytest
+
+from tests.support.tars import plain_tar
+from tests.support.trees import PHOTOS, contents, unpack, zip_bytes
+from wdsdist import storage
+from wdsdist.errors import SourceError, SourceNotFoundError, StorageError
+from wdsdist.packing import pack
+from wdsdist.packing.sources import find
+
+
+@pytest.fixture
+def store() -> Iterator[str]:
+    """The URL of an empty object store."""
+    memory = fsspec.filesystem("memory")
+    memory.store.clear()
+    yield "memory://bucket/photos"
+    memory.store.clear()
+
+
+def upload(url: str, files: Mapping[str, bytes]) -> None:
+    memory = fsspec.filesystem("memory")
+    for name, data in files.items():
+        memory.pipe(f"{url}/{name}", data)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[SimpleNamespace]:
+    """A web server on loopback: ``url``, the ``folder`` that it serves, and the ``requests`` that it saw."""
+    folder = tmp_path / "www"
+    folder.mkdir()
+    requests: list[str] = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            requests.append(f"{self.command} {self.path}")
+
+    running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
+    thread = threading.Thread(target=running.serve_forever)
+    thread.start()
+    yield SimpleNamespace(url=f"http://127.0.0.1:{running.server_port}", folder=folder, requests=requests)
+    running.shutdown()
+    thread.join()
+    running.server_close()
+    _stop_clients()
+
+
+def _stop_clients() -> None:
+    """End the thread of fsspec's clients: other tests ask what packing does in a process with a single thread."""
+    fsspec.get_filesystem_class("http").clear_instance_cache()
+    loop, clients = fsspec.asyn.loop[0], fsspec.asyn.iothread[0]
+    if clients is not None:
+        loop.call_soon_threadsafe(loop.stop)
+        clients.join()
+        loop.close()
+        fsspec.asyn.reset_lock()
+
+
+def test_a_remote_folder_packs_to_the_same_shards_as_a_local_one(store: str, tmp_path: Path) -> None:
+    upload(store, PHOTOS)
+    expected = pack(unpack(tmp_path / "photos", PHOTOS), tmp_path / "local", shard_samples=5)
+    found = pack(store, tmp_path / "remote", shard_samples=5, workers=1)
+    assert found.fingerprint == expected.fingerprint
+    assert found.extra["classes"] == ["Zebra", "cat", "dog"]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_several_processes_read_a_web_server(server: SimpleNamespace, tmp_path: Path, workers: int) -> None:
+    files = {**PHOTOS, "cat/with space é.jpg": b"x", "cat/.hidden.jpg": b""}
+    unpack(server.folder / "photos", files)
+    expected = pack(server.folder / "photos", tmp_path / "local", shard_samples=12)
+    found = pack(f"{server.url}/photos", tmp_path / "remote", shard_samples=12, workers=workers)
+    assert found.fingerprint == expected.fingerprint
+    assert sum(request.startswith("GET /photos/dog/003.jpg") for request in server.requests) == 1
+
+
+@pytest.mark.parametrize("name", ["photos.zip", "photos.tar"])
+def test_a_remote_archive_is_fetched_once_and_leaves_nothing(
+    server: SimpleNamespace, tmp_path: Path, name: str
+) -> None:
+    (server.folder / name).write_bytes(zip_bytes(PHOTOS) if name.endswith("zip") else plain_tar(PHOTOS.items()))
+    expected = pack(unpack(tmp_path / "photos", PHOTOS), tmp_path / "local", shard_samples=5)
+    dest = tmp_path / "remote"
+    for _ in range(2):  # the second time, all is there already
+        found = pack(f"{server.url}/{name}", dest, shard_samples=5, workers=2)
+        assert found.fingerprint == expected.fingerprint
+    assert server.requests.count(f"GET /{name}") == 1
+    assert not [path for path in dest.iterdir() if path.name.startswith(".tmp-")]
+
+
+def test_options_of_one_store_are_not_given_to_another(server: SimpleNamespace, store: str) -> None:
+    unpack(server.folder / "photos", PHOTOS)
+    private = {"token": "hidden"}  # which the store in memory ignores, and a client for the web refuses
+    assert pack(f"{server.url}/photos", store, workers=1, storage_options=private).num_samples == 36
+    with pytest.raises(StorageError, match="unexpected keyword argument 'token'"):
+        pack(f"{server.url}/photos", store, workers=1, source_storage_options=private)
+
+
+def test_remote_shards_are_packed_anew(store: str, tmp_path: Path) -> None:
+    local = pack(unpack(tmp_path / "photos", PHOTOS), tmp_path / "shards", shard_samples=5)
+    upload(store, {path.name: path.read_bytes() for path in (tmp_path / "shards").iterdir()})
+    merged = pack(store, tmp_path / "merged", shard_samples=100, workers=1)
+    assert merged.num_samples == local.num_samples
+    assert merged.extra["source"] == {"kind": "webdataset"}
+
+
+def test_a_remote_table_of_files_beside_it_is_refused_by_its_url(store: str) -> None:
+    upload("/bucket", {"train.csv": b"image\n1.jpg\n", "1.jpg": b"photo"})
+    for columns in (None, {"image": "jpg"}):
+        with pytest.raises(
+            SourceError, match=r"^memory://bucket/train\.csv, of which nothing but train\.csv was "
+        ) as one:
+            find("memory://bucket/train.csv", columns=columns).stored_sizes()
+        assert ".tmp-" not in str(one.value)
+
+
+@pytest.mark.parametrize(
+    ("extension", "message"),
+    [("tar", r"photos holds 2 tar files, such as 0\.tar: .*`wdsdist index memory://"),
+     ("parquet", r"photos holds 2 tables, such as 0\.parquet: name one of them")],
+)  # fmt: skip
+def test_remote_archives_and_tables_are_not_taken_for_samples(store: str, extension: str, message: str) -> None:
+    upload(store, {f"{number}.{extension}": b"" for number in range(2)})
+    with pytest.raises(SourceError, match=message):
+        find(store)
+
+
+def test_a_file_that_changes_or_vanishes_is_an_error_that_names_it(store: str) -> None:
+    upload(store, {"a.txt": b"before"})
+    source = find(store)
+    upload(store, {"a.txt": b"other than before"})
+    with pytest.raises(AssertionError, match=r"photos/a\.txt has 17 bytes, but had 6 when it was listed"):
+        contents(source)
+    fsspec.filesystem("memory").rm(f"{store}/a.txt")
+    with pytest.raises(AssertionError, match=r"photos/a\.txt has vanished"):
+        contents(source)
+
+
+def test_a_store_that_fails_stops_packing_and_leaves_no_sample_out(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload(store, {"a.txt": b"a", "b.txt": b"b"})
+    read = storage.read
+
+    def fail(location: str, *options: Any, **more: Any) -> bytes:
+        if location.endswith(".txt"):
+            raise StorageError("the store is down")
+        return read(location, *options, **more)
+
+    monkeypatch.setattr(storage, "read", fail)
+    with pytest.raises(StorageError, match="the store is down"):
+        pack(store, tmp_path / "out", workers=1, on_error="skip")
+    assert not (tmp_path / "out" / "index.json").exists()
+
+
+def test_the_fingerprint_follows_the_content(store: str) -> None:
+    upload(store, {"a.txt": b"1"})
+    before = find(store).fingerprint()
+    assert find(store).fingerprint() == before
+    upload(store, {"a.txt": b"2"})
+    assert find(store).fingerprint() != before
+
+
+def test_what_does_not_exist_is_said_without_secrets(store: str, server: SimpleNamespace) -> None:
+    with pytest.raises(SourceNotFoundError, match=r"^memory://bucket/photos does not exist"):
+        find(store)
+    host = server.url.removeprefix("http://")
+    with pytest.raises(SourceNotFoundError, match=rf"^http://{host}/none\.zip does not exist$"):
+        find(f"http://user:secret@{host}/none.zip?token=secret")
+
+
+def test_another_kind_than_a_folder_is_refused(store: str) -> None:
+    upload(store, {"a.txt": b"1"})
+    with pytest.raises(SourceError, match="is a remote folder, not of the kind 'zip'"):
+        find(store, kind="zip")
+
+
+def test_a_script_may_pack_from_a_web_server_with_several_processes(server: SimpleNamespace, tmp_path: Path) -> None:
+    unpack(server.folder / "photos", PHOTOS)
+    script = "import sys, wdsdist; print(wdsdist.pack(*sys.argv[1:], shard_samples=12, workers=2).num_samples)"
+    command = [sys.executable, "-c", script, f"{server.url}/photos", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("36\n", "")

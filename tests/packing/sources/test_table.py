@@ -1,0 +1,250 @@
+"""Tables as samples: what the rules make of columns, the same for every format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.tables import WRITERS, Record, members
+from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError
+from wdsdist.packing import pack
+from wdsdist.packing.sources import blocks_of, find
+from wdsdist.shards import open as catalog
+from wdsdist.shards.tar import stored_size
+
+
+@pytest.fixture(params=WRITERS)
+def written(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """Writes records as a table in each of the formats, beside some images."""
+    name, write = WRITERS[request.param]
+    for number in range(7):
+        (tmp_path / "img").mkdir(exist_ok=True)
+        (tmp_path / "img" / f"{number}.v2.JPG").write_bytes(bytes([number]) * (number + 1))
+    return lambda records: write(tmp_path / name, records)
+
+
+def records() -> list[Record]:
+    return [
+        {
+            "image": f"img/{number}.v2.JPG",
+            "label": number % 3,
+            "caption": f'"söt", said {number}\nand\tleft' if number != 2 else None,
+            "width": number * 0.5,
+            "source": "web",
+        }
+        for number in range(7)
+    ]
+
+
+def test_columns_become_members_by_the_rules(written: Any) -> None:
+    source = find(written(records()))
+    found = members(source)
+    assert list(found) == [f"{number:09d}" for number in range(7)]
+    assert found["000000003"] == {
+        "cls": b"0",
+        "jpg": b"\3\3\3\3",
+        "json": b'{"width": 1.5, "source": "web"}',
+        "txt": '"söt", said 3\nand\tleft'.encode(),
+    }
+    assert "txt" not in found["000000002"]
+    assert source.extra() == {
+        "columns": {"image": "*", "label": "cls", "caption": "txt", "width": "json", "source": "json"}
+    }
+
+
+def test_sizes_are_exact_and_rows_come_in_any_order(written: Any) -> None:
+    source = find(written(records()))
+    everything = members(source)
+    assert source.has_exact_sizes
+    assert source.stored_sizes().tolist() == [
+        sum(stored_size(f"{key}.{extension}", len(data)) for extension, data in found.items())
+        for key, found in everything.items()
+    ]
+    assert list(members(source, [5, 0, 6]).items()) == [
+        (f"{number:09d}", everything[f"{number:09d}"]) for number in (5, 0, 6)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "wanted"),
+    [
+        ({"image": "left.jpeg"}, {"cls", "left.jpeg", "json", "txt"}),
+        ({"image": ""}, {"cls", "json", "txt"}),
+        ({"label": "n.txt", "width": "", "source": ""}, {"n.txt", "jpg", "txt"}),
+        ({"caption": "json", "width": "npy", "source": "source.txt"}, {"cls", "jpg", "json", "npy", "source.txt"}),
+    ],
+)
+def test_columns_can_be_mapped(written: Any, columns: dict[str, str], wanted: set[str]) -> None:
+    source = find(written(records()), columns=columns)
+    assert set(members(source, [4])["000000004"]) == wanted
+    assert {name: source.extra()["columns"][name] for name in columns} == columns
+
+
+@pytest.mark.parametrize("name", ["__key__", "key", "id", "Id"])
+def test_a_column_gives_the_key(written: Any, name: str) -> None:
+    rows = [{name: f"a/{number}", "id2": 1, **record} for number, record in enumerate(records())]
+    assert list(members(find(written(rows)))) == [f"a/{number}" for number in range(7)]
+
+
+def test_any_column_can_be_mapped_to_the_key(written: Any) -> None:
+    rows = [{"id": 1, "name": f"n{number}", **record} for number, record in enumerate(records())]
+    found = members(find(written(rows), columns={"name": "__key__"}))
+    assert list(found) == [f"n{number}" for number in range(7)]
+    assert json.loads(found["n0"]["json"]) == {"id": 1, "width": 0.0, "source": "web"}
+
+
+def test_two_rows_with_one_key_are_refused(written: Any) -> None:
+    rows = [{"key": f"k{number % 5}", **record} for number, record in enumerate(records())]
+    with pytest.raises(SourceError, match=r"the key 'k0' stands in .* already"):
+        find(written(rows))
+
+
+@pytest.mark.parametrize("key", ["a.b", "", "a/", "a\0b", None])
+def test_a_value_that_can_be_no_key_is_refused(written: Any, key: str | None) -> None:
+    rows = [{"key": "first", "n": 1}, {"key": key, "n": 2}]
+    with pytest.raises(SourceError, match=r"can be no key.*columns=\{'key': ''\}"):
+        find(written(rows))
+
+
+def test_a_file_that_is_not_there_is_named_with_its_row(written: Any, tmp_path: Path) -> None:
+    rows = records()
+    rows[5]["image"] = "img/none.jpg"
+    with pytest.raises(SourceError, match=r"(line \d+|row 2 of group 1): .*img/none\.jpg does not exist"):
+        find(written(rows))
+
+
+def test_paths_of_files_that_lie_elsewhere_are_not_packed_as_texts(written: Any) -> None:
+    rows = [{"image": f"else where/{number}.jpg", "label": 1} for number in range(3)]
+    with pytest.raises(SourceError, match=r"looks like paths, but else where/0\.jpg is no file beside it"):
+        find(written(rows))
+    assert members(find(written(rows), columns={"image": "txt"}))["000000000"]["txt"] == b"else where/0.jpg"
+    with pytest.raises(SourceError, match=r"else where/0\.jpg does not exist"):
+        find(written(rows), columns={"image": "jpg"})
+
+
+def test_a_file_that_a_row_names_belongs_to_the_fingerprint(written: Any, tmp_path: Path) -> None:
+    path = written(records())
+    before = find(path).fingerprint()
+    assert find(path).fingerprint() == before
+    assert find(path, columns={"image": "jpg"}).fingerprint() != before
+    (tmp_path / "img" / "3.v2.JPG").write_bytes(b"other")
+    assert find(path).fingerprint() != before
+
+
+def test_a_table_that_changes_after_it_was_listed_is_refused(written: Any) -> None:
+    path = written(records())
+    source = find(path)
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(SourceError, match="has changed since it was listed"):
+        members(source)
+
+
+def test_samples_of_one_shard_are_small(written: Any) -> None:
+    import pickle
+
+    import numpy as np
+
+    rows = [{"label": number, "caption": "x" * 100} for number in range(3000)]
+    taken = find(written(rows)).take(np.arange(10))
+    assert len(pickle.dumps(taken)) < 2500
+
+
+@pytest.mark.parametrize(
+    ("columns", "error", "message"),
+    [
+        ({"picture": "jpg"}, ArgumentError, "columns names 'picture', but .* has the columns image, label"),
+        ({"image": "a/b"}, ArgumentError, "which is no extension"),
+        ({"image": "__url__"}, ArgumentError, "which is no extension"),
+        ({"image": "jpg", "label": "jpg"}, ArgumentError, "two columns to 'jpg'"),
+        ({"image": "__key__", "label": "__key__"}, ArgumentError, "there is one key"),
+        ({"caption": "json"}, ArgumentError, "width of .* would become the member json"),
+        (["image"], ArgumentTypeError, "it maps names of columns"),
+        ({"source": "cls"}, SourceError, "column 'source': a str value cannot be encoded as 'cls'"),
+        (dict.fromkeys(records()[0], ""), SourceError, "no column that can become a member"),
+    ],
+)
+def test_mappings_that_cannot_work_are_refused(
+    written: Any, columns: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        find(written(records()), columns=columns)
+
+
+def test_a_kind_can_be_forced(tmp_path: Path) -> None:
+    (tmp_path / "list.data").write_text("label\n3\n")
+    assert members(find(tmp_path / "list.data", kind="csv")) == {"000000000": {"cls": b"3"}}
+    with pytest.raises(ArgumentError, match=r"kind is 'xls': it must be one of webdataset, python, idx, .*folder"):
+        find(tmp_path / "list.data", kind="xls")
+    with pytest.raises(SourceError, match="is not of the kind 'folder'"):
+        find(tmp_path / "list.data", kind="folder")
+
+
+def test_columns_of_what_is_no_table_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "1.txt").write_text("x")
+    with pytest.raises(ArgumentError, match=r"columns is .* of the kind 'folder'"):
+        find(tmp_path, columns={"image": "jpg"})
+
+
+def broken_records() -> list[Record]:
+    """Six rows: the image of the second is not there, the fifth has the key of the first, the last has a bad key."""
+    found = [{"key": f"k{number}", "image": f"img/{number}.v2.JPG", "label": number % 3} for number in range(6)]
+    found[1]["image"] = "img/gone.jpg"
+    found[4]["key"] = "k0"
+    found[5]["key"] = "k.5"
+    return found
+
+
+def test_rows_that_cannot_be_packed_are_left_out_and_listed(written: Any, tmp_path: Path) -> None:
+    table = written(broken_records())
+    with pytest.raises(SourceError, match=r"img/gone\.jpg does not exist: fetch it, or remove the row"):
+        find(table)
+    source = find(table, on_error="skip")
+    assert {key: found["jpg"] for key, found in members(source).items()} == {
+        "k0": b"\0", "k2": b"\2\2\2", "k3": b"\3\3\3\3"
+    }  # fmt: skip
+    assert members(source, [2]) == {"k3": {"jpg": b"\3\3\3\3", "cls": b"0"}}
+    assert source.stored_sizes().tolist() == [2048] * 3
+    blocks = blocks_of(source)
+    assert blocks is None or blocks.cuts.tolist() == [0, 2, 3]
+
+    for _ in range(2):  # the second time, all is there already
+        manifest = pack(table, tmp_path / "out", on_error="skip", shard_samples=2, workers=2)
+        assert (manifest.num_samples, manifest.extra["left_out"]) == (3, 3)
+    report = [json.loads(line) for line in (tmp_path / "out" / "pack-report.jsonl").read_text().splitlines()]
+    assert [(one["key"], one["shard"]) for one in report] == [("k1", None), ("k0", None), ("k.5", None)]
+    assert "img/gone.jpg does not exist" in report[0]["reason"]
+    assert "the key 'k0' stands in" in report[1]["reason"]
+    assert not any(str(tmp_path) in one["reason"] for one in report)
+    assert catalog.open(tmp_path / "out").num_samples == 3
+
+
+def test_a_row_that_is_left_out_takes_no_key_from_others(written: Any) -> None:
+    images = ["img/gone.jpg", "img/1.v2.JPG", "img/2.v2.JPG"]
+    table = written([{"key": "a", "image": image} for image in images])
+    source = find(table, columns={"image": "jpg"}, on_error="skip")
+    assert members(source) == {"a": {"jpg": b"\1\1"}}
+    assert len(source.left_out) == 2
+
+
+def test_a_table_without_any_row_to_pack_is_an_error(written: Any) -> None:
+    table = written([{"key": f"k.{number}", "image": "img/0.v2.JPG"} for number in range(3)])
+    with pytest.raises(SourceError, match=r"no row of the table in .* can be packed, for instance: .*k\.0"):
+        find(table, on_error="skip")
+
+
+def test_a_file_that_vanishes_after_the_listing_costs_its_sample_only(tmp_path: Path) -> None:
+    """Of bytes or paths in Parquet, the files are looked at when they are written."""
+    for number in range(4):
+        (tmp_path / f"{number}.jpg").write_bytes(b"x")
+    image = pa.array([{"bytes": b"y" if number == 0 else None, "path": f"{number}.jpg"} for number in range(4)])
+    pq.write_table(pa.table({"image": image}), tmp_path / "t.parquet")
+    (tmp_path / "2.jpg").unlink()
+    with pytest.raises(SourceError, match=r"t\.parquet, row 2 of group 0: .*2\.jpg does not exist"):
+        pack(tmp_path / "t.parquet", tmp_path / "raised", workers=1)
+    manifest = pack(tmp_path / "t.parquet", tmp_path / "out", workers=1, on_error="skip")
+    assert (manifest.num_samples, manifest.extra["left_out"]) == (3, 1)

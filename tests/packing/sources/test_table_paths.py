@@ -1,0 +1,255 @@
+"""Which files the rows of a table may name: those below its folder, or below the root that the user gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.tables import WRITERS, Record, members, write_arrow, write_csv
+from wdsdist.cli import _wdsdist
+from wdsdist.errors import ArgumentError, SourceError
+from wdsdist.packing import pack
+from wdsdist.packing.sources import find
+from wdsdist.packing.sources.paths import Finder, lies_below
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder for a table, with images in it, and a secret beside it."""
+    (tmp_path / "data" / "images").mkdir(parents=True)
+    for number in range(3):
+        (tmp_path / "data" / "images" / f"{number}.bin").write_bytes(b"image %d" % number)
+    (tmp_path / "secret.bin").write_bytes(b"secret")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "0.bin").write_bytes(b"elsewhere")
+    return tmp_path / "data"
+
+
+@pytest.fixture(params=WRITERS)
+def table(request: pytest.FixtureRequest, folder: Path) -> Callable[[str], Path]:
+    """Write a table whose last row names a file."""
+    name, write = WRITERS[request.param]
+
+    def make(path: str) -> Path:
+        rows: list[Record] = [{"file": "images/0.bin", "label": 1}, {"file": path, "label": 2}]
+        return write(folder / name, rows)
+
+    return make
+
+
+def outside(folder: Path) -> dict[str, str]:
+    """Paths that lead out of a folder, made where they need be."""
+    (folder / "link.bin").symlink_to(folder.parent / "secret.bin")
+    (folder / "far").symlink_to(folder.parent / "elsewhere")
+    (folder / "inner.bin").symlink_to("link.bin")
+    return {
+        "absolute": str(folder.parent / "secret.bin"),
+        "up": "../secret.bin",
+        "up again": "images/../../secret.bin",
+        "link": "link.bin",
+        "link to a link": "inner.bin",
+        "linked folder": "far/0.bin",
+        "up from a linked folder": "far/../secret.bin",
+        "like the folder": f"../{folder.name}-too/0.bin",
+    }
+
+
+@pytest.mark.parametrize("way", ["absolute", "up", "up again", "link", "link to a link", "linked folder",
+                                 "up from a linked folder", "like the folder"])  # fmt: skip
+def test_a_file_outside_the_folder_of_the_table_is_refused_unless_the_user_allows_it(
+    table: Callable[[str], Path], folder: Path, way: str
+) -> None:
+    (folder.parent / "data-too").mkdir()
+    (folder.parent / "data-too" / "0.bin").write_bytes(b"too")
+    path = outside(folder)[way]
+    source = table(path)
+    with pytest.raises(SourceError) as caught:
+        find(source, columns={"file": "bin"})
+    message = str(caught.value)
+    assert message.startswith(str(source))
+    assert any(place in message for place in ("line 3: ", "line 2: ", "row 1 of group 0: "))
+    assert f"column 'file' names {path!r}, which lies outside the folder that paths start from" in message
+    assert "allow_outside=True (--allow-outside)" in message
+    assert "root= (--root)" in message
+    allowed = members(find(source, columns={"file": "bin"}, allow_outside=True))
+    assert [one["bin"] for one in allowed.values()] == [b"image 0", (folder / path).read_bytes()]
+    left = find(source, columns={"file": "bin"}, on_error="skip")
+    assert [one["bin"] for one in members(left).values()] == [b"image 0"]
+    assert len(left.left_out) == 1
+
+
+@pytest.mark.parametrize(
+    "path", ["images/1.bin", "./images/1.bin", "images/../images/1.bin", "../data/images/1.bin", "near.bin", "ABSOLUTE"]
+)
+def test_a_file_below_the_folder_needs_no_option(table: Callable[[str], Path], folder: Path, path: str) -> None:
+    (folder / "near.bin").symlink_to("images/1.bin")
+    path = path.replace("ABSOLUTE", str(folder / "images" / "1.bin"))
+    found = members(find(table(path), columns={"file": "bin"}))
+    assert [one["bin"] for one in found.values()] == [b"image 0", b"image 1"]
+
+
+def test_a_folder_that_is_reached_through_a_link_is_the_users_choice(folder: Path, tmp_path: Path) -> None:
+    write_csv(folder / "t.csv", [{"file": "images/0.bin"}])
+    (tmp_path / "alias").symlink_to(folder)
+    assert len(find(tmp_path / "alias" / "t.csv", columns={"file": "bin"})) == 1
+    write_csv(folder / "u.csv", [{"file": str(folder.resolve() / "images" / "0.bin")}])
+    assert len(find(tmp_path / "alias" / "u.csv", columns={"file": "bin"})) == 1
+
+
+def test_a_root_is_where_paths_start_and_end(table: Callable[[str], Path], folder: Path, tmp_path: Path) -> None:
+    source = table("elsewhere/0.bin")
+    (tmp_path / "images").symlink_to(folder / "images")
+    found = members(find(source, columns={"file": "bin"}, root=tmp_path))
+    assert [one["bin"] for one in found.values()] == [b"image 0", b"elsewhere"]
+    (tmp_path / "elsewhere" / "images").mkdir()
+    (tmp_path / "elsewhere" / "images" / "0.bin").write_bytes(b"")
+    with pytest.raises(SourceError, match="lies outside the folder that paths start from"):
+        find(table(str(folder / "images" / "1.bin")), columns={"file": "bin"}, root=tmp_path / "elsewhere")
+
+
+def test_a_file_that_becomes_a_link_after_the_listing_is_refused(folder: Path, tmp_path: Path) -> None:
+    source = find(write_csv(folder / "t.csv", [{"file": "images/0.bin"}]), columns={"file": "bin"})
+    (folder / "images" / "0.bin").unlink()
+    (folder / "images" / "0.bin").symlink_to(tmp_path / "secret.bin")
+    with pytest.raises(SourceError, match="lies outside the folder that paths start from"):
+        pack_source(source, tmp_path)
+
+
+def pack_source(source: Any, tmp_path: Path) -> None:
+    import numpy as np
+
+    from wdsdist.packing.destination import Place
+    from wdsdist.packing.writer import write_shard
+
+    (tmp_path / "out").mkdir()
+    write_shard(Place(str(tmp_path / "out"), {}), "x.tar", source.take(np.arange(len(source))))
+
+
+def structs(column: str, *paths: str) -> pa.Table:
+    """Rows as `datasets` has them where files are not embedded."""
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    return pa.table({column: pa.array([{"bytes": None, "path": path} for path in paths], kind)})
+
+
+def test_paths_of_structs_are_held_to_the_rule_too(folder: Path, tmp_path: Path) -> None:
+    (folder / "0.flac").write_bytes(b"sound")
+    rows = structs("audio", "0.flac", "../secret.bin")
+    pq.write_table(rows, folder / "t.parquet")
+    with pa.OSFile(str(folder / "t.arrow"), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    for name in ("t.parquet", "t.arrow"):
+        with pytest.raises(SourceError, match=r"row 1 of group 0: column 'audio' names '\.\./secret\.bin', which lies"):
+            pack(folder / name, tmp_path / name, workers=1)
+        assert pack(folder / name, tmp_path / name, workers=1, allow_outside=True, overwrite=True).num_samples == 2
+
+
+@pytest.mark.parametrize("name", ["../elsewhere/data.arrow", "ABSOLUTE"])
+def test_a_saved_data_set_names_files_of_its_folder_alone(folder: Path, tmp_path: Path, name: str) -> None:
+    outside = write_arrow(tmp_path / "elsewhere" / "data.arrow", [{"label": 1}])
+    (folder / "state.json").write_text(
+        json.dumps({"_data_files": [{"filename": name.replace("ABSOLUTE", str(outside))}]})
+    )
+    with pytest.raises(SourceError, match=r"state\.json names .*data\.arrow', which lies outside its folder"):
+        find(folder)
+
+
+def test_a_saved_dict_of_data_sets_names_folders_in_it_alone(folder: Path) -> None:
+    (folder / "dataset_dict.json").write_text(json.dumps({"splits": ["../elsewhere"]}))
+    with pytest.raises(SourceError, match=r"dataset_dict\.json names '\.\./elsewhere', which lies outside its folder"):
+        find(folder)
+
+
+def test_the_images_of_a_saved_data_set_are_held_to_the_rule(folder: Path, tmp_path: Path) -> None:
+    rows = structs("image", str(tmp_path / "secret.bin"))
+    with pa.OSFile(str(folder / "data.arrow"), "wb") as sink, pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
+    with pytest.raises(SourceError, match=r"column 'image' names '.*secret\.bin', which lies outside the folder"):
+        find(folder)
+    assert list(members(find(folder, allow_outside=True)).values()) == [{"bin": b"secret"}]
+
+
+def test_a_remote_table_packs_no_local_file(folder: Path, tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe("memory://tables/t.csv", f"file\n{tmp_path}/secret.bin\n".encode())
+    try:
+        with pytest.raises(SourceError, match=r"^memory://tables/t\.csv.*line 2: column 'file' names .*lies outside"):
+            pack("memory://tables/t.csv", tmp_path / "out", columns={"file": "bin"})
+        memory.pipe("memory://tables/t.csv", b"file\nimages/1.bin\n")
+        found = pack("memory://tables/t.csv", tmp_path / "out", columns={"file": "bin"}, root=folder)
+        with tarfile.open(tmp_path / "out" / found.shards[0].name) as tar:
+            assert tar.extractfile("000000000.bin").read() == b"image 1"  # type: ignore[union-attr]
+    finally:
+        memory.store.clear()
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:9/1.bin", "file:///etc/hostname", "s3://bucket/1.bin", "memory://a/1.bin"]
+)
+def test_a_row_that_names_a_url_is_no_file_and_nothing_is_fetched(
+    table: Callable[[str], Path], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("fetched")
+
+    monkeypatch.setattr(fsspec, "filesystem", never)
+    for options in ({}, {"allow_outside": True}):
+        with pytest.raises(SourceError, match=r"does not exist: fetch it, or remove the row"):
+            find(table(url), columns={"file": "bin"}, **options)
+
+
+def test_the_command_line_has_both_options(folder: Path, tmp_path: Path) -> None:
+    source = write_csv(folder / "t.csv", [{"file": "../secret.bin"}])
+    arguments = ["pack", str(source), str(tmp_path / "out"), "--column", "file=bin"]
+    refused = CliRunner().invoke(_wdsdist, arguments)
+    assert refused.exit_code == 2
+    assert "--allow-outside" in refused.stderr
+    assert CliRunner().invoke(_wdsdist, [*arguments, "--allow-outside"]).exit_code == 0
+    write_csv(source, [{"file": "0.bin"}])
+    again = CliRunner().invoke(_wdsdist, [*arguments, "--root", str(tmp_path / "elsewhere"), "--overwrite"])
+    assert again.exit_code == 0, again.output
+
+
+def test_roots_that_cannot_be_are_refused(folder: Path, tmp_path: Path) -> None:
+    source = write_csv(folder / "t.csv", [{"file": "images/0.bin"}])
+    for root in (tmp_path / "none", folder / "t.csv", "s3://bucket/images"):
+        with pytest.raises(ArgumentError, match="which is no local folder: name the folder that paths in the table"):
+            find(source, root=root)
+    with pytest.raises(ArgumentError, match="only sources of the kind hf or parquet or arrow or csv or tsv or jsonl"):
+        find(folder, kind="folder", allow_outside=True)
+
+
+names = st.lists(st.sampled_from(["a", "b", "..", ".", "", "in", "out", "inner"]), min_size=1, max_size=6)
+
+
+@settings(max_examples=300)
+@given(names, st.booleans())
+def test_what_is_found_lies_below_the_root_whatever_the_path(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[str], absolute: bool
+) -> None:
+    top = tmp_path_factory.getbasetemp() / "world"
+    root = top / "root"
+    if not top.exists():
+        for place in (top / "a", root / "a" / "b", root / "b"):
+            place.mkdir(parents=True)
+        (root / "in").symlink_to("a")
+        (root / "out").symlink_to("..")
+        (root / "a" / "inner").symlink_to(root)
+        (root / "a" / "out").symlink_to(top / "a")
+        (root / "self").symlink_to("self")
+    path = f"{root}/{'/'.join(parts)}" if absolute else "/".join(parts)
+    real = os.path.realpath(os.path.join(root, path))  # noqa: PTH118 - the oracle
+    found = Finder(str(root), allow_outside=False).path(path)
+    assert (found is not None) == lies_below(os.path.realpath(root), real)

@@ -1,0 +1,162 @@
+"""WebDataset shards as a source: split, merged and shuffled anew, with nothing lost."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import webdataset as wds
+
+from tests.support.tars import plain_tar, write_shard
+from tests.support.trees import PHOTOS, contents, unpack
+from wdsdist.errors import ArgumentError, ShardDamagedError, SourceError
+from wdsdist.packing import pack
+from wdsdist.packing.sources import find
+from wdsdist.shards import open as catalog
+from wdsdist.shards import scan_local as tarindex
+
+
+def write_tars(folder: Path, *shards: dict[str, bytes]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, members in enumerate(shards):
+        (folder / f"{number:03}.tar").write_bytes(plain_tar(members.items(), format=tarfile.PAX_FORMAT))
+    return folder
+
+
+def read_all(folder: Path) -> dict[str, bytes]:
+    """All members of all shards, as Python's tarfile reads them."""
+    found: dict[str, bytes] = {}
+    for path in sorted(folder.glob("*.tar")):
+        with tarfile.open(path) as tar:
+            for entry in tar:
+                assert entry.name not in found
+                found[entry.name] = tar.extractfile(entry).read()  # type: ignore[union-attr]
+    return found
+
+
+def test_what_wdsdist_packed_is_packed_anew_with_its_classes(tmp_path: Path) -> None:
+    packed = pack(unpack(tmp_path / "photos", PHOTOS), tmp_path / "small", shard_samples=5)
+    merged = [
+        pack(tmp_path / "small", tmp_path / f"merged-{workers}", shard_samples=20, shuffle_seed=3, workers=workers)
+        for workers in (1, 2, 3)
+    ]
+    assert len({one.fingerprint for one in merged}) == 1
+    assert [shard.num_samples for shard in merged[0].shards] == [20, 16]
+    assert merged[0].extra["classes"] == packed.extra["classes"] == ["Zebra", "cat", "dog"]
+    assert read_all(tmp_path / "merged-1") == read_all(tmp_path / "small")
+    split = pack(tmp_path / "merged-2" / "index.json", tmp_path / "split", shard_samples=1, shuffle_seed=None)
+    assert len(split.shards) == 36
+
+
+@pytest.mark.parametrize("how", ["folder", "pattern", "list", "forced", "manifest"])
+def test_tars_of_others_are_packed_however_they_are_named(tmp_path: Path, how: str) -> None:
+    folder = tmp_path / "tars"
+    folder.mkdir()
+    with wds.ShardWriter(str(folder / "%03d.tar"), maxcount=7, verbose=0) as sink:
+        for number in range(20):
+            sink.write({"__key__": f"a/{number:04}", "txt": f"text {number}", "cls": number % 3})
+    (folder / "README.md").write_text("notes")
+    source: object = {
+        "folder": folder,
+        "pattern": str(folder / "{000..002}.tar"),
+        "list": [folder / "000.tar", str(folder / "001.tar"), folder / "002.tar"],
+        "forced": folder / "000.tar",
+        "manifest": catalog.open(str(folder / "{000..002}.tar")),
+    }[how]
+    found = find(source, kind="webdataset" if how == "forced" else None)  # type: ignore[arg-type]
+    count = 7 if how == "forced" else 20
+    expected = {f"a/{number:04}.{extension}": data for number in range(count)
+                for extension, data in (("txt", b"text %d" % number), ("cls", b"%d" % (number % 3)))}  # fmt: skip
+    assert contents(found) == expected
+    assert found.kind == "webdataset"
+    assert found.stored_sizes().tolist() == [2048] * count
+
+
+def test_a_single_tar_gives_the_same_samples_as_an_archive(tmp_path: Path) -> None:
+    path = write_shard(tmp_path / "one.tar", 9, extensions=("cls", "txt"))
+    assert find(path).kind == "tar"
+    assert contents(find(path)) == contents(find(path, kind="webdataset"))
+
+
+def test_keys_that_occur_again_get_a_number_and_nothing_is_lost(tmp_path: Path) -> None:
+    write_tars(
+        tmp_path / "in",
+        {"1.txt": b"a", "2.txt": b"b", "2~2.txt": b"c"},
+        {"1.txt": b"d", "2.txt": b"e", "./3.txt": b"f"},
+        {"1.json": b"g", "3.txt": b"h"},
+    )
+    manifest = pack(tmp_path / "in", tmp_path / "out", shuffle_seed=None)
+    assert read_all(tmp_path / "out") == {
+        "1.txt": b"a", "2.txt": b"b", "2~2.txt": b"c", "1~2.txt": b"d", "2~3.txt": b"e", "3.txt": b"f",
+        "1~3.json": b"g", "3~2.txt": b"h",
+    }  # fmt: skip
+    assert manifest.extra["renamed_keys"] == 4
+    assert manifest.num_samples == 8
+
+
+def test_sizes_are_exact_for_names_that_need_more_than_a_header(tmp_path: Path) -> None:
+    names = ("1", "é", "./2", "x" * 95, "x" * 96, "x" * 97, "y/" * 80 + "z", "1~2")
+    write_tars(tmp_path / "in", {f"{name}.txt": b"data" for name in names}, {f"{'x' * 95}.txt": b"", "1.txt": b""})
+    manifest = pack(tmp_path / "in", tmp_path / "out")  # which compares the sizes with those planned
+    assert manifest.num_samples == 10
+    assert find(tmp_path / "in").stored_sizes().sum() + 1024 == manifest.shards[0].size
+
+
+def test_the_shards_themselves_are_never_packed_over(tmp_path: Path) -> None:
+    pack(unpack(tmp_path / "photos", PHOTOS), tmp_path / "shards", shard_samples=5)
+    with pytest.raises(ArgumentError, match="holds the shards to pack"):
+        pack(tmp_path / "shards", tmp_path / "shards", shard_samples=9, overwrite=True)
+
+
+def test_tars_beside_other_files_are_not_taken_for_all_there_is(tmp_path: Path) -> None:
+    write_tars(tmp_path, {"1.txt": b""})
+    (tmp_path / "photo.jpg").write_bytes(b"")
+    with pytest.raises(SourceError, match=r"holds 1 tar files, such as 000\.tar, beside others, such as photo\.jpg"):
+        find(tmp_path)
+
+
+def test_shards_whose_packing_was_cut_off_are_not_taken_for_all_there_are(tmp_path: Path) -> None:
+    pack(unpack(tmp_path / "photos", PHOTOS), tmp_path / "shards", shard_samples=1)
+    (tmp_path / "shards" / "index.json").unlink()
+    for kind in (None, "webdataset"):
+        with pytest.raises(SourceError, match="shards has not been packed to the end"):
+            find(tmp_path / "shards", kind=kind)
+
+
+def test_an_index_json_of_another_purpose_makes_no_shards(tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_text('{"images": []}')
+    (tmp_path / "1.jpg").write_bytes(b"")
+    assert find(tmp_path).kind == "folder"
+
+
+@pytest.mark.parametrize("key", ["../x", "a/../../x"])
+def test_a_key_that_leads_out_is_refused(tmp_path: Path, key: str) -> None:
+    write_tars(tmp_path, {f"{key}.txt": b""})
+    with pytest.raises(SourceError, match="leads out of the folder"):
+        find(tmp_path)
+
+
+def test_a_shard_that_was_replaced_after_it_was_indexed_is_an_error(tmp_path: Path) -> None:
+    write_shard(tmp_path / "in.tar", 3)
+    tarindex.write_index(tmp_path / "in.tar", tmp_path)
+    write_shard(tmp_path / "in.tar", 3, prefix="simple")
+    with pytest.raises(SourceError, match=r"in\.tar does not hold sample sample000\d where its index says"):
+        pack([tmp_path / "in.tar"], tmp_path / "out")  # type: ignore[arg-type]
+
+
+def test_a_shard_that_is_cut_is_an_error(tmp_path: Path) -> None:
+    write_tars(tmp_path, {"1.txt": b"data"})
+    (tmp_path / "000.tar").write_bytes((tmp_path / "000.tar").read_bytes()[:600])
+    with pytest.raises(ShardDamagedError, match=r"000\.tar: .* at byte"):
+        find(tmp_path)
+
+
+def test_the_fingerprint_is_of_the_shards_not_of_where_they_lie(tmp_path: Path) -> None:
+    write_tars(tmp_path / "a", {"1.txt": b"data"}, {"2.txt": b"data"})
+    before = find(tmp_path / "a").fingerprint()
+    assert find((tmp_path / "a").rename(tmp_path / "b")).fingerprint() == before
+    write_tars(tmp_path / "c", {"1.txt": b"data"}, {"2.txt": b"dada"})
+    assert find(tmp_path / "c").fingerprint() != before
+    assert len(find(tmp_path / "c").take(np.array([1]))) == 1

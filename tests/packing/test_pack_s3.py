@@ -1,0 +1,166 @@
+"""Packing into an S3 bucket, over a socket, by real processes, one of which is killed."""
+
+from __future__ import annotations
+
+import importlib.util
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.programs import command as program
+from wdsdist.packing import pack
+
+pytestmark = pytest.mark.skipif(
+    any(importlib.util.find_spec(package) is None for package in ("s3fs", "moto", "flask_cors")),
+    reason="s3fs or moto's server is not installed",
+)
+
+PROGRESS = """
+import sys
+from wdsdist.packing import pack
+pack(sys.argv[1], sys.argv[2], shard_samples=5, workers=2, progress=lambda state: print(state.shards_done))
+"""
+
+
+class Bucket:
+    """A bucket as another client sees it."""
+
+    def __init__(self, name: str) -> None:
+        import boto3
+
+        self.name = name
+        self.client = boto3.client("s3")
+        self.client.create_bucket(Bucket=name)
+
+    def contents(self, prefix: str) -> dict[str, bytes]:
+        keys = [
+            entry["Key"] for entry in self.client.list_objects_v2(Bucket=self.name, Prefix=prefix).get("Contents", ())
+        ]
+        names = (key.removeprefix(prefix) for key in keys)
+        return {name: self.get(prefix + name) for name in names if not name.startswith(".wdsdist-pack")}
+
+    def get(self, key: str) -> bytes:
+        content: bytes = self.client.get_object(Bucket=self.name, Key=key)["Body"].read()
+        return content
+
+    def put(self, key: str, data: bytes) -> None:
+        self.client.put_object(Bucket=self.name, Key=key, Body=data)
+
+    def remove(self, key: str) -> None:
+        self.client.delete_object(Bucket=self.name, Key=key)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    script = program("s3_server")
+    with subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+
+
+@pytest.fixture
+def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    return Bucket(f"bucket-{secrets.token_hex(4)}")
+
+
+@pytest.fixture
+def url(bucket: Bucket) -> str:
+    return f"s3://{bucket.name}/deep/train"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    root = tmp_path / "source"
+    root.mkdir()
+    for number in range(40):
+        (root / f"{number:04}.bin").write_bytes(bytes(number % 7 for _ in range(100 + 37 * number)))
+    return root
+
+
+@pytest.fixture
+def alone(source: Path, tmp_path: Path) -> dict[str, bytes]:
+    pack(source, tmp_path / "alone", shard_samples=5, workers=1)
+    return {path.name: path.read_bytes() for path in (tmp_path / "alone").iterdir() if path.name[0] != "."}
+
+
+def command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    call = [sys.executable, "-m", "wdsdist", *map(str, arguments)]
+    return subprocess.run(call, capture_output=True, text=True, check=False, timeout=100)
+
+
+def test_the_command_packs_into_a_bucket_once(source: Path, bucket: Bucket, url: str, alone: dict[str, bytes]) -> None:
+    options = ("--shard-samples", 5, "--workers", 2)
+    done = command("pack", source, url, *options)
+    assert (done.returncode, done.stdout.partition(":")[0]) == (0, "packed"), done.stderr
+    assert bucket.contents("deep/train/") == alone
+    assert command("pack", source, url, *options).stdout.startswith("packed already: 40 samples")
+    other = command("pack", source, url, "--shard-samples", 7)
+    assert other.returncode == 2
+    assert "holds another data set (it has shard_samples=5, not 7)" in other.stderr
+    bucket.put("deep/train/notes.txt", b"precious")
+    assert command("pack", source, url, "--shard-samples", 40, "--overwrite").returncode == 0
+    assert set(bucket.contents("deep/train/")) == {
+        "shard-000000.tar", "shard-000000.tar.wdsindex", "index.json", "notes.txt"
+    }  # fmt: skip
+    assert command("info", url).returncode == 0
+
+
+def test_a_killed_run_is_continued_to_the_same_bytes(
+    source: Path, bucket: Bucket, url: str, alone: dict[str, bytes], short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(short_path))
+    with subprocess.Popen(program("stalling_pack", source, url, 1), stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1) == b"x"
+        process.send_signal(signal.SIGKILL)
+    assert not list(short_path.iterdir())
+    whole = {"shard-000000.tar", "shard-000001.tar"}
+    assert {name for name in bucket.contents("deep/train/") if name.endswith(".tar")} == whole
+    assert "index.json" not in bucket.contents("deep/train/")
+
+    bucket.remove("deep/train/shard-000001.tar.wdsindex")  # as if killed between the two
+    bucket.put("deep/train/shard-000002.tar", b"half")  # as a store might show that has no whole uploads
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRESS, str(source), url], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[0] == "1", "the first shard was kept, and no other"
+    assert bucket.contents("deep/train/") == alone
+    assert not list(short_path.iterdir())
+
+
+@pytest.fixture
+def private(bucket: Bucket, server: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """The storage options without which the bucket is not found."""
+    for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    return {"key": "nobody", "secret": "nothing", "endpoint_url": server}
+
+
+@pytest.mark.parametrize("what", ["folder", "archive", "shards"])
+def test_a_private_store_is_read_and_written(
+    source: Path, bucket: Bucket, alone: dict[str, bytes], tmp_path: Path, private: dict[str, object], what: str
+) -> None:
+    if what == "archive":
+        shutil.make_archive(str(tmp_path / "source"), "zip", source)
+        bucket.put("source.zip", (tmp_path / "source.zip").read_bytes())
+    for name in [path.name for path in source.iterdir()] if what == "folder" else []:
+        bucket.put(f"source/{name}", (source / name).read_bytes())
+    for name in alone if what == "shards" else ():
+        bucket.put(f"source/{name}", alone[name])
+    url = f"s3://{bucket.name}/source" + (".zip" if what == "archive" else "")
+    local = pack(url, tmp_path / "local", shard_samples=5, workers=2, storage_options=private)
+    assert local.num_samples == 40
+    there = pack(url, f"s3://{bucket.name}/there", shard_samples=5, workers=2, storage_options=private)
+    assert there.fingerprint == local.fingerprint

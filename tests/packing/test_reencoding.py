@@ -1,0 +1,249 @@
+"""Images that are made smaller on the way into shards."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageCms
+
+from tests.support.photos import encode, photo, psnr
+from wdsdist.diagnostics.verify import verify
+from wdsdist.errors import ArgumentError, DecodeError, DestinationExistsError, SourceError
+from wdsdist.packing import PackProgress, pack
+from wdsdist.packing.reencoding import Reencoding
+
+PHOTO = photo(300, 400)
+LOSSY = {"jpeg", "webp"}
+
+
+def opened(data: bytes) -> Image.Image:
+    image = Image.open(io.BytesIO(data))
+    image.load()
+    return image
+
+
+def members(folder: Path) -> dict[str, bytes]:
+    found = {}
+    for path in sorted(folder.glob("*.tar")):
+        with tarfile.open(path) as tar:
+            found |= {entry.name: tar.extractfile(entry).read() for entry in tar}  # type: ignore[union-attr]
+    return found
+
+
+def shrink(data: bytes, side: int = 100, quality: int = 90, **options: Any) -> bytes:
+    return Reencoding(max_side=side, quality=quality).apply(data, **options)
+
+
+class TestOneImage:
+    @pytest.mark.parametrize("kind", ["jpeg", "png", "webp", "bmp", "tiff"])
+    def test_it_keeps_its_format_and_looks_the_same(self, kind: str) -> None:
+        image = opened(shrink(encode(PHOTO, format=kind)))
+        assert (image.format, image.size, image.mode) == (kind.upper(), (100, 75), "RGB")
+        wanted = Image.fromarray(PHOTO).resize((100, 75), Image.Resampling.LANCZOS)
+        assert psnr(image, wanted) > (27 if kind in LOSSY else 33)
+
+    @pytest.mark.parametrize(
+        ("shape", "size"), [((400, 300), (75, 100)), ((1000, 10), (1, 100)), ((101, 101), (100, 100))]
+    )
+    def test_the_longer_side_has_the_limit(self, shape: tuple[int, int], size: tuple[int, int]) -> None:
+        assert opened(shrink(encode(photo(*shape), format="png"))).size == size
+
+    @pytest.mark.parametrize("kind", ["jpeg", "png", "webp", "bmp", "tiff"])
+    def test_one_that_is_small_enough_stays_byte_for_byte(self, kind: str) -> None:
+        data = encode(PHOTO, format=kind)
+        assert shrink(data, 400) is data
+
+    def test_quality_is_that_of_the_encoder(self) -> None:
+        small, large = (shrink(encode(PHOTO), quality=quality) for quality in (20, 95))
+        assert len(small) < len(large) / 2
+
+    @pytest.mark.parametrize("lossless", [True, False])
+    def test_a_lossless_webp_stays_lossless(self, lossless: bool) -> None:
+        again = shrink(encode(PHOTO, format="webp", lossless=lossless))
+        wanted = Image.fromarray(PHOTO)
+        wanted.thumbnail((100, 100), Image.Resampling.LANCZOS, reducing_gap=2.0)
+        assert (psnr(opened(again).convert("RGB"), wanted) == float("inf")) is lossless
+
+    @pytest.mark.parametrize("kind", ["jpeg", "png", "webp", "tiff"])
+    def test_the_orientation_of_the_camera_is_applied_once(self, kind: str) -> None:
+        exif = Image.Exif()
+        exif[0x0112] = 6  # a quarter turn clockwise
+        exif[0x010F] = "maker"
+        image = opened(shrink(encode(PHOTO, format=kind, exif=exif)))
+        assert image.size == (75, 100)
+        assert image.getexif().get(0x0112, 1) == 1
+        assert image.getexif().get(0x010F) is None
+        upright = Image.fromarray(PHOTO).rotate(-90, expand=True).resize((75, 100), Image.Resampling.LANCZOS)
+        assert psnr(image, upright) > 27
+
+    @pytest.mark.parametrize("kind", ["jpeg", "png", "webp", "tiff"])
+    def test_a_colour_profile_is_kept(self, kind: str) -> None:
+        profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+        assert opened(shrink(encode(PHOTO, format=kind, icc_profile=profile))).info["icc_profile"] == profile
+
+    def test_a_cmyk_jpeg_keeps_its_colours(self) -> None:
+        image = opened(shrink(encode(PHOTO, mode="CMYK")))
+        assert image.mode == "CMYK"
+        wanted = Image.fromarray(PHOTO).resize((100, 75), Image.Resampling.LANCZOS)
+        assert psnr(image.convert("RGB"), wanted) > 27
+
+    def test_transparency_is_kept(self) -> None:
+        pixels = np.dstack([PHOTO, np.arange(300 * 400).reshape(300, 400).astype(np.uint8)])
+        assert opened(shrink(encode(pixels, format="png"))).mode == "RGBA"
+
+    @pytest.mark.parametrize(("mode", "beside_others"), [("P", False), ("1", False), ("I;16", False), ("L", True)])
+    def test_labels_are_not_mixed(self, mode: str, beside_others: bool) -> None:
+        values = (np.arange(300)[:, None] // 30 * 20 + np.arange(400) // 100 % 2 * 7).astype(
+            np.uint16 if "I" in mode else np.uint8
+        )
+        labels = Image.fromarray(values * (100 if "I" in mode else 1))
+        if mode == "P":
+            labels.putpalette(list(range(256)) * 3)
+        labels = labels.convert("1", dither=Image.Dither.NONE) if mode == "1" else labels
+        buffer = io.BytesIO()
+        labels.save(buffer, "png")
+        again = opened(shrink(buffer.getvalue(), beside_others=beside_others))
+        assert again.mode == labels.mode
+        assert again.getpalette() == labels.getpalette()
+        assert set(np.unique(np.asarray(again))) == set(np.unique(np.asarray(labels)))
+
+    def test_a_grey_photo_by_itself_is_mixed(self) -> None:
+        stripes = np.tile(np.array([0, 255], np.uint8), (300, 200))
+        assert set(np.unique(np.asarray(opened(shrink(encode(stripes, format="png")))))) - {0, 255}
+
+    def test_a_jpeg_with_a_preview_becomes_a_plain_one(self) -> None:
+        buffer = io.BytesIO()
+        preview = Image.fromarray(PHOTO).resize((40, 30))
+        Image.fromarray(PHOTO).save(buffer, "mpo", save_all=True, append_images=[preview])
+        assert opened(buffer.getvalue()).format == "MPO"
+        image = opened(shrink(buffer.getvalue()))
+        assert (image.format, image.size) == ("JPEG", (100, 75))
+
+    @pytest.mark.parametrize("kind", ["png", "webp", "tiff"])
+    def test_animations_and_documents_stay(self, kind: str) -> None:
+        buffer = io.BytesIO()
+        pages = [Image.fromarray(np.roll(PHOTO, shift)) for shift in (0, 100)]
+        pages[0].save(buffer, kind, save_all=True, append_images=pages[1:])
+        assert shrink(buffer.getvalue()) == buffer.getvalue()
+
+    @pytest.mark.parametrize("data", [b"", b"<html>not found</html>", b"\xff\xd8\xff", encode(PHOTO)[:5000]])
+    def test_what_is_broken_is_an_error(self, data: bytes) -> None:
+        with pytest.raises(ValueError):
+            shrink(data)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Ten samples: a large photograph with its label map and class; every third photograph is small."""
+    root = tmp_path / "images"
+    root.mkdir()
+    for number in range(10):
+        side = 50 if number % 3 == 0 else 200
+        (root / f"{number}.jpg").write_bytes(encode(photo(side, side, seed=number)))
+        (root / f"{number}.seg.png").write_bytes(encode(np.full((side, side), number, np.uint8), format="png"))
+        (root / f"{number}.cls").write_text(str(number))
+    return root
+
+
+class TestADataSet:
+    def test_large_images_become_small_and_all_else_stays(self, images: Path, tmp_path: Path) -> None:
+        manifest = pack(images, tmp_path / "dest", shard_samples=3, max_side=100)
+        assert verify(manifest) == []
+        for name, data in members(tmp_path / "dest").items():
+            original = (images / name).read_bytes()
+            if name.endswith(".cls") or max(opened(original).size) <= 100:
+                assert data == original
+            else:
+                assert opened(data).size == (100, 100)
+                assert name.endswith("jpg") or set(np.unique(np.asarray(opened(data)))) == {int(name[0])}
+        assert manifest.extra["images"] == {"max_side": 100, "quality": 90}
+
+    def test_it_is_off_by_default(self, images: Path, tmp_path: Path) -> None:
+        pack(images, tmp_path / "dest")
+        assert members(tmp_path / "dest") == {path.name: path.read_bytes() for path in images.iterdir()}
+
+    def test_a_name_may_lie_about_the_format(self, images: Path, tmp_path: Path) -> None:
+        (images / "1.jpg").write_bytes(encode(photo(200, 200), format="png"))
+        pack(images, tmp_path / "dest", max_side=100)
+        image = opened(members(tmp_path / "dest")["1.jpg"])
+        assert (image.format, image.size) == ("PNG", (100, 100))
+
+    def test_a_broken_image_is_named(self, images: Path, tmp_path: Path) -> None:
+        (images / "4.jpg").write_bytes((images / "4.jpg").read_bytes()[:3000])
+        with pytest.raises(SourceError, match=r"4\.jpg cannot be encoded again \(.*truncated.*\): mend it"):
+            pack(images, tmp_path / "dest", max_side=100)
+
+    def test_workers_do_not_change_the_bytes_nor_does_a_pause(
+        self, images: Path, tmp_path: Path, data_bytes: Callable[[Path], dict[str, bytes]]
+    ) -> None:
+        for workers in (1, 2):
+            pack(images, tmp_path / str(workers), shard_samples=3, max_side=100, workers=workers)
+        assert data_bytes(tmp_path / "1") == data_bytes(tmp_path / "2")
+        kept = (tmp_path / "2" / "shard-000000.tar").stat()
+        (tmp_path / "2" / "shard-000001.tar").unlink()
+        pack(images, tmp_path / "2", shard_samples=3, max_side=100)
+        assert data_bytes(tmp_path / "1") == data_bytes(tmp_path / "2")
+        assert (tmp_path / "2" / "shard-000000.tar").stat().st_ino == kept.st_ino
+
+    def test_a_shard_that_was_cut_is_written_again(self, images: Path, tmp_path: Path) -> None:
+        pack(images, tmp_path / "dest", shard_samples=3, max_side=100)
+        shard = tmp_path / "dest" / "shard-000001.tar"
+        whole = shard.read_bytes()
+        shard.write_bytes(whole[:2048])
+        pack(images, tmp_path / "dest", shard_samples=3, max_side=100)
+        assert shard.read_bytes() == whole
+
+    def test_other_options_are_another_data_set(self, images: Path, tmp_path: Path) -> None:
+        pack(images, tmp_path / "dest", max_side=100)
+        for options in ({}, {"max_side": 99}, {"max_side": 100, "quality": 80}):
+            with pytest.raises(DestinationExistsError):
+                pack(images, tmp_path / "dest", **options)
+
+    def test_a_record_of_before_there_was_the_option_is_still_read(self, images: Path, tmp_path: Path) -> None:
+        pack(images, tmp_path / "dest")
+        record = tmp_path / "dest" / ".wdsdist-pack.json"
+        content = json.loads(record.read_text())
+        del content["job"]["options"]["max_side"], content["job"]["options"]["quality"]
+        record.write_text(json.dumps(content))
+        before = hashlib.sha256((tmp_path / "dest" / "index.json").read_bytes()).digest()
+        pack(images, tmp_path / "dest")
+        assert hashlib.sha256((tmp_path / "dest" / "index.json").read_bytes()).digest() == before
+
+    def test_progress_ends_at_the_whole(self, images: Path, tmp_path: Path) -> None:
+        told: list[PackProgress] = []
+        pack(images, tmp_path / "dest", shard_samples=3, max_side=100, progress=told.append)
+        assert (told[-1].bytes_done, told[-1].samples_done) == (told[-1].bytes, told[-1].samples)
+
+    @pytest.mark.parametrize(
+        "options", [{"quality": 90}, {"max_side": 0}, {"max_side": 9, "quality": 0}, {"max_side": 9, "quality": 96}]
+    )
+    def test_options_that_cannot_work_are_refused(self, images: Path, tmp_path: Path, options: dict[str, int]) -> None:
+        with pytest.raises(ArgumentError):
+            pack(images, tmp_path / "dest", **options)  # type: ignore[arg-type]
+
+    def test_an_image_of_too_many_pixels_is_named_with_the_limit(self, images: Path, tmp_path: Path) -> None:
+        reason = (
+            r"cannot be encoded again \(an image has 200 x 200 pixels, more than max_pixels, 39,999: raise max_pixels"
+        )
+        with pytest.raises(SourceError, match=reason):
+            pack(images, tmp_path / "dest", max_side=100, max_pixels=39_999)
+        pack(images, tmp_path / "dest", max_side=100, max_pixels=40_000, overwrite=True)
+
+    @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+    def test_an_image_that_claims_more_than_the_default_is_left_alone(self) -> None:
+        bmp = encode(PHOTO, format="bmp")
+        data = bmp[:18] + (10_000).to_bytes(4, "little") * 2 + bmp[26:]
+        with pytest.raises(DecodeError, match="more than max_pixels, 89,478,485"):
+            shrink(data)
+
+    def test_a_limit_without_images_to_shrink_is_refused(self, images: Path, tmp_path: Path) -> None:
+        with pytest.raises(ArgumentError, match=r"max_pixels is 100, but no image is decoded: give max_side too"):
+            pack(images, tmp_path / "dest", max_pixels=100)

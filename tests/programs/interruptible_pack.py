@@ -1,0 +1,31 @@
+"""A program: ``wdsdist pack``, but in every worker's first shard it says so by a byte, and waits for standard input.
+
+Arguments: those of ``wdsdist pack``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from wdsdist.cli import main
+from wdsdist.packing.sources.folder import FolderSamples
+
+real = FolderSamples.__iter__
+waited: list[bool] = []
+
+
+def wait_once(self: FolderSamples) -> Iterator[Any]:
+    if not waited:
+        waited.append(True)
+        os.write(1, b"x")
+        os.read(0, 1)
+    yield from real(self)
+
+
+if __name__ == "__main__":
+    FolderSamples.__iter__ = wait_once
+    sys.argv = ["wdsdist", "pack", *sys.argv[1:]]
+    main()

@@ -1,0 +1,117 @@
+"""What each rank does in the tests of the Trainer of Transformers."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import wdsdist
+from tests.programs.accelerate_runs import as_launched
+from wdsdist.errors import WdsdistError
+
+_SEEN: list[list[int]] = []
+
+
+class Model(nn.Module):
+    """Notes what it sees, and answers with the inputs themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        _SEEN.append(labels.tolist())
+        return {"loss": self.layer(inputs[:, None]).mean(), "logits": inputs}
+
+
+def as_inputs(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"inputs": float(sample["cls"]), "labels": sample["cls"]}
+
+
+def make_dataset(shards: str, **more: Any) -> wdsdist.StreamingDataset:
+    return wdsdist.StreamingDataset(shards, decode=True, transform=as_inputs, **more)
+
+
+def make_mix(shards: str) -> wdsdist.StreamingDataset:
+    return wdsdist.mix({"a": (shards, 1), "b": (shards, 1)}, decode=True, transform=as_inputs)
+
+
+def make_trainer(shards: str, folder: str, *, plain: bool = False, dataset: Any = None, **options: Any) -> Any:
+    from accelerate.state import AcceleratorState
+    from transformers import Trainer, TrainingArguments
+
+    from wdsdist.integrations.transformers import StreamingTrainer
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    quiet = {"use_cpu": True, "disable_tqdm": True, "report_to": "none", "dataloader_pin_memory": False}
+    sizes = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4}
+    arguments = TrainingArguments(output_dir=folder, **{**quiet, **sizes, **options})
+    kind = Trainer if plain else StreamingTrainer
+    dataset = make_dataset(shards) if dataset is None else dataset
+    return kind(model=Model(), args=arguments, train_dataset=dataset, eval_dataset=make_dataset(shards, shuffle=False))
+
+
+def seen_by(function: Any, *args: Any, **options: Any) -> list[list[int]]:
+    """Return what the model has seen in a call."""
+    _SEEN.clear()
+    function(*args, **options)
+    return list(_SEEN)
+
+
+def training(shards: str, folder: str) -> dict[str, Any]:
+    """Train two epochs with checkpoints on the way, resume from each, and evaluate and predict."""
+    as_launched()
+    options: dict[str, Any] = {"num_train_epochs": 2, "save_steps": 1, "gradient_accumulation_steps": 3}
+    trainer = make_trainer(shards, folder, dataloader_num_workers=2, **options)
+    found: dict[str, Any] = {"all": seen_by(trainer.train), "steps": [trainer.state.global_step], "rest": {}}
+    for step in (1, 2, 3, 4, 5):
+        again = make_trainer(shards, folder, **{**options, "save_steps": 100})
+        found["rest"][step] = seen_by(again.train, resume_from_checkpoint=f"{folder}/checkpoint-{step}")
+        found["steps"].append(again.state.global_step)
+    found["again"] = seen_by(again.train, resume_from_checkpoint=f"{folder}/checkpoint-5")
+    found["evaluated"] = seen_by(trainer.evaluate)
+    predicted = trainer.predict(make_dataset(shards, shuffle=False))
+    found["predicted"], found["labels"] = predicted.predictions.tolist(), predicted.label_ids.tolist()
+    return found
+
+
+def training_on_a_mix(shards: str, folder: str) -> dict[str, list[list[int]]]:
+    """Train an epoch of a mix, with a checkpoint on the way, and resume from that."""
+    as_launched()
+    options: dict[str, Any] = {"num_train_epochs": 1, "save_steps": 3}
+    whole = seen_by(make_trainer(shards, folder, dataset=make_mix(shards), **options).train)
+    again = make_trainer(shards, folder, dataset=make_mix(shards), **options)
+    return {"all": whole, "rest": seen_by(again.train, resume_from_checkpoint=f"{folder}/checkpoint-3")}
+
+
+def refusals(shards: str, folder: str) -> dict[str, Any]:
+    """Train with what would lose samples, and return what each rank is told."""
+    as_launched()
+    told: dict[str, Any] = {}
+
+    def attempt(name: str, function: Any, *args: Any, **options: Any) -> None:
+        try:
+            told[name] = seen_by(function, *args, **options)
+        except WdsdistError as error:
+            told[name] = f"{type(error).__name__}: {error}"
+
+    attempt("bare", make_trainer(shards, folder, plain=True, max_steps=2).train)
+    plain = make_trainer(shards, folder, plain=True, max_steps=2)
+    attempt("bare, evaluated", plain.evaluate)
+    make_trainer(shards, folder, max_steps=2, save_steps=1).train()
+    path = f"{folder}/checkpoint-1"
+    smaller: dict[str, Any] = {"max_steps": 3, "per_device_train_batch_size": 2}
+    attempt("another batch", make_trainer(shards, folder, **smaller).train, resume_from_checkpoint=path)
+    smaller["ignore_data_skip"] = True
+    warnings.filterwarnings("ignore", ".*")
+    attempt("the rest", make_trainer(shards, folder, **smaller).train, resume_from_checkpoint=path)
+    if torch.distributed.get_rank() == 0:
+        state = Path(path, "trainer_state.json")
+        state.write_text(state.read_text().replace("LoaderPosition", "Another"))
+    torch.distributed.barrier()
+    attempt("foreign", make_trainer(shards, folder, max_steps=3).train, resume_from_checkpoint=path)
+    return told

@@ -1,0 +1,180 @@
+"""Images that claim more pixels than they may have: an error that names the limit, before memory is taken."""
+
+from __future__ import annotations
+
+import io
+import struct
+import subprocess
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import wdsdist
+from tests.support.photos import encode, photo
+from tests.support.programs import command, environment
+from tests.support.tars import plain_tar
+from wdsdist import StreamingDataLoader, StreamingDataset
+from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
+from wdsdist.samples.images import decode as images
+from wdsdist.samples.images.decode import decode_rgb, image_decoder, image_size
+from wdsdist.samples.images.transforms import RandomResizedCrop, ResizeCenterCrop
+
+SMALL = photo(20, 30)
+FORMATS = ("jpeg", "png", "webp", "gif", "bmp", "tiff", "ppm", "jpeg2000")
+SIDE = 16_000  # 256 million pixels: more than Pillow's own limit, and as much as a WebP can say
+
+
+def png_chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">L", len(body)) + kind + body + struct.pack(">L", zlib.crc32(kind + body))
+
+
+def tiff(width: int, height: int, tile: int = 0) -> bytes:
+    """Return a grey TIFF of one strip, or of one tile of some other size than its own, deflated."""
+    data = zlib.compress(bytes(100))
+    place = (
+        [(322, tile), (323, tile), (324, 8), (325, len(data))] if tile else [(273, 8), (278, height), (279, len(data))]
+    )
+    entries = sorted([(256, width), (257, height), (258, 8), (259, 8), (262, 1), (277, 1), *place])
+    table = b"".join(struct.pack("<HHLL", tag, 4, 1, value) for tag, value in entries)
+    return b"II*\0" + struct.pack("<L", 8 + len(data)) + data + struct.pack("<H", len(entries)) + table + bytes(4)
+
+
+def bombs(side: int = SIDE) -> dict[str, bytes]:
+    """Small files of several formats whose headers claim many pixels."""
+    jpeg, lossless, gif, bmp = (encode(SMALL, format=kind, **more) for kind, more in
+                                (("jpeg", {}), ("webp", {"lossless": True}), ("gif", {}), ("bmp", {})))  # fmt: skip
+    frame = jpeg.index(b"\xff\xc0") + 5
+    big, little = struct.pack(">HH", side, side), struct.pack("<HH", side, side)
+    bits = struct.pack("<L", (side - 1) | (side - 1) << 14)
+    screen = gif.index(b"\x2c") + 5
+    return {
+        "jpeg": jpeg[:frame] + big + jpeg[frame + 4 :],
+        "png": b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", struct.pack(">LLBBBBB", side, side, 8, 2, 0, 0, 0))
+        + png_chunk(b"IDAT", zlib.compress(bytes(1000))) + png_chunk(b"IEND", b""),
+        "webp": lossless[:21] + bits + lossless[25:],
+        "gif": gif[:6] + little + gif[10:screen] + little + gif[screen + 4 :],
+        "bmp": bmp[:18] + struct.pack("<LL", side, side) + bmp[26:],
+        "tiff": tiff(side, side),
+        "tile": tiff(16, 16, side),
+        "ppm": b"P6 %d %d 255 " % (side, side),
+    }  # fmt: skip
+
+
+def ways(**options: Any) -> dict[str, Callable[[bytes], Any]]:
+    """Everything that makes pixels of bytes."""
+    crop, centre = RandomResizedCrop(16, **options), ResizeCenterCrop(16, resize=16, **options)
+    found: dict[str, Callable[[bytes], Any]] = {
+        "image_size": lambda data: image_size(data, **options),
+        "decode_rgb": lambda data: decode_rgb(data, **options),
+        "half": lambda data: decode_rgb(data, min_width=1, min_height=1, **options),
+        "RandomResizedCrop": lambda data: crop(data, 0),
+        "ResizeCenterCrop": centre,
+    }
+    for specification in ("rgb8", "l", "torchrgb", "pil"):
+        decoder = image_decoder(specification, **options)
+        found[specification] = lambda data, decoder=decoder: decoder("jpg", data)  # type: ignore[misc]
+    return found
+
+
+@pytest.fixture(params=["all packages", "Pillow alone"])
+def packages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "Pillow alone":
+        monkeypatch.setattr(images, "_optional", lambda name: None)
+
+
+@pytest.mark.usefixtures("packages")
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("kind", bombs())
+def test_a_header_that_claims_too_many_pixels_is_an_error_that_names_the_limit(kind: str) -> None:
+    for side in (10_000, SIDE):  # where Pillow warns, and where it refuses
+        for name, way in ways().items():
+            with pytest.raises(
+                DecodeError, match=r"more (than|pixels than) max_pixels, 89,478,485.*: raise max_pixels"
+            ):
+                assert name == way(bombs(side)[kind])
+
+
+def test_no_memory_is_taken_for_the_pixels() -> None:
+    done = subprocess.run(command("memory_of_bombs"), env=environment(), capture_output=True, text=True, check=True)
+    missing, megabytes = map(int, done.stdout.split())
+    assert missing == 0
+    assert megabytes < 60  # the pixels would be 244 or more
+
+
+@pytest.mark.usefixtures("packages")
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", FORMATS)
+def test_max_pixels_is_the_limit_of_every_decoder(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # raised to what the user asks for
+    data = encode(SMALL, format=kind)
+    for way in ways(max_pixels=600).values():
+        way(data)
+    for way in ways(max_pixels=599).values():
+        with pytest.raises(
+            DecodeError, match=r"an image has 30 x 20 pixels, more than max_pixels, 599: raise max_pixels"
+        ):
+            way(data)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda most: RandomResizedCrop(8, max_pixels=most),
+        lambda most: ResizeCenterCrop(8, max_pixels=most),
+        lambda most: image_decoder("rgb8", max_pixels=most),
+        lambda most: decode_rgb(b"", max_pixels=most),
+    ],
+)
+def test_a_limit_that_cannot_be_is_refused(make: Callable[[Any], Any]) -> None:
+    with pytest.raises(ArgumentError, match="max_pixels is 0"):
+        make(0)
+    with pytest.raises(ArgumentTypeError, match="max_pixels is 'all'"):
+        make("all")
+
+
+def test_a_transform_shows_a_limit_of_its_own() -> None:
+    assert repr(ResizeCenterCrop(224, max_pixels=10**9)) == "ResizeCenterCrop(224, resize=256, max_pixels=1000000000)"
+
+
+def test_a_data_set_takes_a_limit_and_names_shard_and_member(tmp_path: Path) -> None:
+    (tmp_path / "x.tar").write_bytes(plain_tar([("1.jpg", encode(SMALL)), ("2.jpg", encode(SMALL))]))
+    wdsdist.index(tmp_path)
+    fits = StreamingDataset(tmp_path, decode="rgb8", max_pixels=600, num_replicas=1, rank=0)
+    (batch,) = StreamingDataLoader(fits, batch_size=2, num_workers=0)
+    assert batch["jpg"].shape == (2, 20, 30, 3)
+    small = StreamingDataset(tmp_path, decode="rgb8", max_pixels=599, num_replicas=1, rank=0)
+    with pytest.raises(DecodeError, match=r"x\.tar: member 2\.jpg: an image has 30 x 20 pixels, more than max_pixels"):
+        small[1]
+
+
+@pytest.mark.parametrize("decode", [None, True, {"jpg": RandomResizedCrop(8)}])
+def test_a_limit_without_images_to_decode_is_refused(tmp_path: Path, decode: Any) -> None:
+    (tmp_path / "x.tar").write_bytes(plain_tar([("1.jpg", encode(SMALL))]))
+    wdsdist.index(tmp_path)
+    with pytest.raises(ArgumentError, match=r"give it to the transforms that do, as in RandomResizedCrop\(224, "):
+        StreamingDataset(tmp_path, decode=decode, max_pixels=600)
+
+
+def test_a_tile_that_is_as_large_as_its_image_is_read() -> None:
+    data = encode(SMALL, format="tiff")
+    assert np.array_equal(decode_rgb(data), SMALL)
+    with pytest.raises(DecodeError, match="cannot be read"):  # for its tile holds too little
+        decode_rgb(tiff(16, 16, 16))
+
+
+def test_postscript_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ghost = tmp_path / "gs"
+    ghost.write_text(f"#!/bin/sh\ntouch {tmp_path}/was-run\n")
+    ghost.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    buffer = io.BytesIO()
+    Image.fromarray(SMALL).save(buffer, "eps")
+    for way in ways().values():
+        with pytest.raises(DecodeError, match="PostScript, a program, which is not run"):
+            way(buffer.getvalue())
+    assert not (tmp_path / "was-run").exists()

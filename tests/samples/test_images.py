@@ -1,0 +1,263 @@
+"""Encoded images to pixels: webdataset's types, Pillow's values, and no image that is half grey."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from webdataset.autodecode import ImageHandler, imagespecs
+
+from tests.support.photos import encode, photo
+from tests.support.programs import command
+from wdsdist.errors import ArgumentError, DecodeError
+from wdsdist.samples.images import decode as images
+from wdsdist.samples.images.decode import decode_rgb, image_decoder, image_size
+
+COLOUR = photo(37, 53)
+ALPHA = np.dstack([COLOUR, COLOUR[..., 0]])
+DEEP = (COLOUR[..., 0].astype(np.uint16) << 8) + 7
+PALETTE = Image.fromarray(COLOUR).quantize(16)
+
+
+def palette(**options: object) -> bytes:
+    buffer = io.BytesIO()
+    PALETTE.save(buffer, "png", **options)
+    return buffer.getvalue()
+
+
+ROTATED = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
+
+FILES = {
+    "colour.jpg": encode(COLOUR),
+    "colour.JPEG": encode(COLOUR, subsampling="4:4:4"),
+    "progressive.jpg": encode(COLOUR, progressive=True),
+    "rgb.jpg": encode(COLOUR, keep_rgb=True),
+    "exif.jpg": encode(COLOUR, exif=ROTATED, dpi=(72, 72)),
+    "grey.jpg": encode(COLOUR[..., 0]),
+    "cmyk.jpg": encode(COLOUR, mode="CMYK"),
+    "colour.png": encode(COLOUR, format="png"),
+    "alpha.png": encode(ALPHA, format="png"),
+    "grey.png": encode(COLOUR[..., 0], format="png"),
+    "grey_alpha.png": encode(ALPHA, format="png", mode="LA"),
+    "bilevel.png": encode(COLOUR, format="png", mode="1"),
+    "deep.png": encode(DEEP, format="png"),
+    "palette.png": palette(),
+    "transparent.png": palette(transparency=3),
+    "colour.ppm": encode(COLOUR, format="ppm"),
+    "grey.pgm": encode(COLOUR[..., 0], format="ppm"),
+    "really_a_jpeg.png": encode(COLOUR),
+    "really_a_png.jpg": encode(COLOUR, format="png"),
+}
+PACKAGES = ("simplejpeg", "cv2")
+
+
+@pytest.fixture
+def pillow_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if neither simplejpeg nor OpenCV were installed."""
+    for package in PACKAGES:
+        monkeypatch.setitem(sys.modules, package, None)
+    images._optional.cache_clear()
+    images._opencv.cache_clear()
+    yield
+    images._optional.cache_clear()
+    images._opencv.cache_clear()
+
+
+def assert_as_webdataset(specification: str, name: str) -> None:
+    expected = ImageHandler(specification)(name, FILES[name])
+    found = image_decoder(specification)(name, FILES[name])
+    assert type(found) is type(expected)
+    if isinstance(found, Image.Image):
+        assert (found.mode, found.size, found.info) == (expected.mode, expected.size, expected.info)
+        assert found.getexif() == expected.getexif()
+    else:
+        assert found.dtype == expected.dtype
+        strides = [x.stride() if isinstance(x, torch.Tensor) else x.strides for x in (found, expected)]
+        assert strides[0] == strides[1]
+    assert isinstance(found, (torch.Tensor, Image.Image)) or found.flags.writeable
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("specification", imagespecs)
+def test_every_specification_decodes_every_format_as_webdataset_does(specification: str, name: str) -> None:
+    assert_as_webdataset(specification, name)
+
+
+@pytest.mark.usefixtures("pillow_only")
+@pytest.mark.parametrize("specification", imagespecs)
+def test_pillow_alone_decodes_as_webdataset_does(specification: str) -> None:
+    for name in FILES:
+        assert_as_webdataset(specification, name)
+
+
+def test_jpegs_are_decoded_by_simplejpeg_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_pillow(data: bytes, max_pixels: int) -> None:
+        raise AssertionError("Pillow was asked")
+
+    monkeypatch.setattr(images, "opened", no_pillow)
+    for name in ("colour.jpg", "progressive.jpg", "rgb.jpg", "grey.jpg"):
+        assert decode_rgb(FILES[name]).shape == COLOUR.shape
+        assert image_decoder("torchrgb8")("jpg", FILES[name]).shape == (3, 37, 53)
+    with pytest.raises(AssertionError, match="Pillow was asked"):
+        decode_rgb(FILES["cmyk.jpg"])
+
+
+def test_a_member_that_is_no_image_is_left_to_others() -> None:
+    assert image_decoder("rgb8")("txt", b"text") is None
+    assert image_decoder("rgb8")("jpg.txt", FILES["colour.jpg"]) is None
+    assert image_decoder("rgb8")("seg.PNG", FILES["colour.png"]).shape == COLOUR.shape
+
+
+def test_an_unknown_specification_is_refused_with_those_that_exist() -> None:
+    with pytest.raises(ArgumentError, match=r"decode is 'rgb9': the image specifications are l8, rgb8"):
+        image_decoder("rgb9")
+
+
+def test_a_decoder_crosses_to_another_process() -> None:
+    decoder = image_decoder("rgb8")
+    copy = pickle.loads(pickle.dumps(decoder))
+    np.testing.assert_array_equal(copy("jpg", FILES["colour.jpg"]), decoder("jpg", FILES["colour.jpg"]))
+    assert len(pickle.dumps(decoder)) < 2048
+
+
+def test_memoryviews_are_decoded_like_bytes() -> None:
+    for name in ("colour.jpg", "cmyk.jpg", "colour.png"):
+        np.testing.assert_array_equal(decode_rgb(memoryview(FILES[name])), decode_rgb(FILES[name]))
+        assert image_size(memoryview(FILES[name])) == (53, 37)
+
+
+# Sizes and scales
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0", "4:1:1"])
+def test_jpegs_have_pillows_values_at_every_size_and_scale(
+    subsampling: str, progressive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for height, width in ((1, 1), (1, 40), (3, 50), (17, 33), (64, 96), (121, 187)):
+        pixels = np.random.default_rng(1).integers(0, 256, (height, width, 3)).astype(np.uint8)
+        data = encode(pixels, quality=90, subsampling=subsampling, progressive=progressive)
+        wanted = [{"min_width": -(-width // scale), "min_height": -(-height // scale)} for scale in (1, 2, 4, 8)]
+        fast = [decode_rgb(data, **sizes) for sizes in wanted]
+        with monkeypatch.context() as context:
+            context.setattr(images, "_optional", lambda package: None)
+            slow = [decode_rgb(data, **sizes) for sizes in wanted]
+        for one, other in zip(fast, slow, strict=True):
+            np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(fast[0], np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape"),
+    [
+        ({}, (121, 187)),
+        ({"min_width": 188}, (121, 187)),
+        ({"min_width": 187}, (121, 187)),
+        ({"min_width": 95}, (121, 187)),
+        ({"min_width": 94}, (61, 94)),
+        ({"min_height": 62}, (121, 187)),
+        ({"min_height": 61}, (61, 94)),
+        ({"min_width": 47, "min_height": 32}, (61, 94)),
+        ({"min_width": 47, "min_height": 31}, (31, 47)),
+        ({"min_width": 24, "min_height": 16}, (16, 24)),
+        ({"min_width": 1, "min_height": 1}, (16, 24)),
+    ],
+)
+def test_the_smallest_sufficient_scale_is_taken(sizes: dict[str, int], shape: tuple[int, int]) -> None:
+    assert decode_rgb(encode(photo(121, 187)), **sizes).shape == (*shape, 3)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_other_formats_come_at_full_size(name: str) -> None:
+    is_jpeg = FILES[name].startswith(b"\xff\xd8")
+    assert decode_rgb(FILES[name], min_width=5, min_height=5).shape == ((5, 7, 3) if is_jpeg else (37, 53, 3))
+    assert image_size(FILES[name]) == (53, 37)
+
+
+def test_limits_below_zero_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="min_width is -1"):
+        decode_rgb(FILES["colour.jpg"], min_width=-1)
+
+
+# Damage
+
+BIG = encode(photo(200, 300), quality=90)
+SCAN = BIG.index(b"\xff\xda") + 20
+
+
+def decoders() -> list[object]:
+    return [decode_rgb, *(lambda data, s=s: image_decoder(s)("jpg", data) for s in ("l8", "rgb", "torchrgb", "pil"))]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 50, len(BIG) // 2, len(BIG) - SCAN, len(BIG) - 200, len(BIG) - 2])
+def test_a_jpeg_that_is_cut_short_is_an_error(cut: int) -> None:
+    for decode in decoders():
+        with pytest.raises(DecodeError, match=r"cut short|truncated|Truncated|no image"):
+            decode(BIG[:-cut])  # type: ignore[operator]
+
+
+@pytest.mark.usefixtures("pillow_only")
+@pytest.mark.parametrize("cut", [2, 50, len(BIG) // 2, len(BIG) - 200])
+def test_a_jpeg_that_is_cut_short_is_an_error_with_pillow_alone(cut: int) -> None:
+    for decode in decoders():
+        with pytest.raises(DecodeError, match=r"truncated|Truncated"):
+            decode(BIG[:-cut])  # type: ignore[operator]
+
+
+def test_a_jpeg_that_ends_before_its_last_row_is_an_error_where_pillow_returns_grey() -> None:
+    damaged = BIG[: len(BIG) // 2] + b"\xff\xd9"
+    grey = np.asarray(Image.open(io.BytesIO(damaged)).convert("RGB"))
+    assert grey[-20:].std() < 30 < photo(200, 300)[-20:].std()
+    for decode in decoders():
+        with pytest.raises(DecodeError, match=r"a JPEG of [\d,]+ bytes is damaged or cut short"):
+            decode(damaged)  # type: ignore[operator]
+    with pytest.raises(DecodeError, match="damaged"):
+        decode_rgb(damaged, min_width=30)
+
+
+def test_a_few_bytes_of_padding_before_the_end_are_no_damage() -> None:
+    np.testing.assert_array_equal(decode_rgb(BIG[:-2] + bytes(4) + BIG[-2:]), decode_rgb(BIG))
+    np.testing.assert_array_equal(decode_rgb(BIG + bytes(999)), decode_rgb(BIG))
+    with pytest.raises(DecodeError, match="96 extraneous bytes"):
+        decode_rgb(BIG[:-2] + bytes(100) + BIG[-2:])
+
+
+def test_what_is_no_image_is_an_error_without_an_address_in_it() -> None:
+    for function in (decode_rgb, image_size, *decoders()[1:]):
+        with pytest.raises(DecodeError, match=r"^8 bytes are no image of a format that Pillow reads$"):
+            function(b"no image")  # type: ignore[operator]
+    with pytest.raises(DecodeError, match="0 bytes are no image"):
+        decode_rgb(b"")
+    with pytest.raises(DecodeError, match="cannot be read"):
+        decode_rgb(FILES["colour.png"][:200])
+
+
+# Packages
+
+
+def test_importing_the_module_imports_no_image_package() -> None:
+    code = "import sys, wdsdist.samples.images.decode, wdsdist.transforms; print(*sys.modules)"
+    imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "wdsdist.samples.images.decode" in imported
+    assert not {"PIL", "torch", *PACKAGES} & set(imported)
+
+
+def test_without_pillow_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    for decode, name in itertools.product(decoders(), ("cmyk.jpg", "colour.png")):
+        with pytest.raises(ImportError) as caught:
+            decode(FILES[name])  # type: ignore[operator]
+        assert caught.value.name == "PIL"
+
+
+def test_opencv_has_no_threads_of_its_own_in_a_process_nor_in_one_forked_from_it() -> None:
+    subprocess.run(command("opencv_threads"), check=True)

@@ -1,0 +1,508 @@
+"""Crops for training and evaluation: torchvision's boxes, Pillow's pixels, and seeds that decide everything."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import math
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from tests.support.photos import encode, photo, psnr
+from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
+from wdsdist.samples.images import decode as images
+from wdsdist.samples.images import resize as resizing
+from wdsdist.samples.images.resize import Window
+from wdsdist.samples.images.transforms import Crop, RandomResizedCrop, ResizeCenterCrop, is_seeded, seeded
+
+PHOTO = photo(375, 500)
+LARGE = photo(1100, 1500)
+JPEG, LARGE_JPEG = encode(PHOTO, quality=92), encode(LARGE, quality=92)
+
+
+@pytest.fixture(params=["fast packages", "Pillow and torch alone"])
+def packages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Each test twice: with simplejpeg and OpenCV, and as if they were not installed."""
+    if request.param != "fast packages":
+        for package in ("simplejpeg", "cv2"):
+            monkeypatch.setitem(sys.modules, package, None)
+    images._optional.cache_clear()
+    images._opencv.cache_clear()
+    yield request.param
+    images._optional.cache_clear()
+    images._opencv.cache_clear()
+
+
+def pixels(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+    return tensor.permute(1, 2, 0).numpy()
+
+
+# Which functions get a seed
+
+
+@seeded
+def marked(data: Any, seed: int) -> Any:
+    return data, seed
+
+
+def plain(data: Any) -> Any:
+    return data
+
+
+@seeded
+class MarkedClass:
+    def __call__(self, data: Any, seed: int) -> Any:
+        return data, seed
+
+
+class MarkedCall:
+    @seeded
+    def __call__(self, data: Any, seed: int) -> Any:
+        return data, seed
+
+    def method(self, data: Any, seed: int) -> Any:
+        return data, seed
+
+    @seeded
+    def marked_method(self, data: Any, seed: int) -> Any:
+        return data, seed
+
+
+class Slotted:
+    __slots__ = ()
+
+    def __call__(self, data: Any, seed: int) -> Any:
+        return data, seed
+
+
+class Anything:
+    def __getattr__(self, name: str) -> Any:
+        return Anything()
+
+    def __call__(self, data: Any) -> Any:
+        return data
+
+
+def with_option(data: Any, seed: int, *, option: int) -> Any:
+    return data, seed
+
+
+MARKED: dict[str, Callable[[Any, int], Any]] = {
+    "function": marked,
+    "instance of a marked class": MarkedClass(),
+    "instance with a marked call": MarkedCall(),
+    "marked method": MarkedCall().marked_method,
+    "bound method": seeded(MarkedCall().method),
+    "instance": seeded(copy.copy(MarkedCall())),
+    "instance without attributes": seeded(Slotted()),
+    "marked partial": seeded(functools.partial(with_option, option=1)),
+    "partial of a marked function": functools.partial(marked),
+    "partial of a partial of an instance": functools.partial(functools.partial(MarkedClass())),
+}
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_what_is_marked_is_seeded_before_and_after_pickling(name: str) -> None:
+    for function in (MARKED[name], pickle.loads(pickle.dumps(MARKED[name])), copy.deepcopy(MARKED[name])):
+        assert is_seeded(function)
+        assert function(b"data", 7) == (b"data", 7)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [plain, len, functools.partial(plain), MarkedCall().method, Anything(), MarkedClass, RandomResizedCrop, None, 3],
+)
+def test_what_is_not_marked_is_not_seeded(function: Any) -> None:
+    assert not is_seeded(function)
+
+
+def test_a_wrapper_that_keeps_the_name_keeps_the_mark() -> None:
+    @functools.wraps(marked)
+    def logged(*arguments: Any) -> Any:
+        return marked(*arguments)
+
+    assert is_seeded(logged)
+
+
+def test_only_what_can_be_called_is_marked() -> None:
+    with pytest.raises(ArgumentTypeError, match=r"seeded\(\) got 3"):
+        seeded(3)  # type: ignore[type-var]
+
+
+# Which part of an image a seed takes
+
+SEEDS = range(4000)
+CROP = RandomResizedCrop(224)
+CROPS = [CROP.choose(500, 375, seed) for seed in SEEDS]
+
+
+def published_crop(width: int, height: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
+    """The algorithm as torchvision documents it, with numpy's random numbers."""
+    for _ in range(10):
+        area = width * height * rng.uniform(0.08, 1)
+        ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+        w, h = round(float(np.sqrt(area * ratio))), round(float(np.sqrt(area / ratio)))
+        if 0 < w <= width and 0 < h <= height:
+            return int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1)), w, h
+    return (width - height) // 2, 0, height, height
+
+
+def distance(one: npt.ArrayLike, other: npt.ArrayLike) -> float:
+    """Return the Kolmogorov-Smirnov statistic in units of its one-percent limit."""
+    a, b = np.sort(np.asarray(one)), np.sort(np.asarray(other))
+    every = np.concatenate([a, b])
+    gap = np.abs(np.searchsorted(a, every, "right") / len(a) - np.searchsorted(b, every, "right") / len(b)).max()
+    return float(gap / (1.63 * math.sqrt(1 / len(a) + 1 / len(b))))
+
+
+def excess(table: npt.NDArray[np.float64], expected: npt.NDArray[np.float64], freedom: int) -> float:
+    """Return by how many standard deviations a chi-square statistic exceeds its mean."""
+    statistic = float(((table - expected) ** 2 / expected).sum())
+    return (statistic - freedom) / math.sqrt(2 * freedom)
+
+
+def dependence(one: npt.ArrayLike, other: npt.ArrayLike, bins: int = 5) -> float:
+    """Return the excess of a contingency table of two columns, each cut into about equal parts."""
+    parts = [np.searchsorted(np.quantile(x, np.linspace(0, 1, bins + 1)[1:-1]), x, "right") for x in (one, other)]
+    table = np.histogram2d(*parts, bins=[range(bins + 1)] * 2)[0] + 1e-9
+    expected = np.outer(table.sum(1), table.sum(0)) / table.sum()
+    return excess(table, expected, (np.count_nonzero(table.sum(1) > 1) - 1) * (np.count_nonzero(table.sum(0) > 1) - 1))
+
+
+COLUMNS = {
+    "area": np.array([crop.width * crop.height for crop in CROPS]),
+    "ratio": np.array([crop.width / crop.height for crop in CROPS]),
+    "left": np.array([crop.left / max(1, 500 - crop.width) for crop in CROPS]),
+    "top": np.array([crop.top / max(1, 375 - crop.height) for crop in CROPS]),
+    "flip": np.array([float(crop.flip) for crop in CROPS]),
+}
+
+
+def test_parts_are_distributed_as_torchvisions() -> None:
+    rng = np.random.default_rng(0)
+    theirs = np.array([published_crop(500, 375, rng) for _ in range(20_000)])
+    ours = np.array([crop[:4] for crop in CROPS])
+    for column in range(4):
+        assert distance(ours[:, column], theirs[:, column]) < 1
+    assert distance(ours[:, 2] * ours[:, 3], theirs[:, 2] * theirs[:, 3]) < 1
+    assert distance(ours[:, 2] / ours[:, 3], theirs[:, 2] / theirs[:, 3]) < 1
+
+
+def test_area_and_logarithm_of_the_ratio_are_uniform_where_every_part_fits() -> None:
+    crops = [RandomResizedCrop(9, scale=(0.1, 0.5), ratio=(0.5, 2)).choose(9000, 9000, seed) for seed in SEEDS]
+    areas = np.histogram([c.width * c.height / 9000**2 for c in crops], 20, (0.1, 0.5))[0]
+    ratios = np.histogram([math.log2(c.width / c.height) for c in crops], 20, (-1, 1))[0]
+    lefts = np.histogram([c.left / (9001 - c.width) for c in crops], 20, (0, 1))[0]
+    for counts in (areas, ratios, lefts):
+        assert excess(counts.astype(float), np.full(20, len(SEEDS) / 20), 19) < 4
+
+
+def test_half_of_the_images_are_mirrored_and_other_chances_are_kept() -> None:
+    assert abs(COLUMNS["flip"].mean() - 0.5) < 4 * 0.5 / math.sqrt(len(SEEDS))
+    rare = [RandomResizedCrop(8, flip=0.1).choose(50, 50, seed).flip for seed in SEEDS]
+    assert abs(np.mean(rare) - 0.1) < 4 * 0.3 / math.sqrt(len(SEEDS))
+    assert not any(RandomResizedCrop(8, flip=0).choose(50, 50, seed).flip for seed in SEEDS)
+    assert all(RandomResizedCrop(8, flip=1).choose(50, 50, seed).flip for seed in SEEDS)
+
+
+@pytest.mark.parametrize("name", ["area", "ratio", "left", "top"])
+def test_mirroring_does_not_depend_on_the_part(name: str) -> None:
+    assert dependence(COLUMNS["flip"] + np.arange(len(SEEDS)) * 1e-9, COLUMNS[name], bins=2) < 4
+
+
+@pytest.mark.parametrize("step", [1, 2, 64])
+@pytest.mark.parametrize("name", COLUMNS)
+def test_neighbouring_seeds_take_independent_parts(name: str, step: int) -> None:
+    bins = 2 if name == "flip" else 5
+    column = COLUMNS[name] + np.random.default_rng(0).uniform(0, 1e-9, len(SEEDS))
+    assert dependence(column[step:], column[:-step], bins) < 4
+
+
+def test_dependence_is_found_where_there_is_some() -> None:
+    assert dependence(COLUMNS["area"], COLUMNS["area"] + 9000 * COLUMNS["flip"]) > 100
+    assert dependence(COLUMNS["flip"], COLUMNS["area"] + 20_000 * COLUMNS["flip"], bins=2) > 4
+
+
+def test_the_parts_of_given_seeds_never_change() -> None:
+    assert [tuple(CROP.choose(500, 375, seed)) for seed in (0, 1, 2**63 - 1)] == GOLDEN
+
+
+GOLDEN = [(103, 104, 245, 243, False), (17, 1, 433, 372, True), (53, 25, 384, 323, True)]
+
+
+@pytest.mark.parametrize(
+    ("size", "box"),
+    [
+        ((1, 5000), (0, 2499, 1, 1)),
+        ((5000, 1), (2499, 0, 1, 1)),
+        ((10, 1000), (0, 493, 10, 13)),
+        ((1, 1), (0, 0, 1, 1)),
+    ],
+)
+def test_of_very_elongated_images_the_centre_is_taken(size: tuple[int, int], box: tuple[int, ...]) -> None:
+    found = {CROP.choose(*size, seed)[:4] for seed in range(50)}
+    assert box in found
+    for left, top, width, height in found:
+        assert 0 <= left <= left + width <= size[0]
+        assert 0 <= top <= top + height <= size[1]
+        assert width > 0
+        assert height > 0
+
+
+# What comes out
+
+
+def pillow_crop(image: npt.NDArray[np.uint8], crop: Crop, width: int, height: int) -> npt.NDArray[np.uint8]:
+    """Crop, resize and mirror as torchvision does Pillow images."""
+    part = Image.fromarray(image).crop((crop.left, crop.top, crop.left + crop.width, crop.top + crop.height))
+    part = part.resize((width, height), Image.Resampling.BILINEAR)
+    return np.asarray(part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if crop.flip else part)
+
+
+def pillow_centre(image: npt.NDArray[np.uint8], size: int, resize: int) -> npt.NDArray[np.uint8]:
+    """Resize the shorter side and cut out the centre as torchvision does Pillow images."""
+    height, width = image.shape[:2]
+    short, long = min(width, height), max(width, height)
+    to = (resize, int(resize * long / short)) if width == short else (int(resize * long / short), resize)
+    left, top = round((to[0] - size) / 2), round((to[1] - size) / 2)
+    resized = Image.fromarray(image).resize(to, Image.Resampling.BILINEAR)
+    return np.asarray(resized.crop((left, top, left + size, top + size)))
+
+
+def decoded(data: bytes) -> npt.NDArray[np.uint8]:
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+@pytest.mark.parametrize("transform", [functools.partial(CROP, seed=3), ResizeCenterCrop(224)])
+def test_every_kind_of_image_gives_the_same_tensor(transform: Callable[[Any], torch.Tensor], packages: str) -> None:
+    data = encode(PHOTO, format="png")
+    result = transform(data)
+    assert (result.dtype, result.shape, result.stride()) == (torch.uint8, (3, 224, 224), (1, 3 * 224, 3))
+    assert result[None].contiguous(memory_format=torch.channels_last).data_ptr() == result.data_ptr()
+    channels_first = torch.from_numpy(PHOTO).permute(2, 0, 1)
+    backwards, read_only = PHOTO[:, ::-1].copy()[:, ::-1], PHOTO.copy()
+    read_only.flags.writeable = False
+    for same in (memoryview(data), PHOTO, backwards, read_only, channels_first, channels_first.contiguous()):
+        assert torch.equal(transform(same), result)
+
+
+def test_the_result_is_nobody_elses_memory(packages: str) -> None:
+    image = PHOTO[:224, :224].copy()
+    for transform in (
+        functools.partial(RandomResizedCrop(224, scale=(1, 1), ratio=(1, 1), flip=0), seed=0),
+        ResizeCenterCrop(224, resize=224),
+    ):
+        result = transform(image)
+        np.testing.assert_array_equal(pixels(result), image)
+        result.zero_()
+        assert image.any()
+
+
+@pytest.mark.parametrize("seed", range(0, 40, 2))
+def test_a_crop_has_pillows_pixels(seed: int, packages: str) -> None:
+    crop = CROP.choose(500, 375, seed)
+    expected = pillow_crop(decoded(JPEG), crop, 224, 224)
+    limit = 41 if packages == "fast packages" else 54
+    assert psnr(pixels(CROP(JPEG, seed)), expected) > limit
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_crop_of_a_scaled_jpeg_has_about_pillows_pixels(seed: int, packages: str) -> None:
+    crop = CROP.choose(1500, 1100, seed)
+    assert psnr(pixels(CROP(LARGE_JPEG, seed)), pillow_crop(decoded(LARGE_JPEG), crop, 224, 224)) > 33
+
+
+def test_a_jpeg_is_decoded_no_larger_than_its_crop_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    real = images.decode_rgb
+
+    def spy(data: bytes, **sizes: int) -> npt.NDArray[np.uint8]:
+        seen.append(real(data, **sizes))
+        return seen[-1]
+
+    monkeypatch.setattr(resizing, "decode_rgb", spy)
+    RandomResizedCrop(224, scale=(0.95, 1.0), ratio=(1.3, 1.4))(LARGE_JPEG, 1)
+    RandomResizedCrop(224, scale=(0.01, 0.02))(LARGE_JPEG, 1)
+    ResizeCenterCrop(64)(LARGE_JPEG)
+    assert [image.shape[:2] for image in seen] == [(275, 375), (1100, 1500), (138, 188)]
+
+
+def test_a_mirrored_crop_is_the_crop_mirrored(packages: str) -> None:
+    for source in (JPEG, LARGE):  # the second is antialiased
+        one, other = (RandomResizedCrop(96, scale=(0.9, 1), flip=flip)(source, 5) for flip in (0, 1))
+        assert torch.equal(other, one.flip(2))
+
+
+def test_fine_patterns_become_grey_and_not_other_patterns(packages: str) -> None:
+    board = np.repeat((np.indices((900, 1200)).sum(0) % 2 * 255).astype(np.uint8)[..., None], 3, axis=2)
+    for seed in range(8):
+        result = RandomResizedCrop(100, scale=(0.5, 1))(board, seed)
+        assert (result.float() - 127.5).abs().max() < 6
+    assert (ResizeCenterCrop(100)(board).float() - 127.5).abs().max() < 6
+
+
+SHAPES = [(375, 500), (374, 499), (500, 333), (257, 300), (100, 90), (256, 256), (1100, 1500), (300, 1999)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_evaluation_crop_has_pillows_pixels(shape: tuple[int, int]) -> None:
+    image = photo(*shape, seed=2)
+    assert psnr(pixels(ResizeCenterCrop(224)(image)), pillow_centre(image, 224, 256)) > 46
+    assert psnr(pixels(ResizeCenterCrop(96, resize=100)(image)), pillow_centre(image, 96, 100)) > 46
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_evaluation_crop_of_a_jpeg_has_about_pillows_pixels(shape: tuple[int, int], packages: str) -> None:
+    data = encode(photo(*shape, seed=2), quality=92)
+    assert psnr(pixels(ResizeCenterCrop(224)(data)), pillow_centre(decoded(data), 224, 256)) > 38
+    assert psnr(pixels(ResizeCenterCrop(64)(data)), pillow_centre(decoded(data), 64, 73)) > 34
+
+
+def test_the_border_of_an_evaluation_crop_is_that_of_the_whole_image_resized() -> None:
+    image = photo(512, 700)  # both grids meet at every pixel: the crop need not begin before its own border
+    found, expected = pixels(ResizeCenterCrop(224)(image)), pillow_centre(image, 224, 256)
+    for side in (np.s_[0], np.s_[-1], np.s_[:, 0], np.s_[:, -1]):
+        assert psnr(found[side], expected[side]) > 46
+
+
+@given(st.integers(1, 3000), st.integers(1, 600), st.integers(1, 600), st.data())
+def test_a_window_holds_its_range_on_the_grid_of_the_whole_axis(
+    length: int, size: int, more: int, data: st.DataObject
+) -> None:
+    resized = size + more - 1
+    offset = data.draw(st.just(round((resized - size) / 2)) | st.integers(0, resized - size))
+    step = length / resized
+    window = Window.of(length, step, offset, size)
+    assert 0 <= window.start < window.stop <= length
+    assert window.skip >= 0
+    assert abs(window.start / step - (offset - window.skip)) <= 0.5
+    if offset == round((resized - size) / 2):
+        assert math.floor((window.stop - window.start) * window.factor) >= window.skip + size
+
+
+@pytest.mark.parametrize("scale", [1, 2, 4, 8])
+def test_an_evaluation_crop_is_not_displaced_at_any_scale(scale: int) -> None:
+    """A ramp shows a displacement as brightness: 255 levels over the width, so 1/10 of a pixel is 1/10 of a step."""
+    height, width = 260 * scale + 3, 350 * scale + 5
+    ramp = np.broadcast_to(np.linspace(0, 255, width)[None, :, None], (height, width, 3))
+    data = encode(np.ascontiguousarray(ramp.round().astype(np.uint8)), quality=98, subsampling="4:4:4")
+    found = pixels(ResizeCenterCrop(224)(data)).mean((0, 2))
+    expected = pillow_centre(decoded(data), 224, 256).mean((0, 2))
+    assert abs((found - expected).mean()) < 0.12 * 255 / 344
+
+
+@pytest.mark.parametrize("shape", [(1, 5000), (5000, 1), (3, 3), (1, 1), (2000, 7)])
+def test_images_of_any_shape_fill_the_crop(shape: tuple[int, int], packages: str) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (*shape, 3)).astype(np.uint8)
+    for source in (image, encode(image), encode(image, format="png")):
+        for seed in range(3):
+            assert RandomResizedCrop((32, 48))(source, seed).shape == (3, 32, 48)
+        assert ResizeCenterCrop((32, 48))(source).shape == (3, 32, 48)
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "CMYK", "RGBA", "LA", "1"])
+def test_images_of_every_mode_come_out_as_colours(mode: str, packages: str) -> None:
+    data = encode(PHOTO, mode=mode, format="jpeg" if mode == "CMYK" else "png")
+    for transform in (functools.partial(CROP, seed=1), ResizeCenterCrop(224)):
+        assert torch.equal(transform(data), transform(decoded(data)))
+
+
+def test_the_same_seed_gives_the_same_crop_in_another_process() -> None:
+    other = pickle.loads(pickle.dumps(CROP))
+    assert is_seeded(other)
+    assert torch.equal(other(JPEG, 11), CROP(JPEG, 11))
+    assert not torch.equal(CROP(JPEG, 12), CROP(JPEG, 11))
+    assert torch.equal(pickle.loads(pickle.dumps(ResizeCenterCrop(64)))(JPEG), ResizeCenterCrop(64)(JPEG))
+
+
+def test_sizes_are_height_and_width() -> None:
+    assert CROP.choose(500, 375, 1) == RandomResizedCrop((10, 20)).choose(500, 375, 1)
+    assert RandomResizedCrop((10, 20))(JPEG, 1).shape == (3, 10, 20)
+    assert ResizeCenterCrop((10, 20))(JPEG).shape == (3, 10, 20)
+    expected = pillow_centre(PHOTO, 20, 23)[4:14]
+    assert psnr(pixels(ResizeCenterCrop((10, 20))(PHOTO)), expected) > 45
+
+
+def test_what_is_shown_of_a_transform_would_make_it() -> None:
+    assert repr(RandomResizedCrop((96, 128), flip=0)) == (
+        "RandomResizedCrop((96, 128), scale=(0.08, 1.0), ratio=(0.75, 1.3333), flip=0)"
+    )
+    assert repr(ResizeCenterCrop(160)) == "ResizeCenterCrop(160, resize=183)"
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"size": 0}, ArgumentError, "size is 0: it must be at least 1"),
+        ({"size": 2.5}, ArgumentTypeError, "size is 2.5"),
+        ({"size": (224, 0)}, ArgumentError, "width in size is 0"),
+        ({"size": (224, 224, 3)}, ArgumentTypeError, "size is"),
+        ({"scale": 0.5}, ArgumentTypeError, "scale is 0.5: it must be two numbers"),
+        ({"scale": (0, 1)}, ArgumentError, r"scale is \(0, 1\): both must be above 0 and at most 1"),
+        ({"scale": (0.5, 0.1)}, ArgumentError, "the lower one first"),
+        ({"scale": (0.5, 1.1)}, ArgumentError, "at most 1"),
+        ({"scale": ("a", "b")}, ArgumentTypeError, "two numbers"),
+        ({"ratio": (1, math.inf)}, ArgumentError, "ratio is"),
+        ({"ratio": (math.nan, 1)}, ArgumentError, "ratio is"),
+        ({"flip": 1.5}, ArgumentError, "flip is 1.5: a chance lies between 0 and 1"),
+        ({"flip": True}, ArgumentTypeError, "flip is True"),
+        ({"flip": math.nan}, ArgumentError, "flip is nan"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        RandomResizedCrop(**{"size": 224, **arguments})
+
+
+def test_an_evaluation_crop_must_fit_into_the_resized_image() -> None:
+    with pytest.raises(ArgumentError, match="resize is 200, less than the crop's 224"):
+        ResizeCenterCrop(224, resize=200)
+    with pytest.raises(ArgumentTypeError, match="resize is 'large'"):
+        ResizeCenterCrop(224, resize="large")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        ("a.jpg", "<class 'str'>"),
+        (PHOTO[..., 0], r"uint8 \[375, 500\]"),
+        (PHOTO.astype(np.float32), r"float32 \[375, 500, 3\]"),
+        (PHOTO[:0], r"uint8 \[0, 500, 3\]"),
+        (np.dstack([PHOTO, PHOTO[..., :1]]), r"uint8 \[375, 500, 4\]"),
+        (torch.zeros(375, 500, 3, dtype=torch.uint8), r"torch.uint8 \[375, 500, 3\]"),
+        (torch.zeros(2, 3, 4, 5), r"torch.float32 \[2, 3, 4, 5\]"),
+    ],
+)
+def test_what_is_no_image_is_refused_with_what_it_is(data: Any, found: str) -> None:
+    for transform in (functools.partial(CROP, seed=1), ResizeCenterCrop(224)):
+        with pytest.raises(ArgumentTypeError, match=f"the image is {found}: a transform takes bytes"):
+            transform(data)
+
+
+def test_damaged_images_are_refused(packages: str) -> None:
+    for transform in (functools.partial(CROP, seed=1), ResizeCenterCrop(64)):
+        for data in (JPEG[:-2], JPEG[: len(JPEG) // 2], LARGE_JPEG[:-5000], b"no image", b""):
+            with pytest.raises(DecodeError):
+                transform(data)
+
+
+@pytest.mark.parametrize("seed", [None, -1, 2**63, 0.5, "a"])
+def test_what_is_no_seed_is_refused(seed: Any) -> None:
+    with pytest.raises((ArgumentError, ArgumentTypeError), match="seed is"):
+        CROP(JPEG, seed)

@@ -1,0 +1,239 @@
+"""Who takes which positions: equal shares, the padding of DistributedSampler, and resumption without loss or repeat."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from wdsdist._util.array_types import Int64s
+from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.sampling.order import OrderSettings, epoch_order
+
+Batches = list[list[int]]
+
+
+def plan_of(total: int, ranks: int, batch: int, drop_last: bool = False, drop_last_batch: bool = False) -> EpochPlan:
+    return EpochPlan(
+        num_samples=total,
+        num_replicas=ranks,
+        batch_size=batch,
+        drop_last=drop_last,
+        drop_last_batch=drop_last_batch,
+    )
+
+
+plans = st.builds(plan_of, st.integers(0, 200), st.integers(1, 40), st.integers(1, 20), st.booleans(), st.booleans())
+
+
+def positions(plan: EpochPlan, rank: int) -> Batches:
+    """Return the positions of every batch of one rank."""
+    return [plan.positions(rank=rank, batch=batch).tolist() for batch in range(plan.batches_per_rank)]
+
+
+def all_positions(plan: EpochPlan) -> list[int]:
+    """Return the positions that all ranks take, batch by batch, in the order in which a step consumes them."""
+    ranks = [[p for batch in positions(plan, rank) for p in batch] for rank in range(plan.num_replicas)]
+    return [position for step in zip(*ranks, strict=True) for position in step]
+
+
+def dealt(plan: EpochPlan) -> int:
+    """Return how many positions all ranks take together when their last batch is whole or kept."""
+    samples = plan.samples_per_rank
+    whole = samples - samples % plan.batch_size if plan.drop_last_batch else samples
+    return whole * plan.num_replicas
+
+
+# Shares
+
+
+@given(plans)
+def test_all_ranks_make_the_same_number_of_batches_of_the_same_sizes(plan: EpochPlan) -> None:
+    sizes = [[len(batch) for batch in positions(plan, rank)] for rank in range(plan.num_replicas)]
+    assert all(own == sizes[0] for own in sizes)
+    assert len(sizes[0]) == plan.batches_per_rank
+    assert all(size == plan.batch_size for size in sizes[0][:-1])
+    if sizes[0] and plan.drop_last_batch:
+        assert sizes[0][-1] == plan.batch_size
+
+
+@given(plans)
+@example(plan_of(3, 8, 2))  # fewer samples than ranks
+@example(plan_of(1, 40, 2))  # padded with one sample, 39 times
+@example(plan_of(3, 8, 2, drop_last=True))
+def test_the_ranks_cover_the_epoch_once_and_pad_from_its_beginning(plan: EpochPlan) -> None:
+    assert all_positions(plan) == [position % plan.num_samples for position in range(dealt(plan))]
+
+
+@given(plans)
+def test_nothing_is_dropped_but_what_was_asked_for(plan: EpochPlan) -> None:
+    missing = plan.num_samples - len(set(all_positions(plan)))
+    if not plan.drop_last and not plan.drop_last_batch:
+        assert missing == 0
+    elif not plan.drop_last_batch:
+        assert missing == plan.num_samples % plan.num_replicas
+    else:
+        assert missing < plan.num_replicas * plan.batch_size
+    if plan.drop_last:
+        assert not [position for position, times in Counter(all_positions(plan)).items() if times > 1]
+
+
+@given(
+    st.integers(0, 60), st.integers(1, 20), st.integers(1, 9), st.booleans(), st.booleans(), st.booleans(),
+    st.integers(0, 9),
+)  # fmt: skip
+def test_a_rank_makes_the_batches_of_a_dataloader_over_a_distributed_sampler(
+    total: int, ranks: int, batch: int, shuffle: bool, drop_last: bool, drop_last_batch: bool, epoch: int
+) -> None:
+    from torch.utils.data import DataLoader, DistributedSampler
+
+    plan = plan_of(total, ranks, batch, drop_last, drop_last_batch)
+    order = epoch_order(np.array([total], np.int64), OrderSettings(name="sampler", shuffle=shuffle, seed=3), epoch)
+    for rank in {0, ranks // 2, ranks - 1}:
+        sampler = DistributedSampler(
+            range(total), num_replicas=ranks, rank=rank, shuffle=shuffle, seed=3, drop_last=drop_last
+        )
+        sampler.set_epoch(epoch)
+        loader = DataLoader(range(total), batch_size=batch, sampler=sampler, drop_last=drop_last_batch)
+        assert [samples.tolist() for _, samples, _ in plan.batches(order, rank=rank)] == [b.tolist() for b in loader]
+        assert plan.batches_per_rank == len(loader)
+
+
+# Workers
+
+
+@given(
+    st.lists(st.integers(0, 50), min_size=1, max_size=5),
+    st.integers(1, 6),
+    st.integers(1, 9),
+    st.integers(1, 7),
+    st.booleans(),
+)
+@example([5000, 5000], 1, 3, 2, False)  # more than one block of positions for each worker
+@example([9000], 1, 5000, 2, False)  # batches larger than a block
+def test_workers_interleave_to_the_same_batches_whatever_their_number(
+    counts: list[int], ranks: int, batch: int, workers: int, drop_last_batch: bool
+) -> None:
+    plan = plan_of(sum(counts), ranks, batch, drop_last_batch=drop_last_batch)
+    order = epoch_order(np.array(counts), OrderSettings(seed=1, num_canonical_replicas=ranks), 0)
+    for rank in range(ranks):
+        alone = [(s.tolist(), n.tolist()) for s, n, _ in plan.batches(order, rank=rank)]
+        streams = [plan.batches(order, rank=rank, worker=w, num_workers=workers) for w in range(workers)]
+        together = []
+        while (found := next(streams[len(together) % workers], None)) is not None:
+            together.append((found[0].tolist(), found[1].tolist()))
+        assert together == alone
+        assert all(next(stream, None) is None for stream in streams)
+
+
+@given(plans.filter(lambda plan: plan.num_samples), st.integers(0, 5))
+def test_batches_are_the_samples_at_their_positions(plan: EpochPlan, seed: int) -> None:
+    order = epoch_order(np.array([plan.num_samples]), OrderSettings(seed=seed, num_canonical_replicas=4), 0)
+    whole = order.locate(np.arange(plan.num_samples))[1]
+    rank = plan.num_replicas - 1
+    found = [samples.tolist() for _, samples, _ in plan.batches(order, rank=rank)]
+    assert found == [whole[batch].tolist() for batch in positions(plan, rank)]
+
+
+class _Counting:
+    """An order that counts the positions it is asked for."""
+
+    def __init__(self, total: int) -> None:
+        self.num_samples = total
+        self.asked = 0
+
+    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
+        self.asked += len(positions)
+        return positions, positions
+
+    def epochs(self, positions: Int64s) -> Int64s:
+        return np.zeros_like(positions)
+
+
+@pytest.mark.parametrize("batch", [1, 64, 5000])
+def test_the_first_batch_of_a_large_epoch_costs_no_more_than_that_of_a_small_one(batch: int) -> None:
+    order = _Counting(10**12)
+    plan = plan_of(10**12, 8, batch)
+    first = next(plan.batches(order, rank=3, worker=1, num_workers=4)).shards
+    assert first.tolist() == [3 + 8 * (batch + i) for i in range(batch)]
+    assert order.asked <= max(4096, batch)
+
+
+# Another number of ranks
+
+
+@pytest.mark.parametrize("total", [240, 250, 1000, 23])
+@pytest.mark.parametrize("share", [24, 48])
+def test_equal_global_batches_hold_the_same_samples_on_any_number_of_ranks(total: int, share: int) -> None:
+    order = epoch_order(np.array([total]), OrderSettings(seed=1, num_canonical_replicas=24), 0)
+    contents = []
+    for ranks in (1, 2, 3, 4, 6, 8, 12, 24):
+        plan = plan_of(total, ranks, share // ranks, drop_last=True, drop_last_batch=True)
+        steps = zip(*(plan.batches(order, rank=rank) for rank in range(ranks)), strict=True)
+        contents.append([sorted(int(n) for _, samples, _ in step for n in samples) for step in steps])
+    assert len(contents[0]) == total // share
+    assert all(content == contents[0] for content in contents)
+
+
+# Resumption
+
+
+@given(plans)
+def test_a_resumed_epoch_makes_exactly_the_batches_that_were_left(plan: EpochPlan) -> None:
+    for done in range(plan.batches_per_rank + 1):
+        rest = replace(plan, start=plan.consumed(done))
+        assert rest.batches_per_rank == plan.batches_per_rank - done
+        for rank in {0, plan.num_replicas - 1}:
+            assert positions(rest, rank) == positions(plan, rank)[done:]
+
+
+@given(plans, st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20), st.integers(0, 5)), max_size=4))
+def test_an_epoch_resumed_by_other_ranks_loses_and_repeats_nothing_but_final_padding(
+    plan: EpochPlan, stages: list[tuple[int, int, int]]
+) -> None:
+    plan = replace(plan, drop_last=False, drop_last_batch=False)
+    taken: list[int] = []
+    for ranks, batch, steps in stages:
+        done = min(steps, max(plan.batches_per_rank - 1, 0))
+        taken += [p for rank in range(plan.num_replicas) for b in positions(plan, rank)[:done] for p in b]
+        assert sorted(taken) == list(range(plan.consumed(done)))
+        plan = replace(plan, num_replicas=ranks, batch_size=batch, start=plan.consumed(done))
+    rest = all_positions(plan)
+    left = plan.num_samples - len(taken)
+    assert sorted(taken + rest[:left]) == list(range(plan.num_samples))
+    assert rest[left:] == [extra % plan.num_samples for extra in range(len(rest) - left)]
+    assert len(rest) - left < plan.num_replicas
+
+
+@given(plans, st.integers(1, 40), st.integers(1, 20), st.data())
+def test_an_epoch_resumed_by_other_ranks_that_drop_repeats_nothing_and_drops_less_than_a_step(
+    plan: EpochPlan, ranks: int, batch: int, data: st.DataObject
+) -> None:
+    plan = replace(plan, drop_last=True)
+    done = data.draw(st.integers(0, max(plan.batches_per_rank - 1, 0)))
+    rest = replace(plan, num_replicas=ranks, batch_size=batch, start=plan.consumed(done))
+    found = all_positions(rest)
+    assert found == list(range(rest.start, rest.start + len(found)))
+    limit = ranks * batch if plan.drop_last_batch else ranks
+    assert 0 <= plan.num_samples - rest.start - len(found) < limit
+
+
+@given(plans, st.integers(0, 10))
+def test_a_finished_epoch_is_consumed_whole_and_leaves_no_batch(plan: EpochPlan, beyond: int) -> None:
+    assert plan.consumed(plan.batches_per_rank + beyond) == plan.num_samples
+    finished = replace(plan, start=plan.num_samples)
+    assert finished.batches_per_rank == 0
+    assert list(finished.batches(epoch_order(np.array([plan.num_samples]), OrderSettings(), 0), rank=0)) == []
+
+
+@given(plans)
+def test_consumption_starts_at_nothing_and_grows_by_whole_steps(plan: EpochPlan) -> None:
+    step = plan.num_replicas * plan.batch_size
+    for done in range(plan.batches_per_rank):
+        assert plan.consumed(done) == done * step
+    if plan.batches_per_rank:
+        assert plan.consumed(0) == 0

@@ -1,0 +1,349 @@
+"""The order of an epoch: a permutation of all samples, decided by settings and epoch alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.support.programs import command
+from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.sampling.order import OrderSettings, _windows, default_window, epoch_order
+
+Pairs = list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class World:
+    """Shards, settings and an epoch."""
+
+    counts: list[int]
+    settings: OrderSettings
+    epoch: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts)
+
+    def at(self, positions: Any) -> Pairs:
+        order = epoch_order(np.array(self.counts, np.int64), self.settings, self.epoch)
+        assert order.num_samples == self.total
+        shards, samples = order.locate(np.asarray(positions, np.int64))
+        return list(zip(shards.tolist(), samples.tolist(), strict=True))
+
+    def epoch_pairs(self) -> Pairs:
+        return self.at(range(self.total))
+
+    def manifest_pairs(self) -> Pairs:
+        return [(shard, sample) for shard, count in enumerate(self.counts) for sample in range(count)]
+
+
+counts_of_shards = st.lists(st.integers(0, 60) | st.just(0), max_size=10)
+
+
+@st.composite
+def worlds(draw: st.DrawFn, **fixed: Any) -> World:
+    free = {
+        "name": st.sampled_from(["shard", "sampler"]),
+        "shuffle": st.booleans(),
+        "seed": st.integers(0, 2**64 - 1_000_001),
+        "window": st.integers(1, 100) | st.integers(1, 2**63 - 1),
+        "num_canonical_replicas": st.integers(1, 12),
+    }
+    chosen = {name: fixed[name] if name in fixed else draw(strategy) for name, strategy in free.items()}
+    return World(draw(counts_of_shards), OrderSettings(**chosen), draw(st.integers(0, 1_000_000)))
+
+
+def shard_world(counts: list[int], epoch: int = 0, **chosen: Any) -> World:
+    return World(counts, OrderSettings(name="shard", **chosen), epoch)
+
+
+# A permutation
+
+
+@given(worlds())
+@example(shard_world([]))
+@example(shard_world([0, 0]))
+@example(shard_world([1]))
+@example(shard_world([5, 0, 3], num_canonical_replicas=100))
+@example(shard_world([700, 1], window=2**63 - 1))
+def test_every_sample_stands_once_in_an_epoch(world: World) -> None:
+    assert sorted(world.epoch_pairs()) == world.manifest_pairs()
+
+
+@given(worlds(), st.data())
+def test_some_positions_give_what_all_positions_give(world: World, data: st.DataObject) -> None:
+    everything = world.epoch_pairs()
+    some = data.draw(st.lists(st.integers(0, max(world.total - 1, 0)), max_size=20 if world.total else 0))
+    assert world.at(some) == [everything[position] for position in some]
+
+
+def test_an_epoch_of_a_billion_samples_is_found_at_any_position() -> None:
+    world = shard_world([10_000] * 100_000, num_canonical_replicas=64, window=80_000)
+    positions = np.unique(np.random.default_rng(0).integers(0, world.total, 1000))
+    assert len(set(world.at(positions))) == len(positions)
+
+
+# What decides it
+
+
+def test_seed_and_epoch_are_not_added() -> None:
+    assert shard_world([40] * 5, epoch=1, seed=5).epoch_pairs() != shard_world([40] * 5, epoch=0, seed=6).epoch_pairs()
+
+
+@pytest.mark.parametrize("name", ["shard", "sampler"])
+def test_each_seed_and_each_epoch_has_an_order_of_its_own(name: str) -> None:
+    by_epoch = [World([30] * 4, OrderSettings(name=name, seed=1), epoch).epoch_pairs() for epoch in range(20)]
+    by_seed = [World([30] * 4, OrderSettings(name=name, seed=seed + 100), 0).epoch_pairs() for seed in range(20)]
+    assert len(set(map(tuple, by_epoch + by_seed))) == 40
+
+
+@given(worlds(shuffle=False))
+def test_without_shuffle_seed_and_epoch_make_no_difference(world: World) -> None:
+    chosen = world.settings
+    other = OrderSettings(
+        name=chosen.name, shuffle=False, seed=3, window=7, num_canonical_replicas=chosen.num_canonical_replicas
+    )
+    assert World(world.counts, other, 9).epoch_pairs() == world.epoch_pairs()
+
+
+@given(worlds(shuffle=False, num_canonical_replicas=1))
+def test_without_shuffle_one_lane_reads_the_manifest_from_first_to_last(world: World) -> None:
+    assert world.epoch_pairs() == world.manifest_pairs()
+
+
+@given(worlds(name="shard", shuffle=False))
+def test_without_shuffle_each_lane_reads_its_equal_part_of_the_manifest(world: World) -> None:
+    lanes = world.settings.num_canonical_replicas
+    order = world.epoch_pairs()
+    parts = [order[lane::lanes] for lane in range(lanes)]
+    assert [pair for part in parts for pair in part] == world.manifest_pairs()
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_numpy_integers_decide_as_plain_ones_do() -> None:
+    for name in ("shard", "sampler"):
+        plain = OrderSettings(name=name, seed=5, window=16, num_canonical_replicas=2)
+        numpy = OrderSettings(name=name, seed=np.int64(5), window=np.int32(16), num_canonical_replicas=np.uint8(2))
+        assert World([30] * 4, numpy, np.int64(3)).epoch_pairs() == World([30] * 4, plain, 3).epoch_pairs()
+        assert json.dumps(asdict(numpy)) == json.dumps(asdict(plain))  # a checkpoint holds them
+
+
+def test_more_lanes_than_there_can_be_ranks_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"num_canonical_replicas is 1,000,000,000,000: it must be between 1 and"):
+        OrderSettings(num_canonical_replicas=10**12)
+
+
+def test_the_order_that_nobody_chose_is_pinned() -> None:
+    chosen = {"name": "shard", "shuffle": True, "seed": 0, "window": 4096, "num_canonical_replicas": 1}
+    assert asdict(OrderSettings()) == chosen
+
+
+def test_the_order_is_pinned_and_the_same_in_a_fresh_process_without_torch() -> None:
+    environment = {**os.environ, "PYTHONHASHSEED": "random"}
+    done = subprocess.run(command("pinned_orders"), env=environment, capture_output=True, text=True, check=True)
+    # A change here breaks the resumption of every run that was started before it.
+    assert done.stdout.split() == ["fc0e20c81dcbeaeee4864908b12843d1877e7f2b74f90d5827e8c0ac84570499", "False"]
+
+
+# Lanes and windows: what makes the order cheap to stream
+
+
+@given(worlds(name="shard", shuffle=True), st.integers(1, 12))
+def test_ranks_that_divide_the_lanes_share_few_shards(world: World, ranks: int) -> None:
+    lanes = world.settings.num_canonical_replicas * ranks
+    pairs = shard_world(world.counts, seed=1, num_canonical_replicas=lanes, window=world.settings.window).epoch_pairs()
+    touched = {(position % ranks, shard) for position, (shard, _) in enumerate(pairs)}
+    assert len(touched) <= len(world.counts) + lanes
+
+
+@given(worlds(name="shard", shuffle=True))
+def test_a_lane_begins_inside_the_shard_that_it_holds_most_of(world: World) -> None:
+    lanes = world.settings.num_canonical_replicas
+    order = world.epoch_pairs()
+    for lane in range(lanes):
+        shards = [shard for shard, _ in order[lane::lanes]]
+        if shards:
+            most = max(map(shards.count, shards))
+            first = shards[: min(most, world.settings.window)]
+            assert len(set(first)) == 1
+            assert shards.count(first[0]) == most
+
+
+def windows_one_by_one(first: int, window: int, length: int) -> list[tuple[int, int, int]]:
+    """Return (number, start, size) of the windows of a lane: the rule, as a loop."""
+    found = []
+    start, size = 0, min(first, window)
+    while start < length:
+        found.append((len(found), start, min(size, length - start)))
+        start, size = start + size, min(4 * size, window)
+    return found
+
+
+@pytest.mark.parametrize("first", [1, 2, 3, 7, 16])
+def test_windows_grow_fourfold_from_the_first_piece_up_to_the_limit(first: int) -> None:
+    for window in range(1, 20 * first):
+        for length in (first, 5 * first + 1, 60 * first):
+            expected = [found for found in windows_one_by_one(first, window, length) for _ in range(found[2])]
+            offsets = np.arange(length)
+            found = _windows(offsets, np.full(length, first), window, np.full(length, length))
+            assert list(zip(*(part.tolist() for part in found), strict=True)) == expected
+
+
+@given(worlds(name="shard", shuffle=True))
+def test_samples_move_only_within_the_windows_of_their_lane(world: World) -> None:
+    chosen = world.settings
+    lanes = chosen.num_canonical_replicas
+    still = shard_world(world.counts, world.epoch, seed=chosen.seed, window=1, num_canonical_replicas=lanes)
+    order, unmoved = world.epoch_pairs(), still.epoch_pairs()
+    for lane in range(lanes):
+        mixed, plain = order[lane::lanes], unmoved[lane::lanes]
+        shards = [shard for shard, _ in plain]
+        first = max(map(shards.count, shards), default=1)
+        for _, start, size in windows_one_by_one(first, chosen.window, len(plain)):
+            assert sorted(mixed[start : start + size]) == sorted(plain[start : start + size])
+
+
+@given(worlds(name="shard", shuffle=True, window=1))
+def test_a_window_of_one_leaves_each_shard_in_sequence_but_for_where_its_lane_begins(world: World) -> None:
+    lanes = world.settings.num_canonical_replicas
+    order = world.epoch_pairs()
+    for lane in range(lanes):
+        part = order[lane::lanes]
+        breaks = sum(after != (before[0], before[1] + 1) for before, after in pairwise(part))
+        assert breaks <= len({shard for shard, _ in part})
+
+
+def test_each_epoch_deals_the_shards_anew() -> None:
+    held = set()
+    for epoch in range(10):
+        order = shard_world([20] * 16, epoch, seed=2, num_canonical_replicas=4, window=40).epoch_pairs()
+        held.add(frozenset(shard for shard, _ in order[0::4]))
+    assert len(held) == 10
+
+
+def test_no_sample_of_a_shard_is_preferred_at_any_position() -> None:
+    counts, epochs = [3, 5, 4], 4000
+    found = np.zeros((12, 12))
+    for epoch in range(epochs):
+        for position, (shard, sample) in enumerate(shard_world(counts, epoch, seed=1).epoch_pairs()):
+            found[position, sum(counts[:shard]) + sample] += 1
+    for shard in (slice(0, 3), slice(3, 8), slice(8, 12)):
+        columns = found[:, shard]
+        expected = columns.mean(axis=1, keepdims=True)
+        spread = ((columns - expected) ** 2 / np.maximum(expected, 1)).sum()
+        freedom = 12 * (columns.shape[1] - 1)
+        assert spread < freedom + 6 * (2 * freedom) ** 0.5
+
+
+def test_windows_of_one_size_are_shuffled_in_different_ways() -> None:
+    order = shard_world([16] * 64, seed=1, window=16, num_canonical_replicas=8).epoch_pairs()
+    ways = {
+        tuple(sample for _, sample in order[lane::8][start : start + 16])
+        for lane in range(8)
+        for start in range(0, 128, 16)
+    }
+    assert len(ways) == 64
+
+
+# The order of DistributedSampler
+
+
+@given(
+    st.lists(st.integers(0, 12), max_size=5),
+    st.integers(1, 50),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 1000),
+    st.integers(0, 50),
+)
+@example([1], 1, True, False, 0, 0)
+@example([1], 8, True, False, 0, 0)
+@example([1], 8, True, True, 0, 0)
+@example([], 3, True, False, 0, 0)
+@example([12], 5, False, True, 0, 3)
+def test_the_sampler_order_is_that_of_the_distributed_sampler(
+    counts: list[int], ranks: int, shuffle: bool, drop_last: bool, seed: int, epoch: int
+) -> None:
+    from torch.utils.data import DistributedSampler
+
+    world = World(counts, OrderSettings(name="sampler", shuffle=shuffle, seed=seed), epoch)
+    manifest = world.manifest_pairs()
+    plan = EpochPlan(
+        num_samples=world.total, num_replicas=ranks, batch_size=4, drop_last=drop_last, drop_last_batch=False
+    )
+    order = epoch_order(np.array(counts, np.int64), world.settings, epoch)
+    for rank in range(ranks):
+        sampler = DistributedSampler(
+            range(world.total), num_replicas=ranks, rank=rank, shuffle=shuffle, seed=seed, drop_last=drop_last
+        )
+        sampler.set_epoch(epoch)
+        ours = [
+            pair for shards, samples, _ in plan.batches(order, rank=rank) for pair in zip(shards, samples, strict=True)
+        ]
+        assert ours == [manifest[index] for index in sampler]
+        assert len(sampler) == plan.samples_per_rank
+
+
+# The default window
+
+
+def test_the_default_window_holds_16_shards_and_at_least_4096_samples() -> None:
+    assert default_window(np.array([10_000] * 5)) == 160_000
+    assert default_window(np.array([10_000, 0, 10_001, 0])) == 16 * 10_001  # empty shards hold nothing; halves round up
+    assert default_window(np.array([100] * 5)) == 4096
+    assert default_window(np.array([], np.int64)) == 4096
+    assert default_window(np.array([0, 0])) == 4096
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "error", "message"),
+    [
+        ("seed", -1, ArgumentError, "seed is -1: it must be between 0 and 18,446,744,073,709,551,615"),
+        ("seed", 2**64, ArgumentError, "seed is 18,446,744,073,709,551,616: it must be between 0"),
+        ("seed", True, ArgumentTypeError, "seed is True: it must be an integer"),
+        ("seed", 1.0, ArgumentTypeError, r"seed is 1\.0: it must be an integer"),
+        ("seed", "1", ArgumentTypeError, "seed is '1': it must be an integer"),
+        ("seed", None, ArgumentTypeError, "seed is None: it must be an integer"),
+        ("window", 0, ArgumentError, "shuffle_window is 0: it must be at least 1"),
+        ("window", 2.5, ArgumentTypeError, "shuffle_window is 2.5: it must be an integer"),
+        ("num_canonical_replicas", 0, ArgumentError, "num_canonical_replicas is 0: it must be between 1"),
+        ("num_canonical_replicas", True, ArgumentTypeError, "num_canonical_replicas is True: it must be an integer"),
+        ("name", "random", ArgumentError, "order is 'random': it can be 'shard' or 'sampler'"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_by_name_and_value(
+    argument: str, value: object, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        OrderSettings(**{argument: value})
+
+
+@pytest.mark.parametrize("name", ["shard", "sampler"])
+def test_an_epoch_that_cannot_be_is_refused_by_value(name: str) -> None:
+    for epoch, error, message in [
+        (-1, ArgumentError, "epoch is -1: it must be between 0 and 9,223,372,036,854,775,807"),
+        (2**63, ArgumentError, "epoch is 9,223,372,036,854,775,808: it must be between 0"),
+        (1.5, ArgumentTypeError, r"epoch is 1\.5: it must be an integer"),
+        (False, ArgumentTypeError, "epoch is False: it must be an integer"),
+    ]:
+        with pytest.raises(error, match=message):
+            epoch_order(np.array([3]), OrderSettings(name=name), epoch)
+
+
+def test_a_sampler_seed_that_torch_cannot_take_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"seed \+ epoch is 18,446,744,073,709,551,616"):
+        epoch_order(np.array([3]), OrderSettings(name="sampler", seed=2**64 - 1), 1)
+    assert epoch_order(np.array([3]), OrderSettings(name="sampler", seed=2**64 - 2), 1).num_samples == 3

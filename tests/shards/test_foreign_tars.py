@@ -1,0 +1,135 @@
+"""What a reader of other people's shards must handle, case by case, from the tar to the samples."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+
+import wdsdist
+from tests.support.tars import file_entry, plain_tar, tar_bytes
+from wdsdist.errors import DecodeError, ShardDamagedError
+from wdsdist.samples.shard_reader import ShardReader
+
+Samples = list[tuple[str, dict[str, bytes]]]
+
+
+def index(folder: Path, **tars: bytes) -> wdsdist.Manifest:
+    """Write some tars and index them."""
+    for name, content in tars.items():
+        (folder / f"{name}.tar").write_bytes(content)
+    return wdsdist.index(folder, workers=1)
+
+
+def samples(manifest: wdsdist.Manifest) -> Samples:
+    """Read every sample."""
+    reader = ShardReader(wdsdist.open(manifest.base))
+    shards = [reader.shard(number) for number in range(len(manifest.counts))]
+    return [
+        (shard.key(number), {extension: bytes(data) for extension, data in shard.members(number)})
+        for shard in shards
+        for number in range(shard.index.num_samples)
+    ]
+
+
+def test_the_key_ends_at_the_first_dot_of_the_base_name(tmp_path: Path) -> None:
+    made = index(tmp_path, x=plain_tar([("v1.2/a.seg.png", b"1"), ("v1.2/a.jpg", b"2"), ("b.c.jpg", b"3")]))
+    assert samples(made) == [("v1.2/a", {"seg.png": b"1", "jpg": b"2"}), ("b", {"c.jpg": b"3"})]
+
+
+def test_extensions_are_matched_in_lower_case_and_stored_as_they_are(tmp_path: Path) -> None:
+    made = index(tmp_path, x=plain_tar([("a.JPG", b"1"), ("a.Cls", b"2")]))
+    assert samples(made) == [("a", {"jpg": b"1", "cls": b"2"})]
+    assert ShardReader(made).shard(0).index.extensions == ("JPG", "Cls")
+
+
+def test_what_belongs_to_no_sample_is_counted_in_the_report(tmp_path: Path) -> None:
+    names = ["a.jpg", ".hidden", "none", "line\nbreak.txt", "__meta__/info.json", "folder/.b.jpg"]
+    made = index(tmp_path, x=plain_tar((name, b"1") for name in names))
+    assert samples(made) == [("a", {"jpg": b"1"})]
+    assert made.extra["skipped"] == {"name without a key and an extension": 5}
+
+
+def test_a_leading_dot_and_slash_is_kept(tmp_path: Path) -> None:
+    assert samples(index(tmp_path, x=plain_tar([("./a.jpg", b"1")]))) == [("./a", {"jpg": b"1"})]
+
+
+@pytest.mark.parametrize("name", ["k.__key__", "k.__url__", "k.__KEY__"])
+def test_a_member_named_like_what_readers_add_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ShardDamagedError, match=rf"x\.tar: member {name} has the name of an entry that readers add"):
+        index(tmp_path, x=plain_tar([("k.jpg", b"1"), (name, b"2")]))
+
+
+def test_what_is_no_file_is_counted_and_never_followed(tmp_path: Path) -> None:
+    kinds = [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.BLKTYPE]
+    entries = [(file_entry(f"{n}.jpg", 0, type=kind, linkname="/etc/passwd"), b"") for n, kind in enumerate(kinds)]
+    made = index(tmp_path, x=tar_bytes([*entries, (file_entry("a.jpg", 1), b"1")]))
+    assert samples(made) == [("a", {"jpg": b"1"})]
+    assert made.extra["skipped"] == {"directory": 1, "symbolic link": 1, "hard link": 1, "device": 2}
+
+
+@pytest.mark.parametrize("again", ["a.jpg", "a.JPG"])
+def test_one_extension_twice_in_a_sample_is_damage(tmp_path: Path, again: str) -> None:
+    with pytest.raises(ShardDamagedError, match=r"x\.tar: sample 'a' has two members with extension 'jpg'"):
+        index(tmp_path, x=plain_tar([("a.jpg", b"1"), ("a.cls", b"2"), (again, b"3")]))
+
+
+def test_members_of_a_key_that_are_not_adjacent_are_damage(tmp_path: Path) -> None:
+    with pytest.raises(ShardDamagedError, match=r"x\.tar: the members of sample 'a' are not adjacent"):
+        index(tmp_path, x=plain_tar([("a.jpg", b"1"), ("b.jpg", b"2"), ("a.cls", b"3")]))
+
+
+def test_one_key_in_two_shards_is_two_samples(tmp_path: Path) -> None:
+    made = index(tmp_path, x=plain_tar([("a.jpg", b"1")]), y=plain_tar([("a.jpg", b"2")]))
+    assert samples(made) == [("a", {"jpg": b"1"}), ("a", {"jpg": b"2"})]
+
+
+def test_empty_members_empty_tars_and_tars_without_samples_are_fine(tmp_path: Path) -> None:
+    made = index(tmp_path, a=plain_tar([]), b=plain_tar([("none", b"1")]), c=plain_tar([("a.jpg", b"")]))
+    assert [shard.num_samples for shard in made.shards] == [0, 0, 1]
+    assert samples(made) == [("a", {"jpg": b""})]
+    assert wdsdist.verify(tmp_path) == []
+
+
+def test_a_tar_cut_in_a_member_names_shard_member_offset_and_sizes(tmp_path: Path) -> None:
+    message = r"x\.tar: member 'a\.jpg' has 3,000 bytes but the file holds 488 of them, at byte 0 of 1,000"
+    with pytest.raises(ShardDamagedError, match=message):
+        index(tmp_path, x=plain_tar([("a.jpg", bytes(3000))])[:1000])
+
+
+@pytest.mark.parametrize("cut", [512, 700, 1024, 1100, 1536, 2048, 2560])
+def test_a_tar_cut_at_or_in_a_header_is_damage(tmp_path: Path, cut: int) -> None:
+    content = plain_tar([("a.jpg", b"1"), ("b.jpg", b"2")])
+    with pytest.raises(ShardDamagedError, match=rf"x\.tar: .* at byte [\d,]+ of {cut:,}"):
+        index(tmp_path, x=content[:cut])
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_long_names_and_headers_are_read(tmp_path: Path, form: int) -> None:
+    names = ["n" * 150 + ".jpg", "f" * 120 + "/" + "n" * 99 + ".jpg", "köln/日本.jpg"]
+    made = index(tmp_path, x=plain_tar(((name, name.encode()) for name in names), format=form))
+    assert samples(made) == [(name.removesuffix(".jpg"), {"jpg": name.encode()}) for name in names]
+
+
+@pytest.mark.parametrize("name", ["x.tar.gz", "x.tar.zst", "x.tgz", "x.tbz", "x.tzst", "x.tar.lz4", "x.tar.Z"])
+def test_what_only_bears_the_name_of_a_compressed_shard_is_damage_and_never_passed_over(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "a.tar").write_bytes(plain_tar([("a.jpg", b"1")]))
+    (tmp_path / name).write_bytes(b"compressed")
+    with pytest.raises(ShardDamagedError, match=rf"{name} is not compressed by gzip, bzip2, xz or zstd"):
+        wdsdist.index(tmp_path)
+
+
+def test_compressed_members_are_unpacked_before_they_are_decoded(tmp_path: Path) -> None:
+    import gzip
+
+    from wdsdist.samples.sample_spec import Decoder
+    from wdsdist.storage import compression
+
+    made = index(tmp_path, x=plain_tar([("a.json.gz", gzip.compress(b'{"a": 1}'))]))
+    ((_, members),) = samples(made)
+    assert Decoder(True)("json.gz", members["json.gz"]) == {"a": 1}
+    with pytest.raises(DecodeError, match="unpacks to over 5 bytes"):
+        compression.unzip(members["json.gz"], 5)

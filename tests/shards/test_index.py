@@ -1,0 +1,212 @@
+"""The index of one shard: what goes in comes out, and a damaged index is an error, never a wrong offset."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from webdataset.tariterators import group_by_keys, tar_file_iterator
+
+from tests.support.tars import listing, plain_tar
+from wdsdist.errors import IndexFormatError, ShardDamagedError
+from wdsdist.shards import index as shardindex
+from wdsdist.shards import scan_local as tarindex
+from wdsdist.shards import tar as tarformat
+from wdsdist.shards.index import ShardIndex, ShardIndexBuilder, from_members
+
+Sample = tuple[str, list[tuple[str, int, int]]]
+
+
+def fields_of(index: ShardIndex) -> dict[str, Any]:
+    return {field.name: getattr(index, field.name) for field in dataclasses.fields(index)}
+
+
+def contents(index: ShardIndex) -> dict[str, Any]:
+    """Return an index as plain values, which compare."""
+    return {
+        name: (str(value.dtype), value.tolist()) if isinstance(value, np.ndarray) else value
+        for name, value in fields_of(index).items()
+    }
+
+
+def samples_of(index: ShardIndex) -> list[Sample]:
+    return [(index.key(number), index.members(number)) for number in range(index.num_samples)]
+
+
+def built(samples: list[Sample], **more: Any) -> ShardIndex:
+    builder = ShardIndexBuilder("x.tar")
+    for key, members in samples:
+        for member in members:
+            builder.add(key, *member)
+    return builder.finish(size=2**62, sha256="ab" * 32, **more)
+
+
+def of_tar(*names: str) -> ShardIndex:
+    content = plain_tar((name, name.encode()) for name in names)
+    return from_members(tarformat.scan(content, label="x.tar"), size=len(content), sha256="", label="x.tar")
+
+
+keys = st.text(st.characters(exclude_categories=[]), min_size=1, max_size=8).filter(
+    # Lone surrogates stand for bytes that are not UTF-8, as in the names that a tar gives.
+    lambda key: key == key.encode("utf-8", "surrogatepass").decode("utf-8", "surrogateescape")
+)
+extensions = st.sampled_from(["jpg", "cls", "seg.png", "JSON", "ä"])
+numbers = st.integers(0, 2**61)
+members = st.lists(st.tuples(extensions, numbers, numbers), min_size=1, max_size=4, unique_by=lambda item: item[0])
+many_samples = st.lists(st.tuples(keys, members), max_size=6, unique_by=lambda item: item[0])
+
+SAMPLES: list[Sample] = [
+    ("köln/日本", [("jpg", 512, 70_000), ("cls", 71_680, 1)]),
+    ("b", [("seg.png", 73_216, 0), ("jpg", 73_728, 5)]),
+    ("not-\udcff-utf8", [("JPG", 75_000, 2**40)]),
+]
+
+
+# Samples
+
+
+def test_members_that_follow_one_another_with_one_key_are_a_sample() -> None:
+    index = of_tar("a/1.jpg", "a/1.seg.png", "a/2.jpg", "b/1.CLS")
+    assert samples_of(index) == [
+        ("a/1", [("jpg", 512, 7), ("seg.png", 1536, 11)]),
+        ("a/2", [("jpg", 2560, 7)]),
+        ("b/1", [("CLS", 3584, 7)]),
+    ]
+    assert index.num_samples == 3
+    assert index.extensions == ("jpg", "seg.png", "CLS")
+
+
+def test_each_member_lies_where_tarfile_finds_it() -> None:
+    names = [f"köln/{number}.{extension}" for number in range(50) for extension in ("jpg", "cls")]
+    content = plain_tar(((name, name.encode() * 40) for name in names), format=2)
+    index = from_members(tarformat.scan(content, label="x.tar"), size=len(content), sha256="", label="x.tar")
+    found = [(f"{key}.{extension}", offset, size) for key, own in samples_of(index) for extension, offset, size in own]
+    assert found == listing(content)
+
+
+def test_a_shard_may_hold_no_sample() -> None:
+    assert of_tar().num_samples == 0
+    assert samples_of(of_tar("README", ".hidden")) == []
+
+
+def test_what_belongs_to_no_sample_is_counted() -> None:
+    index = of_tar("README", "a.jpg", ".hidden", "__meta__/notes.json")
+    assert samples_of(index) == [("a", [("jpg", 1536, 5)])]
+    assert sum(index.skipped.values()) == 3
+
+
+def test_a_key_with_a_line_break_is_a_sample_as_webdataset_has_it(tmp_path: Path) -> None:
+    names = ["a\nb.jpg", "a\nb.CLS", "c\n/d.jpg", "\n.jpg", "e.seg\n.png", "x.y\n/z.jpg", "f.jpg"]
+    path = tmp_path / "x.tar"
+    path.write_bytes(plain_tar((name, name.encode()) for name in names))
+    index = tarindex.shard_index(path)
+    found = {key: {extension.lower() for extension, _, _ in own} for key, own in samples_of(index)}
+    with path.open("rb") as stream:
+        theirs = list(group_by_keys({**member, "__url__": ""} for member in tar_file_iterator(stream)))
+    assert found == {one["__key__"]: one.keys() - {"__key__", "__url__"} for one in theirs}
+    assert index.skipped == {"name without a key and an extension": 1}  # x.y\n/z.jpg, which webdataset passes over
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["a.jpg", "b.jpg", "a.cls"], "x.tar: the members of sample 'a' are not adjacent"),
+        (["a.jpg", "a.cls", "a.jpg"], "x.tar: sample 'a' has two members with extension 'jpg'"),
+        (["a.jpg", "a.JPG"], "x.tar: sample 'a' has two members with extension 'jpg'"),
+        (["a.jpg", "a.__key__"], r"x.tar: member a\.__key__ has the name of an entry that readers add"),
+        (["a.__url__"], r"x.tar: member a\.__url__ has the name"),
+    ],
+)
+def test_members_that_would_lose_or_mix_samples_are_damage(names: list[str], message: str) -> None:
+    with pytest.raises(ShardDamagedError, match=message):
+        of_tar(*names)
+
+
+def test_underscores_on_one_side_of_an_extension_reserve_nothing() -> None:
+    assert of_tar("a.__mask", "a.mask__").extensions == ("__mask", "mask__")
+
+
+# On disk
+
+
+def round_trip(index: ShardIndex, path: Path) -> ShardIndex:
+    path.write_bytes(shardindex.dumps(index))
+    return shardindex.load(path)
+
+
+@given(many_samples, st.dictionaries(st.text(max_size=5), st.integers(0, 9), max_size=2))
+def test_an_index_loads_as_it_was_saved(
+    tmp_path_factory: pytest.TempPathFactory, samples: list[Sample], skipped: dict[str, int]
+) -> None:
+    index = built(samples, skipped=skipped)
+    loaded = round_trip(index, tmp_path_factory.getbasetemp() / "x.wdsindex")
+    assert contents(loaded) == contents(index)
+    assert samples_of(loaded) == samples
+
+
+def test_the_same_index_gives_the_same_bytes() -> None:
+    assert shardindex.dumps(built(SAMPLES)) == shardindex.dumps(built(SAMPLES))
+
+
+def test_loaded_arrays_are_views_of_the_file_not_copies(tmp_path: Path) -> None:
+    loaded = round_trip(built(SAMPLES), tmp_path / "x.wdsindex")
+    arrays = [value for value in fields_of(loaded).values() if isinstance(value, np.ndarray)]
+    assert len(arrays) == 6
+    for array in arrays:
+        assert not array.flags.owndata
+        assert not array.flags.writeable
+        assert array.ctypes.data % 64 == 0  # as the format promises; a map starts on a page
+
+
+def test_a_change_of_any_byte_of_an_index_is_found_or_harmless(tmp_path: Path) -> None:
+    index = built(SAMPLES)
+    content = shardindex.dumps(index)
+    path = tmp_path / "x.wdsindex"
+    harmless = []
+    for offset in range(len(content)):
+        for bit in range(8):
+            altered = bytearray(content)
+            altered[offset] ^= 1 << bit
+            path.write_bytes(altered)
+            try:
+                loaded = shardindex.load(path)
+            except IndexFormatError:
+                continue
+            assert contents(loaded) == contents(index)
+            harmless.append(offset)
+    assert len(harmless) <= 4 * 8  # the last word of the preamble is spare
+
+
+def test_an_index_cut_anywhere_is_an_error_that_names_it(tmp_path: Path) -> None:
+    content = shardindex.dumps(built(SAMPLES))
+    path = tmp_path / "x.wdsindex"
+    for cut in range(len(content)):
+        path.write_bytes(content[:cut])
+        with pytest.raises(IndexFormatError, match=r"x\.wdsindex is not a shard index.*wdsdist index"):
+            shardindex.load(path)
+
+
+@given(st.binary(max_size=200) | st.binary(max_size=200).map(lambda rest: b"wdsindex\1\0\0\0" + rest))
+def test_what_is_no_index_is_an_error(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "x.wdsindex"
+    path.write_bytes(content)
+    with pytest.raises(IndexFormatError):
+        shardindex.load(path)
+
+
+def test_an_index_of_another_version_is_refused_by_number(tmp_path: Path) -> None:
+    content = bytearray(shardindex.dumps(built(SAMPLES)))
+    content[8] = 2
+    (tmp_path / "x.wdsindex").write_bytes(content)
+    with pytest.raises(IndexFormatError, match="version 2"):
+        shardindex.load(tmp_path / "x.wdsindex")
+
+
+def test_no_index_is_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        shardindex.load(tmp_path / "x.wdsindex")

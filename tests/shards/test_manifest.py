@@ -1,0 +1,329 @@
+"""``index.json``: a valid wids index that loads as it was saved, and says so when it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.tars import write_shard
+from wdsdist.errors import IndexFormatError, IndexNotFoundError
+from wdsdist.shards import manifest as manifests
+from wdsdist.shards.manifest import Manifest, Shard
+
+SHARDS = [
+    Shard("00.tar", 3, 10_240, "ab" * 32),
+    Shard("01.tar", 0, 1024, "cd" * 32),
+    Shard("köln.tar", 5, 2**40, ""),
+]
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20)
+names = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/\\:"), min_size=1, max_size=20)
+names = names.filter(lambda name: name not in (".", "..") and ".." not in re.split("[;?#]", name))
+shards = st.builds(
+    Shard, names, st.integers(0, 2**40), st.integers(-1, 2**58), st.sampled_from(["", "ab" * 32, "0" * 64])
+)
+
+
+def plain(manifest: Manifest) -> tuple[Any, ...]:
+    return manifest.shards, manifest.name, manifest.extra
+
+
+def loaded(tmp_path: Path, data: Any, **more: Any) -> Manifest:
+    path = tmp_path / "index.json"
+    path.write_text(data if isinstance(data, str) else json.dumps(data))
+    return manifests.load(str(path), **more)
+
+
+# Saved and loaded
+
+
+@given(
+    st.lists(shards, max_size=5, unique_by=lambda shard: shard.name),
+    texts,
+    st.dictionaries(st.sampled_from("abc"), st.integers() | texts),
+)
+def test_a_manifest_loads_as_it_was_saved(
+    tmp_path_factory: pytest.TempPathFactory, listed: list[Shard], name: str, extra: dict[str, Any]
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    manifest = Manifest.of(str(folder), listed, name=name, extra=extra)
+    manifests.save(manifest, folder)
+    found = manifests.load(f"{folder}/index.json")
+    assert plain(found) == plain(manifest)
+    assert found.base == str(folder)
+    assert found.fingerprint == manifest.fingerprint
+
+
+def test_the_figures_of_a_manifest_are_those_of_its_shards() -> None:
+    manifest = Manifest.of("/data", SHARDS)
+    assert manifest.num_samples == 8
+    assert manifest.num_bytes == 2**40 + 11_264
+    assert manifest.shards == tuple(SHARDS)
+    assert manifest.shard(2) == SHARDS[2]
+    assert manifest.location(2) == "/data/köln.tar"
+    assert Manifest.of("/data", []).num_samples == 0
+
+
+def test_the_same_manifest_gives_the_same_bytes() -> None:
+    assert manifests.dumps(Manifest.of("/a", SHARDS)) == manifests.dumps(Manifest.of("/b", SHARDS))
+
+
+def test_some_shards_of_a_manifest_are_a_manifest() -> None:
+    manifest = Manifest.of("s3://bucket", SHARDS, name="n", extra={"k": 1}, storage_options={"key": "secret"})
+    chosen = manifest.select([2, 0])
+    assert chosen.shards == (SHARDS[2], SHARDS[0])
+    assert (chosen.base, chosen.name, chosen.extra, chosen.storage_options) == (
+        manifest.base, manifest.name, manifest.extra, manifest.storage_options,
+    )  # fmt: skip
+    assert manifest.select([]).num_samples == 0
+
+
+def test_a_manifest_shows_its_figures_but_no_credentials() -> None:
+    manifest = Manifest.of("s3://me:pass@bucket/train", SHARDS, storage_options={"key": "secret"})
+    assert repr(manifest) == "Manifest('s3://bucket/train': 8 samples in 3 shards, 1,099,511,639,040 bytes)"
+
+
+# Identity
+
+
+def test_the_fingerprint_is_the_same_wherever_the_shards_lie() -> None:
+    here = Manifest.of("/data", SHARDS, name="a")
+    there = Manifest.of("s3://bucket/x", SHARDS, name="b", extra={"k": 1})
+    listed = Manifest.of("/", [Shard(f"/data/{s.name}", s.num_samples, s.size, s.sha256) for s in SHARDS])
+    assert here.fingerprint == there.fingerprint == listed.fingerprint
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        [SHARDS[1], SHARDS[0], SHARDS[2]],
+        SHARDS[:2],
+        [Shard("xx.tar", 3, 10_240, "ab" * 32), *SHARDS[1:]],
+        [Shard("00.tar", 4, 10_240, "ab" * 32), *SHARDS[1:]],
+        [Shard("00.tar", 3, 10_241, "ab" * 32), *SHARDS[1:]],
+        [Shard("00.tar", 3, 10_240, "ac" * 32), *SHARDS[1:]],
+    ],
+)
+def test_the_fingerprint_changes_with_what_the_shards_hold(changed: list[Shard]) -> None:
+    assert Manifest.of("/data", changed).fingerprint != Manifest.of("/data", SHARDS).fingerprint
+
+
+def test_the_fingerprint_is_pinned() -> None:
+    # A change here makes every saved training state refuse its own data.
+    assert Manifest.of("/data", SHARDS).fingerprint == "1d03594ca11e45cacd22f9ab9e571ac8"
+
+
+# The wids format
+
+
+def test_index_json_is_what_wids_asks_for(tmp_path: Path) -> None:
+    manifests.save(Manifest.of("/data", SHARDS, name="cats"), tmp_path)
+    data = json.loads((tmp_path / "index.json").read_bytes())
+    assert data["__kind__"] == "wids-shard-index-v1"
+    assert data["wids_version"] == 1
+    assert data["name"] == "cats"
+    assert [(entry["url"], entry["nsamples"], entry.get("filesize")) for entry in data["shardlist"]] == [
+        ("00.tar", 3, 10_240),
+        ("01.tar", 0, 1024),
+        ("köln.tar", 5, 2**40),
+    ]
+    assert data["wdsdist"].pop("index_sha256")
+    assert data["wdsdist"] == {"version": 1, "num_samples": 8}
+
+
+def test_wids_itself_reads_a_data_set_through_index_json(tmp_path: Path) -> None:
+    wids = pytest.importorskip("wids", reason="pip install wids")
+    listed = []
+    for number, count in enumerate([3, 4]):
+        path = write_shard(tmp_path / f"{number:02d}.tar", count, prefix=f"s{number}-")
+        listed.append(Shard(path.name, count, path.stat().st_size, ""))
+    manifests.save(Manifest.of(str(tmp_path), listed), tmp_path)
+    dataset = wids.ShardListDataset(
+        str(tmp_path / "index.json"), cache_dir=str(tmp_path / "cache"), keep=True, transformations=[]
+    )
+    assert len(dataset) == 7
+    assert [dataset[number]["__key__"] for number in range(7)] == [
+        *(f"s0-{n:04d}" for n in range(3)),
+        *(f"s1-{n:04d}" for n in range(4)),
+    ]
+
+
+def test_a_minimal_foreign_index_loads(tmp_path: Path) -> None:
+    manifest = loaded(tmp_path, {"wids_version": 1, "shardlist": [{"url": "x.tar", "nsamples": 7}]})
+    assert manifest.shards == (Shard("x.tar", 7, -1, ""),)
+    assert manifest.location(0) == str(tmp_path / "x.tar")
+    assert manifest.num_bytes == 0
+
+
+def test_a_foreign_index_may_give_a_base_and_locations_of_their_own_where_the_user_allows_it(tmp_path: Path) -> None:
+    urls = ["x.tar", "https://host/y.tar", "/data/z.tar", "file:///data/w.tar"]
+    listed = [{"url": url, "nsamples": 1, "md5sum": "0" * 32, "weight": 2} for url in urls]
+    data = {"wids_version": 1, "base": "s3://bucket/train", "shardlist": listed}
+    manifest = loaded(tmp_path, data, allow_elsewhere=True)
+    assert [manifest.location(number) for number in range(4)] == [
+        "s3://bucket/train/x.tar",
+        "https://host/y.tar",
+        "/data/z.tar",
+        "/data/w.tar",
+    ]
+
+
+# Not an index
+
+GOOD = {"wids_version": 1, "shardlist": [{"url": "x.tar", "nsamples": 7}]}
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    return {"wids_version": 1, "shardlist": [{"url": "x.tar", "nsamples": 7, **changes}]}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "",
+        "{",
+        "[" * 100_000,
+        "null",
+        "[]",
+        "7",
+        '"text"',
+        "{}",
+        '{"wids_version": 1}',
+        {**GOOD, "wids_version": 2},
+        {**GOOD, "wids_version": "1"},
+        {**GOOD, "shardlist": None},
+        {**GOOD, "shardlist": 7},
+        {**GOOD, "shardlist": "x.tar"},
+        {**GOOD, "shardlist": {"url": "x.tar", "nsamples": 7}},
+        {**GOOD, "shardlist": [None]},
+        {**GOOD, "shardlist": ["x.tar"]},
+        {**GOOD, "shardlist": [{"nsamples": 7}]},
+        {**GOOD, "shardlist": [{"url": "x.tar"}]},
+        entry(url=""),
+        entry(url=None),
+        entry(url=7),
+        entry(url=["x.tar"]),
+        entry(url="\ud800.tar"),
+        entry(nsamples=-1),
+        entry(nsamples=1.5),
+        entry(nsamples="7"),
+        entry(nsamples=True),
+        entry(nsamples=None),
+        entry(nsamples=10**30),
+        entry(filesize=-2),
+        entry(filesize="9"),
+        entry(filesize=2**63),
+        {**GOOD, "wdsdist": 5},
+        {**GOOD, "wdsdist": {"num_samples": 8}},
+        {**GOOD, "wdsdist": {"num_samples": "seven"}},
+    ],
+    ids=lambda data: (data if isinstance(data, str) else json.dumps(data))[:60],
+)
+def test_what_is_no_wids_index_is_an_error_that_names_it(tmp_path: Path, data: Any) -> None:
+    with pytest.raises(IndexFormatError, match=r"index\.json is not a wids v1 index .*wdsdist index"):
+        loaded(tmp_path, data)
+
+
+@pytest.mark.parametrize(
+    ("notes", "reason"),
+    [
+        ([["num_samples", 7]], r"its notes are \[\['num_samples', 7\]\], not an object"),
+        ({"classes": 7}, "its note 'classes' is 7, not a list of names"),
+        ({"classes": "cat"}, "its note 'classes' is 'cat', not a list of names"),
+        ({"classes": {"cat": 0}}, "its note 'classes' is .*, not a list of names"),
+        ({"classes": ["cat", None]}, r"its note 'classes' is \['cat', None\], not a list of names"),
+        ({"fields": "jpg"}, "its note 'fields' is 'jpg', not a list of names"),
+        ({"fields": [["jpg"]]}, "its note 'fields' is .*, not a list of names"),
+        ({"payload_bytes": "many"}, "its note 'payload_bytes' is 'many', not a count"),
+        ({"payload_bytes": None}, "its note 'payload_bytes' is None, not a count"),
+        ({"payload_bytes": -1}, "its note 'payload_bytes' is -1, not a count"),
+        ({"payload_bytes": True}, "its note 'payload_bytes' is True, not a count"),
+        ({"payload_bytes": 10**400}, r"its note 'payload_bytes' is 1000\d*\.\.\.0000\d*, not a count"),
+        ({"left_out": [1]}, r"its note 'left_out' is \[1\], not a count"),
+        ({"renamed_keys": 1.5}, "its note 'renamed_keys' is 1.5, not a count"),
+        ({"skipped": 3}, "its note 'skipped' is 3, not an object of counts"),
+        ({"skipped": {"links": "3"}}, "its note 'skipped' is .*, not an object of counts"),
+        ({"columns": ["a"]}, r"its note 'columns' is \['a'\], not an object of names"),
+        ({"columns": {"a": 7}}, "its note 'columns' is .*, not an object of names"),
+    ],
+    ids=str,
+)
+def test_a_note_of_another_type_than_packers_write_is_an_error_that_names_it(
+    tmp_path: Path, notes: Any, reason: str
+) -> None:
+    with pytest.raises(IndexFormatError, match=rf"index\.json is not a wids v1 index \({reason}\)"):
+        loaded(tmp_path, {**GOOD, "wdsdist": notes})
+
+
+def test_notes_that_wdsdist_does_not_know_are_free(tmp_path: Path) -> None:
+    notes = {"source": {"kind": "folder"}, "shuffle_seed": None, "mine": [1, {"deep": None}], "classes": []}
+    assert loaded(tmp_path, {**GOOD, "wdsdist": notes}).extra == notes
+
+
+def test_bytes_that_are_no_text_are_no_index(tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_bytes(b"\xff\xfe\xfd{}")
+    with pytest.raises(IndexFormatError, match=r"index\.json is not a wids v1 index"):
+        manifests.load(str(tmp_path / "index.json"))
+
+
+def test_an_index_cut_anywhere_is_an_error(tmp_path: Path) -> None:
+    content = manifests.dumps(Manifest.of("/data", SHARDS)).rstrip()
+    for cut in range(len(content)):
+        (tmp_path / "index.json").write_bytes(content[:cut])
+        with pytest.raises(IndexFormatError):
+            manifests.load(str(tmp_path / "index.json"))
+
+
+def test_a_promise_of_more_samples_than_are_listed_names_both_numbers(tmp_path: Path) -> None:
+    with pytest.raises(IndexFormatError, match=r"promises 8,000 samples and lists 7"):
+        loaded(tmp_path, {**GOOD, "wdsdist": {"num_samples": 8000}})
+
+
+def test_a_missing_index_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for missing in ("index.json", "nowhere/index.json", "file/index.json"):
+        with pytest.raises(IndexNotFoundError, match=f"{missing} does not exist"):
+            manifests.load(str(tmp_path / missing))
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_a_saved_index_can_be_read_by_whom_the_umask_lets(tmp_path: Path, mask: int, mode: int) -> None:
+    before = os.umask(mask)
+    try:
+        manifests.save(Manifest.of("/data", SHARDS), tmp_path)
+        assert os.umask(mask) == mask
+    finally:
+        os.umask(before)
+    assert (tmp_path / "index.json").stat().st_mode & 0o777 == mode
+
+
+def test_saving_leaves_the_old_index_until_the_new_one_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifests.save(Manifest.of("/data", SHARDS), tmp_path)
+    before = (tmp_path / "index.json").read_bytes()
+
+    def full_disk(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        manifests.save(Manifest.of("/data", SHARDS[:1]), tmp_path)
+    assert (tmp_path / "index.json").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["index.json"]
+
+
+def test_a_manifest_of_a_hundred_thousand_shards_stays_a_few_megabytes() -> None:
+    listed = (Shard(f"{number:06d}.tar", 1000, 10**8, "ab" * 32) for number in range(100_000))
+    manifest = Manifest.of("s3://bucket/train", listed)
+    arrays = (manifest.names, manifest.counts, manifest.sizes, manifest.digests)
+    assert all(isinstance(array, np.ndarray) and array.dtype != object for array in arrays)
+    assert sum(array.nbytes for array in arrays) < 10_000_000

@@ -1,0 +1,480 @@
+"""Finding data sets and indexing tars: every way to name one, each tar scanned once, no damage passed over."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import pytest
+
+import wdsdist
+from tests.support.tars import plain_tar, write_shard
+from wdsdist.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DestinationError,
+    IndexFormatError,
+    IndexNotFoundError,
+    ShardDamagedError,
+    ShardNotFoundError,
+)
+from wdsdist.shards import build_index as indexing
+from wdsdist.shards import index as shardindex
+from wdsdist.shards import scan_local as tarindex
+from wdsdist.shards.manifest import Manifest
+
+COUNTS = [3, 4, 0]
+NAMES = ["train-00.tar", "train-01.tar", "train-02.tar"]
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> Path:
+    """A folder of three tars that someone else made."""
+    folder = tmp_path / "tars"
+    folder.mkdir()
+    for name, count in zip(NAMES, COUNTS, strict=True):
+        write_shard(folder / name, count, prefix=name[6:8] + "-", extensions=("jpg", "cls"))
+    return folder
+
+
+@pytest.fixture
+def data_set(tars: Path) -> Path:
+    """The same folder, indexed."""
+    wdsdist.index(tars, workers=1)
+    return tars
+
+
+@pytest.fixture
+def no_scan(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Call it, and from then on reading a whole tar is an error."""
+
+    def scan(path: Path) -> None:
+        raise AssertionError(f"{path} was scanned")
+
+    return lambda: monkeypatch.setattr(tarindex, "scan_shard", scan)
+
+
+@pytest.fixture
+def read_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Call it with a folder, and from then on no file can be made there: as without permission, but also for root."""
+    make = tempfile.mkstemp
+    closed: set[Path] = set()
+
+    def mkstemp(*args: object, dir: Path, **more: object) -> tuple[int, str]:  # noqa: A002 - tempfile's own name
+        if Path(dir) in closed:
+            raise PermissionError(13, "Permission denied", str(dir))
+        return make(*args, dir=dir, **more)
+
+    monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
+    return closed.add
+
+
+def listed(manifest: Manifest) -> list[tuple[str, int]]:
+    """Return the location and the samples of each shard."""
+    return [(manifest.location(number), shard.num_samples) for number, shard in enumerate(manifest.shards)]
+
+
+def expected(folder: Path | str, *numbers: int) -> list[tuple[str, int]]:
+    return [(f"{folder}/{NAMES[number]}", COUNTS[number]) for number in numbers]
+
+
+# Ways to name a data set
+
+
+@pytest.mark.parametrize(
+    "form", [str, Path, "{}/".format, "file://{}".format, "{}/index.json".format, "file://{}/index.json".format]
+)
+def test_an_indexed_folder_opens_by_its_path_its_url_or_its_index(data_set: Path, form: Callable[[Path], str]) -> None:
+    manifest = wdsdist.open(form(data_set))
+    assert listed(manifest) == expected(data_set, 0, 1, 2)
+    assert manifest.num_samples == 7
+
+
+def test_a_relative_path_is_relative_to_where_it_was_opened(data_set: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(data_set.parent)
+    manifest = wdsdist.open("tars")
+    monkeypatch.chdir("/")
+    assert listed(manifest) == expected(data_set, 0, 1, 2)
+
+
+def test_a_manifest_opens_as_itself(data_set: Path) -> None:
+    manifest = wdsdist.open(data_set)
+    assert wdsdist.open(manifest) is manifest
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_tars_open_one_by_one_by_pattern_and_in_lists_in_the_order_given(tars: Path, indexed: bool) -> None:
+    if indexed:
+        wdsdist.index(tars, workers=1)
+    assert listed(wdsdist.open(tars / NAMES[1])) == expected(tars, 1)
+    assert listed(wdsdist.open(f"file://{tars}/{NAMES[1]}")) == expected(tars, 1)
+    assert listed(wdsdist.open(f"{tars}/train-{{00..02}}.tar")) == expected(tars, 0, 1, 2)
+    assert listed(wdsdist.open([str(tars / NAMES[2]), tars / NAMES[0]])) == expected(tars, 2, 0)
+    assert listed(wdsdist.open((f"{tars}/train-{{00..01}}.tar", f"{tars}/train-02.tar"))) == expected(tars, 0, 1, 2)
+
+
+def test_a_folder_with_a_brace_in_its_name_is_no_pattern(data_set: Path) -> None:
+    odd = data_set.rename(data_set.with_name("a{b,c}"))
+    assert listed(wdsdist.open(odd)) == expected(odd, 0, 1, 2)
+
+
+def test_tars_of_an_indexed_folder_are_found_in_its_index_not_scanned(
+    data_set: Path, no_scan: Callable[[], None]
+) -> None:
+    for sidecar in data_set.glob("*.wdsindex"):
+        sidecar.unlink()
+    no_scan()
+    assert listed(wdsdist.open(data_set / NAMES[1])) == expected(data_set, 1)
+
+
+def test_a_tar_that_the_index_of_its_folder_does_not_list_is_scanned(data_set: Path) -> None:
+    added = write_shard(data_set / "added.tar", 4)
+    assert listed(wdsdist.open([data_set / NAMES[0], added])) == [*expected(data_set, 0), (str(added), 4)]
+
+
+def test_tars_of_several_folders_open_together(tars: Path, tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    other = write_shard(tmp_path / "more" / "x.tar", 9)
+    assert listed(wdsdist.open([tars / NAMES[0], other])) == [*expected(tars, 0), (str(other), 9)]
+
+
+@pytest.fixture
+def in_memory(data_set: Path) -> str:
+    """The data set in a store that is reached by URL."""
+    store, url = fsspec.filesystem("memory"), f"memory://{data_set.parent.name}"
+    for path in data_set.iterdir():
+        store.pipe(f"/{data_set.parent.name}/{path.name}", path.read_bytes())
+    return url
+
+
+def test_a_data_set_opens_by_the_url_of_its_folder_or_index_or_tars(in_memory: str) -> None:
+    for url in (in_memory, f"{in_memory}/", f"{in_memory}/index.json", f"{in_memory}/train-{{00..02}}.tar"):
+        assert listed(wdsdist.open(url)) == expected(in_memory, 0, 1, 2)
+    assert listed(wdsdist.open(f"{in_memory}/{NAMES[1]}")) == expected(in_memory, 1)
+
+
+def test_a_url_opens_with_the_same_fingerprint_as_the_folder(in_memory: str, data_set: Path) -> None:
+    assert wdsdist.open(in_memory).fingerprint == wdsdist.open(data_set).fingerprint
+
+
+def test_a_remote_tar_without_an_index_is_refused_with_what_to_do(in_memory: str) -> None:
+    fsspec.filesystem("memory").rm(in_memory.removeprefix("memory:/") + "/index.json")
+    with pytest.raises(IndexNotFoundError, match=r"no index\.json that lists train-00\.tar: .*wdsdist index"):
+        wdsdist.open(f"{in_memory}/{NAMES[0]}")
+    with pytest.raises(IndexNotFoundError, match=r"3 tar files but no index\.json"):
+        wdsdist.open(in_memory)
+    with pytest.raises(IndexNotFoundError, match="memory://nowhere does not exist"):
+        wdsdist.open("memory://nowhere")
+
+
+def test_storage_options_stay_with_the_manifest(in_memory: str) -> None:
+    assert wdsdist.open(in_memory, storage_options={"skip_instance_cache": True}).storage_options == {
+        "skip_instance_cache": True
+    }
+
+
+# What is not a data set
+
+
+def test_a_folder_of_tars_without_an_index_is_refused_with_what_to_do(tars: Path) -> None:
+    with pytest.raises(IndexNotFoundError, match=rf"{tars} holds 3 tar files but no index\.json: run `wdsdist index"):
+        wdsdist.open(tars)
+
+
+def test_hidden_tars_are_none(tars: Path) -> None:
+    (tars / ".tmp-1-train-03.tar").write_bytes(b"half of a tar")  # as copying and packing name what is half written
+    (tars / "._train-00.tar").write_bytes(b"what macOS notes of another file")
+    with pytest.raises(IndexNotFoundError, match="holds 3 tar files"):
+        wdsdist.open(tars)
+    assert wdsdist.index(tars).num_samples == sum(COUNTS)
+
+
+def test_what_is_no_data_set_is_refused_by_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "empty").mkdir()
+    for name, error, message in [
+        ("nowhere", IndexNotFoundError, "nowhere does not exist"),
+        ("nowhere/index.json", IndexNotFoundError, r"index\.json does not exist"),
+        ("empty", IndexNotFoundError, r"empty holds no index\.json and no tar files"),
+        ("notes.txt", IndexNotFoundError, r"notes\.txt is neither a folder, an index\.json nor a \.tar"),
+        ("nowhere.tar", ShardNotFoundError, r"shard .*nowhere\.tar does not exist"),
+        ("s-{0..2}.tar", ShardNotFoundError, r"shard .*s-0\.tar does not exist"),
+    ]:
+        with pytest.raises(error, match=message):
+            wdsdist.open(tmp_path / name)
+
+
+def test_one_missing_tar_among_many_is_named(tars: Path) -> None:
+    with pytest.raises(ShardNotFoundError, match=r"train-03\.tar does not exist"):
+        wdsdist.open(f"{tars}/train-{{00..03}}.tar")
+
+
+def test_shards_that_are_no_locations_are_refused_by_value() -> None:
+    with pytest.raises(IndexNotFoundError, match="the list of shards is empty"):
+        wdsdist.open([])
+    for shards, message in [
+        ([7], "shards holds 7: it must be a path, a URL or a list of them"),
+        (["a.tar", None], "shards holds None"),
+        (7, "shards is 7: it must be a path, a URL or a list of them"),
+        (None, "shards is None"),
+    ]:
+        with pytest.raises(ArgumentTypeError, match=message):
+            wdsdist.open(shards)
+
+
+def test_an_unbalanced_pattern_is_a_name_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        wdsdist.open(tmp_path / "train-{00..127.tar")
+
+
+# Foreign tars: scanned once, their index kept
+
+
+def test_a_foreign_tar_is_scanned_once(tars: Path, user_cache: Path, no_scan: Callable[[], None]) -> None:
+    first = wdsdist.open(tars / NAMES[1])
+    assert (tars / f"{NAMES[1]}.wdsindex").is_file()
+    assert not list(user_cache.iterdir())
+    no_scan()
+    again = wdsdist.open(tars / NAMES[1])
+    assert again.shards == first.shards
+    assert again.shards[0].sha256 == hashlib.sha256((tars / NAMES[1]).read_bytes()).hexdigest()
+
+
+def test_many_foreign_tars_are_scanned_once(tars: Path) -> None:
+    def written() -> dict[str, int]:
+        return {path.name: path.stat().st_mtime_ns for path in tars.glob("*.wdsindex")}
+
+    first = wdsdist.open(f"{tars}/train-{{00..02}}.tar")
+    before = written()
+    assert len(before) == 3
+    assert wdsdist.open(f"{tars}/train-{{00..02}}.tar").shards == first.shards
+    assert written() == before
+
+
+def test_where_the_folder_cannot_be_written_the_index_is_kept_in_the_users_cache(
+    tars: Path,
+    user_cache: Path,
+    read_only: Callable[[Path], None],
+    no_scan: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WDSDIST_CACHE_DIR", str(user_cache / "not" / "made yet"))
+    read_only(tars)
+    first = [wdsdist.open(tars / name).shards for name in NAMES]
+    assert sorted(path.name for path in tars.iterdir()) == NAMES
+    assert len(list(user_cache.rglob("*.wdsindex"))) == 3
+    no_scan()
+    assert [wdsdist.open(tars / name).shards for name in NAMES] == first
+
+
+def test_where_nothing_can_be_written_a_tar_opens_all_the_same(
+    tars: Path, user_cache: Path, read_only: Callable[[Path], None]
+) -> None:
+    read_only(tars)
+    read_only(user_cache / "indexes")
+    for _ in range(2):
+        assert listed(wdsdist.open(tars / NAMES[1])) == expected(tars, 1)
+    assert not list(user_cache.rglob("*.wdsindex"))
+
+
+def test_a_tar_that_is_replaced_does_not_keep_its_index_in_the_cache(
+    tars: Path, read_only: Callable[[Path], None]
+) -> None:
+    path = tars / NAMES[1]
+    read_only(tars)
+    assert wdsdist.open(path).num_samples == 4
+    size = path.stat().st_size
+    write_shard(path, 2, extensions=("jpg", "cls"))
+    assert path.stat().st_size == size  # tarfile fills up to 10,240 bytes: only the time tells them apart
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+    assert wdsdist.open(path).num_samples == 2
+
+
+def test_a_tar_that_is_replaced_by_one_of_the_same_time_does_not_keep_its_index_in_the_cache(
+    tars: Path, read_only: Callable[[Path], None]
+) -> None:
+    path = tars / NAMES[1]
+    read_only(tars)
+    assert wdsdist.open(path).num_samples == 4
+    before = path.stat()
+    write_shard(path, 40)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as `rsync --times` or `cp --preserve` may
+    assert wdsdist.open(path).num_samples == 40
+
+
+@pytest.mark.parametrize(("change", "how"), [(-1000, "1,000 bytes short of"), (512, "512 bytes longer than")])
+def test_a_tar_of_another_size_than_its_index_says_is_damage_that_names_both_sizes(
+    tars: Path, change: int, how: str
+) -> None:
+    path = tars / NAMES[1]
+    wdsdist.open(path)
+    content = path.read_bytes()
+    path.write_bytes(content[:change] if change < 0 else content + bytes(change))
+    with pytest.raises(ShardDamagedError, match=rf"{path} is {how} its index \(10,240\): fetch .*wdsdist index"):
+        wdsdist.open(path)
+
+
+def test_an_index_that_is_damaged_is_an_error_that_names_it(tars: Path) -> None:
+    wdsdist.open(tars / NAMES[1])
+    (tars / f"{NAMES[1]}.wdsindex").write_bytes(b"not an index")
+    with pytest.raises(IndexFormatError, match=rf"{NAMES[1]}\.wdsindex is not a shard index"):
+        wdsdist.open(tars / NAMES[1])
+
+
+def test_a_damaged_index_in_the_users_cache_is_made_anew(
+    tars: Path, user_cache: Path, read_only: Callable[[Path], None]
+) -> None:
+    read_only(tars)
+    wdsdist.open(tars / NAMES[1])
+    (kept,) = user_cache.rglob("*.wdsindex")
+    kept.write_bytes(b"not an index")
+    assert listed(wdsdist.open(tars / NAMES[1])) == expected(tars, 1)
+    assert shardindex.load(kept).num_samples == 4
+
+
+# Damaged tars
+
+
+def damaged_tars() -> dict[str, bytes]:
+    whole = plain_tar([("a.jpg", bytes(3000)), ("a.cls", b"1"), ("b.jpg", b"2")])
+    flipped = bytearray(whole)
+    flipped[3584 + 3] ^= 1  # in the header of a.cls
+    return {
+        "empty": b"",
+        "cut in a member": whole[:2000],
+        "cut before the end": whole[:5632],
+        "flipped": bytes(flipped),
+        "doubled": whole + whole,
+        "text": b"<html>404 not found</html>" * 100,
+        "apart": plain_tar([("a.jpg", b"1"), ("b.jpg", b"2"), ("a.cls", b"3")]),
+        "twice": plain_tar([("a.jpg", b"1"), ("a.jpg", b"2")]),
+        "reserved": plain_tar([("a.__key__", b"1")]),
+    }
+
+
+@pytest.mark.parametrize("how", damaged_tars())
+def test_a_damaged_tar_is_an_error_that_names_it_and_leaves_no_index(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "x.tar"
+    path.write_bytes(damaged_tars()[how])
+    for action in (wdsdist.open, wdsdist.index):
+        with pytest.raises(ShardDamagedError, match=rf"{path}"):
+            action(path)
+    assert [found.name for found in tmp_path.iterdir()] == ["x.tar"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_one_damaged_tar_among_good_ones_leaves_no_data_set(tars: Path, workers: int) -> None:
+    (tars / NAMES[1]).write_bytes((tars / NAMES[1]).read_bytes()[:-9000])
+    with pytest.raises(ShardDamagedError, match=NAMES[1]):
+        wdsdist.index(tars, workers=workers)
+    assert not (tars / "index.json").exists()
+    with pytest.raises(ShardDamagedError, match=NAMES[1]):
+        wdsdist.open(f"{tars}/train-{{00..02}}.tar")
+
+
+# Indexing
+
+
+@pytest.mark.parametrize("workers", [None, 1, 2, 8])
+def test_indexing_makes_a_data_set_of_a_folder_of_tars(tars: Path, workers: int | None) -> None:
+    made = wdsdist.index(tars, workers=workers)
+    found = wdsdist.open(tars)
+    assert listed(found) == listed(made) == expected(tars, 0, 1, 2)
+    assert found.fingerprint == made.fingerprint
+    for shard in found.shards:
+        content = (tars / shard.name).read_bytes()
+        assert (shard.size, shard.sha256) == (len(content), hashlib.sha256(content).hexdigest())
+        assert shardindex.load(tars / f"{shard.name}.wdsindex").num_samples == shard.num_samples
+
+
+def test_indexing_notes_what_the_tars_hold(tars: Path) -> None:
+    odd = [("README", b"12345"), (".hidden", b""), ("1.JPG", b"123"), ("1.txt", b"12")]
+    (tars / "odd.tar").write_bytes(plain_tar(odd))
+    extra = wdsdist.index(tars, workers=1).extra
+    assert wdsdist.open(tars).extra == extra
+    assert extra["source"] == {"kind": "tar"}
+    assert extra["fields"] == ["cls", "jpg", "txt"]
+    assert extra["payload_bytes"] == 5 + 7 * 2 * len("00-0000.jpg")
+    assert sum(extra["skipped"].values()) == 2
+
+
+def test_indexing_names_shards_so_that_the_folder_can_be_moved(data_set: Path) -> None:
+    moved = data_set.rename(data_set.with_name("moved"))
+    assert listed(wdsdist.open(moved)) == expected(moved, 0, 1, 2)
+
+
+def test_indexing_again_gives_the_same_bytes(data_set: Path) -> None:
+    before = {path.name: path.read_bytes() for path in data_set.iterdir()}
+    wdsdist.index(data_set, workers=2)
+    assert {path.name: path.read_bytes() for path in data_set.iterdir()} == before
+
+
+def test_indexing_takes_the_ways_to_name_tars(tars: Path) -> None:
+    assert wdsdist.index(tars / NAMES[0]).num_samples == 3
+    assert wdsdist.index(f"{tars}/train-{{00..01}}.tar").num_samples == 7
+    assert wdsdist.index([tars / NAMES[1], str(tars / NAMES[0])]).shards[0].name == NAMES[1]
+    assert wdsdist.index(wdsdist.open(tars / NAMES[2])).shards[0].name == NAMES[2]
+
+
+def test_indexing_a_tar_that_was_replaced_makes_its_index_anew(data_set: Path) -> None:
+    write_shard(data_set / NAMES[2], 40)
+    assert wdsdist.index(data_set).num_samples == 47
+    assert wdsdist.open(data_set / NAMES[2]).num_samples == 40
+
+
+def test_indexing_reports_each_shard(tars: Path) -> None:
+    seen: list[indexing.IndexProgress] = []
+    wdsdist.index(tars, workers=2, progress=seen.append)
+    size = sum(path.stat().st_size for path in tars.glob("*.tar"))
+    assert [(state.shards_done, state.shards, state.bytes) for state in seen] == [(n, 3, size) for n in (0, 1, 2, 3)]
+    assert (seen[-1].bytes_done, seen[-1].samples_done) == (size, sum(COUNTS))
+
+
+def test_what_cannot_be_indexed_is_refused_with_the_reason(tars: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    other = shutil.copy(tars / NAMES[0], tmp_path / "other" / "x.tar")
+    for shards, error, message in [
+        (tmp_path / "nowhere.tar", ShardNotFoundError, r"nowhere\.tar does not exist"),
+        (tmp_path / "empty", ShardNotFoundError, r"empty holds no \.tar files"),
+        ("memory://x/a.tar", ShardNotFoundError, r"memory://x/a\.tar does not exist"),
+        ([tars / NAMES[0], other], IndexFormatError, "the shards lie in 2 folders"),
+    ]:
+        with pytest.raises(error, match=message):
+            wdsdist.index(shards)
+
+
+def test_a_folder_that_cannot_be_written_is_not_indexed(tars: Path, read_only: Callable[[Path], None]) -> None:
+    read_only(tars)
+    with pytest.raises(DestinationError, match=rf"{tars} cannot be written \(Permission denied\): name a folder"):
+        wdsdist.index(tars, workers=1)
+    assert sorted(path.name for path in tars.iterdir()) == NAMES
+
+
+def test_an_index_json_that_cannot_be_replaced_is_an_error_that_says_so(tars: Path) -> None:
+    (tars / "index.json").mkdir()
+    with pytest.raises(DestinationError, match=rf"{tars} cannot be written \(Is a directory\).* no index\.json"):
+        wdsdist.index(tars, workers=1)
+    assert not list(tars.glob(".tmp-*"))
+
+
+def test_a_folder_among_tars_is_refused(tars: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="is a folder, named together with others"):
+        wdsdist.open([*tars.glob("*.tar"), tmp_path])
+
+
+def test_a_tar_with_a_name_that_no_index_can_stand_beside_is_indexed_in_the_users_cache(tmp_path: Path) -> None:
+    tar = write_shard(tmp_path / ("x" * 248 + ".tar"), 3)
+    assert wdsdist.open(tar).num_samples == 3
+    assert wdsdist.open(tar).num_samples == 3
+
+
+def test_a_tar_whose_name_is_not_utf8_is_refused_by_name(tmp_path: Path) -> None:
+    tar = write_shard(tmp_path / "x\udcff.tar", 3)
+    with pytest.raises(ArgumentError, match=r"is not UTF-8, which index.json asks for"):
+        wdsdist.open(tar)

@@ -1,0 +1,177 @@
+"""Tars in stores: the same index as of a local copy, by their headers where that is less to read, else streamed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+
+import wdsdist
+from tests.support.tars import plain_tar, write_shard
+from tests.support.web import Web, served
+from wdsdist import storage
+from wdsdist.cache import ShardCache
+from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError
+from wdsdist.samples.shard_reader import ShardReader
+from wdsdist.shards import index as shardindex
+from wdsdist.shards import scan_local as tarindex
+from wdsdist.shards import scan_remote as remotetar
+from wdsdist.shards.index import ShardIndex
+
+LARGE = [(f"{number}.bin", bytes([number]) * 5_000_000) for number in range(4)]
+SMALL = [(f"{number:05}.txt", b"x" * 2000) for number in range(2000)]
+TARS = {"large.tar": plain_tar(LARGE), "small.tar": plain_tar(SMALL), "tiny.tar": plain_tar(SMALL[:3])}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "www").mkdir()
+    for name, content in TARS.items():
+        (tmp_path / "www" / name).write_bytes(content)
+    return tmp_path / "www"
+
+
+@pytest.fixture
+def web(folder: Path) -> Iterator[Web]:
+    with served(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def memory(folder: Path) -> Iterator[str]:
+    store = fsspec.filesystem("memory")
+    for path in folder.iterdir():
+        store.pipe_file(f"/train/{path.name}", path.read_bytes())
+    yield "memory://train"
+    store.rm("/train", recursive=True)
+
+
+def same_but_digest(found: ShardIndex, wanted: ShardIndex) -> bool:
+    """Whether two indexes agree; the first need not know the digest."""
+    if found.sha256:
+        assert found.sha256 == wanted.sha256
+    return all(
+        np.array_equal(getattr(found, field.name), getattr(wanted, field.name))
+        for field in dataclasses.fields(found)
+        if field.name != "sha256"
+    )
+
+
+@pytest.mark.parametrize("name", TARS)
+@pytest.mark.parametrize("store", ["web", "memory"])
+def test_a_remote_tar_has_the_index_of_a_local_copy(
+    name: str, store: str, folder: Path, request: pytest.FixtureRequest
+) -> None:
+    place = request.getfixturevalue(store)
+    url = f"{place if isinstance(place, str) else place.url}/{name}"
+    found = remotetar.index_remote(url, storage.entry(url).size)
+    assert same_but_digest(found, tarindex.scan_shard(folder / name))
+    assert bool(found.sha256) == (name != "large.tar")
+
+
+def test_only_the_headers_of_large_members_are_read(web: Web) -> None:
+    remotetar.index_remote(f"{web.url}/large.tar", len(TARS["large.tar"]))
+    assert web.sent < 1.2 * (1 << 20)
+
+
+def test_small_members_are_streamed_once_after_a_few_requests(web: Web) -> None:
+    size = len(TARS["small.tar"])
+    remotetar.index_remote(f"{web.url}/small.tar", size)
+    assert size <= web.sent < size + 1.2 * (1 << 20)
+
+
+def test_a_server_without_ranges_streams_the_whole(folder: Path) -> None:
+    with served(folder, ranges=False) as web:
+        found = remotetar.index_remote(f"{web.url}/large.tar", len(TARS["large.tar"]))
+    assert found.sha256 == tarindex.scan_shard(folder / "large.tar").sha256
+    assert web.sent < 2 * len(TARS["large.tar"])  # for a part it is not asked to send the whole
+
+
+def test_a_remote_tar_that_is_cut_is_damage_that_names_its_url(web: Web, folder: Path) -> None:
+    for cut in (12_000_000, len(TARS["large.tar"]) - 10_000):
+        (folder / "cut.tar").write_bytes(TARS["large.tar"][:cut])
+        with pytest.raises(ShardDamagedError, match=rf"^{web.url}/cut\.tar: .* at byte [\d,]+ of {cut:,}"):
+            remotetar.index_remote(f"{web.url}/cut.tar", cut)
+
+
+def test_the_indexes_are_written_beside_the_shards_where_that_can_be(memory: str, folder: Path) -> None:
+    made = wdsdist.index(memory)
+    found = wdsdist.open(memory)
+    assert found.fingerprint == made.fingerprint
+    assert [(shard.name, shard.num_samples) for shard in found.shards] == [
+        ("large.tar", 4), ("small.tar", 2000), ("tiny.tar", 3),
+    ]  # fmt: skip
+    (folder / "tiny").write_bytes(storage.read(f"{memory}/tiny.tar.wdsindex"))
+    assert same_but_digest(shardindex.load(folder / "tiny"), tarindex.scan_shard(folder / "tiny.tar"))
+    reader = ShardReader(found)
+    assert [bytes(reader.shard(0).member(n, 0)[:1]) for n in range(4)] == [bytes([n]) for n in range(4)]
+
+
+def test_a_store_that_cannot_be_written_is_an_error_that_asks_for_a_folder(web: Web) -> None:
+    with pytest.raises(DestinationError, match=rf"{web.url} cannot be written: name a local folder .*`--output`"):
+        wdsdist.index(f"{web.url}/tiny.tar")
+    assert web.sent == 0
+
+
+def test_indexes_in_a_folder_of_their_own_name_the_shards_by_url(web: Web, tmp_path: Path) -> None:
+    seen = []
+    names = [f"{web.url}/{name}" for name in TARS]
+    made = wdsdist.index(names, output=tmp_path / "own", progress=seen.append)
+    assert sorted(path.name for path in (tmp_path / "own").iterdir()) == sorted(
+        ["index.json", *(f"{name}.wdsindex" for name in TARS)]
+    )
+    found = wdsdist.open(tmp_path / "own")
+    assert [found.location(number) for number in range(3)] == names
+    assert found.fingerprint == made.fingerprint
+    assert [state.shards_done for state in seen] == [0, 1, 2, 3]
+    assert seen[-1].bytes_done == seen[-1].bytes == sum(map(len, TARS.values()))
+
+
+def test_a_data_set_indexed_so_is_read_without_another_scan(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wdsdist.index(f"{web.url}/large.tar", output=tmp_path / "own")
+
+    def scan(path: Path) -> None:
+        raise AssertionError(f"{path} was scanned")
+
+    monkeypatch.setattr(tarindex, "scan_shard", scan)
+    shard = ShardReader(wdsdist.open(tmp_path / "own"), ShardCache(tmp_path / "cache")).shard(0)
+    assert bytes(shard.member(3, 0)) == LARGE[3][1]
+
+
+def test_local_tars_can_have_their_indexes_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        write_shard(tmp_path / name / f"{name}.tar", 3, prefix=name)
+    tars = [tmp_path / name / f"{name}.tar" for name in ("a", "b")]
+    wdsdist.index(tars, output=tmp_path / "own")
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["a.tar"]
+    monkeypatch.setattr(tarindex, "scan_shard", None)
+    reader = ShardReader(wdsdist.open(tmp_path / "own"))
+    assert [reader.shard(number).key(0) for number in (0, 1)] == ["a0000", "b0000"]
+
+
+def test_what_cannot_stand_in_one_folder_is_refused(web: Web, tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    twins = [write_shard(tmp_path / "x.tar", 1), write_shard(tmp_path / "one" / "x.tar", 1)]
+    for shards, output, error, message in [
+        (twins, tmp_path / "own", IndexFormatError, r"2 of the shards are named x\.tar"),
+        (f"{web.url}/tiny.tar?signature=secret", tmp_path / "own", ArgumentError, "holds a password or a query"),
+        (twins[0], "memory://own", ArgumentError, "must be a local folder"),
+        (f"{web.url}/none.tar", tmp_path / "own", ShardNotFoundError, r"none\.tar does not exist"),
+    ]:
+        with pytest.raises(error, match=message) as caught:
+            wdsdist.index(shards, output=output)
+        assert "secret" not in str(caught.value)
+
+
+def test_damage_in_one_remote_tar_leaves_no_data_set(memory: str) -> None:
+    fsspec.filesystem("memory").pipe_file("/train/tiny.tar", TARS["tiny.tar"][:3000])
+    with pytest.raises(ShardDamagedError, match=r"memory://train/tiny\.tar"):
+        wdsdist.index(memory)
+    assert not storage.exists(f"{memory}/index.json")

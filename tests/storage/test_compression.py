@@ -1,0 +1,138 @@
+"""Compressed streams: whole or an error that names the file, never more than they may expand to."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import random
+import shutil
+import subprocess
+import tempfile
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.tars import compressed
+from wdsdist.errors import ArgumentError, ShardDamagedError, StorageError
+from wdsdist.storage import compression
+
+CONTENT = random.Random(0).randbytes(5000) + bytes(300_000) + b"end"
+SUFFIXES = ["gz", "bz2", "xz", "zst"]
+SKIPPABLE = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"note"  # a zstd frame without data
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def unpacked(path: Path, **options: int) -> bytes:
+    target = path.with_name("target")
+    compression.unpack(path, target, **options)
+    return target.read_bytes()
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_what_was_compressed_comes_out(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path / f"x.tar.{suffix}", compressed(CONTENT, suffix))
+    assert unpacked(path) == unpacked(path, size=len(CONTENT)) == CONTENT
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_streams_one_after_another_are_one(tmp_path: Path, suffix: str) -> None:
+    parts = compressed(CONTENT, suffix) + compressed(b"more", suffix)
+    assert unpacked(write(tmp_path / f"x.tar.{suffix}", parts)) == CONTENT + b"more"
+
+
+def test_frames_without_data_are_passed_over(tmp_path: Path) -> None:
+    parts = SKIPPABLE + zstandard.compress(CONTENT) + SKIPPABLE + zstandard.compress(b"more") + SKIPPABLE
+    assert unpacked(write(tmp_path / "x.tar.zst", parts)) == CONTENT + b"more"
+
+
+def test_the_first_bytes_count_and_not_the_name(tmp_path: Path) -> None:
+    assert unpacked(write(tmp_path / "x.tar.gz", zstandard.compress(CONTENT))) == CONTENT
+
+
+@given(suffix=st.sampled_from(SUFFIXES), data=st.data())
+def test_a_stream_that_is_cut_anywhere_is_damage(suffix: str, data: st.DataObject) -> None:
+    whole = compressed(CONTENT, suffix)
+    cut = data.draw(st.integers(0, len(whole) - 1) | st.integers(len(whole) - 16, len(whole) - 1))
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder) / f"x.tar.{suffix}", whole[:cut])
+        with pytest.raises(ShardDamagedError, match=rf"x\.tar\.{suffix} is (cut or damaged|not compressed)"):
+            unpacked(path)
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+def test_what_follows_a_stream_and_is_none_is_damage(tmp_path: Path, suffix: str) -> None:
+    with pytest.raises(ShardDamagedError, match="is cut or damaged"):
+        unpacked(write(tmp_path / f"x.tar.{suffix}", compressed(CONTENT, suffix) + b"<html>"))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("size", [len(CONTENT) - 1, len(CONTENT) + 1])
+def test_another_size_than_promised_is_damage(tmp_path: Path, suffix: str, size: int) -> None:
+    path = write(tmp_path / f"x.tar.{suffix}", compressed(CONTENT, suffix))
+    with pytest.raises(ShardDamagedError, match=rf"x\.tar\.{suffix} holds a tar of .*{size:,}"):
+        unpacked(path, size=size)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, zstandard.compress])
+def test_a_bomb_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: object) -> None:
+    monkeypatch.setattr(compression, "_ALWAYS", 1 << 20)
+    bomb = b"".join(pack(bytes(8 << 20)) for _ in range(8))  # type: ignore[operator]
+    path = write(tmp_path / "bomb.tar.zst", bomb)
+    most = max(1 << 20, 200 * len(bomb))
+    with pytest.raises(ShardDamagedError, match=rf"bomb.* expands to over {most:,} bytes, more than 200 times"):
+        unpacked(path)
+    assert (tmp_path / "target").stat().st_size <= most
+
+
+def test_a_bomb_fills_no_memory(tmp_path: Path) -> None:
+    frame = zstandard.ZstdCompressor().compressobj()
+    bomb = b"".join(frame.compress(bytes(1 << 20)) for _ in range(500)) + frame.flush()
+    path = write(tmp_path / "bomb.tar.zst", bomb)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ShardDamagedError, match="expands to over"):
+            unpacked(path)
+        assert tracemalloc.get_traced_memory()[1] < 140 << 20  # twice what a chunk can stand for
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"x\.tar\.gz cannot be read: No such file"):
+        compression.codec_of(tmp_path / "x.tar.gz")
+
+
+@pytest.mark.parametrize("given_", ["gz", "zst:0", "zst:23", "zst:", "zst:-1", "ZST", "", True, 3])
+def test_another_way_to_compress_is_refused(given_: object) -> None:
+    with pytest.raises(ArgumentError, match=r'compress is .*: it must be "zst", or "zst:LEVEL" with a level from 1 to'):
+        compression.checked(given_)  # type: ignore[arg-type]
+
+
+def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "x.tar.zst", zstandard.compress(CONTENT))
+    monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
+    with pytest.raises(StorageError, match=r'x\.tar\.zst is compressed by zstd.*pip install "wdsdist\[zst\]"'):
+        unpacked(path)
+    with pytest.raises(ArgumentError, match=r'compress is \'zst\', which needs.*pip install "wdsdist\[zst\]"'):
+        compression.checked("zst")
+
+
+def test_what_is_cut_back_to_the_end_of_a_frame_goes_on_from_there(tmp_path: Path) -> None:
+    zstd = compression.Zstd("zst:5")
+    first = zstd.add(memoryview(CONTENT)) + zstd.end_frame()
+    zstd.add(memoryview(CONTENT[:999]))  # dropped, with what ends its frame
+    zstd.end_frame()
+    assert zstd.end_frame() == b""
+    path = write(tmp_path / "x.tar.zst", first + zstd.add(memoryview(b"more")) + zstd.end_frame())
+    assert unpacked(path) == CONTENT + b"more"
+    if shutil.which("zstd"):
+        assert subprocess.run(["zstd", "-dc", path], capture_output=True, check=True).stdout == CONTENT + b"more"

@@ -1,0 +1,307 @@
+"""Fetching through a proxy that plants faults, over HTTP and from S3: the bytes come, or an error that says why not."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import multiprocessing
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import faults
+from tests.support.faults import Proxy, Rule
+from tests.support.programs import PROGRAMS, command
+from tests.support.web import served
+from wdsdist import storage
+from wdsdist.errors import ArgumentError, ShardNotFoundError, StorageError
+from wdsdist.storage import Connections, Deadline, StorageOptions, Transfer, copying, deadline
+
+PART = 1 << 16
+CONTENT = secrets.token_bytes(20 * PART + 1000)
+PARTS = 21
+NO_S3 = any(importlib.util.find_spec(package) is None for package in ("s3fs", "moto", "flask_cors"))
+
+
+@dataclass(frozen=True)
+class Store:
+    """A file behind a proxy."""
+
+    proxy: Proxy
+    location: str
+    options: dict[str, Any]
+    path: str
+    """Of the file, as the proxy sees it."""
+
+    def fetch(self, to: Path, *, seconds: float = 20, size: int | None = len(CONTENT), **more: Any) -> Transfer:
+        return storage.fetch(self.location, to, self.bound, size=size, deadline=Deadline(seconds), **more)
+
+    @property
+    def bound(self) -> StorageOptions:
+        """The options, for this store."""
+        return storage.named(self.options, [self.location])
+
+
+@pytest.fixture(scope="module")
+def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    folder = tmp_path_factory.mktemp("web")
+    (folder / "a.tar").write_bytes(CONTENT)
+    (folder / "small.tar").write_bytes(CONTENT[:100])
+    with served(folder) as server, faults.planted(server.url) as proxy:
+        yield Store(proxy, f"{proxy.url}/a.tar", {}, "/a.tar")
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[Store]:
+    if NO_S3:
+        pytest.skip("s3fs or moto's server is not installed")
+    import boto3
+
+    account: dict[str, Any] = {"aws_access_key_id": "nobody", "aws_secret_access_key": "nothing"}
+    with (
+        faults.process(str(PROGRAMS / "s3_server.py")) as server,
+        faults.planted(server) as proxy,
+    ):
+        client = boto3.client("s3", endpoint_url=server, region_name="us-east-1", **account)
+        client.create_bucket(Bucket="bucket")
+        client.put_object(Bucket="bucket", Key="a.tar", Body=CONTENT)
+        options = {
+            "key": "nobody",
+            "secret": "nothing",
+            "endpoint_url": proxy.url,
+            "client_kwargs": {"region_name": "us-east-1"},
+        }
+        yield Store(proxy, "s3://bucket/a.tar", options, "/bucket/a.tar")
+
+
+@pytest.fixture(params=["web", "s3"])
+def store(request: pytest.FixtureRequest) -> Store:
+    found: Store = request.getfixturevalue(request.param)
+    found.proxy.rules()
+    found.proxy.forget()
+    return found
+
+
+@pytest.fixture(autouse=True)
+def small_parts_and_little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "_PART", PART)
+    monkeypatch.setattr(copying, "_STALL", 0.5)
+    monkeypatch.setattr(deadline, "_FIRST_PAUSE", 0.05)
+
+
+def test_each_byte_is_asked_for_once_in_parts(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "_STALL", 20.0)  # the server may be slow
+    assert store.fetch(tmp_path / "a.tar") == Transfer(len(CONTENT), PARTS, 0)
+    assert (tmp_path / "a.tar").read_bytes() == CONTENT
+    assert store.proxy.count(store.path) == faults.Count(requests=PARTS, bytes=len(CONTENT))
+
+
+def test_what_is_read_at_once_takes_one_request(store: Store) -> None:
+    assert storage.read(store.location, store.bound) == CONTENT
+    assert store.proxy.count(store.path) == faults.Count(requests=1, bytes=len(CONTENT))
+
+
+def test_a_size_that_is_not_known_is_asked_for(store: Store, tmp_path: Path) -> None:
+    assert store.fetch(tmp_path / "a.tar", size=None) == Transfer(len(CONTENT), PARTS + 1, 0)
+    assert (tmp_path / "a.tar").read_bytes() == CONTENT
+    assert store.proxy.count(store.path).heads == 1
+
+
+@pytest.mark.parametrize("there", [b"", b"x" * 10, b"x" * len(CONTENT), b"x" * (len(CONTENT) + 10)])
+def test_an_existing_file_is_written_in_place(web: Store, tmp_path: Path, there: bytes) -> None:
+    web.proxy.rules()
+    path = tmp_path / "a.tar"
+    path.write_bytes(there)
+    before = path.stat().st_ino
+    web.fetch(path)
+    assert (path.read_bytes(), path.stat().st_ino) == (CONTENT, before)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_server_without_ranges_is_read_in_one_piece(tmp_path: Path, known: bool) -> None:
+    (tmp_path / "a.tar").write_bytes(CONTENT)
+    with served(tmp_path, ranges=False) as server:
+        size = len(CONTENT) if known else None
+        storage.fetch(f"{server.url}/a.tar", tmp_path / "copy", size=size, deadline=Deadline(20))
+    assert (tmp_path / "copy").read_bytes() == CONTENT
+
+
+MIXED = [
+    Rule("status", 500, share=0.05, seed=1),
+    Rule("status", 503, share=0.03, seed=2, burst=3),
+    Rule("cut", 1000, share=0.05, seed=3),
+    Rule("refuse", share=0.05, seed=4),
+    Rule("stall", 1000, share=0.05, seed=5),
+    Rule("short", 7, share=0.05, seed=6),
+    Rule("long", 7, share=0.05, seed=7),
+]
+
+
+def test_faults_that_pass_are_ridden_out_to_the_same_bytes(store: Store, tmp_path: Path) -> None:
+    store.proxy.rules(*MIXED)
+    done = store.fetch(tmp_path / "a.tar", seconds=60)
+    assert (tmp_path / "a.tar").read_bytes() == CONTENT
+    count = store.proxy.count(store.path)
+    assert count.faults >= 5
+    assert done.requests == done.retries + PARTS
+    assert count.requests >= done.requests, "aiohttp asks again where a connection that it kept was closed meanwhile"
+
+
+@pytest.mark.parametrize("rule", [Rule("short", 7, times=1), Rule("long", 7, times=1), Rule("cut", 10, times=1)])
+def test_a_small_file_too_has_the_right_length(web: Store, tmp_path: Path, rule: Rule) -> None:
+    web.proxy.rules(rule)
+    done = storage.fetch(f"{web.proxy.url}/small.tar", tmp_path / "small.tar", size=100)
+    assert (tmp_path / "small.tar").read_bytes() == CONTENT[:100]
+    assert done == Transfer(100, 2, 1)
+
+
+@pytest.mark.parametrize("rule", [Rule("stall", 100), Rule("refuse"), Rule("status", 500), Rule("cut", 100)])
+def test_faults_that_stay_are_an_error_within_the_deadline(store: Store, tmp_path: Path, rule: Rule) -> None:
+    store.proxy.rules(rule)
+    began = time.monotonic()
+    with pytest.raises(StorageError) as caught:
+        store.fetch(tmp_path / "a.tar", seconds=1.5)
+    assert time.monotonic() - began < 2.5
+    assert str(caught.value).startswith(f"{store.location} cannot be read: ")
+    assert "attempts in 1.5 s)" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rule", "error", "message"),
+    [
+        (Rule("status", 404, method="*"), ShardNotFoundError, "does not exist"),
+        (Rule("status", 403, method="*"), StorageError, "access is refused: check the credentials"),
+        (Rule("short", 7), StorageError, r"[\d,]+ bytes where there should be [\d,]+ \(after 5 attempts"),
+    ],
+)
+def test_what_trying_again_does_not_mend_is_an_error_at_once(
+    store: Store, tmp_path: Path, rule: Rule, error: type[Exception], message: str
+) -> None:
+    store.proxy.rules(rule)
+    for size in (len(CONTENT), None):
+        began = time.monotonic()
+        with pytest.raises(error, match=message):
+            store.fetch(tmp_path / "a.tar", seconds=60, size=size)
+        assert time.monotonic() - began < 10
+
+
+def test_a_server_that_is_gone_is_an_error_within_the_deadline(web: Store, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"http://127\.0\.0\.1:1/a\.tar cannot be read: .* attempts in 1 s\)"):
+        storage.fetch("http://127.0.0.1:1/a.tar", tmp_path / "a.tar", deadline=Deadline(1))
+
+
+def test_a_store_that_asks_to_wait_is_heeded(store: Store, tmp_path: Path) -> None:
+    store.proxy.rules(Rule("status", 503, times=1, retry_after=1))
+    began = time.monotonic()
+    store.fetch(tmp_path / "a.tar")
+    assert time.monotonic() - began >= 1
+    store.proxy.rules(Rule("status", 503, retry_after=1000))
+    with pytest.raises(StorageError, match=r"503|SlowDown|on purpose"):
+        store.fetch(tmp_path / "a.tar", seconds=30)
+    assert time.monotonic() - began < 10, "an error now is better than one later"
+
+
+def test_an_answer_that_stalls_leaves_time_to_ask_again(store: Store) -> None:
+    store.proxy.rules(Rule("stall", 10, times=1))
+    assert storage.read(store.location, store.bound, deadline=Deadline(4)) == CONTENT
+
+
+def test_no_more_requests_than_connections_run_at_once(web: Store, tmp_path: Path) -> None:
+    web.proxy.rules(Rule("latency", 0.05))
+    began = time.monotonic()
+    web.fetch(tmp_path / "a.tar", connections=Connections(PARTS))
+    quick = time.monotonic() - began
+    connections = Connections(3)
+    threads = [
+        threading.Thread(target=web.fetch, args=(tmp_path / name,), kwargs={"connections": connections})
+        for name in ("b", "c")
+    ]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - began >= 2 * PARTS / 3 * 0.05 > quick
+    with pytest.raises(ArgumentError, match="limit=0"):
+        Connections(0)
+
+
+def test_no_token_of_a_signed_url_is_in_a_traceback(web: Store, tmp_path: Path) -> None:
+    token = secrets.token_hex(16)
+    signed = web.location.replace("http://", f"http://user:{token}@") + f"?X-Signature={token}&x=%2B{token}"
+    for rule in (Rule("status", 403), Rule("status", 404), Rule("status", 500), Rule("cut", 1), Rule("refuse")):
+        web.proxy.rules(rule)
+        for call in (
+            lambda: storage.fetch(signed, tmp_path / "a.tar", size=len(CONTENT), deadline=Deadline(0.3)),
+            lambda: storage.fetch(signed, tmp_path / "a.tar", deadline=Deadline(0.3)),
+            lambda: storage.read(signed, deadline=Deadline(0.3)),
+        ):
+            with pytest.raises(OSError) as caught:
+                call()
+            assert web.location.partition("?")[0].removeprefix("http://") in str(caught.value)
+            assert token not in "".join(traceback.format_exception(caught.value))
+
+
+def exit_status(action: Callable[[Store, Path], None], *arguments: Any) -> int | None:
+    """Do something in a forked child, and return how that ended."""
+    child = multiprocessing.get_context("fork").Process(target=action, args=arguments)
+    child.start()
+    child.join(20)
+    return child.exitcode
+
+
+def _fetch_in_child(store: Store, path: Path) -> None:
+    store.fetch(path)
+    gc.collect()  # what fsspec has dropped of its parent's
+    os._exit(17 if path.read_bytes() == CONTENT else 1)
+
+
+def test_a_forked_child_fetches_after_its_parent_did_and_takes_nothing_from_it(store: Store, tmp_path: Path) -> None:
+    store.fetch(tmp_path / "a.tar")
+    assert exit_status(_fetch_in_child, store, tmp_path / "b") == 17
+    assert store.fetch(tmp_path / "a.tar").retries == 0
+
+
+@pytest.mark.skipif(NO_S3, reason="needs s3fs")
+def test_a_profile_that_does_not_exist_is_an_error_at_once() -> None:
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=r"s3://bucket/a\.tar cannot be read: ProfileNotFound: .*\(nope\)"):
+        storage.read("s3://bucket/a.tar", storage.named({"profile": "nope"}, ["s3://bucket"]))
+    assert time.monotonic() - began < 10, "trying again would not mend it"
+
+
+def _fetch_watched(store: Store, path: Path) -> None:
+    opened: list[str] = []
+    sys.addaudithook(lambda event, what: opened.append(str(what[0])) if event == "open" else None)
+    store.fetch(path)
+    os._exit(17 if str(path) in opened and not any("botocore" in one for one in opened) else 1)
+
+
+def test_a_forked_child_knows_s3_as_its_parent_does(s3: Store, tmp_path: Path) -> None:
+    """The description of S3 is megabytes of JSON: to read it in each worker would delay every first batch."""
+    s3.fetch(tmp_path / "a.tar")
+    assert exit_status(_fetch_watched, s3, tmp_path / "b") == 17
+
+
+@pytest.mark.parametrize("way", ["interrupted", "left"])
+def test_a_stalled_fetch_keeps_no_process_from_ending(web: Store, tmp_path: Path, way: str) -> None:
+    web.proxy.rules(Rule("stall", 100))
+    web.proxy.forget()
+    call = command("stalled_fetch", web.location, tmp_path / "a.tar", way)
+    with subprocess.Popen(call, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while not web.proxy.count(web.path).requests:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT) if way == "interrupted" else None
+        _, printed = process.communicate("x", timeout=10)
+    assert ("KeyboardInterrupt" in printed) == (way == "interrupted")

@@ -1,0 +1,104 @@
+"""Real processes of one gloo process group, each of which calls what a test tells it to."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from wdsdist.errors import WdsdistError
+
+
+class Ranks:
+    """Processes of one gloo group, each of which calls what it is told to and says how it ended.
+
+    Rank 0 hosts the store, unless there is the port of one that somebody else hosts, as torchrun does.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        directory: Path,
+        *,
+        timeout: float = 60.0,
+        file_store: bool = False,
+        port: int | None = None,
+    ) -> None:
+        # From a server that has imported torch, a process starts in milliseconds instead of a second.
+        context = multiprocessing.get_context("forkserver")
+        self.pipes: list[Connection] = []
+        self.processes = []
+        for rank in range(world_size):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_rank, args=(rank, world_size, file_store, port, timeout, str(directory), theirs)
+            )
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+        port = self.outcome(0)  # chosen by rank 0 as it binds it: a port found free before may be taken by then
+        for pipe in self.pipes[1:]:
+            pipe.send(port)
+        assert [self.outcome(rank) for rank in range(world_size)] == ["ready"] * world_size
+
+    def tell(self, rank: int, function: Callable[..., Any], *args: Any) -> None:
+        self.pipes[rank].send((function, args))
+
+    def outcome(self, rank: int) -> Any:
+        """Return what the call of a rank returned, or the error that it raised."""
+        assert self.pipes[rank].poll(60), f"rank {rank} does not answer"
+        return self.pipes[rank].recv()
+
+    def is_waiting(self, rank: int, seconds: float = 0.3) -> bool:
+        return not self.pipes[rank].poll(seconds)
+
+    def all(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        for rank in range(len(self.pipes)):
+            self.tell(rank, function, *args)
+        return [self.outcome(rank) for rank in range(len(self.pipes))]
+
+    def end(self) -> None:
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+def _rank(
+    rank: int,
+    world_size: int,
+    file_store: bool,
+    hosted: int | None,
+    timeout: float,
+    directory: str,
+    pipe: Connection,
+) -> None:
+    import torch.distributed as dist
+
+    tempfile.tempdir = directory
+    limit = timedelta(seconds=timeout)
+    port = hosted or 0 if rank == 0 else pipe.recv() if pipe.poll(60) else None
+    store: dist.Store
+    if file_store:
+        store = dist.FileStore(f"{directory}/store", world_size)
+    else:
+        is_host = rank == 0 and not hosted
+        store = dist.TCPStore("127.0.0.1", port, world_size, is_host, limit, wait_for_workers=False)
+    if rank == 0:
+        pipe.send(0 if file_store else store.port)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        pipe.send("ready")
+        while True:
+            function, args = pipe.recv()
+            try:
+                pipe.send(function(*args))
+            except Exception as error:
+                pipe.send(error if isinstance(error, WdsdistError) else f"{type(error).__name__}: {error}")

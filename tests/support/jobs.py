@@ -1,0 +1,107 @@
+"""Programs that run in several real processes, which a test holds and lets go by pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.programs import command, environment
+
+WORDS = """
+import os
+from pathlib import Path
+from tests.programs.staged import HERE, announce, call, hear, log, report, say, wait
+from wdsdist.distributed import data_download
+"""
+
+
+def launch(processes: list[Process]) -> None:
+    """Have all processes call the function, once all of them have started."""
+    for process in processes:
+        process.expect("ready")
+    for process in processes:
+        process.tell()
+
+
+class Process:
+    """A Python process that says lines of JSON and hears plain lines."""
+
+    def __init__(self, command: list[str], folder: Path, environment: dict[str, str]) -> None:
+        self.popen = subprocess.Popen(
+            command,
+            cwd=folder, env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    def tell(self, line: str = "") -> None:
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(line + "\n")
+        self.popen.stdin.flush()
+
+    def expect(self, word: str) -> Any:
+        """Return what the process says with ``word``, which must be the next thing that it says."""
+        assert self.popen.stdout is not None
+        line = self.popen.stdout.readline()
+        if not line:
+            assert self.popen.stderr is not None
+            pytest.fail(f"the process ended without saying {word!r}:\n{self.popen.stderr.read()}")
+        said, content = json.loads(line)
+        assert said == word, f"said {said!r}: {content}"
+        return content
+
+    def end(self) -> None:
+        for pipe in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
+            if pipe is not None:
+                pipe.close()
+        self.popen.kill()
+        self.popen.wait()
+
+
+class Stage:
+    """A program, the processes that run it, and the pipes by which its functions can be held and let go."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.program: list[str] = []
+        self.processes: list[Process] = []
+        os.mkfifo(directory / "started")
+        os.mkfifo(directory / "gate")
+
+    def job(self, name: str, *arguments: object) -> None:
+        """Have processes run a function of ``tests/programs/run_once_jobs.py``."""
+        self.program = command("run_once_jobs", name, *arguments)[1:]
+
+    def write(self, body: str) -> None:
+        """Have processes run a script of a few lines, where the text itself matters."""
+        (self.directory / "job.py").write_text(WORDS + body)
+        self.program = ["job.py"]
+
+    def start(self, count: int = 1, *, by: list[str] | None = None, **more: str) -> list[Process]:
+        """Start processes, which end up waiting where the program first calls ``hear()``, if it does."""
+        run = [*(by or [sys.executable]), *self.program]
+        started = [Process(run, self.directory, environment(**more)) for _ in range(count)]
+        self.processes += started
+        return started
+
+    def runner(self) -> int:
+        """Wait for a process to run the function, and return its id."""
+        return int((self.directory / "started").read_text())
+
+    def let_go(self) -> None:
+        (self.directory / "gate").write_text("")
+
+    @property
+    def log(self) -> list[list[str]]:
+        """What was logged: the process id and the word of each line."""
+        path = self.directory / "log"
+        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []

@@ -1,0 +1,121 @@
+"""One data set in real stores behind a proxy: where it is, what was fetched of it, and what a cache folder holds."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.support.faults import Proxy
+from wdsdist import StreamingDataLoader, StreamingDataset
+
+T = TypeVar("T")
+
+SHARDS, SAMPLES, SAMPLE_BYTES = 30, 40, 5000
+SHARD = SAMPLES * (512 + 5120) + 1024
+COPY = SHARD + 12_000
+"""What a copy takes with its index and its stamp, about."""
+NAMES = [f"{shard:03}.tar" for shard in range(SHARDS)]
+BATCH = 4
+WINDOW = 2 * SAMPLES
+"""Samples that are shuffled together, so that ranks go through the data set shard by shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The data set behind a proxy."""
+
+    proxy: Proxy
+    url: str
+    folder: str
+    """The path of its folder, as the proxy sees it."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """For the client."""
+
+    def through(self, proxy: Proxy) -> Store:
+        """Return the same data set behind another proxy in front of this one."""
+        endpoint = {"endpoint_url": proxy.url} if self.options else {}
+        return Store(proxy, self.url.replace(self.proxy.url, proxy.url), self.folder, {**self.options, **endpoint})
+
+    def path(self, name: str) -> str:
+        return f"{self.folder}/{name}"
+
+    def downloads(self) -> Counter[str]:
+        """Return how often the bytes of each shard were sent, in whole."""
+        counts = self.proxy.counts()
+        return Counter(
+            {name: round(counts[self.path(name)].bytes / SHARD) for name in NAMES if self.path(name) in counts}
+        )
+
+
+def digest(batch: dict[str, Any]) -> str:
+    """Return a digest of all that is in a batch."""
+    content = hashlib.sha256("\n".join(batch["__key__"]).encode())
+    for part in batch["bin"]:
+        content.update(part)
+    return content.hexdigest()
+
+
+def expected(folder: Path, rank: int, world_size: int, *, epoch: int = 0) -> list[str]:
+    """Return the digests of a rank's batches, read from a local folder in one process."""
+    dataset = StreamingDataset(folder, num_replicas=world_size, rank=rank, shuffle_window=WINDOW)
+    dataset.set_epoch(epoch)
+    return [digest(batch) for batch in StreamingDataLoader(dataset, BATCH, num_workers=0)]
+
+
+def used(folder: Path) -> int:
+    """Return the bytes in a cache folder at one moment, the lists of readers aside."""
+    sizes = []
+    with _alone(folder):
+        for path in folder.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):
+                sizes.append(path.lstat().st_size if path.is_file() and path.parent.name != "readers" else 0)
+    return sum(sizes)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep a cache as it is: else a copy might be counted, and what it makes room for a moment later."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(FileNotFoundError):
+            fcntl.flock(held.enter_context((folder / ".lock").open("rb")), fcntl.LOCK_EX)
+        yield
+
+
+def strange_copies(folder: Path, stored: Path) -> list[str]:
+    """Return the copies in a cache folder that have their name, and other bytes than the shard that they are of."""
+    strange = []
+    for path in folder.rglob("*.tar"):
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            continue
+        if content != (stored / path.name).read_bytes():
+            strange.append(path.name)
+    return strange
+
+
+@contextmanager
+def watched(look: Callable[[], T]) -> Iterator[list[T]]:
+    """Look over and over until the block ends, and note what is found."""
+    found: list[T] = []
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.005):  # the processes need the lock too
+            found.append(look())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        thread.join()

@@ -1,0 +1,161 @@
+"""A real HTTP server on loopback that serves a folder, with ranges or without, and notes what it was asked for.
+
+Tests have it in their own process through `served`. For many processes it is a script, which prints its address and
+ends with its standard input:
+
+    python tests/support/web.py FOLDER [--no-ranges]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_CHUNK = 1 << 20
+
+
+class Web:
+    """A folder on the web."""
+
+    def __init__(self, folder: Path, *, ranges: bool) -> None:
+        self.folder = folder
+        self.ranges = ranges
+        self.sent = 0
+        """Bytes of file contents sent so far."""
+        self.bytes_of: Counter[str] = Counter()
+        """The same for each file, by its name."""
+        self.asked: list[str] = []
+        """The path of each request, as it came."""
+        self.url = ""
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 128  # ranks and workers come all at once
+
+    def handle_error(self, *_: object) -> None: ...  # a client that has gone away
+
+
+@contextlib.contextmanager
+def served(folder: Path, *, ranges: bool = True) -> Iterator[Web]:
+    """Serve a folder until the block ends."""
+    web = Web(folder, ranges=ranges)
+    lock = threading.Lock()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # or a body waits for the acknowledgement of its header
+
+        def log_message(self, *_: object) -> None: ...
+
+        def do_HEAD(self) -> None:
+            self._answer(with_body=False)
+
+        def do_GET(self) -> None:
+            self._answer(with_body=True)
+
+        def _answer(self, *, with_body: bool) -> None:
+            with lock:
+                web.asked.append(self.path)
+            path = folder / self.path.partition("?")[0].lstrip("/")
+            if not path.is_file():
+                self.send_error(404)
+                return
+            with path.open("rb") as stream:
+                size = path.stat().st_size
+                start, stop = 0, size
+                wanted = self.headers.get("Range") if web.ranges else None
+                if wanted:
+                    first, _, last = wanted.removeprefix("bytes=").partition("-")
+                    start, stop = int(first), min(int(last or size - 1) + 1, size)
+                    if start >= size:
+                        self.send_error(416)
+                        return
+                    self.send_response(206)
+                    self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
+                else:
+                    self.send_response(200)
+                self.send_header("Content-Length", str(stop - start))
+                self.end_headers()
+                with contextlib.suppress(ConnectionError):
+                    while with_body and start < stop:
+                        sent = self.connection.sendfile(stream, start, min(_CHUNK, stop - start))
+                        start += sent
+                        with lock:
+                            web.sent += sent
+                            web.bytes_of[path.name] += sent
+
+    server = _Server(("127.0.0.1", 0), Handler)
+    web.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield web
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request, as a server saw it."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    """By names in lower case."""
+
+
+Answer = tuple[int, dict[str, str], bytes]
+
+
+@contextlib.contextmanager
+def answering(answer: Callable[[Asked], Answer | None]) -> Iterator[tuple[str, list[Asked]]]:
+    """Answer requests by a function, and give the address and what was asked; None breaks the connection."""
+    asked: list[Asked] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def log_message(self, *_: object) -> None: ...
+
+        def do_GET(self) -> None:
+            request = Asked(self.command, self.path, {name.lower(): value for name, value in self.headers.items()})
+            asked.append(request)
+            given = answer(request)
+            if given is None:
+                self.close_connection = True
+                return
+            status, headers, body = given
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815 - the name that http.server looks for
+
+    server = _Server(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+if __name__ == "__main__":
+    with served(Path(sys.argv[1]), ranges="--no-ranges" not in sys.argv) as running:
+        print(running.url, flush=True)
+        sys.stdin.read()

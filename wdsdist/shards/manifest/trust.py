@@ -1,0 +1,118 @@
+"""Which locations an ``index.json`` may name: a data set is data, and does not choose what is opened. Pure."""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+
+from wdsdist import storage
+
+SCHEMES = frozenset(
+    ["", "file", "local", "memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "hf", "http",
+     "https", "hdfs", "webhdfs", "sftp", "ssh", "ftp"]
+)  # fmt: skip
+"""Stores in which a URL is one file. Others of fsspec's, such as ``reference``, read from it what else to open."""
+
+LONGEST, LONGEST_NAME = 4096, 255
+"""Bytes of a location, and of each name in its path, as Linux has them."""
+
+_MOST_DECODED = 8
+"""Times that a name may be percent-encoded; each server or proxy on the way may decode it once."""
+
+_PLAIN = re.compile(r"(?:[\w=,+-][\w.=,+-]{0,200}/){0,9}[\w=,+-][\w.=,+-]{0,200}", re.ASCII)
+"""Names that need no further look, as almost all are."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_BETWEEN_NAMES = re.compile(r"[/\\;?#]")  # servers end a name of a path at a semicolon too, or take \ for /
+
+
+class ElsewhereError(ValueError):
+    """A location that is well formed, but not below the data set's own folder: the user alone may name such a one."""
+
+
+def check_location(base: str, name: object, *, elsewhere: bool = False) -> None:
+    """Raise ``ValueError`` with the reason where a data set names a location that it may not name.
+
+    Args:
+        base: the folder or URL of the data set, as the user named it.
+        name: what its ``index.json`` says.
+        elsewhere: whether the location may lie outside the base, because the user says so.
+
+    Raises `ElsewhereError` where only that is wrong: for another host or bucket, an absolute path, ``..`` in any
+    spelling that a server might understand.
+
+    >>> check_location("https://host/train", "00.tar?signature=x")
+    >>> check_location("https://host/train", "%2e%2e/private/00.tar")
+    Traceback (most recent call last):
+    wdsdist.shards.manifest.trust.ElsewhereError: lies outside https://host/train
+    """
+    if not isinstance(name, str) or not name:
+        raise ValueError("is not a path or URL")
+    if not _PLAIN.fullmatch(name):
+        location = storage.join(base, name)
+        _check_form(base, name, location)
+        if not elsewhere:
+            _check_below(base, location)
+
+
+def check_base(folder: str, stated: object, *, elsewhere: bool = False) -> str:
+    """Return the folder that shards are relative to: the one of the ``index.json``, or below it, where that says so.
+
+    Raises what `check_location` raises.
+    """
+    if stated is None or stated == "":
+        return folder
+    if not isinstance(stated, str):
+        raise ValueError("is not a path or URL")
+    base = stated.rstrip("/") or stated
+    if base in (folder, "."):
+        return folder
+    check_location(folder, base, elsewhere=elsewhere)
+    return storage.join(folder, base)
+
+
+def _check_form(base: str, name: str, location: str) -> None:
+    """Raise ``ValueError`` for what no location is made of, wherever it leads."""
+    remote = storage.is_remote(location)
+    path = location.partition("?")[0] if remote else location
+    try:
+        length, longest = len(location.encode()), max(len(part.encode()) for part in path.split("/"))
+    except UnicodeEncodeError:
+        raise ValueError("is not UTF-8") from None
+    if length > LONGEST or longest > LONGEST_NAME:
+        raise ValueError(
+            f"is a path of {length:,} bytes with a name of {longest:,}, where {LONGEST:,} and {LONGEST_NAME:,} are the "
+            f"most"
+        )
+    if _CONTROL.search(_decoded(name) if remote else name):
+        raise ValueError("holds a control character")
+    if "::" in name or (remote and "::" in location):
+        raise ValueError("holds '::', which chains file systems")
+    if storage.scheme(location) not in {*SCHEMES, storage.scheme(base)}:
+        raise ValueError(f"has the scheme {storage.scheme(location)}, which is none of a store that is known here")
+    if name.startswith("file://") and not location.startswith("/"):
+        raise ValueError("is a file URL without an absolute path")
+    if storage.split(location)[1] in ("", ".", ".."):
+        raise ValueError("is the name of a folder")
+
+
+def _check_below(base: str, location: str) -> None:
+    folder = base.rstrip("/") + "/"
+    below = location.removeprefix(folder)
+    if not location.startswith(folder) or ".." in _BETWEEN_NAMES.split(
+        _decoded(below) if storage.is_remote(base) else below
+    ):
+        raise ElsewhereError(f"lies outside {storage.shown(base)}")
+
+
+def _decoded(text: str) -> str:
+    """Return a URL without percent-encoding, however often it was encoded."""
+    for _ in range(_MOST_DECODED):
+        try:
+            plain = urllib.parse.unquote(text, errors="strict")
+        except UnicodeDecodeError:
+            raise ElsewhereError("is percent-encoded, but not from UTF-8") from None
+        if plain == text:
+            return text
+        text = plain
+    raise ElsewhereError("is percent-encoded more than once")
