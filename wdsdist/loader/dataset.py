@@ -180,7 +180,7 @@ class StreamingDataset(IterableDataset[Any]):
         the samples among the ranks a second time.
         """
         refuse_wrappers(self._num_replicas, nearest=2)
-        self.chosen_epoch.choose(check_integer("epoch", epoch, 0, 2**63 - 1))
+        self.chosen_epoch.choose(epoch)
 
     def __getitem__(self, index: int) -> Any:
         """Return sample ``index`` of the data set, in the order of its shards, decoded and transformed.

@@ -149,7 +149,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays; also counts between ``iter()`` and the first batch."""
-        self.dataset.set_epoch(epoch)
+        self.dataset.chosen_epoch.choose(epoch)
 
     def state_dict(self) -> State:
         """Return where the loader stands: small, flat, fit for JSON, and the same on every rank.
@@ -313,7 +313,7 @@ class EpochSampler(Sampler[None]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays, unless Lightning Fabric asks: the loader counts better."""
         if not is_counted_by_fabric():
-            self._dataset.set_epoch(epoch)
+            self._dataset.chosen_epoch.choose(epoch)
 
     def __iter__(self) -> Iterator[None]:
         # torch asks for one index a batch; the data set needs none.

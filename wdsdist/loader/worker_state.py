@@ -18,6 +18,7 @@ from torch.utils.data import get_worker_info
 
 from wdsdist._util.pools import follow_parent
 from wdsdist._util.shared_memory import is_spawning, leave_inherited_objects
+from wdsdist._util.validation import check_integer
 from wdsdist.cache.counters import Counters
 from wdsdist.sampling.epoch_plan import EpochPlan
 
@@ -90,8 +91,8 @@ class ChosenEpoch:
         self._began_in: int | None = None  # the process that last began an iteration
 
     def choose(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration plays."""
-        self.epoch, self.requests = epoch, self.requests + 1
+        """Choose the epoch that the next iteration plays; raise ``ArgumentError`` for a negative one."""
+        self.epoch, self.requests = check_integer("epoch", epoch, 0, 2**63 - 1), self.requests + 1
         self._shared.write([self.epoch, self.requests])
 
     def begin(self) -> int:

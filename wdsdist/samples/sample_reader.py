@@ -30,7 +30,7 @@ class _Opened:
         self.shard = shard
         self.spec = spec
         self.only_members: Chosen | None = None
-        """Those of every sample, where all have the same; known once one was asked for."""
+        """Those of every sample, once they are known, where all have the same."""
 
     def members(self, sample: int) -> Chosen:
         """Return the members that a sample is made of."""
