@@ -9,8 +9,10 @@ import json
 import os
 import pwd
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -344,14 +346,14 @@ def test_an_index_that_another_user_left_in_the_users_cache_is_not_believed(
     data = tmp_path / "data"
     data.mkdir()
     (data / "00.tar").write_bytes((packed / "00.tar").read_bytes())
-    atomic_write = storage.atomic_write
+    mkstemp = tempfile.mkstemp
 
-    def not_there(path: Path, *mode: int) -> contextlib.AbstractContextManager[object]:
-        if path.parent == data:
+    def not_there(*args: Any, dir: Path, **more: Any) -> tuple[int, str]:  # noqa: A002 - as it is called there
+        if dir == data:
             raise PermissionError
-        return atomic_write(path, *mode)
+        return mkstemp(*args, dir=dir, **more)
 
-    monkeypatch.setattr(storage, "atomic_write", not_there)
+    monkeypatch.setattr(tempfile, "mkstemp", not_there)
     assert tarindex.shard_index(data / "00.tar").key(1) == "shard00-0001"
     (index,) = (tmp_path / "cache" / "indexes").iterdir()
     content = forged(index)

@@ -18,6 +18,7 @@ from typing import Any
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from wdsdist.storage.failures import mapped
 
 import wdsdist
 from tests.support import tars
@@ -30,7 +31,6 @@ from wdsdist.packing import sources
 from wdsdist.shards import scan_remote as remotetar
 from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.storage import Deadline, clients, copying, deadline
-from wdsdist.storage.failures import mapped
 
 TOKEN = secrets.token_hex(16)
 LOUD = logging.getLogger("test.secrecy")
@@ -69,10 +69,9 @@ def check(call: Callable[[], object], *kinds: type[Exception]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "_PATIENCE", 0.2)
-    monkeypatch.setattr(copying, "_PATIENCE", 0.2)
-    monkeypatch.setattr(deadline, "_FIRST_PAUSE", 0.02)
+def little_patience() -> Iterator[None]:
+    with use_policy(RequestPolicy(patience=0.2, download_patience=0.2, first_pause=0.02)):
+        yield
 
 
 def signed(url: str) -> str:

@@ -13,13 +13,13 @@ from pathlib import Path
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from wdsdist.storage.deadline import Attempts
+from wdsdist.storage.failures import FinalError, PassingError, mapped
 
 from tests.support.programs import command
 from wdsdist import storage
 from wdsdist.errors import ShardNotFoundError, StorageError
-from wdsdist.storage import Connections, Deadline, copying, deadline, transfer
-from wdsdist.storage.deadline import Attempts
-from wdsdist.storage.failures import FinalError, PassingError, mapped
+from wdsdist.storage import Connections, Deadline, RequestPolicy, use_policy
 
 
 @pytest.fixture
