@@ -18,11 +18,11 @@ import wdsdist
 from tests.support import folders
 from tests.support.damage import cut, flip, flip_keeping_its_time
 from wdsdist import storage
-from wdsdist.cache import Need, ShardCache, cached_path, copy_key, kept, refetch
+from wdsdist.cache import FetchAhead, Need, ShardCache, cached_path, copy_key, kept, refetch
 from wdsdist.cache import fetch as fetching
 from wdsdist.cache.locks import LockableFile
 from wdsdist.cache.priorities import all_needs
-from wdsdist.cache.space import Room
+from wdsdist.cache.space import CacheSpace
 from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import index as shardindex
@@ -180,13 +180,13 @@ def test_a_shard_is_counted_before_others_can_read_it(
     """They may be done with the epoch, and its figures be read, before the one that fetched it goes on."""
     counted: list[int] = []
     cache.tell(lambda: counted.append(cache.fetches))
-    install = Room.install
+    install = CacheSpace.install
 
     def late(*arguments: Any) -> None:
         assert counted == [1]
         install(*arguments)
 
-    monkeypatch.setattr(Room, "install", late)
+    monkeypatch.setattr(CacheSpace, "install", late)
     cache.pin(remote, 0).close()
 
 
@@ -293,16 +293,16 @@ def test_fetching_ahead_takes_only_what_is_needed_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cache = limited(2)
-    assert all(cache.fetch_ahead(remote, number) for number in (0, 1, 0))
+    assert {cache.fetch_ahead(remote, number) for number in (0, 1, 0)} == {FetchAhead.THERE}
     assert fetched == ["00.tar", "01.tar"]
     cache.expect([Need(copy_key(remote, number), 0) for number in (0, 2)])
     with monkeypatch.context() as without_store:
         without_store.setattr(fetching.storage, "read", None)
-        assert not cache.fetch_ahead(remote, 3)  # nobody needs it, as nobody needs shard 1
-    assert cache.fetch_ahead(remote, 2)
+        assert cache.fetch_ahead(remote, 3) is FetchAhead.REFUSED  # nobody needs it, as nobody needs shard 1
+    assert cache.fetch_ahead(remote, 2) is FetchAhead.THERE
     assert folders.copies(tmp_path) == ["00.tar", "02.tar"]
     cache.expect([Need(copy_key(remote, number), 0) for number in (0, 2, 1)])
-    assert not cache.fetch_ahead(remote, 1)
+    assert cache.fetch_ahead(remote, 1) is FetchAhead.REFUSED
 
 
 def test_who_waits_for_a_fetch_that_fails_is_told_why(
@@ -351,7 +351,7 @@ def test_a_store_has_time_to_say_what_keeps_another_process(
         return entry(*args, deadline=deadline)
 
     monkeypatch.setattr(fetching.storage, "entry", noted)
-    monkeypatch.setattr(cache._room, "take", lambda *_, **__: None)
+    monkeypatch.setattr(cache._space, "take", lambda *_, **__: None)
     cache.timeout = 0.1
     with pytest.raises(CacheError, match="another process is fetching it"):
         cache.pin(remote, 0)
@@ -369,9 +369,9 @@ def test_a_folder_that_goes_while_it_is_used_is_made_anew(cache: ShardCache, rem
 
 def test_fetching_ahead_raises_nothing(remote: Manifest, tmp_path: Path) -> None:
     fsspec.filesystem("memory").rm("/train/05.tar")
-    assert not ShardCache(tmp_path / "cache").fetch_ahead(remote, 5)
+    assert ShardCache(tmp_path / "cache").fetch_ahead(remote, 5) is FetchAhead.REFUSED
     (tmp_path / "file").touch()
-    assert not ShardCache(tmp_path / "file").fetch_ahead(remote, 4)
+    assert ShardCache(tmp_path / "file").fetch_ahead(remote, 4) is FetchAhead.REFUSED
     assert folders.leftovers(tmp_path / "cache") == []
 
 
@@ -442,7 +442,7 @@ def test_shards_without_index_or_size_are_indexed_once(
     fsspec.filesystem("memory").rm("/train/00.tar.wdsindex")
     cache = ShardCache(tmp_path / "cache", limit=2 * room + (1 << 17))
     cache.pin(remote, 0).close()
-    monkeypatch.setattr(fetching.tarindex, "scan_shard", None)
+    monkeypatch.setattr(fetching.scan_local, "scan_shard", None)
     with cache.pin(remote, 0) as pinned:
         assert pinned.index.num_samples == 20
     with ShardCache(tmp_path / "unlimited").pin(Manifest.of("memory://train", [Shard("01.tar", 20, -1, "")]), 0) as one:
@@ -537,7 +537,7 @@ def test_local_shards_are_read_in_place(packed: Path, cache: ShardCache) -> None
         assert pinned.path == packed / "00.tar"
         pinned.unlock()
         assert pinned.lock()
-    assert cache.fetch_ahead(local, 1)
+    assert cache.fetch_ahead(local, 1) is FetchAhead.THERE
     assert cache.folder is not None
     assert not cache.folder.exists()
 

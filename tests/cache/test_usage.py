@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support import folders
 from tests.support.damage import flip
-from wdsdist.cache import Need, ShardCache, copy_key, stamps
-from wdsdist.cache import fetch as fetching
+from wdsdist.cache import FetchAhead, Need, ShardCache, copy_key, stamps
 from wdsdist.cache import space as room_module
 from wdsdist.cache.usage import Held, all_held
 from wdsdist.errors import ShardNotFoundError
@@ -36,8 +35,8 @@ ACTIONS: dict[str, Callable[[ShardCache, Manifest, int], object]] = {
 
 def counted(cache: ShardCache) -> tuple[int | None, int]:
     """Return what the ledger says, and what there is."""
-    with cache._room.alone(Deadline(1)) as ledger:
-        return ledger.read(), sum(one.size for one in all_held(cache._room.root))
+    with cache._space.alone(Deadline(1)) as ledger:
+        return ledger.read(), sum(one.size for one in all_held(cache._space.root))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -72,7 +71,7 @@ def test_a_cache_with_room_is_not_looked_through(
 ) -> None:
     cache = ShardCache(tmp_path, limit=30 * room)
     for number in range(30):
-        assert cache.fetch_ahead(remote, number)
+        assert cache.fetch_ahead(remote, number) is FetchAhead.THERE
     assert looks == [tmp_path]  # by a process that comes to it, which sweeps it
 
 
@@ -100,10 +99,10 @@ def test_who_dies_at_it_leaves_no_sum(
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
-    what = {"reserve": "room._allocate", "evict": "room._drop", "install": "stamps.stamp"}[moment]
+    what = {"reserve": "space._allocate", "evict": "space._drop", "install": "stamps.stamp"}[moment]
     with monkeypatch.context() as dying:
         dying.setattr(f"wdsdist.cache.{what}", die)
-        dying.setattr(room_module.Room, "give_up", lambda *_: None)  # the dead do not tidy up
+        dying.setattr(room_module.CacheSpace, "give_up", lambda *_: None)  # the dead do not tidy up
         with pytest.raises(KeyboardInterrupt):
             cache.pin(remote, 2)
     assert counted(cache)[0] is None
@@ -161,13 +160,7 @@ def test_a_copy_that_is_replaced_counts_beside_the_new_one(
     cache = ShardCache(tmp_path, limit=3 * room)
     for number in (0, 1, 2):
         cache.pin(remote, number).close()
-    fetch, most = fetching.Wanted.fetch, 0
-
-    def watched(wanted: fetching.Wanted) -> fetching.Fetched:
-        nonlocal most
-        most = folders.use(tmp_path)
-        return fetch(wanted)
-
-    monkeypatch.setattr(fetching.Wanted, "fetch", watched)
+    most: list[int] = []
+    cache.tell(lambda: most.append(folders.use(tmp_path)))  # once it is fetched, and before it has its name
     cache.refetch(remote, 0)
-    assert 2 * room < most <= 3 * room
+    assert 2 * room < most[-1] <= 3 * room

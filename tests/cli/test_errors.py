@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import forked
 from tests.support.programs import command
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -79,13 +80,8 @@ def test_a_note_of_another_type_than_packers_write(wdsdist: Run, shards: Path) -
 
 
 def test_a_world_that_its_launcher_got_wrong(shards: Path, tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "wdsdist", "pack", str(shards), str(tmp_path / "dest")],
-        env={**os.environ, "RANK": "0", "WORLD_SIZE": str(10**12)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": str(10**12)}
+    run = forked.run("-m", "wdsdist", "pack", shards, tmp_path / "dest", env=environment)
     assert only_error(run) == "WORLD_SIZE is '1000000000000': it must be at most 1,048,576"
 
 

@@ -19,6 +19,7 @@ from rich.console import Console
 
 import wdsdist
 from tests.support import forked
+from tests.support.programs import command
 from wdsdist.cli import launched, progress
 
 
@@ -130,23 +131,10 @@ def hostile(tmp_path: Path) -> Path:
     return folder
 
 
-# Runs several commands in one process, and tells the status of each behind what it printed.
-SEVERAL = """
-import json, sys
-from wdsdist.cli import main
-for words in json.loads(sys.argv[1]):
-    sys.argv = ["wdsdist", *words]
-    try:
-        main()
-    except SystemExit as end:
-        sys.stderr.flush(), print(f"<{end.code}>", flush=True)
-"""
-
-
 def shown_by(*commands: tuple[object, ...]) -> list[tuple[str, int]]:
     """Run commands with all output on a terminal; return what each shows there, and its status."""
     words = json.dumps([list(map(str, command)) for command in commands])
-    status, shown = on_a_terminal(words, program=["-c", SEVERAL], output=True)
+    status, shown = on_a_terminal(words, program=command("several_commands")[1:], output=True)
     assert status == 0, shown
     found = re.findall(r"(.*?)<(\d+)>\r\n", shown, re.DOTALL)
     assert len(found) == len(commands), shown

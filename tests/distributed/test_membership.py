@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing.util
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.gloo_ranks import Ranks
+from tests.support.programs import command, environment
 from wdsdist.distributed import barrier, data_download
 from wdsdist.errors import BarrierTimeoutError
 
@@ -149,62 +149,13 @@ def test_a_group_that_is_made_anew_begins_anew(attempts: Attempts) -> None:
     meet(ranks)
 
 
-ELASTIC = """
-import signal
-import torch.distributed as dist
-from wdsdist.errors import BarrierError
-from wdsdist.distributed import barrier
-
-attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
-agent = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-if rank == 0:
-    # gloo would look for the dead at the addresses that they have left
-    for key in agent.list_keys():
-        if "default_pg" in key and "wdsdist" not in key:
-            agent.delete_key(key)
-    agent.set(f"swept/{attempt}", "")
-agent.wait([f"swept/{attempt}"])
-dist.init_process_group("gloo")
-
-def meet(number):
-    log(f"came-{attempt}-{number}")
-    barrier(10)
-    log(f"passed-{attempt}-{number}")
-
-@data_download
-def prepare():
-    log(f"ran-in-{attempt}")
-    if attempt == 0:
-        raise OSError("disk full")
-    return attempt
-
-meet(1)
-if attempt == 0:  # both fail; one goes on to the next barrier, where the other dies before it
-    try:
-        prepare()
-    except OSError:
-        pass
-    if rank == 1:
-        wait()
-        os.kill(os.getpid(), signal.SIGKILL)
-    try:
-        barrier(10)
-    except BarrierError as error:
-        assert "disk full" in str(error), error
-        (HERE / "gate").write_text("")
-    signal.pause()
-meet(2)
-assert prepare() == 1
-meet(3)
-"""
-
-
 def test_torchrun_starts_all_ranks_anew_and_they_meet_again(stage: Stage) -> None:
-    stage.write(ELASTIC)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["--max-restarts", "1", "--monitor-interval", "0.1"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
-    done = subprocess.run([*command, str(stage.script)], env=environment, capture_output=True, text=True)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launcher += ["--max-restarts", "1", "--monitor-interval", "0.1"]
+    done = subprocess.run(
+        [*launcher, *command("elastic_rank")[1:]],
+        cwd=stage.directory, env=environment(), capture_output=True, text=True,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     words = [word for _, word in stage.log]
     for meeting in ("0-1", "1-1", "1-2", "1-3"):

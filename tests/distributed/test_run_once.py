@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.support.jobs import CALL, launch
+from tests.support.jobs import launch
 
 if TYPE_CHECKING:
     from tests.support.jobs import Stage
@@ -15,22 +15,12 @@ if TYPE_CHECKING:
 
 class TestOneRuns:
     def test_one_of_four_processes_runs_and_all_get_the_value(self, stage: Stage) -> None:
-        stage.write(
-            """
-@data_download
-def prepare():
-    log()
-    announce()
-    wait()
-    return {"by": os.getpid()}
-"""
-            + CALL
-        )
+        stage.job("held")
         four = stage.start(4)
         launch(four)
         runner = stage.runner()
         stage.let_go()
-        assert [process.expect("returned") for process in four] == [{"by": runner}] * 4
+        assert [process.expect("returned") for process in four] == [runner] * 4
         assert stage.log == [[str(runner)]]
 
     def test_a_later_run_skips_it(self, stage: Stage) -> None:
@@ -42,7 +32,7 @@ def prepare():
         assert len(stage.log) == 1
 
     def test_every_node_runs_it_once(self, stage: Stage, tmp_path: Path) -> None:
-        stage.write("@data_download\ndef prepare():\n    log()\n    return os.getpid()\n" + CALL)
+        stage.write("@data_download\ndef prepare():\n    log()\n    return os.getpid()\ncall(prepare)\n")
         nodes = []
         for name in ("a", "b"):  # what makes a node is a temporary directory of its own
             (tmp_path / name).mkdir()
@@ -55,7 +45,7 @@ def prepare():
     def test_a_cluster_runs_it_once(self, stage: Stage, tmp_path: Path) -> None:
         stage.write(
             '@data_download(scope="cluster", directory=HERE / "shared")\n'
-            "def prepare():\n    log()\n    return os.getpid()\n" + CALL
+            "def prepare():\n    log()\n    return os.getpid()\ncall(prepare)\n"
         )
         nodes = []
         for name in ("a", "b"):
@@ -66,25 +56,7 @@ def prepare():
         assert len(stage.log) == 1
 
     def test_different_functions_do_not_wait_for_each_other(self, stage: Stage) -> None:
-        stage.write(
-            """
-@data_download
-def prepare():
-    announce()
-    wait()
-    return "slow"
-
-@data_download
-def other(name):
-    return name
-
-say("ready")
-if hear() == "slow":
-    report(prepare)
-else:
-    report(other, "quick")
-"""
-        )
+        stage.job("one_of_two")
         slow, quick = stage.start(2)
         slow.expect("ready")
         slow.tell("slow")
@@ -96,22 +68,7 @@ else:
         assert slow.expect("returned") == "slow"
 
     def test_threads_of_one_process_are_no_different(self, stage: Stage) -> None:
-        stage.write(
-            """
-from concurrent.futures import ThreadPoolExecutor
-
-@data_download
-def prepare():
-    log()
-    announce()
-    wait()
-    return 7
-
-with ThreadPoolExecutor(4) as pool:
-    values = [future.result() for future in [pool.submit(prepare) for _ in range(4)]]
-say("returned", values)
-"""
-        )
+        stage.job("in_threads")
         (process,) = stage.start()
         stage.runner()
         stage.let_go()
@@ -119,17 +76,7 @@ say("returned", values)
         assert len(stage.log) == 1
 
     def test_when_the_runner_is_killed_another_takes_over(self, stage: Stage) -> None:
-        stage.write(
-            """
-@data_download
-def prepare():
-    log()
-    announce()
-    wait()
-    return os.getpid()
-"""
-            + CALL
-        )
+        stage.job("held")
         four = stage.start(4)
         launch(four)
         killed = stage.runner()
@@ -141,19 +88,7 @@ def prepare():
         assert stage.log == [[str(killed)], [str(second)]]
 
     def test_forced_it_runs_once_in_every_run(self, stage: Stage) -> None:
-        stage.write(
-            """
-@data_download(force=True)
-def prepare():
-    log()
-    return os.getpid()
-
-say("ready")
-hear()
-report(prepare)
-report(prepare)
-"""
-        )
+        stage.job("forced")
         for run in (1, 2):
             processes = stage.start(3)
             launch(processes)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.jobs import CALL, launch
+from tests.support.jobs import launch
 
 if TYPE_CHECKING:
     from tests.support.jobs import Stage
@@ -21,24 +21,7 @@ STEPS = 20
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_the_runner_and_a_waiter_may_be_killed_at_any_moment(stage: Stage, seed: int) -> None:
-    # Unlike elsewhere, time passes: no event marks the moment between two lines of our own.
-    stage.write(
-        f"""
-import time
-made = HERE / "made"
-
-@data_download
-def prepare():
-    log()
-    made.mkdir(exist_ok=True)
-    announce()
-    for step in range({STEPS}):
-        (made / str(step)).touch()
-        time.sleep(0.002)
-    return str(made)
-"""
-        + CALL
-    )
+    stage.job("in_steps", STEPS)
     chance = random.Random(seed)
     four = stage.start(4)
     launch(four)

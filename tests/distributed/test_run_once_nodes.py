@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.jobs import CALL, launch
+from tests.support.jobs import launch
 
 if TYPE_CHECKING:
     from tests.support.jobs import Process, Stage
@@ -28,23 +28,18 @@ def two_nodes(stage: Stage, **environment: str) -> list[Process]:
     started = []
     for restarts, name in enumerate(("a", "b")):
         (stage.directory / name).mkdir(exist_ok=True)
-        shell = ["/bin/sh", "-c", f'{sys.executable} "$0"; true']
-        command = shell if "TORCHELASTIC_RUN_ID" in environment else None
+        shell = ["/bin/sh", "-c", f'{sys.executable} "$0" "$@"; true']
+        by = shell if "TORCHELASTIC_RUN_ID" in environment else None
         if "TORCHELASTIC_RESTART_COUNT" in environment:  # an agent counts those restarts that its own workers caused
             environment["TORCHELASTIC_RESTART_COUNT"] = str(restarts)
-        started += stage.start(2, command=command, TMPDIR=str(stage.directory / name), **environment)
+        started += stage.start(2, by=by, TMPDIR=str(stage.directory / name), **environment)
     return started
 
 
 class TestTheCluster:
-    DECORATOR = '@data_download(scope="cluster", directory=HERE / "shared")\n'
-
     @pytest.mark.parametrize("launcher", LAUNCHERS)
     def test_an_error_is_raised_on_all_nodes(self, stage: Stage, launcher: str) -> None:
-        stage.write(
-            self.DECORATOR + "def prepare():\n    log()\n    announce()\n    wait()\n"
-            "    raise ConnectionError('no route to host')\n" + CALL
-        )
+        stage.job("failing_on_all_nodes")
         four = two_nodes(stage, **LAUNCHERS[launcher])
         launch(four)
         runner = stage.runner()
@@ -57,9 +52,7 @@ class TestTheCluster:
         assert len(stage.log) == 1
 
     def test_a_process_of_the_other_node_takes_over_where_all_of_one_die(self, stage: Stage) -> None:
-        stage.write(
-            self.DECORATOR + "def prepare():\n    log()\n    announce()\n    wait()\n    return os.getpid()\n" + CALL
-        )
+        stage.job("held", "cluster")
         four = two_nodes(stage, **LAUNCHERS["slurm"])
         launch(four)
         node, other = (four[:2], four[2:])
@@ -76,23 +69,7 @@ class TestTheCluster:
 
 class TestTheRunner:
     def test_its_children_do_not_keep_others_from_taking_over(self, stage: Stage) -> None:
-        # as those of a ProcessPoolExecutor, which wait for ever once their parent was killed
-        stage.write(
-            """
-@data_download
-def prepare():
-    if not (HERE / "child").exists():
-        child = os.fork()
-        if child == 0:
-            while True:
-                __import__("signal").pause()
-        (HERE / "child").write_text(str(child))
-    announce()
-    wait()
-    return os.getpid()
-"""
-            + CALL
-        )
+        stage.job("with_a_child")
         two = stage.start(2)
         launch(two)
         try:
@@ -105,21 +82,9 @@ def prepare():
         finally:
             os.kill(int((stage.directory / "child").read_text()), signal.SIGKILL)
 
-    @pytest.mark.parametrize("end", ["sys.exit('no disk')", "os.kill(os.getpid(), 15)", "os._exit(3)"])
-    def test_one_that_ends_itself_is_replaced(self, stage: Stage, end: str) -> None:
-        stage.write(
-            f"""
-@data_download
-def prepare():
-    log()
-    if len((HERE / "log").read_text().splitlines()) == 1:
-        announce()
-        wait()
-        {end}
-    return os.getpid()
-"""
-            + CALL
-        )
+    @pytest.mark.parametrize("way", ["an exit", "a signal", "a hard exit"])
+    def test_one_that_ends_itself_is_replaced(self, stage: Stage, way: str) -> None:
+        stage.job("ending_itself", way)
         two = stage.start(2)
         launch(two)
         first = stage.runner()
@@ -130,67 +95,30 @@ def prepare():
 
 class TestErrors:
     @pytest.mark.parametrize(
-        ("definition", "told"),
+        ("kind", "told"),
         [
-            ("class Wrong(Exception):\n        pass", "Wrong: disk full"),
-            ("class Wrong(Exception):\n        __reduce__ = None", "Wrong: disk full"),
-            ("class Wrong(Exception):\n        __str__ = None", "Wrong: <exception str() failed>"),
+            ("local", "Wrong: disk full"),
+            ("unpicklable", "Wrong: disk full"),
+            ("speechless", "Wrong: <exception str() failed>"),
         ],
-        ids=["local", "unpicklable", "speechless"],
     )
-    def test_one_of_any_kind_is_raised_everywhere(self, stage: Stage, definition: str, told: str) -> None:
-        stage.write(
-            f"""
-@data_download
-def prepare():
-    log()
-    announce()
-    wait()
-    {definition}
-    raise Wrong("disk full")
-
-say("ready")
-hear()
-try:
-    prepare()
-except Exception as error:
-    say("raised", [type(error).__name__, str(error.args[0])])
-"""
-        )
+    def test_one_of_any_kind_is_raised_everywhere(self, stage: Stage, kind: str, told: str) -> None:
+        stage.job("failing_by", kind)
         two = stage.start(2)
         launch(two)
         runner = stage.runner()
         stage.let_go()
         for process in two:
-            kind, message = process.expect("raised")
+            name, message = process.expect("raised")
             if process.pid == runner:
-                assert (kind, message) == ("Wrong", "disk full")
+                assert (name, message) == ("Wrong", "disk full")
             else:
-                assert kind == "DataDownloadError"
+                assert name == "DataDownloadError"
                 assert told in message
         assert len(stage.log) == 1
 
     def test_one_of_a_call_within_a_call_is_that_of_both(self, stage: Stage) -> None:
-        stage.write(
-            """
-@data_download
-def fetch():
-    log("fetch")
-    announce()
-    wait()
-    raise ConnectionError("no route to host")
-
-@data_download
-def prepare():
-    log("prepare")
-    return fetch()
-
-say("ready")
-hear()
-report(prepare)
-report(fetch)
-"""
-        )
+        stage.job("one_within_another")
         two = stage.start(2)
         launch(two)
         stage.runner()
@@ -200,18 +128,7 @@ report(fetch)
 
 
 def test_calls_in_another_order_on_each_process_run_once_each(stage: Stage) -> None:
-    stage.write(
-        """
-@data_download
-def prepare(name):
-    log(name)
-    return [name, os.getpid()]
-
-say("ready")
-names = hear()
-say("returned", sorted(prepare(name) for name in 3 * names))
-"""
-    )
+    stage.job("by_names")
     three = stage.start(3)
     for process in three:
         process.expect("ready")

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.programs import environment
 from wdsdist.distributed import data_download
 from wdsdist.distributed.call_key import describe
 from wdsdist.errors import ArgumentError, ArgumentTypeError, DataDownloadError, DestinationError
@@ -273,7 +274,7 @@ class TestWhenTwoCallsAreTheSame:
         said = {
             subprocess.run(
                 [sys.executable, "-c", program],
-                env={**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": str(Path(__file__).parents[2])},
+                env=environment(PYTHONHASHSEED=str(seed)),
                 capture_output=True,
                 text=True,
                 check=True,

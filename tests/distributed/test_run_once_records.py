@@ -81,25 +81,11 @@ class TestWhatIsKept:
         "returned",
         [
             "made", "str(made)", "[made, 1]", "{'train': str(made)}", "('x', made)", "Path('made')",
-            "{'train': [[made], 1]}", "__import__('wdsdist').Manifest.of(str(made), [])",
+            "{'train': [[made], 1]}", "wdsdist.Manifest.of(str(made), [])",
         ],
     )  # fmt: skip
     def test_it_is_void_once_the_returned_path_is_gone(self, stage: Stage, returned: str) -> None:
-        stage.write(
-            f"""
-os.chdir(HERE)
-made = HERE / "made"
-
-@data_download
-def prepare():
-    log()
-    made.touch()
-    return {returned}
-
-prepare()
-say("done")
-"""
-        )
+        stage.job("returning", returned)
 
         def run() -> int:
             stage.start()[0].expect("done")
@@ -111,27 +97,13 @@ say("done")
 
     @pytest.mark.parametrize("returned", ["'/no/such/path'", "Path('/no/such/path')", "'/' + 5000 * 'x'", "'/\\0'"])
     def test_a_path_that_never_was_does_not_void_it(self, stage: Stage, returned: str) -> None:
-        stage.write(f"@data_download\ndef prepare():\n    log()\n    return {returned}\nprepare()\nsay('done')\n")
+        stage.job("returning", returned)
         for _ in range(2):
             stage.start()[0].expect("done")
         assert len(stage.log) == 1
 
     def test_a_run_that_was_killed_leaves_no_claim_of_an_earlier_one(self, stage: Stage) -> None:
-        stage.write(
-            """
-say("ready")
-forced = hear() == "forced"
-
-def prepare():
-    log()
-    if forced:
-        announce()
-        wait()
-    return os.getpid()
-
-report(data_download(prepare, force=forced))
-"""
-        )
+        stage.job("forced_where_told")
 
         def run(how: str) -> Process:
             (process,) = stage.start()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import wdsdist
+from tests.support import forked
 from tests.support.pages import ROOT, blocks
 
 BLOCKS = [
@@ -32,12 +33,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("block", BLOCKS)
 def test_every_python_block_runs_as_it_stands(block: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    launch = [sys.executable]
-    if "init_process_group" in block:
-        launch += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    elif "ray.train" not in block:
+    if "init_process_group" not in block and "ray.train" not in block:
         exec(compile(block, "block", "exec"), {"__name__": "__main__"})
         return
     Path("train.py").write_text(block)
-    found = subprocess.run([*launch, "train.py"], capture_output=True, text=True, timeout=100, check=False)
+    if "ray.train" in block:
+        found = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, timeout=100, check=False)
+    else:
+        found = forked.launch("train.py", ranks=4)
     assert found.returncode == 0, found.stderr

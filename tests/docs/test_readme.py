@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support import forked
 from tests.support.pages import ROOT, blocks, run
 
 README = (ROOT / "README.md").read_text()
@@ -31,22 +30,20 @@ def test_the_first_two_commands_are_make_demo_and_make_test() -> None:
 
 
 def test_the_commands_on_shards_run(checkout: Path) -> None:
-    wdsdist = [sys.executable, "-m", "wdsdist"]
-    subprocess.run([*wdsdist, "pack", "examples/data/t10k", "shards"], cwd=checkout, check=True, capture_output=True)
+    packed = forked.run("-m", "wdsdist", "pack", "examples/data/t10k", "shards", cwd=checkout)
+    assert packed.returncode == 0, packed.stderr
     shown = re.findall(r"^    wdsdist (\S+ shards.*?)(?:  +#.*)?$", README, re.MULTILINE)
     assert len(shown) == 9
     for arguments in shown:
         quick = ["--seconds", "0.05"] if arguments.startswith("bench") else []
-        found = subprocess.run(
-            [*wdsdist, *arguments.split(), *quick], cwd=checkout, capture_output=True, text=True, check=True
-        )
+        found = forked.run("-m", "wdsdist", *arguments.split(), *quick, cwd=checkout)
+        assert found.returncode == 0, found.stderr
         assert found.stdout
 
 
 def test_the_plan_that_it_shows_is_what_the_command_prints() -> None:
     shown = next(block.text for block in blocks(README) if block.language == "console").splitlines()
-    command = [sys.executable, "-m", *shown[0].removeprefix("$ ").split()]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    printed = forked.run("-m", *shown[0].removeprefix("$ ").split()).stdout.splitlines()
     assert shown[-1] == "..."
     assert set(shown[1:-1]) <= set(printed)
 

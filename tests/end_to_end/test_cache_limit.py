@@ -169,7 +169,7 @@ def test_an_epoch_that_was_broken_off_is_followed_by_the_next(
     assert read(mine) == read(local)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_program_may_end_in_the_middle_of_an_epoch(store: web.Web, tmp_path: Path, workers: int) -> None:
     program = (
         "import sys, wdsdist\n"

@@ -6,9 +6,9 @@ import gc
 import hashlib
 import multiprocessing
 import os
+import shlex
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -190,24 +190,6 @@ def test_a_job_that_is_killed_leaves_nothing_behind(shards: Path, short_path: Pa
     assert not any(path.suffix == ".tar" or "wdsdist" in path.name for path in short_path.rglob("*"))
 
 
-LITTLE = """
-import os, sys, wdsdist
-dataset = wdsdist.StreamingDataset(sys.argv[1])
-
-def show(shared_memory):
-    loader = wdsdist.StreamingDataLoader(dataset, 40, num_workers=2, shared_memory=shared_memory)
-    try:
-        print("seen", sum(len(view) for batch in loader for view in batch["bin"]))
-    except wdsdist.errors.SharedMemoryError as error:
-        print("refused", error)
-
-show(True)
-del os.memfd_create
-show(True)
-show(False)
-"""
-
-
 def can_mount() -> bool:
     command = ["unshare", "--mount", "mount", "-t", "tmpfs", "-o", "size=160k", "none", "/dev/shm"]
     try:
@@ -218,11 +200,9 @@ def can_mount() -> bool:
 
 @pytest.mark.skipif(not can_mount(), reason="making a small /dev/shm needs unshare(1) and the right to mount")
 def test_little_shared_memory_is_no_matter_but_where_it_is_the_only_kind_and_there_both_sizes_are_said(
-    shards: Path, tmp_path: Path
+    shards: Path,
 ) -> None:
-    script = tmp_path / "job.py"
-    script.write_text(LITTLE)
-    inner = f'mount -t tmpfs -o size=160k none /dev/shm && exec "{sys.executable}" "{script}" "{shards}"'
+    inner = f"mount -t tmpfs -o size=160k none /dev/shm && exec {shlex.join(command('little_shared_memory', shards))}"
     done = subprocess.run(["unshare", "--mount", "sh", "-c", inner], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     anonymous, only_kind, pipes = done.stdout.splitlines()

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 import wdsdist
 from tests.support import forked, tars
+from tests.support.programs import command
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import (
     ArgumentError,
@@ -62,7 +63,7 @@ def flat(found: Batches) -> list[int]:
 
 
 class TestEveryRank:
-    @settings(max_examples=60)
+    @tars.fewer()
     @given(
         world=st.integers(1, 6),
         batch_size=st.integers(1, 40),
@@ -94,7 +95,7 @@ class TestEveryRank:
             assert len(seen) == world * per_rank
             assert len(set(seen)) == min(TOTAL, world * per_rank)
 
-    @settings(max_examples=60)
+    @tars.fewer()
     @given(
         world=st.integers(1, 120),
         batch_size=st.integers(1, 20),
@@ -366,24 +367,7 @@ class TestForFrameworks:
             next(iter(make_loader(shards).dataset))
 
     def test_ranks_that_get_it_as_an_argument_keep_their_own_rank_and_epoch(self, shards: Path, tmp_path: Path) -> None:
-        script = tmp_path / "ranks.py"
-        script.write_text(
-            "import json, multiprocessing, os, sys, torch, wdsdist\n"
-            "def main(rank, loader, dataset, folder):\n"
-            "    os.environ.update(RANK=str(rank), WORLD_SIZE='2')\n"
-            "    multiprocessing.set_start_method('fork', force=True)\n"
-            "    found = []\n"
-            "    for given in (loader, wdsdist.StreamingDataLoader(dataset, 8, num_workers=2)):\n"
-            "        for epoch in (rank, 5):\n"
-            "            given.set_epoch(epoch)\n"
-            "            found.append([number for batch in given for number in batch['cls'].tolist()])\n"
-            "    json.dump(found, open(f'{folder}/{rank}.json', 'w'))\n"
-            "if __name__ == '__main__':\n"
-            "    dataset = wdsdist.StreamingDataset(sys.argv[1], decode=True, fields=('cls',))\n"
-            "    loader = wdsdist.StreamingDataLoader(dataset, 8, num_workers=2)\n"
-            "    torch.multiprocessing.spawn(main, (loader, dataset, sys.argv[2]), nprocs=2)\n"
-        )
-        ended = forked.run(script, shards, tmp_path)
+        ended = forked.run(*command("spawned_ranks", shards, tmp_path)[1:])
         assert ended.returncode == 0, ended.stderr
         for rank in range(2):
             found = json.loads((tmp_path / f"{rank}.json").read_text())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import wdsdist
@@ -94,7 +94,7 @@ def check(world: World) -> None:
             assert [[batch["cls"].tolist() for batch in alone] for _ in range(2)] == [ranks[0] for ranks in epochs]
 
 
-@settings(max_examples=60)
+@tars.fewer()
 @given(worlds(most_ranks=8, most_workers=0))
 @example(World(counts=(1,), ranks=4, batch_size=3))
 @example(World(counts=(0, 0, 5, 0), ranks=8, lanes=3))
@@ -103,7 +103,7 @@ def test_every_layout_gives_each_sample_once_and_equal_batches(world: World) -> 
     check(world)
 
 
-@settings(max_examples=8)
+@tars.fewer(5)
 @given(worlds(most_ranks=2, most_workers=3))
 @example(World(counts=(2,), ranks=2, workers=3))
 @example(World(counts=(0, 9), ranks=1, workers=2, batch_size=4))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import struct
 import subprocess
-import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from PIL import Image
 
 import wdsdist
 from tests.support.photos import encode, photo
+from tests.support.programs import command, environment
 from tests.support.tars import plain_tar
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
@@ -100,32 +100,7 @@ def test_a_header_that_claims_too_many_pixels_is_an_error_that_names_the_limit(k
 
 
 def test_no_memory_is_taken_for_the_pixels() -> None:
-    code = """
-import re, warnings
-from pathlib import Path
-from tests.samples.test_image_limits import bombs, ways
-from wdsdist.errors import DecodeError
-
-def peak():
-    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10
-
-warnings.simplefilter("ignore")
-made, every, failed = bombs(), ways(), 0
-for way in every.values():
-    way(made["ppm"][:3] + b"2 2 255 " + bytes(12))  # what is loaded once
-before = peak()
-for data in made.values():
-    for way in every.values():
-        try:
-            way(data)
-        except DecodeError:
-            failed += 1
-print(failed - len(made) * len(every), peak() - before)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent, env={"PYTHONPATH": str(Path(__file__).parents[1])},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    done = subprocess.run(command("memory_of_bombs"), env=environment(), capture_output=True, text=True, check=True)
     missing, megabytes = map(int, done.stdout.split())
     assert missing == 0
     assert megabytes < 60  # the pixels would be 244 or more

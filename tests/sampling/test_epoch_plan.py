@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from wdsdist._util.array_types import Int64s
@@ -82,7 +82,6 @@ def test_nothing_is_dropped_but_what_was_asked_for(plan: EpochPlan) -> None:
         assert not [position for position, times in Counter(all_positions(plan)).items() if times > 1]
 
 
-@settings(max_examples=150)
 @given(
     st.integers(0, 60), st.integers(1, 20), st.integers(1, 9), st.booleans(), st.booleans(), st.booleans(),
     st.integers(0, 9),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.programs import command
@@ -258,7 +258,6 @@ def test_windows_of_one_size_are_shuffled_in_different_ways() -> None:
 # The order of DistributedSampler
 
 
-@settings(max_examples=300)
 @given(
     st.lists(st.integers(0, 12), max_size=5),
     st.integers(1, 50),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.tars import plain_tar
@@ -83,7 +83,6 @@ def load_or_refuse(path: Path, content: bytes) -> None:
         use(shardindex.load(path))
 
 
-@settings(max_examples=300)
 @given(st.integers(0, 2**64))
 def test_an_index_with_any_bytes_altered_and_a_right_checksum_is_sound_or_refused(place: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -95,7 +94,6 @@ def test_an_index_with_any_bytes_altered_and_a_right_checksum_is_sound_or_refuse
     load_or_refuse(place / "x.wdsindex", with_checksum(bytes(rest[:length]), bytes(rest[length:])))
 
 
-@settings(max_examples=300)
 @given(st.data())
 def test_an_index_with_a_forged_header_is_sound_or_refused(place: Path, data: st.DataObject) -> None:
     _, _, length, _, _ = PREAMBLE.unpack_from(INDEX)
@@ -142,7 +140,6 @@ def open_or_refuse(path: Path, content: bytes) -> None:
         assert manifests.dumps(manifest)
 
 
-@settings(max_examples=200)
 @given(st.integers(0, 2**64))
 def test_an_index_json_with_any_bytes_altered_is_sound_or_refused(place: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -155,7 +152,6 @@ def test_an_index_json_with_any_bytes_altered_is_sound_or_refused(place: Path, s
     open_or_refuse(place / "index.json", bytes(content))
 
 
-@settings(max_examples=300)
 @given(st.data())
 def test_an_index_json_with_forged_values_is_sound_or_refused(place: Path, data: st.DataObject) -> None:
     content = json.loads(MANIFEST)
@@ -168,7 +164,6 @@ def test_an_index_json_with_forged_values_is_sound_or_refused(place: Path, data:
     open_or_refuse(place / "index.json", json.dumps(content).encode())
 
 
-@settings(max_examples=100)
 @given(st.binary(max_size=300) | json_values.map(lambda value: json.dumps(value).encode()))
 def test_what_is_no_index_json_is_refused(place: Path, content: bytes) -> None:
     open_or_refuse(place / "index.json", content)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
@@ -191,7 +191,6 @@ def test_an_index_cut_anywhere_is_an_error_that_names_it(tmp_path: Path) -> None
             shardindex.load(path)
 
 
-@settings(max_examples=200)
 @given(st.binary(max_size=200) | st.binary(max_size=200).map(lambda rest: b"wdsindex\1\0\0\0" + rest))
 def test_what_is_no_index_is_an_error(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "x.wdsindex"

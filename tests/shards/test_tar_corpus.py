@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.tars import Listing, listing
@@ -61,7 +61,6 @@ def altered(content: bytes, rng: random.Random) -> bytes:
     return bytes(result)
 
 
-@settings(max_examples=800, deadline=None)
 @given(st.sampled_from(sorted(CORPUS.keys() - {GNU_TIMES})), st.integers(0, 2**64))
 def test_a_tar_of_the_corpus_that_was_altered_reads_as_tarfile_reads_it_or_is_damage(name: str, seed: int) -> None:
     content = altered(CORPUS[name], random.Random(seed))

@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.tars import BLOCK, Listing, content_end, file_entry, listing, plain_tar, tar_bytes, with_checksum
@@ -197,7 +197,6 @@ def mutate(content: bytes, rng: random.Random) -> bytes:
     return bytes(altered)
 
 
-@settings(max_examples=500)
 @given(forms, st.integers(0, 2**64))
 def test_a_tar_altered_anywhere_reads_as_tarfile_reads_it_or_is_damage(form: int, seed: int) -> None:
     equal_to_tarfile_or_damaged(mutate(TARS[form], random.Random(seed)))
@@ -206,7 +205,6 @@ def test_a_tar_altered_anywhere_reads_as_tarfile_reads_it_or_is_damage(form: int
 FIELDS = {"name": (0, 100), "size": (124, 136), "type": (156, 157), "prefix": (345, 500)}
 
 
-@settings(max_examples=500)
 @given(forms, st.integers(0, 2**64))
 def test_a_strange_header_with_a_right_checksum_reads_as_tarfile_reads_it_or_is_damage(form: int, seed: int) -> None:
     rng = random.Random(seed)
@@ -220,7 +218,6 @@ def test_a_strange_header_with_a_right_checksum_reads_as_tarfile_reads_it_or_is_
     equal_to_tarfile_or_damaged(bytes(altered))
 
 
-@settings(max_examples=300)
 @given(st.lists(st.sampled_from(["zeros", "header", "noise", "pax", "long"]), max_size=8), st.integers(0, 2**64))
 def test_a_jumble_of_blocks_reads_as_tarfile_reads_it_or_is_damage(kinds: list[str], seed: int) -> None:
     rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Scripts that run in several real processes, which a test holds and lets go by pipes."""
+"""Programs that run in several real processes, which a test holds and lets go by pipes."""
 
 from __future__ import annotations
 
@@ -11,47 +11,13 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.programs import command, environment
 
-PREAMBLE = """
-import json, os, sys
+WORDS = """
+import os
 from pathlib import Path
+from tests.programs.staged import HERE, announce, call, hear, log, report, say, wait
 from wdsdist.distributed import data_download
-
-HERE = Path(__file__).parent
-
-def say(word, content=None):
-    print(json.dumps([word, content]), flush=True)
-
-def hear():
-    return sys.stdin.readline().strip()
-
-def log(word=""):
-    with open(HERE / "log", "a") as file:
-        file.write(f"{os.getpid()} {word}\\n")
-
-def announce():
-    "Tell the test that this process runs the function."
-    with open(HERE / "started", "w") as pipe:
-        pipe.write(str(os.getpid()))
-
-def wait():
-    "Wait for the test to let the function finish."
-    with open(HERE / "gate") as pipe:
-        pipe.read()
-
-def report(function, *args, **kwargs):
-    "Call the function and tell the test how it ended."
-    try:
-        say("returned", function(*args, **kwargs))
-    except Exception as error:
-        say("raised", {"type": type(error).__name__, "message": str(error), "cause": str(error.__cause__)})
-"""
-
-CALL = """
-say("ready")
-hear()
-report(prepare)
 """
 
 
@@ -66,10 +32,12 @@ def launch(processes: list[Process]) -> None:
 class Process:
     """A Python process that says lines of JSON and hears plain lines."""
 
-    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+    def __init__(self, command: list[str], folder: Path, environment: dict[str, str]) -> None:
         self.popen = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+            command,
+            cwd=folder, env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
 
     @property
     def pid(self) -> int:
@@ -100,23 +68,28 @@ class Process:
 
 
 class Stage:
-    """A script, the processes that run it, and the pipes by which its functions can be held and let go."""
+    """A program, the processes that run it, and the pipes by which its functions can be held and let go."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.script = directory / "job.py"
+        self.program: list[str] = []
         self.processes: list[Process] = []
         os.mkfifo(directory / "started")
         os.mkfifo(directory / "gate")
 
-    def write(self, body: str) -> None:
-        self.script.write_text(PREAMBLE + body)
+    def job(self, name: str, *arguments: object) -> None:
+        """Have processes run a function of ``tests/programs/run_once_jobs.py``."""
+        self.program = command("run_once_jobs", name, *arguments)[1:]
 
-    def start(self, count: int = 1, *, command: list[str] | None = None, **environment: str) -> list[Process]:
-        """Start processes, which end up waiting where the script first calls ``hear()``, if it does."""
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-        command = [*(command or [sys.executable]), str(self.script)]
-        started = [Process(command, environment) for _ in range(count)]
+    def write(self, body: str) -> None:
+        """Have processes run a script of a few lines, where the text itself matters."""
+        (self.directory / "job.py").write_text(WORDS + body)
+        self.program = ["job.py"]
+
+    def start(self, count: int = 1, *, by: list[str] | None = None, **more: str) -> list[Process]:
+        """Start processes, which end up waiting where the program first calls ``hear()``, if it does."""
+        run = [*(by or [sys.executable]), *self.program]
+        started = [Process(run, self.directory, environment(**more)) for _ in range(count)]
         self.processes += started
         return started
 

@@ -6,7 +6,7 @@ that is full with them, so that each that comes has others evicted. Figures are 
     python tools/bench/bench_cache.py --copies 100 1000 10000
 
 What came out on 4 cores, partly busy, 3 rounds: 3.5 and 7.8 ms with 100 copies, 3.3 and 8.8 with 1,000, 1.8 and 5.4
-with 10,000. Before the cache kept a sum (`wdsdist.cache.ledger`), each fetch looked through the folder: 14 ms with 100
+with 10,000. Before the cache kept a sum (`cache.usage.Ledger`), each fetch looked through the folder: 14 ms with 100
 copies, 31 with 1,000, and each look took 146 ms at 10,000.
 """
 

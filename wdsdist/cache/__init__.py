@@ -14,10 +14,21 @@ from wdsdist.cache.locks import LockableFile, PlantedError
 from wdsdist.cache.paths import copy_key
 from wdsdist.cache.pins import Pinned
 from wdsdist.cache.priorities import Need
-from wdsdist.cache.shard_cache import TIMEOUT, ShardCache
+from wdsdist.cache.shard_cache import TIMEOUT, FetchAhead, ShardCache
 from wdsdist.shards.manifest import Manifest
 
-__all__ = ["TIMEOUT", "Need", "Pinned", "ShardCache", "copy_key", "cached_path", "kept", "local_shard", "refetch"]
+__all__ = [
+    "TIMEOUT",
+    "FetchAhead",
+    "Need",
+    "Pinned",
+    "ShardCache",
+    "copy_key",
+    "cached_path",
+    "kept",
+    "local_shard",
+    "refetch",
+]
 
 
 def local_shard(manifest: Manifest, number: int, cache_dir: Path | None = None) -> Path:

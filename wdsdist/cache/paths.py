@@ -24,8 +24,8 @@ _STORE = re.compile(r"[0-9a-f]{24}")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where the copy of one shard is, or would be."""
+class CopyPaths:
+    """The paths of the copy of one shard, and of what belongs to it, whether they exist or not."""
 
     folder: Path
     name: str
@@ -52,8 +52,8 @@ class Place:
         return self.folder / f"{self.name}{PART}"
 
 
-def place_of(root: Path, manifest: Manifest, number: int) -> Place:
-    """Return the place of a shard's copy in a cache folder.
+def copy_paths(root: Path, manifest: Manifest, number: int) -> CopyPaths:
+    """Return the paths of a shard's copy in a cache folder.
 
     That of a compressed one has a name that no other shard has, as ``x.tar`` might be.
     """
@@ -62,7 +62,7 @@ def place_of(root: Path, manifest: Manifest, number: int) -> Place:
     if manifest.shard(number).is_compressed:
         name = f"{name}.tar"
     # Two stores may hold different shards under one name.
-    return Place(root / hashlib.sha256(folder.encode()).hexdigest()[:24], name)
+    return CopyPaths(root / hashlib.sha256(folder.encode()).hexdigest()[:24], name)
 
 
 def copy_key(manifest: Manifest, number: int) -> str:
@@ -72,7 +72,7 @@ def copy_key(manifest: Manifest, number: int) -> str:
     >>> copy_key(Manifest.of("s3://bucket/train", [Shard("00.tar", 1, -1, "")]), 0)
     '80f17be367da61036f4a54be/00.tar'
     """
-    return place_of(Path(), manifest, number).key
+    return copy_paths(Path(), manifest, number).key
 
 
 def is_store(name: str) -> bool:

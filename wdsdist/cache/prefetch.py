@@ -1,8 +1,11 @@
-"""Fetches the shards that a rank needs next, while the process that reads makes its batches.
+"""Prefetch of the shards that a rank needs next, while the process that reads makes its batches.
 
 Every process that reads does this from its own place in the epoch on, with threads of its own; those of one node share
 the work because each shard is fetched by one of them. What cannot be fetched ahead is left to who needs it, and
 its error too.
+
+`PrefetchSchedule` decides what to fetch and is pure; `FetchQueue` hands it to threads; `Prefetch` ties both to the
+cache.
 """
 
 from __future__ import annotations
@@ -12,10 +15,14 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
-from wdsdist.cache import Need, ShardCache, copy_key
+from wdsdist._util.array_types import Int64s
+from wdsdist.cache.paths import copy_key
+from wdsdist.cache.priorities import Need
+from wdsdist.cache.shard_cache import FetchAhead, ShardCache
 from wdsdist.sampling.shard_schedule import Use
 from wdsdist.sampling.working_set import copy_sizes
 from wdsdist.shards.manifest import Manifest
@@ -29,53 +36,50 @@ _PATIENCE = 50
 """Other processes may have made room at any time. To look for it takes the lock of the whole cache, so it is done again
 only after this many times the time that it took."""
 
-
 _PAUSE = 0.01
 """Seconds after which to look again whether another process has fetched a shard that the first batch waits for."""
 
 
-class Prefetch:
-    """Follows one process through an epoch.
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """The shards to have from one batch on."""
+
+    first_use: dict[int, int]
+    """The shards, nearest first, each with the batch that first needs it."""
+    urgent: frozenset[int]
+    """Those that the process's first batch waits for."""
+
+
+class PrefetchSchedule:
+    """Decides how far to look ahead: pure, nothing is fetched.
 
     Args:
-        cache: where shards are fetched to.
-        manifest: the data set.
-        uses: what is needed from the process's first batch on, as `lookahead.upcoming` tells.
+        uses: the shards that the process needs from its first batch on, as `shard_schedule.upcoming` yields them.
+        sizes: int64 [shards]: bytes that the copy of each takes.
         room: bytes of shards up to which to look ahead.
-        job: the same for all processes that go through the same batches.
+
+    >>> uses = [Use(0, 1, 7), Use(2, 3, 5), Use(4, 5, 6)]
+    >>> schedule = PrefetchSchedule(iter(uses), np.full(8, 100), room=200)
+    >>> schedule.advance(0)
+    Ahead(first_use={7: 0, 5: 2}, urgent=frozenset({7}))
+    >>> schedule.advance(1) is None  # still within the windows that are known
+    True
+    >>> schedule.advance(2)
+    Ahead(first_use={5: 2, 6: 4}, urgent=frozenset())
     """
 
-    def __init__(self, cache: ShardCache, manifest: Manifest, uses: Iterator[Use], *, room: int, job: str = "") -> None:
-        self._job = job
-        self._cache = cache
-        self._manifest = manifest
+    def __init__(self, uses: Iterator[Use], sizes: Int64s, *, room: int) -> None:
         self._uses = uses
-        self._following: Use | None = None  # the first of those that are not known
+        self._sizes = sizes
         self._room = room
         self._known: list[Use] = []  # nearest first
+        self._following: Use | None = None  # the first of those that are not known
         self._until = -1  # the last batch for which they hold
-        self._process = os.getpid()
-        self._changed = threading.Condition()
-        # All below is changed under the condition's lock only.
-        self._wanted: list[int] = []  # shards, nearest first
-        self._settled: set[int] = set()  # those of them that are there, or being fetched
-        self._urgent: set[int] = set()  # those that the first batch waits for
-        self._is_refused = False  # whether there was no room for one of them
-        self._retry_at = 0.0
-        self._is_closed = False
-        sizes = copy_sizes(manifest.counts, manifest.read_sizes)
-        self._sizes = np.where(sizes > 0, sizes, _BYTES_AT_A_TIME)  # where none is known: look ahead, but not for ever
 
-    def reach(self, batch: int) -> None:
-        """Note that the process makes this batch now, and will read what comes after it."""
-        if batch > self._until:
-            self._look_ahead(batch)
-        elif self._is_refused and time.monotonic() > self._retry_at:
-            with self._changed:
-                self._try_again()
-
-    def _look_ahead(self, batch: int) -> None:
-        """Leave the windows that end before a batch, and look as far ahead as there is room."""
+    def advance(self, batch: int) -> Ahead | None:
+        """Return what to have from a batch on; nothing where that is what was returned last."""
+        if batch <= self._until:
+            return None
         is_first = self._until < 0
         if is_first:
             self._following = next(self._uses, None)
@@ -87,62 +91,138 @@ class Prefetch:
             self._following = next(self._uses, None)
         self._known = known
         self._until = min((use.last for use in known), default=batch)
-        first = {use.shard: use.first for use in reversed(known)}
-        wanted = [shard for shard in dict.fromkeys(use.shard for use in known) if self._manifest.is_copied[shard]]
-        needs = [Need(copy_key(self._manifest, shard), max(batch, first[shard])) for shard in wanted]
-        self._cache.expect(needs, self._job)
+        first_use: dict[int, int] = {}
+        for use in known:
+            first_use.setdefault(use.shard, use.first)
+        urgent = frozenset(shard for shard, first in first_use.items() if is_first and first <= batch)
+        return Ahead({shard: max(batch, first) for shard, first in first_use.items()}, urgent)
+
+
+class FetchQueue:
+    """The shards to fetch, nearest first, for the threads that fetch them.
+
+    Where there was no room for one of them, none is handed out until `try_again`: what is needed later must not take
+    the room for which something nearer waits.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        # All below is changed under the condition's lock only.
+        self._shards: list[int] = []  # nearest first
+        self._taken: set[int] = set()  # those of them that are there, or being fetched
+        self._urgent: set[int] = set()
+        self._retry_at: float | None = None  # set where there was no room
+        self.is_closed = False
+
+    def replace(self, shards: list[int], urgent: frozenset[int]) -> None:
+        """Set the shards to fetch; what is being fetched goes on."""
         with self._changed:
-            self._wanted = wanted
-            self._settled.intersection_update(wanted)
-            self._urgent = {shard for shard in wanted if is_first and first[shard] <= batch}
-            self._try_again()
-        if is_first:
-            threads = -(-_BYTES_AT_A_TIME // max(1, int(self._sizes.mean())))
-            # An iteration that the program leaves unfinished is dropped when modules are gone that closing needs.
-            atexit.register(self.close)
-            for number in range(max(_LEAST_THREADS, min(_MOST_THREADS, threads))):
-                threading.Thread(target=self._fetch, name=f"wdsdist-prefetch-{number}", daemon=True).start()
+            self._shards = shards
+            self._taken.intersection_update(shards)
+            self._urgent = set(urgent)
+            self._retry_at = None
+            self._changed.notify_all()
 
-    def _try_again(self) -> None:
-        self._is_refused = False
-        self._changed.notify_all()
-
-    def _fetch(self) -> None:
-        while (shard := self._next()) is not None:
-            began = time.monotonic()
-            is_there = self._cache.fetch_ahead(self._manifest, shard)
-            ended = time.monotonic()
-            while is_there is None and shard in self._urgent and not self._is_closed:
-                time.sleep(_PAUSE)
-                is_there = self._cache.fetch_ahead(self._manifest, shard)
-            with self._changed:
-                self._urgent.discard(shard)
-                if is_there is False:
-                    self._settled.discard(shard)
-                    self._is_refused = True
-                    self._retry_at = ended + _PATIENCE * (ended - began)
-                self._changed.notify_all()
-
-    def _next(self) -> int | None:
-        """Wait for the nearest shard that is to be fetched; ``None`` where there will be none."""
+    def take(self) -> int | None:
+        """Wait for the nearest shard that is to be fetched; ``None`` once the queue is closed."""
         with self._changed:
-            while not self._is_closed:
-                # What is needed later must not take the room for which something nearer waits.
-                shard = next((one for one in self._wanted if one not in self._settled), None)
-                # Nor must it take bandwidth from what the first batch waits for.
+            while not self.is_closed:
+                shard = next((one for one in self._shards if one not in self._taken), None)
+                # What is fetched ahead must not take bandwidth from what the first batch waits for.
                 is_time = not self._urgent or shard in self._urgent
-                if shard is not None and is_time and not self._is_refused:
-                    self._settled.add(shard)
+                if shard is not None and is_time and self._retry_at is None:
+                    self._taken.add(shard)
                     return shard
                 self._changed.wait()
         return None
 
+    def is_urgent(self, shard: int) -> bool:
+        """Say whether the first batch waits for a shard."""
+        return shard in self._urgent and not self.is_closed
+
+    def done(self, shard: int, *, retry_at: float | None) -> None:
+        """Note that a shard was fetched, or, with ``retry_at``, that there was no room for it until then."""
+        with self._changed:
+            self._urgent.discard(shard)
+            if retry_at is not None:
+                self._taken.discard(shard)
+                self._retry_at = retry_at
+            self._changed.notify_all()
+
+    def try_again(self) -> None:
+        """Hand out shards again where there was no room a while ago."""
+        if self._retry_at is not None and time.monotonic() > self._retry_at:
+            with self._changed:
+                self._retry_at = None
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Hand out nothing more."""
+        with self._changed:
+            self.is_closed = True
+            self._changed.notify_all()
+
+
+class Prefetch:
+    """Follows one process through an epoch, and fetches what it will read.
+
+    Args:
+        cache: where shards are fetched to.
+        manifest: the data set.
+        uses: what is needed from the process's first batch on, as `shard_schedule.upcoming` yields it.
+        room: bytes of shards up to which to look ahead.
+        job: the same for all processes that go through the same batches.
+    """
+
+    def __init__(self, cache: ShardCache, manifest: Manifest, uses: Iterator[Use], *, room: int, job: str = "") -> None:
+        self._cache = cache
+        self._manifest = manifest
+        self._job = job
+        sizes = copy_sizes(manifest.counts, manifest.read_sizes)
+        sizes = np.where(sizes > 0, sizes, _BYTES_AT_A_TIME)  # where none is known: look ahead, but not for ever
+        at_a_time = -(-_BYTES_AT_A_TIME // max(1, int(sizes.mean())))
+        self._threads = max(_LEAST_THREADS, min(_MOST_THREADS, at_a_time))
+        self._schedule = PrefetchSchedule(uses, sizes, room=room)
+        self._queue = FetchQueue()
+        self._process = os.getpid()
+        self._is_started = False
+
+    def reach(self, batch: int) -> None:
+        """Note that the process makes this batch now, and will read what comes after it."""
+        ahead = self._schedule.advance(batch)
+        if ahead is None:
+            self._queue.try_again()
+            return
+        shards = [shard for shard in ahead.first_use if self._manifest.is_copied[shard]]
+        needs = [Need(copy_key(self._manifest, shard), ahead.first_use[shard]) for shard in shards]
+        self._cache.expect(needs, self._job)
+        self._queue.replace(shards, ahead.urgent.intersection(shards))
+        if not self._is_started:
+            self._start()
+
+    def _start(self) -> None:
+        self._is_started = True
+        # An iteration that the program leaves unfinished is dropped when modules are gone that closing needs.
+        atexit.register(self.close)
+        for number in range(self._threads):
+            threading.Thread(target=self._fetch_all, name=f"wdsdist-prefetch-{number}", daemon=True).start()
+
+    def _fetch_all(self) -> None:
+        """Fetch what the queue hands out; each thread runs this."""
+        while (shard := self._queue.take()) is not None:
+            began = time.monotonic()
+            outcome = self._cache.fetch_ahead(self._manifest, shard)
+            ended = time.monotonic()
+            while outcome is FetchAhead.BUSY and self._queue.is_urgent(shard):
+                time.sleep(_PAUSE)
+                outcome = self._cache.fetch_ahead(self._manifest, shard)
+            is_refused = outcome is FetchAhead.REFUSED
+            self._queue.done(shard, retry_at=ended + _PATIENCE * (ended - began) if is_refused else None)
+
     def close(self) -> None:
         """End the threads; a shard that is being fetched is finished first, behind the caller's back."""
         # A forked child may drop what it inherited, with a lock that a thread of its parent held.
-        if not self._is_closed and os.getpid() == self._process:
-            with self._changed:
-                self._is_closed = True
-                self._changed.notify_all()
+        if self._process == os.getpid() and not self._queue.is_closed:
+            self._queue.close()
             self._cache.expect([], self._job)
             atexit.unregister(self.close)

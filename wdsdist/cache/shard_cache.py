@@ -1,8 +1,9 @@
-"""One verified copy of each remote shard per node, for all processes that share a folder."""
+"""`ShardCache`: one verified copy of each remote shard per node, for all processes that share a cache folder."""
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
 import functools
 import shutil
@@ -12,17 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from wdsdist import storage
-from wdsdist.cache import paths as places
 from wdsdist.cache import stamps
 from wdsdist.cache.counters import Counters
-from wdsdist.cache.fetch import Wanted
+from wdsdist.cache.fetch import fetch
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses
+from wdsdist.cache.paths import copy_key, copy_paths
 from wdsdist.cache.pins import Pinned
 from wdsdist.cache.priorities import Need
-from wdsdist.cache.space import Room
+from wdsdist.cache.request import ShardRequest
+from wdsdist.cache.space import CacheSpace, Refusal
+from wdsdist.cache.verify_copy import verified_index, verify_bytes
 from wdsdist.distributed import user_cache_dir
 from wdsdist.errors import CacheError, ShardDamagedError, WdsdistError
-from wdsdist.shards import scan_local as tarindex
+from wdsdist.shards import scan_local
 from wdsdist.shards.manifest import Manifest
 
 TIMEOUT = 300.0
@@ -34,7 +37,20 @@ _PATIENCE_AHEAD = 0.8
 _LAST_LOOK = 2.0
 """Seconds for the store to say what is wrong, once the time is over for a shard that another process was to fetch."""
 
-_BUSY = "another process is fetching it, or looking at its copy"
+_BUSY = Refusal("another process is fetching it, or looking at its copy")
+_EVICTED = Refusal("it was evicted as soon as it was there")
+
+
+class FetchAhead(enum.Enum):
+    """What came of fetching a shard ahead."""
+
+    THERE = enum.auto()
+    """There is a copy now."""
+    BUSY = enum.auto()
+    """Another process or thread is fetching it, or looks at its copy."""
+    REFUSED = enum.auto()
+    """There is no room for it, or it cannot be had: `ShardCache.pin` raises what is wrong."""
+
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -82,8 +98,8 @@ class ShardCache:
         return functools.partial(ShardCache, limit=self.limit, timeout=self.timeout), (self.folder,)
 
     @functools.cached_property
-    def _room(self) -> Room:
-        return Room(self.folder or user_cache_dir() / "shards", self.limit)
+    def _space(self) -> CacheSpace:
+        return CacheSpace(self.folder or user_cache_dir() / "shards", self.limit)
 
     def pin(
         self,
@@ -114,68 +130,69 @@ class ShardCache:
         if not manifest.is_copied[number]:
             part, number = manifest.part(number)
             path = storage.local_path(part.location(number))
-            return Pinned(path, tarindex.shard_index(path, listed_in=part.base), None)
-        wanted = self._wanted(manifest, number)
-        with self._clear_errors(wanted.described):
-            if not anew and (pinned := self._copy(wanted)):
+            return Pinned(path, scan_local.shard_index(path, listed_in=part.base), None)
+        request = self._request(manifest, number)
+        with self._clear_errors(request.described):
+            if not anew and (pinned := self._open_copy(request)):
                 self.hits += 1
                 return pinned
-            keys = {places.copy_key(manifest, one) for one in (number, *batch)}
+            keys = {copy_key(manifest, one) for one in (number, *batch)}
             self._check_limit(sum(max(0, int(manifest.read_sizes[one])) for one in {number, *batch}), len(keys))
             began = time.monotonic()
             try:
-                return self._obtain(wanted, keys, let_go, anew=anew)
+                return self._obtain(request, keys, let_go, anew=anew)
             finally:
                 self.seconds_waited += time.monotonic() - began
                 if not batch:
                     self.rest()
 
-    def fetch_ahead(self, manifest: Manifest, number: int) -> bool | None:
-        """Fetch a remote shard that will be needed, where there is room for it; say whether there is a copy now.
+    def fetch_ahead(self, manifest: Manifest, number: int) -> FetchAhead:
+        """Fetch a remote shard that will be needed, where there is room for it.
 
-        Nothing that is needed sooner is evicted for it. It is false where there is no room, or the shard cannot be had:
-        `pin` raises what is wrong. It is None where another process or thread is at it.
+        Nothing that is needed sooner is evicted for it.
         """
         if not manifest.is_copied[number]:
-            return True
-        wanted = self._wanted(manifest, number, _PATIENCE_AHEAD)
+            return FetchAhead.THERE
+        request = self._request(manifest, number, _PATIENCE_AHEAD)
         try:
-            with self._clear_errors(wanted.described):
-                pinned = self._copy(wanted) or (self._room.may_fit(wanted) and self._fetch(wanted, None))
+            with self._clear_errors(request.described):
+                found: Pinned | Refusal | None = self._open_copy(request)
+                if found is None and self._space.may_fit(request):
+                    found = self._fetch(request, None)
         except WdsdistError:
-            return False
-        if isinstance(pinned, Pinned):
-            pinned.close()
-            return True
-        return None if pinned == _BUSY else False
+            return FetchAhead.REFUSED
+        if isinstance(found, Pinned):
+            found.close()
+            return FetchAhead.THERE
+        return FetchAhead.BUSY if found is _BUSY else FetchAhead.REFUSED
 
     def refetch(self, manifest: Manifest, number: int) -> Path:
         """Fetch a remote shard even where there is a copy, which it replaces once it has proved to be whole.
 
         Raises what `pin` raises; the copy stays as it is then.
         """
-        wanted = self._wanted(manifest, number)
-        with self._clear_errors(wanted.described):
-            self._obtain(wanted, {wanted.place.key}, None, anew=True).close()
-        return wanted.place.copy
+        request = self._request(manifest, number)
+        with self._clear_errors(request.described):
+            self._obtain(request, {request.paths.key}, None, anew=True).close()
+        return request.paths.copy
 
     def expect(self, needs: Sequence[Need], job: str = "") -> None:
         """Say what this process will read, nearest first: others evict what nobody needs, or needs last.
 
         ``job`` is the same for all processes that go through the same batches.
         """
-        if needs or self._room.reader.has_joined:
+        if needs or self._space.reader.has_joined:
             with self._clear_errors("the list of what this process needs"):
-                self._room.expect(needs, job, storage.Deadline(self.timeout))
+                self._space.expect(needs, job, storage.Deadline(self.timeout))
 
     def rest(self) -> None:
         """Say that this thread has all the shards of a batch, locked, and waits for none."""
-        if "_room" in self.__dict__:
-            self._room.reader.rest()
+        if "_space" in self.__dict__:
+            self._space.reader.rest()
 
     def path(self, manifest: Manifest, number: int) -> Path:
         """Return where the copy of a remote shard is, or would be."""
-        return places.place_of(self._room.root, manifest, number).copy
+        return copy_paths(self._space.root, manifest, number).copy
 
     def _check_limit(self, needed: int, shards: int) -> None:
         if self.limit is not None and needed > self.limit:
@@ -184,100 +201,101 @@ class ShardCache:
                 f"raise it, or take smaller batches"
             )
 
-    def _wanted(self, manifest: Manifest, number: int, patience: float = 1.0) -> Wanted:
-        place = places.place_of(self._room.root, manifest, number)
-        return Wanted(manifest, number, place, storage.Deadline(patience * self.timeout))
+    def _request(self, manifest: Manifest, number: int, patience: float = 1.0) -> ShardRequest:
+        return ShardRequest(manifest, number, self._space.root, storage.Deadline(patience * self.timeout))
 
     def _obtain(
-        self, wanted: Wanted, batch: Collection[str], let_go: Callable[[], object] | None, *, anew: bool = False
+        self, request: ShardRequest, batch: Collection[str], let_go: Callable[[], object] | None, *, anew: bool = False
     ) -> Pinned:
         """Fetch a shard, or wait until another process has."""
-        found: Pinned | str = ""
-        for _ in pauses(wanted.deadline.end):
-            if not anew and (pinned := self._copy(wanted)):
+        refusal = _BUSY
+        for _ in pauses(request.deadline.end):
+            if not anew and (pinned := self._open_copy(request)):
                 self.hits += 1
                 return pinned
-            found = self._fetch(wanted, batch, anew=anew)
+            found = self._fetch(request, batch, anew=anew)
             if isinstance(found, Pinned):
                 return found
+            refusal = found
             if let_go is not None:
                 let_go()
-        if found == _BUSY:
-            wanted.look(storage.Deadline(_LAST_LOOK))  # what keeps the others from it
+        if refusal is _BUSY:
+            request.look(storage.Deadline(_LAST_LOOK))  # what keeps the others from it
         raise CacheError(
-            f"{wanted.shown} could not be had within {self.timeout:g} seconds: {found}; raise download_timeout if the "
-            f"store is slow, or cache_limit if the processes that share {self._room.root} need more at once"
+            f"{request.shown} could not be had within {self.timeout:g} seconds: {refusal.reason}; raise "
+            f"download_timeout if the store is slow, or cache_limit if the processes that share {self._space.root} "
+            f"need more at once"
         )
 
-    def _copy(self, wanted: Wanted) -> Pinned | None:
+    def _open_copy(self, request: ShardRequest) -> Pinned | None:
         """Return the copy of a shard, locked; nothing where there is none, or somebody else is about to change it."""
-        self._room.check(wanted.place)
+        self._space.check(request.paths)
         try:
-            file = LockableFile(wanted.place.copy)
+            file = LockableFile(request.paths.copy)
         except (FileNotFoundError, PlantedError):  # a link is none of ours: the copy will replace it
             return None
-        pinned = self._checked(wanted, file)
+        pinned = self._verified(request, file)
         if pinned is None:
             file.close()
         return pinned
 
-    def _checked(self, wanted: Wanted, file: LockableFile) -> Pinned | None:
-        """Return an open copy, locked, once its bytes and its index have proved to be right; discard what is wrong."""
-        place = wanted.place
-        if not (file.lock(alone=False) and file.is_at(place.copy)):
+    def _verified(self, request: ShardRequest, file: LockableFile) -> Pinned | None:
+        """Return an open copy, locked, once its bytes and its index are verified; discard what is wrong."""
+        paths = request.paths
+        if not (file.lock(alone=False) and file.is_at(paths.copy)):
             return None
-        known = stamps.read(place.stamp)
+        known = stamps.read(paths.stamp)
         is_trusted = known is not None and known.agrees(file.stat())
         # Alone, so that one process hashes it for all.
         if not is_trusted and not file.lock(alone=True):
             return None
         try:
-            sha256 = wanted.check_copy(known or stamps.Stamp(), is_trusted=is_trusted)
-            index = wanted.index_of_copy(file.stat().st_size, sha256)
+            sha256 = verify_bytes(request, known or stamps.Stamp(), is_trusted=is_trusted)
+            index = verified_index(request, file.stat().st_size, sha256)
         except ShardDamagedError:
             if file.lock(alone=True):
-                self._room.discard(place, file, wanted.deadline)
+                self._space.discard(paths, file, request.deadline)
             return None
         if is_trusted:
-            stamps.touch(place.stamp)
+            stamps.touch(paths.stamp)
         else:
-            self._room.stamp(place, file, sha256, wanted)
-            if not (file.lock(alone=False) and file.is_at(place.copy)):
+            self._space.stamp(request, file, sha256)
+            if not (file.lock(alone=False) and file.is_at(paths.copy)):
                 return None
-        return Pinned(place.copy, index, file)
+        return Pinned(paths.copy, index, file)
 
-    def _fetch(self, wanted: Wanted, batch: Collection[str] | None, *, anew: bool = False) -> Pinned | str:
-        """Fetch a shard and return it locked, or say what stands in the way."""
-        room, place = self._room, wanted.place
-        part = room.take(place, wanted.deadline, anew=anew)
+    def _fetch(self, request: ShardRequest, batch: Collection[str] | None, *, anew: bool = False) -> Pinned | Refusal:
+        """Fetch a shard and return it locked: take its part, reserve room, fetch, install."""
+        paths = request.paths
+        part = self._space.take(paths, request.deadline, anew=anew)
         if part is None:
             return _BUSY
         try:
-            if why := room.reserve(part, wanted, batch):
-                room.give_up(part, place, wanted.deadline)
-                return why
-            try:
-                fetched = wanted.fetch()
-            finally:
-                self.retries += wanted.retries
+            if refusal := self._space.reserve(part, request, batch):
+                self._space.give_up(part, paths, request.deadline)
+                return refusal
+            fetched = fetch(request, self._count_retries)
             # Before others find it, and may be done with the epoch before this thread goes on.
             self.fetches += 1
             self.bytes_fetched += fetched.index.size
             self._when_fetched()
-            room.install(part, wanted, fetched)
+            self._space.install(part, request, fetched)
         except BaseException:
             with contextlib.suppress(CacheError):  # whoever looks for room next sweeps it up
-                room.give_up(part, place, wanted.deadline)
+                self._space.give_up(part, paths, request.deadline)
             raise
         # The system gives up the one lock before it gives the other: somebody may have come between.
-        if part.lock(alone=False) and part.is_at(place.copy):
-            return Pinned(place.copy, fetched.index, part)
-        return "it was evicted as soon as it was there"
+        if part.lock(alone=False) and part.is_at(paths.copy):
+            return Pinned(paths.copy, fetched.index, part)
+        return _EVICTED
+
+    def _count_retries(self, retries: int) -> None:
+        self.retries += retries
 
     @contextlib.contextmanager
     def _clear_errors(self, what: str) -> Iterator[None]:
         """Turn what the system says of the folder, when something is to be kept there, into errors that help."""
-        root = self._room.root
+        root = self._space.root
         try:
             yield
         except OSError as error:

@@ -1,4 +1,9 @@
-"""What is in a cache folder: copies, and parts at the size that is reserved for them."""
+"""The bytes in use in a cache folder: its copies, and its parts at the size that is reserved for them.
+
+Thousands of copies take longer to look through than one of them to fetch, so a `Ledger` keeps their sum in the file
+that is locked. Whoever changes the folder empties the ledger first and writes the new sum afterwards: who is killed in
+between leaves an empty one, and the next one adds up.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from wdsdist.cache import paths as places
+from wdsdist.cache import paths as names
 from wdsdist.cache import stamps
 from wdsdist.cache.locks import LockableFile, PlantedError
-from wdsdist.cache.paths import Place
+from wdsdist.cache.paths import CopyPaths
 from wdsdist.shards.index import SUFFIX
 
 STAMP_BYTES = 512
@@ -22,7 +27,7 @@ STAMP_BYTES = 512
 class Held:
     """A shard of which something is in the cache."""
 
-    place: Place
+    paths: CopyPaths
     size: int
     """Bytes of all its files, or the bytes that are reserved for them where that is more."""
     is_whole: bool
@@ -34,24 +39,24 @@ class Held:
 def all_held(root: Path) -> list[Held]:
     """List all that is in a cache folder, after removing what processes that died have left; only under its lock."""
     with os.scandir(root) as entries:
-        stores = [entry for entry in entries if places.is_store(entry.name) and entry.is_dir(follow_symlinks=False)]
+        stores = [entry for entry in entries if names.is_store(entry.name) and entry.is_dir(follow_symlinks=False)]
     return [held for store in stores for held in _held_in(Path(store))]
 
 
-def size_of(place: Place) -> int:
+def size_of(paths: CopyPaths) -> int:
     """Return the bytes of one shard in the cache, as `all_held` tells them; 0 where nothing of it is there."""
     found = {}
-    for name in (place.name, place.name + SUFFIX, place.name + places.PART, place.name + places.STAMP):
+    for name in (paths.name, paths.name + SUFFIX, paths.name + names.PART, paths.name + names.STAMP):
         with contextlib.suppress(FileNotFoundError):
-            found[name] = (place.folder / name).lstat()
-    if place.name + places.STAMP in found or place.name + places.PART in found:
-        return _held(place, found).size
+            found[name] = (paths.folder / name).lstat()
+    if paths.name + names.STAMP in found or paths.name + names.PART in found:
+        return _held(paths, found).size
     return 0
 
 
-def reserved_for(place: Place) -> int:
+def reserved_for(paths: CopyPaths) -> int:
     """Return how many bytes are reserved for a part and what belongs to it."""
-    stamp = stamps.read(place.stamp)
+    stamp = stamps.read(paths.stamp)
     return 0 if stamp is None else stamp.reserved
 
 
@@ -60,38 +65,73 @@ def _held_in(folder: Path) -> Iterator[Held]:
     with os.scandir(folder) as entries:
         found = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
     # Only what has a stamp or is a part is the cache's own: other files may lie here too.
-    stamped = {name.removesuffix(places.STAMP) for name in found if name.endswith(places.STAMP)}
-    parts = {name.removesuffix(places.PART) for name in found if name.endswith(places.PART)}
+    stamped = {name.removesuffix(names.STAMP) for name in found if name.endswith(names.STAMP)}
+    parts = {name.removesuffix(names.PART) for name in found if name.endswith(names.PART)}
     for name in stamped | parts:
-        place = Place(folder, name)
-        if name in parts and _was_left(place):
-            place.part.unlink()
-            del found[name + places.PART]
+        paths = CopyPaths(folder, name)
+        if name in parts and _was_left(paths):
+            paths.part.unlink()
+            del found[name + names.PART]
             parts.remove(name)
         if name not in parts and name not in found:
-            place.index.unlink(missing_ok=True)
-            place.stamp.unlink(missing_ok=True)
+            paths.index.unlink(missing_ok=True)
+            paths.stamp.unlink(missing_ok=True)
             continue
-        yield _held(place, found)
+        yield _held(paths, found)
 
 
-def _held(place: Place, found: dict[str, os.stat_result]) -> Held:
+def _held(paths: CopyPaths, found: dict[str, os.stat_result]) -> Held:
     """Return what there is of a shard, of the files that were found."""
-    name = place.name
-    stats = [found[one] for one in (name, name + SUFFIX, name + places.PART) if one in found]
-    stamp = found.get(name + places.STAMP)
+    name = paths.name
+    stats = [found[one] for one in (name, name + SUFFIX, name + names.PART) if one in found]
+    stamp = found.get(name + names.STAMP)
     size = sum([one.st_size for one in stats]) + (STAMP_BYTES if stamp else 0)
-    is_whole = name + places.PART not in found
+    is_whole = name + names.PART not in found
     if not is_whole:
-        size = max(size, reserved_for(place))
-    return Held(place, size, is_whole, (stamp or stats[-1]).st_mtime_ns)
+        size = max(size, reserved_for(paths))
+    return Held(paths, size, is_whole, (stamp or stats[-1]).st_mtime_ns)
 
 
-def _was_left(place: Place) -> bool:
+def _was_left(paths: CopyPaths) -> bool:
     """Say whether nobody is fetching a part any more."""
     try:
-        file = LockableFile(place.part, writable=True)
+        file = LockableFile(paths.part, writable=True)
     except PlantedError:
         return True
     with contextlib.closing(file):
         return file.lock(alone=True)
+
+
+class Ledger:
+    """The sum as it stands while the folder is locked.
+
+    Args:
+        file: that is locked.
+        is_kept: whether this process keeps account of what it changes.
+    """
+
+    def __init__(self, file: LockableFile, *, is_kept: bool) -> None:
+        self._file = file
+        self._is_kept = is_kept and bool(stamps.boot())
+
+    def read(self) -> int | None:
+        """Return the bytes in use; nothing where that is not known, also of what was written before a crash."""
+        used, _, boot = os.pread(self._file.fileno(), 100, 0).decode().partition(" ")
+        return int(used) if boot == f"{stamps.boot()}\n" and self._is_kept else None
+
+    def write(self, used: int) -> None:
+        if self._is_kept:
+            os.pwrite(self._file.fileno(), f"{used} {stamps.boot()}\n".encode(), 0)
+
+    def forget(self) -> None:
+        """Let the next one add up what is there."""
+        os.ftruncate(self._file.fileno(), 0)
+
+    @contextlib.contextmanager
+    def changing(self, paths: CopyPaths) -> Iterator[None]:
+        """Keep account of what changes of one shard. After an error nothing is known."""
+        used, before = self.read(), size_of(paths) if self._is_kept else 0
+        self.forget()
+        yield
+        if used is not None:
+            self.write(used + size_of(paths) - before)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.tars import file_entry, plain_tar, tar_bytes
@@ -347,7 +347,6 @@ TARS = [plain_tar(FILES.items()), plain_tar(FILES.items(), format=tarfile.PAX_FO
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=150)
 @given(st.sampled_from(ZIPS).flatmap(mutations))
 def test_a_mutated_zip_is_what_zipfile_reads_or_an_error(data: bytes) -> None:
     folder = Path(tempfile.mkdtemp())
@@ -375,7 +374,6 @@ def read_by_zipfile(path: Path) -> dict[str, bytes] | None:
         return None
 
 
-@settings(max_examples=150)
 @given(st.sampled_from(TARS).flatmap(mutations))
 def test_a_mutated_tar_is_what_tarfile_reads_or_an_error(data: bytes) -> None:
     folder = Path(tempfile.mkdtemp())
@@ -393,7 +391,6 @@ def test_a_mutated_tar_is_what_tarfile_reads_or_an_error(data: bytes) -> None:
         shutil.rmtree(folder)
 
 
-@settings(max_examples=100)
 @given(mutations(gzip.compress(TARS[0])))
 def test_a_mutated_compressed_tar_is_whole_or_an_error(data: bytes) -> None:
     folder = Path(tempfile.mkdtemp())

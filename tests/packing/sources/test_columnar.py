@@ -283,7 +283,7 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("writer", [write_parquet, write_arrow, write_arrow_stream])
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_file_is_a_table_or_a_typed_error(tmp_path: Path, writer: Any, data: st.DataObject) -> None:
     whole = writer(tmp_path / "whole", [{"key": f"k{n}", "data": b"x" * n, "label": n, "v": [n]} for n in range(7)])

@@ -95,7 +95,7 @@ def mutated(data: bytes) -> st.SearchStrategy[bytes]:
 
 
 @pytest.mark.parametrize("kind", sorted(GOOD))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_bytes_are_a_table_or_a_typed_error(tmp_path: Path, kind: str, data: st.DataObject) -> None:
     content = data.draw(mutated(GOOD[kind]) | st.binary(max_size=200))

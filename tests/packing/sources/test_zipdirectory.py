@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from wdsdist.packing.sources import zipdirectory
@@ -59,7 +59,6 @@ def test_entries_are_those_of_zipfile(tmp_path: Path, count: int, comment: bytes
         assert len(opened.infolist()) == count or comment.startswith(b"PK")
 
 
-@settings(max_examples=150)
 @given(st.booleans(), st.lists(st.tuples(st.integers(0, 1500), st.integers(0, 255)), max_size=4), st.integers(0, 60))
 def test_a_damaged_directory_is_what_zipfile_reads_or_an_error(
     zip64: bool, changes: list[tuple[int, int]], cut: int

@@ -1,0 +1,124 @@
+"""The request for a copy of one shard: what the manifest lists of it, and what its store and its index say of it."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from wdsdist import storage
+from wdsdist.cache.paths import CopyPaths, copy_paths
+from wdsdist.errors import IndexFormatError, ShardDamagedError, ShardNotFoundError
+from wdsdist.shards import index as shard_index
+from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.manifest import Manifest, Shard
+
+
+class ShardRequest:
+    """A shard of which a copy must be had before a deadline. What its store says of it is asked once.
+
+    Args:
+        manifest: the data set.
+        number: which of its shards.
+        root: the cache folder.
+        deadline: for everything that is done for this request.
+    """
+
+    def __init__(self, manifest: Manifest, number: int, root: Path, deadline: storage.Deadline) -> None:
+        self._given = (manifest, number, root)
+        manifest, number = manifest.part(number)
+        self.deadline = deadline
+        self.paths: CopyPaths = copy_paths(root, manifest, number)
+        self.listed: Shard = manifest.shard(number)
+        self.listed_size = int(manifest.read_sizes[number])
+        """Bytes of the copy, as the manifest says; -1 where it does not."""
+        self.location = manifest.location(number)
+        self.is_remote = storage.is_remote(self.location)
+        self.shown = storage.shown(self.location)
+        self.options = manifest.client_options
+        name = storage.split(storage.beside(self.location, shard_index.SUFFIX))[1]
+        self.listed_index = None if storage.is_remote(manifest.base) else storage.local_path(manifest.base) / name
+        """Where its index may stand beside the index.json that lists it."""
+
+    def again(self) -> ShardRequest:
+        """Return the same request, with everything to be asked anew."""
+        return ShardRequest(*self._given, self.deadline)
+
+    @property
+    def described(self) -> str:
+        """The shard, in a message about its room."""
+        return self.shown if self.listed_size < 0 else f"{self.shown} of {self.listed_size:,} bytes"
+
+    @functools.cached_property
+    def size(self) -> int:
+        """Bytes of the copy; -1 where neither the manifest, nor the index, nor the store says."""
+        if self.listed_size >= 0:
+            return self.listed_size
+        if self.listed.is_compressed:
+            index = self.known_index()
+            return -1 if index is None else index.size
+        return self.look(self.deadline).size
+
+    @functools.cached_property
+    def sidecar(self) -> bytes | None:
+        """The index beside the shard; none where there is none, or none is needed."""
+        if self.has_listed_index():
+            return None
+        try:
+            index = storage.beside(self.location, shard_index.SUFFIX)
+            return storage.read(index, self.options, deadline=self.deadline)
+        except FileNotFoundError:
+            return None
+
+    def index_bytes(self, *, ask: bool) -> int:
+        """Return the bytes to reserve for the index, as its store tells, which is a round trip of its own.
+
+        Unless it is asked, and for an index that has to be made, more than members of some size give.
+        """
+        if ask and self.sidecar is not None:
+            return len(self.sidecar)
+        if self.listed_index and self.listed_index.exists():
+            return self.listed_index.stat().st_size if self.listed.is_compressed else 0
+        return max(0, self.size) // 16 + (1 << 16)
+
+    @property
+    def extra_bytes(self) -> int:
+        """Bytes needed beside the copy until it is there: of the compressed file that it is made of."""
+        if not (self.listed.is_compressed and self.is_remote):
+            return 0
+        index = self.known_index() if self.listed.size < 0 else None
+        return max(0, self.listed.size if index is None else index.file.size)
+
+    def made_of(self) -> str:
+        """Return what tells the compressed file that is listed from another one; hashing a local one would be slow."""
+        if not self.listed.is_compressed:
+            return ""
+        if self.is_remote:
+            return f"{self.listed.size} {self.listed.sha256}"
+        try:
+            found = storage.local_path(self.location).stat()
+        except FileNotFoundError as error:
+            raise ShardNotFoundError(f"shard {self.location} does not exist") from error
+        return f"{found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino}"
+
+    def look(self, deadline: storage.Deadline) -> storage.Entry:
+        """Return what the store says of the shard. Raises `ShardNotFoundError` or `StorageError` where it does not."""
+        try:
+            return storage.entry(self.location, self.options, deadline=deadline)
+        except FileNotFoundError as error:
+            raise ShardNotFoundError(f"{self.shown} does not exist") from error
+
+    def has_listed_index(self) -> bool:
+        """Say whether the index stands beside the index.json that lists the shard."""
+        return self.listed_index is not None and self.listed_index.exists()
+
+    def known_index(self) -> ShardIndex | None:
+        """Return the index that stands beside the shard, or beside index.json, if there is one."""
+        if self.sidecar is None:
+            try:
+                return shard_index.load(self.listed_index) if self.listed_index else None
+            except FileNotFoundError:
+                return None
+        try:
+            return shard_index.loads(self.sidecar, f"{self.shown}{shard_index.SUFFIX}")
+        except IndexFormatError as error:
+            raise ShardDamagedError(str(error)) from error
