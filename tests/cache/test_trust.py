@@ -29,6 +29,7 @@ from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import scan_local as tarindex
 from wdsdist.shards.manifest import Manifest
+from wdsdist.storage.memory import MemoryStore
 
 STRANGER = 12345
 """A user and a group that do not exist."""
@@ -297,7 +298,7 @@ class TestWhatIsPlanted:
 
 
 def test_a_cache_of_an_earlier_version_is_used_and_closed(
-    remote: Manifest, folder: Path, monkeypatch: pytest.MonkeyPatch
+    store: MemoryStore, remote: Manifest, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its files had the mode that the umask left, which let a group write them in a folder that it could not enter."""
     pin(remote, folder)
@@ -305,11 +306,12 @@ def test_a_cache_of_an_earlier_version_is_used_and_closed(
     mine = [path for path in folder.rglob("*") if path.is_file()]
     for path in mine:
         path.chmod(0o666)
-    monkeypatch.setattr(storage, "begin_fetch", None)
+    store.requests.clear()
     for hashed in (True, False):
         if not hashed:
             monkeypatch.setattr(storage, "sha256", None)
         assert ShardReader(remote, ShardCache(folder)).shard(0).key(0) == "shard00-0000"
+    assert store.requests == []
     assert [path.name for path in folder.rglob("*") if why_not_own(path.stat())] == [".lock"]
 
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem, mirror_sync_methods
@@ -31,11 +31,11 @@ from wdsdist.errors import ArgumentError
 SCHEME = "faulty"
 """Of the URLs: ``faulty://<name of the store>/<path>``."""
 
-Kind = Literal["error", "cut", "wrong-bytes", "wrong-length", "not-found", "stall", "slow"]
+Kind = Literal["error", "cut", "wrong-bytes", "wrong-length", "no-size", "not-found", "stall", "slow"]
 Verb = Literal["read", "info", "list", "write", "remove"]
 
-_KINDS = ("error", "cut", "wrong-bytes", "wrong-length", "not-found", "stall", "slow")
-_OF_BODIES = {"cut", "wrong-bytes", "wrong-length"}
+_VERB_OF: dict[str, Verb] = {"cut": "read", "wrong-bytes": "read", "wrong-length": "read", "no-size": "info"}
+"""The only requests that some faults can hit."""
 _numbers = itertools.count()
 _stores: dict[str, MemoryStore] = {}
 
@@ -56,8 +56,9 @@ class Fault:
     """What goes wrong with some requests to a `MemoryStore`.
 
     The kinds: ``"error"`` raises `error`; ``"cut"`` breaks the connection in the middle of the body; ``"wrong-bytes"``
-    changes the middle byte of the body; ``"wrong-length"`` leaves out its last byte; ``"not-found"`` says that there is
-    no such object; ``"stall"`` gives no answer until `release`; ``"slow"`` answers after `seconds`.
+    changes the middle byte of the body; ``"wrong-length"`` leaves out its last byte; ``"no-size"`` leaves the size out
+    of what is known of an object; ``"not-found"`` says that there is no such object; ``"stall"`` gives no answer until
+    `release`; ``"slow"`` answers after `seconds`.
     """
 
     path: str
@@ -68,7 +69,7 @@ class Fault:
     after: int = 0
     """Number of matching requests that pass before the first is hit."""
     verb: Verb | None = None
-    """The only kind of request that is hit; faults of bodies hit reads alone."""
+    """The only kind of request that is hit; by default any that has what the fault spoils, such as a body."""
     error: Exception = field(default_factory=lambda: ConnectionResetError("the connection was reset on purpose"))
     """What ``"error"`` raises."""
     seconds: float = 0.1
@@ -78,8 +79,8 @@ class Fault:
     _released: Future[None] = field(default_factory=Future, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.kind not in _KINDS:
-            raise ArgumentError(f"there is no fault {self.kind!r}: choose one of {', '.join(_KINDS)}")
+        if self.kind not in get_args(Kind):
+            raise ArgumentError(f"there is no fault {self.kind!r}: choose one of {', '.join(get_args(Kind))}")
 
     def release(self) -> None:
         """End a ``"stall"``: requests that it holds are answered, and it holds no others."""
@@ -88,7 +89,7 @@ class Fault:
 
     def is_for(self, request: Request) -> bool:
         """Tell whether the fault may hit a request, however often it has done so."""
-        if self.verb not in (None, request.verb) or (self.kind in _OF_BODIES and request.verb != "read"):
+        if self.verb not in (None, request.verb) or _VERB_OF.get(self.kind, request.verb) != request.verb:
             return False
         return not self._released.done() and fnmatch.fnmatchcase(request.path, self.path)
 
@@ -152,6 +153,7 @@ class MemoryStore:
         """Close the store: its URL leads nowhere afterwards."""
         self.heal()
         _stores.pop(self.name, None)
+        _Client.clear_instance_cache()  # or the next store of this name would get this one's client
 
     def __enter__(self) -> MemoryStore:
         return self
@@ -259,9 +261,10 @@ class _Client(AsyncFileSystem):  # type: ignore[misc]
 
     async def _info(self, path: str, **_: Any) -> dict[str, Any]:
         path = self._strip_protocol(path)
-        await self._store._pass(Request("info", path))
+        fault = await self._store._pass(Request("info", path))
         if path in self._store.files:
-            return self._store._info_of(path)
+            found = self._store._info_of(path)
+            return {**found, "size": None} if fault is not None and fault.kind == "no-size" else found
         if next(self._store._below(path), None) is None:
             raise FileNotFoundError(path)
         return {"name": path, "size": 0, "type": "directory"}
@@ -273,6 +276,15 @@ class _Client(AsyncFileSystem):  # type: ignore[misc]
         if not found:
             raise FileNotFoundError(path)
         return found if detail else [info["name"] for info in found]
+
+    async def _find(self, path: str, detail: bool = False, **_: Any) -> Any:
+        """Return all objects below a folder, in one request as of an object store; fsspec would walk its folders."""
+        path = self._strip_protocol(path)
+        await self._store._pass(Request("list", path))
+        found = {
+            name: self._store._info_of(name) for name in sorted(self._store.files.copy()) if _lies_below(name, path)
+        }
+        return found if detail else list(found)
 
     async def _pipe_file(self, path: str, value: bytes, **_: Any) -> None:
         path = self._strip_protocol(path)
@@ -287,6 +299,10 @@ class _Client(AsyncFileSystem):  # type: ignore[misc]
         await self._store._pass(Request("remove", path))
         if self._store.files.pop(path, None) is None:
             raise FileNotFoundError(path)
+
+
+def _lies_below(path: str, folder: str) -> bool:
+    return path == folder or not folder or path.startswith(f"{folder}/")
 
 
 fsspec.register_implementation(SCHEME, _Client, clobber=True)
