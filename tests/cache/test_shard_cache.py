@@ -17,7 +17,7 @@ import pytest
 import wdsdist
 from tests.support import folders
 from tests.support.damage import cut, flip, flip_keeping_its_time
-from wdsdist import storage
+from wdsdist._util import files
 from wdsdist.cache import FetchAhead, Need, ShardCache, cached_path, copy_key, kept, refetch
 from wdsdist.cache import fetch as fetching
 from wdsdist.cache.locks import LockableFile
@@ -107,7 +107,7 @@ def test_a_copy_that_agrees_with_its_stamp_is_not_hashed(
     cache: ShardCache, remote: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.pin(remote, 0).close()
-    monkeypatch.setattr(storage, "sha256", None)
+    monkeypatch.setattr(files, "sha256", None)
     cache.pin(remote, 0).close()
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from tests.support import folders
 from tests.support.damage import flip
-from wdsdist import storage
+from wdsdist._util import files
 from wdsdist.cache import ShardCache, cached_path, stamps
 from wdsdist.cache.folders import make_root
 from wdsdist.cache.priorities import Need, Reader, all_needs
@@ -309,7 +309,7 @@ def test_a_cache_of_an_earlier_version_is_used_and_closed(
     store.requests.clear()
     for hashed in (True, False):
         if not hashed:
-            monkeypatch.setattr(storage, "sha256", None)
+            monkeypatch.setattr(files, "sha256", None)
         assert ShardReader(remote, ShardCache(folder)).shard(0).key(0) == "shard00-0000"
     assert store.requests == []
     assert [path.name for path in folder.rglob("*") if why_not_own(path.stat())] == [".lock"]

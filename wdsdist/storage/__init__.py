@@ -7,7 +7,6 @@ ends leave here as `StorageError` or ``FileNotFoundError`` with the location in 
 `wdsdist.storage.memory` is a back end in memory with planted faults, for tests.
 """
 
-from wdsdist._util.files import sha256
 from wdsdist.storage.clients import StorageOptions, named, options_for, store
 from wdsdist.storage.download import Connections, Fetching, Transfer, begin_fetch, fetch
 from wdsdist.storage.objects import (
@@ -66,7 +65,6 @@ __all__ = [
     "read_until",
     "remove",
     "scheme",
-    "sha256",
     "shown",
     "sizes",
     "split",
