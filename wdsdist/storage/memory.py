@@ -247,7 +247,7 @@ class _Client(AsyncFileSystem):  # type: ignore[misc]
 
     @staticmethod
     def _get_kwargs_from_urls(path: str) -> dict[str, str]:
-        return {"name": path.partition("://")[2].partition("/")[0]}
+        return {"name": path.partition("://")[2].partition("/")[0].rpartition("@")[2]}  # a URL may hold credentials
 
     @property
     def _store(self) -> MemoryStore:
