@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import fsspec
 import pytest
 
 import wdsdist
@@ -14,6 +13,7 @@ from tests.support.tars import write_shard
 from tests.support.web import Web, served
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.manifest import Manifest
+from wdsdist.storage.memory import MemoryStore
 
 
 @pytest.fixture(scope="session")
@@ -34,13 +34,16 @@ def room(packed: Path) -> int:
 
 
 @pytest.fixture
-def remote(packed: Path) -> Iterator[Manifest]:
-    """The shards in a store in memory."""
-    store = fsspec.filesystem("memory")
-    for path in packed.iterdir():
-        store.pipe_file(f"/train/{path.name}", path.read_bytes())
-    yield wdsdist.open("memory://train")
-    store.rm("/train", recursive=True)
+def store(packed: Path) -> Iterator[MemoryStore]:
+    """A store in memory, with the shards in a folder."""
+    with MemoryStore({f"train/{path.name}": path.read_bytes() for path in packed.iterdir()}, name="bucket") as store:
+        yield store
+
+
+@pytest.fixture
+def remote(store: MemoryStore) -> Manifest:
+    """The shards in that store."""
+    return wdsdist.open(f"{store.url}/train")
 
 
 @pytest.fixture

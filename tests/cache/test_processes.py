@@ -234,7 +234,7 @@ def test_a_full_disk_is_an_error_and_the_next_run_goes_on(
 ) -> None:
     cache = ShardCache(small_disk / "cache")
     pins = [cache.pin(remote, number) for number in (0, 1)]
-    with pytest.raises(CacheError, match=r"cache has no room for memory://train/02\.tar of 30,720 bytes .* are free"):
+    with pytest.raises(CacheError, match=r"has no room for faulty://bucket/train/02\.tar of 30,720 bytes .* are free"):
         cache.pin(remote, 2)
     assert cache.fetch_ahead(remote, 2) is FetchAhead.REFUSED
     assert [pinned.lock() for pinned in pins] == [True, True]
@@ -254,7 +254,7 @@ def test_files_that_may_not_grow_are_an_error_and_the_next_run_goes_on(
 ) -> None:
     def fetch() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-        with pytest.raises(CacheError, match=r"cache has no room for memory://train/00\.tar"):
+        with pytest.raises(CacheError, match=r"cache has no room for faulty://bucket/train/00\.tar"):
             ShardCache(tmp_path / "cache").pin(remote, 0)
 
     assert folders.status(folders.forked(fetch)) == 0

@@ -160,7 +160,7 @@ def test_a_loader_without_workers_and_limit_reads_no_altered_copy(
     """Its batches are views of the mapped copies, and each is there while the next one is made."""
 
     def read() -> None:
-        dataset = StreamingDataset("memory://train", order="sampler", cache_dir=tmp_path, download_timeout=10)
+        dataset = StreamingDataset("faulty://bucket/train", order="sampler", cache_dir=tmp_path, download_timeout=10)
         seen = []
         for number, batch in enumerate(StreamingDataLoader(dataset, 20, num_workers=0)):
             assert [bytes(text).decode() for text in batch["txt"]] == [f"{key}.txt" for key in batch["__key__"]]

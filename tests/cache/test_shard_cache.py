@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pickle
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import fsspec
 import pytest
 
 import wdsdist
 from tests.support import folders
 from tests.support.damage import cut, flip, flip_keeping_its_time
-from wdsdist import storage
+from wdsdist._util import files
 from wdsdist.cache import FetchAhead, Need, ShardCache, cached_path, copy_key, kept, refetch
 from wdsdist.cache import fetch as fetching
 from wdsdist.cache.locks import LockableFile
 from wdsdist.cache.priorities import all_needs
-from wdsdist.cache.space import CacheSpace
 from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.manifest import Manifest, Shard
+from wdsdist.storage.memory import Fault, MemoryStore
 
 
 @pytest.fixture
@@ -41,17 +41,23 @@ def limited(tmp_path: Path, room: int) -> Callable[..., ShardCache]:
 
 
 @pytest.fixture
-def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the shards that were fetched."""
-    names: list[str] = []
-    begin_fetch = storage.begin_fetch
+def fetched(store: MemoryStore) -> Callable[[], list[str]]:
+    """Return the names of the shards that were fetched so far."""
+    return lambda: [path.removeprefix("train/") for path in store.paths("read") if path.endswith(".tar")]
 
-    def noted(location: str, *args: Any, **more: Any) -> storage.Fetching:
-        names.append(storage.split(location)[1])
-        return begin_fetch(location, *args, **more)
 
-    monkeypatch.setattr(fetching.storage, "begin_fetch", noted)
-    return names
+@contextlib.contextmanager
+def at(fault: Fault, store: MemoryStore, action: Callable[[], object]) -> Iterator[None]:
+    """Let a thread do something that a stall holds up, run the block meanwhile, and let it go on."""
+    store.plant(fault)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(action)
+        try:
+            assert fault.reached.wait(10)
+            yield
+        finally:
+            fault.release()
+        running.result()
 
 
 def copy_of(cache: ShardCache, remote: Manifest, number: int) -> Path:
@@ -63,7 +69,7 @@ def test_a_shard_is_fetched_once_and_its_index_loaded_once(
     limited: Callable[..., ShardCache],
     remote: Manifest,
     packed: Path,
-    fetched: list[str],
+    fetched: Callable[[], list[str]],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -78,33 +84,30 @@ def test_a_shard_is_fetched_once_and_its_index_loaded_once(
     again = ShardCache(cache.folder)
     assert ShardReader(remote, again).shard(3).key(0) == "shard03-0000"
     assert len(loaded) == 1
-    assert fetched == ["03.tar"]
+    assert fetched() == ["03.tar"]
     assert (cache.hits, cache.fetches, cache.bytes_fetched, cache.retries) == (0, 1, pinned.path.stat().st_size, 0)
     assert cache.seconds_waited > 0
     assert (again.hits, again.fetches, again.bytes_fetched, again.seconds_waited) == (1, 0, 0, 0)
 
 
-def test_an_index_is_asked_for_while_its_shard_comes(
-    cache: ShardCache, remote: Manifest, fetched: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read = storage.read
-    before: list[list[str]] = []
-    monkeypatch.setattr(storage, "read", lambda *args, **more: before.append(list(fetched)) or read(*args, **more))
-    cache.pin(remote, 0).close()
-    assert before == [["00.tar"]]
+def test_an_index_is_asked_for_while_its_shard_comes(cache: ShardCache, store: MemoryStore, remote: Manifest) -> None:
+    index = Fault("train/00.tar.wdsindex", "slow", seconds=0.0)
+    store.plant(index)
+    with at(Fault("train/00.tar", "stall"), store, lambda: cache.pin(remote, 0).close()):
+        assert index.reached.wait(10)
 
 
-def test_two_folders_are_two_caches(remote: Manifest, tmp_path: Path, fetched: list[str]) -> None:
+def test_two_folders_are_two_caches(remote: Manifest, tmp_path: Path, fetched: Callable[[], list[str]]) -> None:
     for name in ("one", "other"):
         ShardCache(tmp_path / name).pin(remote, 0).close()
-    assert fetched == ["00.tar"] * 2
+    assert fetched() == ["00.tar"] * 2
 
 
 def test_a_copy_that_agrees_with_its_stamp_is_not_hashed(
     cache: ShardCache, remote: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.pin(remote, 0).close()
-    monkeypatch.setattr(storage, "sha256", None)
+    monkeypatch.setattr(files, "sha256", None)
     cache.pin(remote, 0).close()
 
 
@@ -174,41 +177,28 @@ def test_an_index_of_another_shard_is_not_used(cache: ShardCache, remote: Manife
         assert shardindex.dumps(pinned.index) == (packed / "00.tar.wdsindex").read_bytes()
 
 
-def test_a_shard_is_counted_before_others_can_read_it(
-    cache: ShardCache, remote: Manifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_is_counted_before_others_can_read_it(cache: ShardCache, remote: Manifest) -> None:
     """They may be done with the epoch, and its figures be read, before the one that fetched it goes on."""
-    counted: list[int] = []
-    cache.tell(lambda: counted.append(cache.fetches))
-    install = CacheSpace.install
-
-    def late(*arguments: Any) -> None:
-        assert counted == [1]
-        install(*arguments)
-
-    monkeypatch.setattr(CacheSpace, "install", late)
+    counted: list[tuple[int, bool]] = []
+    cache.tell(lambda: counted.append((cache.fetches, copy_of(cache, remote, 0).exists())))
     cache.pin(remote, 0).close()
+    assert (1, False) in counted
 
 
 def test_a_part_counts_as_what_is_reserved_for_it(
-    limited: Callable[..., ShardCache], remote: Manifest, monkeypatch: pytest.MonkeyPatch
+    limited: Callable[..., ShardCache], store: MemoryStore, remote: Manifest
 ) -> None:
-    begin_fetch = storage.begin_fetch
-
-    def slow(location: str, part: Path, *args: Any, **more: Any) -> storage.Fetching:
-        monkeypatch.undo()
+    cache = limited(1.5, 60)
+    with at(Fault("train/00.tar", "stall"), store, lambda: cache.pin(remote, 0).close()):
+        part = copy_of(cache, remote, 0).with_name("00.tar.wdspart")
         assert part.stat().st_blocks * 512 >= remote.shard(0).size  # so that a full disk shows before the first byte
         os.truncate(part, 0)
         with pytest.raises(CacheError, match="cache_limit are missing"):
             limited(1.5).pin(remote, 1)
-        return begin_fetch(location, part, *args, **more)
-
-    monkeypatch.setattr(fetching.storage, "begin_fetch", slow)
-    limited(1.5, 60).pin(remote, 0).close()
 
 
 def test_a_copy_that_only_moved_is_hashed_and_kept(
-    cache: ShardCache, remote: Manifest, fetched: list[str], tmp_path: Path
+    cache: ShardCache, remote: Manifest, fetched: Callable[[], list[str]], tmp_path: Path
 ) -> None:
     cache.pin(remote, 0).close()
     copy = copy_of(cache, remote, 0)
@@ -216,7 +206,7 @@ def test_a_copy_that_only_moved_is_hashed_and_kept(
     (tmp_path / "moved").replace(copy)
     for _ in range(2):
         cache.pin(remote, 0).close()
-    assert fetched == ["00.tar"]
+    assert fetched() == ["00.tar"]
 
 
 def test_what_was_locked_is_seen_to_be_altered(cache: ShardCache, remote: Manifest) -> None:
@@ -255,7 +245,7 @@ def test_what_is_pinned_stays_and_the_error_says_what_is_missing(
     pins = [cache.pin(remote, number) for number in (0, 1, 2)]
     with pytest.raises(
         CacheError,
-        match=rf"memory://train/03\.tar could not be had within 1 seconds: [\d,]+ bytes of the {3 * room:,} of "
+        match=rf"faulty://bucket/train/03\.tar could not be had within 1 seconds: [\d,]+ bytes of the {3 * room:,} of "
         rf"cache_limit are missing",
     ):
         cache.pin(remote, 3)
@@ -268,10 +258,10 @@ def test_what_is_pinned_stays_and_the_error_says_what_is_missing(
 
 
 def test_a_limit_that_cannot_do_is_an_error_at_once(
-    limited: Callable[..., ShardCache], remote: Manifest, room: int, monkeypatch: pytest.MonkeyPatch
+    limited: Callable[..., ShardCache], store: MemoryStore, remote: Manifest, room: int
 ) -> None:
     size = remote.shard(0).size
-    unsized = Manifest.of("memory://train", [Shard("00.tar", 20, -1, "")])
+    unsized = Manifest.of("faulty://bucket/train", [Shard("00.tar", 20, -1, "")])
     for read, message in [
         (lambda: limited(0.5, 100).pin(remote, 0), rf"but 1 shards of {size:,} bytes are needed at once"),
         (lambda: ShardReader(remote, limited(2, 100)).hold([0, 1, 2]), rf"but 3 shards of {3 * size:,} bytes"),
@@ -280,8 +270,8 @@ def test_a_limit_that_cannot_do_is_an_error_at_once(
     ]:
         with pytest.raises(CacheError, match=message):
             read()
-    monkeypatch.setattr(storage, "entry", lambda *_, **__: storage.Entry("00.tar", -1, ""))
-    with pytest.raises(CacheError, match=r"memory://train/00\.tar has a size that neither"):
+    store.plant(Fault("train/00.tar", "no-size"))
+    with pytest.raises(CacheError, match=r"faulty://bucket/train/00\.tar has a size that neither"):
         limited(3, 100).pin(unsized, 0)
 
 
@@ -289,73 +279,51 @@ def test_fetching_ahead_takes_only_what_is_needed_later(
     limited: Callable[..., ShardCache],
     remote: Manifest,
     tmp_path: Path,
-    fetched: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+    store: MemoryStore,
+    fetched: Callable[[], list[str]],
 ) -> None:
     cache = limited(2)
     assert {cache.fetch_ahead(remote, number) for number in (0, 1, 0)} == {FetchAhead.THERE}
-    assert fetched == ["00.tar", "01.tar"]
+    assert fetched() == ["00.tar", "01.tar"]
     cache.expect([Need(copy_key(remote, number), 0) for number in (0, 2)])
-    with monkeypatch.context() as without_store:
-        without_store.setattr(fetching.storage, "read", None)
-        assert cache.fetch_ahead(remote, 3) is FetchAhead.REFUSED  # nobody needs it, as nobody needs shard 1
+    store.requests.clear()
+    assert cache.fetch_ahead(remote, 3) is FetchAhead.REFUSED  # nobody needs it, as nobody needs shard 1
+    assert store.requests == []
     assert cache.fetch_ahead(remote, 2) is FetchAhead.THERE
     assert folders.copies(tmp_path) == ["00.tar", "02.tar"]
     cache.expect([Need(copy_key(remote, number), 0) for number in (0, 2, 1)])
     assert cache.fetch_ahead(remote, 1) is FetchAhead.REFUSED
 
 
-def test_who_waits_for_a_fetch_that_fails_is_told_why(
-    remote: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_for_a_fetch_that_fails_is_told_why(store: MemoryStore, remote: Manifest, tmp_path: Path) -> None:
     """Two need a shard from a store that has gone: the error of each names it, also of the one that only waited."""
-    arrived, over = threading.Event(), threading.Event()
-
-    def hang(*_: object, **__: object) -> None:
-        arrived.set()
-        over.wait()
-        raise StorageError("the store has gone")
-
-    monkeypatch.setattr(fetching.storage, "begin_fetch", hang)
-    ahead = threading.Thread(target=ShardCache(tmp_path).fetch_ahead, args=(remote, 0))
-    ahead.start()
-    arrived.wait()
-    monkeypatch.setattr(fetching.storage, "entry", hang)
-    over_soon = threading.Timer(0.3, over.set)
-    over_soon.start()
-    with pytest.raises(StorageError, match="the store has gone"):
+    store.plant(Fault("*", "error", verb="info", error=PermissionError("the store has gone")))
+    with (
+        at(Fault("train/00.tar", "stall"), store, lambda: ShardCache(tmp_path).fetch_ahead(remote, 0)),
+        pytest.raises(StorageError, match="the store has gone"),
+    ):
         ShardCache(tmp_path, timeout=0.1).pin(remote, 0)
-    ahead.join()
-    over_soon.join()
 
 
 def test_what_waits_for_room_in_vain_is_told_so_however_slow_the_store(
-    limited: Callable[..., ShardCache], remote: Manifest, monkeypatch: pytest.MonkeyPatch
+    limited: Callable[..., ShardCache], store: MemoryStore, remote: Manifest
 ) -> None:
-    def slow(*_: object, deadline: storage.Deadline, **__: object) -> None:
-        raise StorageError(f"no answer in {deadline.left()} s")
-
-    monkeypatch.setattr(fetching.storage, "entry", slow)
+    store.plant(Fault("*", "stall", verb="info"))
     with limited(1).pin(remote, 0), pytest.raises(CacheError, match="cache_limit are missing"):
         limited(1).pin(remote, 1)
 
 
 def test_a_store_has_time_to_say_what_keeps_another_process(
-    cache: ShardCache, remote: Manifest, monkeypatch: pytest.MonkeyPatch
+    store: MemoryStore, remote: Manifest, tmp_path: Path
 ) -> None:
-    asked: list[float] = []
-    entry = storage.entry
-
-    def noted(*args: Any, deadline: storage.Deadline) -> storage.Entry:
-        asked.append(deadline.left())
-        return entry(*args, deadline=deadline)
-
-    monkeypatch.setattr(fetching.storage, "entry", noted)
-    monkeypatch.setattr(cache._space, "take", lambda *_, **__: None)
-    cache.timeout = 0.1
-    with pytest.raises(CacheError, match="another process is fetching it"):
-        cache.pin(remote, 0)
-    assert asked[0] > 1
+    answer = Fault("*", "slow", verb="info", seconds=0.2)
+    store.plant(answer)
+    with (
+        at(Fault("train/00.tar", "stall"), store, lambda: ShardCache(tmp_path).fetch_ahead(remote, 0)),
+        pytest.raises(CacheError, match="another process is fetching it"),
+    ):
+        ShardCache(tmp_path, timeout=0.1).pin(remote, 0)
+    assert answer.reached.is_set()
 
 
 def test_a_folder_that_goes_while_it_is_used_is_made_anew(cache: ShardCache, remote: Manifest) -> None:
@@ -367,8 +335,8 @@ def test_a_folder_that_goes_while_it_is_used_is_made_anew(cache: ShardCache, rem
         assert pinned.path.is_file()
 
 
-def test_fetching_ahead_raises_nothing(remote: Manifest, tmp_path: Path) -> None:
-    fsspec.filesystem("memory").rm("/train/05.tar")
+def test_fetching_ahead_raises_nothing(store: MemoryStore, remote: Manifest, tmp_path: Path) -> None:
+    del store.files["train/05.tar"]
     assert ShardCache(tmp_path / "cache").fetch_ahead(remote, 5) is FetchAhead.REFUSED
     (tmp_path / "file").touch()
     assert ShardCache(tmp_path / "file").fetch_ahead(remote, 4) is FetchAhead.REFUSED
@@ -376,76 +344,58 @@ def test_fetching_ahead_raises_nothing(remote: Manifest, tmp_path: Path) -> None
 
 
 def test_wrong_bytes_once_are_fetched_again(
-    cache: ShardCache, remote: Manifest, monkeypatch: pytest.MonkeyPatch, packed: Path
+    cache: ShardCache, store: MemoryStore, remote: Manifest, packed: Path
 ) -> None:
-    result = storage.Fetching.result
-    times = []
-
-    def bad(fetching: storage.Fetching) -> storage.Transfer:
-        transfer = result(fetching)
-        times.append(transfer)
-        if len(times) < 3:
-            (flip, cut)[len(times) - 1](cache.path(remote, 0).with_name("00.tar.wdspart"))
-        return transfer
-
-    monkeypatch.setattr(storage.Fetching, "result", bad)
+    store.plant(Fault("train/00.tar", "wrong-bytes", times=1), Fault("train/00.tar", "wrong-length", times=1))
     with cache.pin(remote, 0) as pinned:
         assert pinned.path.read_bytes() == (packed / "00.tar").read_bytes()
     assert (cache.fetches, cache.retries) == (1, 2)
 
 
 def test_a_wrong_index_once_is_fetched_again(
-    limited: Callable[..., ShardCache], remote: Manifest, monkeypatch: pytest.MonkeyPatch, room: int, tmp_path: Path
+    limited: Callable[..., ShardCache], store: MemoryStore, remote: Manifest, room: int, tmp_path: Path
 ) -> None:
-    read = storage.read
-    times: list[bytes] = []
-
-    def bad(location: str, *args: Any, **more: Any) -> bytes:
-        times.append(read(location, *args, **more))
-        return times[0][::-1] if len(times) == 1 else times[0]
-
-    monkeypatch.setattr(fetching.storage, "read", bad)
+    store.plant(Fault("train/00.tar.wdsindex", "wrong-bytes", times=1))
+    index = store.files["train/00.tar.wdsindex"]
     with limited(1).pin(remote, 0) as pinned:
-        assert shardindex.dumps(pinned.index) == times[0] == pinned.path.with_name("00.tar.wdsindex").read_bytes()
+        assert shardindex.dumps(pinned.index) == index == pinned.path.with_name("00.tar.wdsindex").read_bytes()
+    assert store.paths("read").count("train/00.tar.wdsindex") == 2
     assert folders.use(tmp_path / "cache") <= room
 
 
 def test_wrong_bytes_always_are_an_error_and_never_in_the_cache(
-    cache: ShardCache, remote: Manifest, packed: Path, tmp_path: Path
+    cache: ShardCache, store: MemoryStore, remote: Manifest, packed: Path, tmp_path: Path
 ) -> None:
-    store = fsspec.filesystem("memory")
-    whole = (packed / "00.tar").read_bytes()
-    for content, message in [
-        (whole[:-512], r"memory://train/00\.tar cannot be read: [\d,]+ bytes where .* \(after 5 attempts"),
-        (
-            whole[:600] + b"!" + whole[601:],
-            r"does not have the digest that index.json gives.* \(after 3 attempts\)",
-        ),
+    for kind, message in [
+        ("wrong-length", r"faulty://bucket/train/00\.tar cannot be read: [\d,]+ bytes where .* \(after 5 attempts"),
+        ("wrong-bytes", r"does not have the digest that index.json gives.* \(after 3 attempts\)"),
     ]:
-        store.pipe_file("/train/00.tar", content)
+        store.plant(Fault("train/00.tar", kind))
         with pytest.raises(ShardDamagedError, match=message):
             cache.pin(remote, 0)
-    store.pipe_file("/train/00.tar", whole)
+        store.heal()
     for index in (b"no index", (packed / "01.tar.wdsindex").read_bytes()):
-        store.pipe_file("/train/00.tar.wdsindex", index)
-        with pytest.raises(ShardDamagedError, match=r"memory://train/00\.tar.*index.*\(after 3 attempts\)"):
+        store.files["train/00.tar.wdsindex"] = index
+        with pytest.raises(ShardDamagedError, match=r"faulty://bucket/train/00\.tar.*index.*\(after 3 attempts\)"):
             cache.pin(remote, 0)
-    store.rm("/train/01.tar")
-    with pytest.raises(ShardNotFoundError, match=r"memory://train/01\.tar does not exist"):
+    del store.files["train/01.tar"]
+    with pytest.raises(ShardNotFoundError, match=r"faulty://bucket/train/01\.tar does not exist"):
         cache.pin(remote, 1)
     assert folders.copies(tmp_path) == folders.leftovers(tmp_path / "cache") == []
 
 
 def test_shards_without_index_or_size_are_indexed_once(
-    tmp_path: Path, remote: Manifest, room: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, store: MemoryStore, remote: Manifest, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fsspec.filesystem("memory").rm("/train/00.tar.wdsindex")
+    del store.files["train/00.tar.wdsindex"]
     cache = ShardCache(tmp_path / "cache", limit=2 * room + (1 << 17))
     cache.pin(remote, 0).close()
     monkeypatch.setattr(fetching.scan_local, "scan_shard", None)
     with cache.pin(remote, 0) as pinned:
         assert pinned.index.num_samples == 20
-    with ShardCache(tmp_path / "unlimited").pin(Manifest.of("memory://train", [Shard("01.tar", 20, -1, "")]), 0) as one:
+    with ShardCache(tmp_path / "unlimited").pin(
+        Manifest.of("faulty://bucket/train", [Shard("01.tar", 20, -1, "")]), 0
+    ) as one:
         assert one.index.sha256 == remote.shard(1).sha256
 
 
@@ -479,19 +429,18 @@ def test_files_of_others_are_neither_counted_nor_touched(
 
 
 def test_a_data_set_that_was_uploaded_anew_replaces_the_old_copy(
-    cache: ShardCache, remote: Manifest, packed: Path
+    cache: ShardCache, store: MemoryStore, remote: Manifest, packed: Path
 ) -> None:
     cache.pin(remote, 0).close()
-    store = fsspec.filesystem("memory")
-    store.pipe_file("/train/00.tar", (packed / "07.tar").read_bytes())
-    store.pipe_file("/train/00.tar.wdsindex", (packed / "07.tar.wdsindex").read_bytes())
+    for suffix in ("", ".wdsindex"):
+        store.files[f"train/00.tar{suffix}"] = (packed / f"07.tar{suffix}").read_bytes()
     listed = remote.shard(7)
-    new = Manifest.of("memory://train", [Shard("00.tar", 20, listed.size, listed.sha256)])
+    new = Manifest.of("faulty://bucket/train", [Shard("00.tar", 20, listed.size, listed.sha256)])
     assert ShardReader(new, cache).shard(0).key(0) == "shard07-0000"
 
 
 def test_a_shard_is_refetched_under_readers_that_keep_the_old_one(
-    cache: ShardCache, remote: Manifest, packed: Path, fetched: list[str]
+    cache: ShardCache, remote: Manifest, packed: Path, fetched: Callable[[], list[str]]
 ) -> None:
     cache.pin(remote, 0).close()
     reader = ShardReader(remote, cache)
@@ -504,7 +453,7 @@ def test_a_shard_is_refetched_under_readers_that_keep_the_old_one(
     assert index.stat().st_ino != before  # readers have the old one mapped
     reader.release()
     assert reader.shard(0) is not shard
-    assert fetched == ["00.tar"] * 2
+    assert fetched() == ["00.tar"] * 2
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
@@ -542,7 +491,9 @@ def test_local_shards_are_read_in_place(packed: Path, cache: ShardCache) -> None
     assert not cache.folder.exists()
 
 
-def test_threads_share_one_fetch(limited: Callable[..., ShardCache], remote: Manifest, fetched: list[str]) -> None:
+def test_threads_share_one_fetch(
+    limited: Callable[..., ShardCache], remote: Manifest, fetched: Callable[[], list[str]]
+) -> None:
     cache = limited(3, timeout=10)
     errors = []
 
@@ -560,7 +511,7 @@ def test_threads_share_one_fetch(limited: Callable[..., ShardCache], remote: Man
     for thread in threads:
         thread.join()
     assert errors == []
-    assert sorted(fetched) == ["00.tar", "01.tar", "02.tar"]
+    assert sorted(fetched()) == ["00.tar", "01.tar", "02.tar"]
     assert cache.hits + cache.fetches == 30
 
 

@@ -9,15 +9,17 @@ import json
 import os
 import pwd
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.support import folders
 from tests.support.damage import flip
-from wdsdist import storage
+from wdsdist._util import files
 from wdsdist.cache import ShardCache, cached_path, stamps
 from wdsdist.cache.folders import make_root
 from wdsdist.cache.priorities import Need, Reader, all_needs
@@ -27,6 +29,7 @@ from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import scan_local as tarindex
 from wdsdist.shards.manifest import Manifest
+from wdsdist.storage.memory import MemoryStore
 
 STRANGER = 12345
 """A user and a group that do not exist."""
@@ -295,7 +298,7 @@ class TestWhatIsPlanted:
 
 
 def test_a_cache_of_an_earlier_version_is_used_and_closed(
-    remote: Manifest, folder: Path, monkeypatch: pytest.MonkeyPatch
+    store: MemoryStore, remote: Manifest, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its files had the mode that the umask left, which let a group write them in a folder that it could not enter."""
     pin(remote, folder)
@@ -303,11 +306,12 @@ def test_a_cache_of_an_earlier_version_is_used_and_closed(
     mine = [path for path in folder.rglob("*") if path.is_file()]
     for path in mine:
         path.chmod(0o666)
-    monkeypatch.setattr(storage, "begin_fetch", None)
+    store.requests.clear()
     for hashed in (True, False):
         if not hashed:
-            monkeypatch.setattr(storage, "sha256", None)
+            monkeypatch.setattr(files, "sha256", None)
         assert ShardReader(remote, ShardCache(folder)).shard(0).key(0) == "shard00-0000"
+    assert store.requests == []
     assert [path.name for path in folder.rglob("*") if why_not_own(path.stat())] == [".lock"]
 
 
@@ -344,14 +348,14 @@ def test_an_index_that_another_user_left_in_the_users_cache_is_not_believed(
     data = tmp_path / "data"
     data.mkdir()
     (data / "00.tar").write_bytes((packed / "00.tar").read_bytes())
-    atomic_write = storage.atomic_write
+    mkstemp = tempfile.mkstemp
 
-    def not_there(path: Path, *mode: int) -> contextlib.AbstractContextManager[object]:
-        if path.parent == data:
+    def not_there(*args: Any, dir: Path, **more: Any) -> tuple[int, str]:  # noqa: A002 - as it is called there
+        if dir == data:
             raise PermissionError
-        return atomic_write(path, *mode)
+        return mkstemp(*args, dir=dir, **more)
 
-    monkeypatch.setattr(storage, "atomic_write", not_there)
+    monkeypatch.setattr(tempfile, "mkstemp", not_there)
     assert tarindex.shard_index(data / "00.tar").key(1) == "shard00-0001"
     (index,) = (tmp_path / "cache" / "indexes").iterdir()
     content = forged(index)

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import fsspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,6 +19,7 @@ from wdsdist.cache.usage import Held, all_held
 from wdsdist.errors import ShardNotFoundError
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage import Deadline
+from wdsdist.storage.memory import MemoryStore
 
 SHARDS = 8
 
@@ -142,12 +142,14 @@ def test_one_without_a_limit_keeps_no_sum_and_leaves_none(remote: Manifest, tmp_
     assert used == there
 
 
-def test_what_is_discarded_or_given_up_counts_no_more(remote: Manifest, tmp_path: Path, room: int) -> None:
+def test_what_is_discarded_or_given_up_counts_no_more(
+    store: MemoryStore, remote: Manifest, tmp_path: Path, room: int
+) -> None:
     cache = ShardCache(tmp_path, limit=3 * room, timeout=1)
     cache.pin(remote, 0).close()
     cache.pin(remote, 1).close()
     flip(cache.path(remote, 1))
-    fsspec.filesystem("memory").rm("/train/01.tar")
+    del store.files["train/01.tar"]
     with pytest.raises(ShardNotFoundError):
         cache.pin(remote, 1)
     used, there = counted(cache)

@@ -132,6 +132,19 @@ class TestTheDirectory:
         with pytest.raises(DestinationError, match="was not written by this user"):
             prepare()
 
+    def test_a_record_is_closed_to_others_whatever_the_umask(self, temporary: Path) -> None:
+        @data_download
+        def prepare() -> int:
+            return 1
+
+        mask = os.umask(0)
+        try:
+            prepare()
+        finally:
+            os.umask(mask)
+        (record,) = temporary.glob("wdsdist-*/*.outcome")
+        assert record.stat().st_mode & 0o777 == 0o600
+
     def test_a_record_that_is_a_link_is_not_read(self, temporary: Path) -> None:
         @data_download
         def prepare() -> int:

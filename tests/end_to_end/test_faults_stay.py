@@ -16,7 +16,7 @@ from tests.support.faults import Rule
 from tests.support.ranks import Outcome, Ranks
 from tests.support.stores import COPY, Store, expected
 from wdsdist.errors import ShardDamagedError, ShardNotFoundError, StorageError, WdsdistError
-from wdsdist.storage import clients
+from wdsdist.storage import RequestPolicy, use_policy
 
 WORKERS = (0, 1, 2, 4)
 TIMEOUT = 2.0
@@ -86,10 +86,9 @@ def test_a_store_that_has_gone_is_an_error_in_the_training_loop(store: Store, tm
     check(outcomes, mortal, StorageError, r"cannot be read: .*[Cc]onnect.* \(after \d+ attempts? in \S+ s\)")
 
 
-def test_a_store_that_is_not_there_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "_PATIENCE", 1.0)
+def test_a_store_that_is_not_there_is_an_error_that_says_so() -> None:
     message = r"http://127\.0\.0\.1:1/index\.json cannot be read: .*onnect.* \(after \d+ attempts in 1 s\)"
-    with pytest.raises(StorageError, match=message):
+    with use_policy(RequestPolicy(patience=1.0)), pytest.raises(StorageError, match=message):
         wdsdist.StreamingDataset("http://127.0.0.1:1/")
 
 

@@ -13,11 +13,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 
 import wdsdist
 from tests.support import tars
@@ -29,8 +27,9 @@ from wdsdist.errors import WdsdistError
 from wdsdist.packing import sources
 from wdsdist.shards import scan_remote as remotetar
 from wdsdist.shards.manifest import Manifest, Shard
-from wdsdist.storage import Deadline, clients, copying, deadline
-from wdsdist.storage.failures import mapped
+from wdsdist.storage import Deadline, RequestPolicy, use_policy
+from wdsdist.storage.memory import Fault, MemoryStore
+from wdsdist.storage.retry import mapped
 
 TOKEN = secrets.token_hex(16)
 LOUD = logging.getLogger("test.secrecy")
@@ -69,10 +68,9 @@ def check(call: Callable[[], object], *kinds: type[Exception]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "_PATIENCE", 0.2)
-    monkeypatch.setattr(copying, "_PATIENCE", 0.2)
-    monkeypatch.setattr(deadline, "_FIRST_PAUSE", 0.02)
+def little_patience() -> Iterator[None]:
+    with use_policy(RequestPolicy(patience=0.2, download_patience=0.2, first_pause=0.02)):
+        yield
 
 
 def signed(url: str) -> str:
@@ -127,32 +125,28 @@ class BackEndError(Exception):
         self.response = {"ResponseMetadata": {"HTTPStatusCode": 500}, "url": url}
 
 
-def test_what_a_back_end_raises_is_left_behind_with_all_that_it_holds(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def fail(self: MemoryFileSystem, path: str, *_: Any, **__: Any) -> None:
-        try:
-            raise OSError(TOKEN)
-        except OSError as error:
-            raise BackEndError(f"{path}?{TOKEN}") from error
-
-    for method in ("cat_file", "info", "open", "ls", "find", "pipe_file", "put_file", "rm_file"):
-        monkeypatch.setattr(MemoryFileSystem, method, fail)
-    location = f"memory://bucket/a.tar?{TOKEN}"
-    for call in (
-        lambda: storage.read(location),
-        lambda: storage.read_range(location, 0, 1),
-        lambda: storage.entry(location),
-        lambda: storage.listing(location),
-        lambda: storage.names(location, ""),
-        lambda: storage.sizes(location),
-        lambda: storage.write(location, b""),
-        lambda: storage.remove(location),
-        lambda: upload(location),
-        lambda: storage.fetch(location, tmp_path / "a", size=1, deadline=Deadline(0.1)),
-        lambda: storage.fetch(location, tmp_path / "a", deadline=Deadline(0.1)),
-    ):
-        check(call)
+@pytest.mark.parametrize("is_blocking", [False, True])
+def test_what_a_back_end_raises_is_left_behind_with_all_that_it_holds(tmp_path: Path, is_blocking: bool) -> None:
+    error = BackEndError(f"a.tar?{TOKEN}")
+    error.__cause__ = OSError(TOKEN)
+    with MemoryStore(name="bucket", is_blocking=is_blocking) as bucket:
+        bucket.plant(Fault("*", "error", error=error))
+        location = f"{bucket.url}/a.tar?{TOKEN}"
+        for call in (
+            lambda: storage.read(location),
+            lambda: storage.read_range(location, 0, 1),
+            lambda: storage.read_until(location, lambda content, stamp: content),
+            lambda: storage.entry(location),
+            lambda: storage.listing(location),
+            lambda: storage.names(location, ""),
+            lambda: storage.sizes(location),
+            lambda: storage.write(location, b""),
+            lambda: storage.remove(location),
+            lambda: upload(location),
+            lambda: storage.fetch(location, tmp_path / "a", size=1, deadline=Deadline(0.1)),
+            lambda: storage.fetch(location, tmp_path / "a", deadline=Deadline(0.1)),
+        ):
+            check(call)
 
 
 def upload(location: str) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO
 
 import pytest
 from filelock import FileLock
 
-from wdsdist import storage
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import DestinationError, SourceError
 from wdsdist.packing import pack
@@ -41,18 +38,14 @@ class TestUnwritable:
     def test_a_full_disk_leaves_no_data_set(
         self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        real = storage.atomic_write
+        sync = os.fsync
 
-        @contextmanager
-        def full(path: Path) -> Iterator[IO[bytes]]:
-            if path.name != "shard-000002.tar":
-                with real(path) as stream:
-                    yield stream
-            else:
-                with open("/dev/full", "wb", buffering=0) as stream:  # noqa: PTH123
-                    yield stream
+        def full(descriptor: int) -> None:
+            if Path(f"/proc/self/fd/{descriptor}").readlink().name.endswith("shard-000002.tar"):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            sync(descriptor)
 
-        monkeypatch.setattr("wdsdist.storage.atomic_write", full)
+        monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(DestinationError, match=r"shard-000002\.tar cannot be written: No space left on device"):
             pack(source, tmp_path / "dest", shard_samples=5, workers=1)
         assert not (tmp_path / "dest" / "index.json").exists()

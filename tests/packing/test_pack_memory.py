@@ -6,22 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 
 from wdsdist.errors import DestinationError, DestinationExistsError, SourceError, StorageError
 from wdsdist.packing import PackProgress, pack, run
 from wdsdist.shards import open as catalog
-from wdsdist.storage import deadline
+from wdsdist.storage.memory import Fault, MemoryStore
+
+DEST = "faulty://bucket/dest"
 
 
 @pytest.fixture
-def memory() -> Iterator[MemoryFileSystem]:
-    memory = fsspec.filesystem("memory")
-    yield memory
-    memory.store.clear()
-    memory.pseudo_dirs[:] = [""]
+def store() -> Iterator[MemoryStore]:
+    with MemoryStore(name="bucket") as store:
+        yield store
 
 
 @pytest.fixture
@@ -39,79 +37,63 @@ def alone(source: Path, tmp_path: Path) -> dict[str, bytes]:
     return contents(tmp_path / "alone")
 
 
-def contents(folder: Path | MemoryFileSystem) -> dict[str, bytes]:
+def contents(folder: Path | MemoryStore) -> dict[str, bytes]:
     if isinstance(folder, Path):
         found = {path.name: path.read_bytes() for path in folder.iterdir()}
     else:
-        found = {entry.rpartition("/")[2]: folder.cat_file(entry) for entry in folder.find("/dest")}
+        found = {path.removeprefix("dest/"): content for path, content in folder.files.items()}
     return {name: data for name, data in found.items() if not name.startswith(".wdsdist-pack")}
 
 
 def pack_there(source: Path, **options: Any) -> Any:
-    return pack(source, "memory://dest", **{"shard_samples": 5, "workers": 1, **options})
+    return pack(source, DEST, **{"shard_samples": 5, "workers": 1, **options})
 
 
-def test_a_url_gets_the_bytes_that_a_folder_gets(
-    source: Path, memory: MemoryFileSystem, alone: dict[str, bytes]
-) -> None:
+def test_a_url_gets_the_bytes_that_a_folder_gets(source: Path, store: MemoryStore, alone: dict[str, bytes]) -> None:
     manifest = pack_there(source)
-    assert contents(memory) == alone
-    assert manifest.fingerprint == catalog.open("memory://dest").fingerprint
+    assert contents(store) == alone
+    assert manifest.fingerprint == catalog.open(DEST).fingerprint
     told: list[PackProgress] = []
     assert pack_there(source, progress=told.append).fingerprint == manifest.fingerprint
     assert told == []
 
 
-class Puts:
-    """Every upload in order; fails from one on."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.names: list[str] = []
-        self.refuse_from = 10**9
-        sound = MemoryFileSystem.put_file
-
-        def put_file(filesystem: Any, local: str, remote: str, *args: Any, **options: Any) -> None:
-            if len(self.names) >= self.refuse_from:
-                raise PermissionError("access denied")
-            self.names.append(remote.rpartition("/")[2])
-            sound(filesystem, local, remote, *args, **options)
-
-        monkeypatch.setattr(MemoryFileSystem, "put_file", put_file)
-        monkeypatch.setattr(deadline, "_FIRST_PAUSE", 0.0)
+def written(store: MemoryStore) -> list[str]:
+    """Return the names of the objects that were written, in order."""
+    return [path.removeprefix("dest/") for path in store.paths("write")]
 
 
-@pytest.fixture
-def puts(monkeypatch: pytest.MonkeyPatch, memory: MemoryFileSystem) -> Puts:
-    return Puts(monkeypatch)
-
-
-def test_the_record_comes_first_each_index_after_its_shard_and_index_json_last(source: Path, puts: Puts) -> None:
+def test_the_record_comes_first_each_index_after_its_shard_and_index_json_last(
+    source: Path, store: MemoryStore
+) -> None:
     pack_there(source)
-    assert puts.names[0] == ".wdsdist-pack.json"
-    assert puts.names[-1] == "index.json"
+    names = written(store)
+    assert names[0] == ".wdsdist-pack.json"
+    assert names[-1] == "index.json"
     shards = [f"shard-00000{number}.tar" for number in range(4)]
-    assert sorted(puts.names[1:-1]) == [name for shard in shards for name in (shard, f"{shard}.wdsindex")]
-    assert all(puts.names.index(shard) < puts.names.index(f"{shard}.wdsindex") for shard in shards)
+    assert sorted(names[1:-1]) == [name for shard in shards for name in (shard, f"{shard}.wdsindex")]
+    assert all(names.index(shard) < names.index(f"{shard}.wdsindex") for shard in shards)
 
 
 @pytest.mark.parametrize("refuse_from", range(10))
 def test_wherever_uploads_begin_to_fail_the_next_run_finishes_the_rest(
-    source: Path, memory: MemoryFileSystem, puts: Puts, alone: dict[str, bytes], refuse_from: int
+    source: Path, store: MemoryStore, alone: dict[str, bytes], refuse_from: int
 ) -> None:
-    puts.refuse_from = refuse_from
-    with pytest.raises(DestinationError, match=r"memory://dest/.* cannot be written: PermissionError: access denied"):
+    store.plant(Fault("*", "error", after=refuse_from, verb="write", error=PermissionError("access denied")))
+    with pytest.raises(DestinationError, match=r"faulty://bucket/dest/.* cannot be written: PermissionError: access"):
         pack_there(source)
-    assert "index.json" not in contents(memory)
-    done, puts.refuse_from = set(puts.names), 10**9
-    puts.names.clear()
+    done = set(contents(store))
+    assert "index.json" not in done
+    store.heal()
+    store.requests.clear()
     pack_there(source)
-    assert contents(memory) == alone
+    assert contents(store) == alone
     whole = {name for name in done if f"{name}.wdsindex" in done}
-    assert not whole & set(puts.names)
+    assert not whole & set(written(store))
 
 
 def test_a_failure_in_the_middle_of_a_shard_shows_nothing_of_it(
-    source: Path, memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+    source: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = run.make_plan
 
@@ -122,32 +104,32 @@ def test_a_failure_in_the_middle_of_a_shard_shows_nothing_of_it(
     monkeypatch.setattr(run, "make_plan", make_plan)
     with pytest.raises(SourceError, match="vanished"):
         pack_there(source, shuffle_seed=None)
-    assert "shard-000003.tar" not in contents(memory)
+    assert "shard-000003.tar" not in contents(store)
 
 
 def test_other_data_sets_are_refused_and_replaced_only_when_asked(
-    source: Path, memory: MemoryFileSystem, alone: dict[str, bytes]
+    source: Path, store: MemoryStore, alone: dict[str, bytes]
 ) -> None:
     pack_there(source, shard_samples=2)
-    memory.pipe_file("/dest/mine.tar", b"precious")
-    with pytest.raises(DestinationExistsError, match="memory://dest holds another data set"):
+    store.files["dest/mine.tar"] = b"precious"
+    with pytest.raises(DestinationExistsError, match=f"{DEST} holds another data set"):
         pack_there(source)
     pack_there(source, overwrite=True)
-    assert contents(memory) == {**alone, "mine.tar": b"precious"}
+    assert contents(store) == {**alone, "mine.tar": b"precious"}
 
 
-def test_foreign_shards_are_never_replaced(source: Path, memory: MemoryFileSystem) -> None:
-    memory.pipe_file("/dest/shard-000000.tar", b"precious")
+def test_foreign_shards_are_never_replaced(source: Path, store: MemoryStore) -> None:
+    store.files["dest/shard-000000.tar"] = b"precious"
     with pytest.raises(DestinationExistsError, match="no record"):
         pack_there(source)
     with pytest.raises(DestinationExistsError, match="did not write"):
         pack_there(source, overwrite=True)
 
 
-def test_a_url_that_workers_do_not_share_is_no_data_set(source: Path, memory: MemoryFileSystem) -> None:
+def test_a_url_that_workers_do_not_share_is_no_data_set(source: Path, store: MemoryStore) -> None:
     with pytest.raises(DestinationError, match=r"does not hold shard-00000\d\.tar, which a worker has written"):
         pack_there(source, workers=2)
-    assert "index.json" not in contents(memory)
+    assert "index.json" not in contents(store)
 
 
 def test_a_missing_back_end_is_named_with_its_extra(source: Path) -> None:

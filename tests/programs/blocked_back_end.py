@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
-from fsspec.implementations.memory import MemoryFileSystem
-
 from wdsdist import storage
-
-asked = threading.Event()
-
-
-def never(*_: object) -> None:
-    asked.set()
-    threading.Event().wait()
-
+from wdsdist.storage.memory import Fault, MemoryStore
 
 if __name__ == "__main__":
-    MemoryFileSystem.cat_file = never
-    with storage.begin_fetch("memory://a", Path("/dev/null"), size=7):
-        asked.wait()
+    store, stall = MemoryStore({"a": b"content"}, is_blocking=True), Fault("a", "stall")
+    store.plant(stall)
+    with storage.begin_fetch(f"{store.url}/a", Path("/dev/null"), size=7):
+        stall.reached.wait()

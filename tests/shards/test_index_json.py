@@ -17,7 +17,7 @@ from tests.support import tars
 from tests.support.web import Answer, Asked, answering
 from wdsdist.errors import IndexFormatError, IndexNotFoundError, StorageError
 from wdsdist.shards import manifest as manifests
-from wdsdist.storage import clients, deadline
+from wdsdist.storage import RequestPolicy, use_policy
 
 SLACK = 10.0
 """Seconds, on a busy machine."""
@@ -67,13 +67,12 @@ def _answer(body: Any) -> Answer | None:
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr(deadline, "_FIRST_PAUSE", 0.02)
-    monkeypatch.setattr(clients, "_PATIENCE", 1.0)
+def store(tmp_path: Path) -> Iterator[Store]:
     (tmp_path / "a.tar").write_bytes(tars.plain_tar([(f"{number}.txt", b"text") for number in range(4)]))
     wdsdist.index(tmp_path)
     store = Store((tmp_path / "index.json").read_bytes())
-    with answering(store.answer) as (store.url, store.asked):
+    soon = RequestPolicy(patience=1.0, first_pause=0.02)
+    with use_policy(soon), answering(store.answer) as (store.url, store.asked):
         yield store
 
 

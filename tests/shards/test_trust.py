@@ -13,10 +13,10 @@ import pytest
 import wdsdist
 from tests.support.tars import write_shard
 from tests.support.web import served
-from wdsdist import storage
 from wdsdist.distributed import user_config_dir
 from wdsdist.errors import IndexFormatError, ManifestError
 from wdsdist.shards.manifest.trust import ElsewhereError, check_location
+from wdsdist.storage.memory import MemoryStore
 
 REMOTE = "https://host/train"
 LOCAL = "/data/train"
@@ -238,25 +238,19 @@ def test_a_link_that_stands_in_the_folder_is_read(tmp_path: Path, home: Path) ->
 
 
 @pytest.mark.parametrize("name", ["../b.jpg", "%2e%2e/b.jpg", "%252e%252e/b.jpg", "..%5cb.jpg", "b::file:///c.jpg"])
-def test_what_a_store_lists_elsewhere_is_not_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "a.jpg").write_bytes(b"a")
-    listed = [storage.Entry("a.jpg", 1, ""), storage.Entry(name, 1, "")]
-    monkeypatch.setattr(storage, "listing", lambda *_: listed)
-    with served(tmp_path) as web:
-        made = wdsdist.pack(f"{web.url}/data/", tmp_path / "out", on_error="skip", workers=1)
+def test_what_a_store_lists_elsewhere_is_not_packed(tmp_path: Path, name: str) -> None:
+    with MemoryStore({"data/a.jpg": b"a", f"data/{name}": b"b"}) as store:
+        made = wdsdist.pack(f"{store.url}/data/", tmp_path / "out", on_error="skip", workers=1)
         assert made.num_samples == 1
-        assert set(web.asked) <= {"/data/a.jpg", "/data/index.json"}
+        assert set(store.paths("read")) <= {"data/a.jpg", "data/index.json"}
 
 
 @pytest.mark.parametrize("name", ["b%2f..%2f..%2fb.tar", "b::memory:.tar"])
-def test_tars_that_a_store_lists_elsewhere_are_not_indexed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setattr(storage, "names", lambda *_: [name])
-    for output in (None, tmp_path / "out"):
-        with pytest.raises(ManifestError, match="rename it"):
-            wdsdist.index("memory://data", output=output)
+def test_tars_that_a_store_lists_elsewhere_are_not_indexed(tmp_path: Path, name: str) -> None:
+    with MemoryStore({f"data/{name}": b"tar"}) as store:
+        for output in (None, tmp_path / "out"):
+            with pytest.raises(ManifestError, match="rename it"):
+                wdsdist.index(f"{store.url}/data", output=output)
 
 
 # What the user named

@@ -26,7 +26,7 @@ from tests.support.programs import PROGRAMS, command
 from tests.support.web import served
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, ShardNotFoundError, StorageError
-from wdsdist.storage import Connections, Deadline, StorageOptions, Transfer, copying, deadline
+from wdsdist.storage import Connections, Deadline, RequestPolicy, StorageOptions, Transfer, use_policy
 
 PART = 1 << 16
 CONTENT = secrets.token_bytes(20 * PART + 1000)
@@ -94,15 +94,14 @@ def store(request: pytest.FixtureRequest) -> Store:
 
 
 @pytest.fixture(autouse=True)
-def small_parts_and_little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "_PART", PART)
-    monkeypatch.setattr(copying, "_STALL", 0.5)
-    monkeypatch.setattr(deadline, "_FIRST_PAUSE", 0.05)
+def small_parts_and_little_patience() -> Iterator[None]:
+    with use_policy(RequestPolicy(part_bytes=PART, stall=0.5, first_pause=0.05)):
+        yield
 
 
-def test_each_byte_is_asked_for_once_in_parts(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "_STALL", 20.0)  # the server may be slow
-    assert store.fetch(tmp_path / "a.tar") == Transfer(len(CONTENT), PARTS, 0)
+def test_each_byte_is_asked_for_once_in_parts(store: Store, tmp_path: Path) -> None:
+    with use_policy(RequestPolicy(part_bytes=PART)):  # the server may be slow
+        assert store.fetch(tmp_path / "a.tar") == Transfer(len(CONTENT), PARTS, 0)
     assert (tmp_path / "a.tar").read_bytes() == CONTENT
     assert store.proxy.count(store.path) == faults.Count(requests=PARTS, bytes=len(CONTENT))
 

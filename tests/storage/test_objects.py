@@ -1,4 +1,4 @@
-"""Remote locations: faults that pass are ridden out, those that stay are an error with the location and the cause."""
+"""Remote locations: faults that pass are retried, those that stay are an error with the location and the cause."""
 
 from __future__ import annotations
 
@@ -10,78 +10,59 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-import fsspec
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.support.programs import command
 from wdsdist import storage
 from wdsdist.errors import ShardNotFoundError, StorageError
-from wdsdist.storage import Connections, Deadline, copying, deadline, transfer
-from wdsdist.storage.deadline import Attempts
-from wdsdist.storage.failures import FinalError, PassingError, mapped
+from wdsdist.storage import Connections, Deadline, RequestPolicy, use_policy
+from wdsdist.storage.memory import Fault, MemoryStore
+from wdsdist.storage.retry import Attempts, FinalError, PassingError, mapped
 
 
-@pytest.fixture
-def stored() -> Iterator[str]:
-    memory = fsspec.filesystem("memory")
-    memory.pipe_file("/store/a.tar", b"content")
-    yield "memory://store/a.tar"
-    memory.rm("/store", recursive=True)
+@pytest.fixture(params=[False, True], ids=["asynchronous", "blocking"])
+def store(request: pytest.FixtureRequest) -> Iterator[MemoryStore]:
+    files = {"a.tar": b"content"}
+    with (
+        use_policy(RequestPolicy(first_pause=0.001)),
+        MemoryStore(files, name="store", is_blocking=request.param) as made,
+    ):
+        yield made
 
 
-@pytest.fixture
-def faults(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
-    """Errors that the store answers with, one a request, before it does what it was asked."""
-    monkeypatch.setattr(deadline, "_FIRST_PAUSE", 0.001)
-    left: list[Exception] = []
-    for name in ("cat_file", "open"):
-        sound = getattr(MemoryFileSystem, name)
-
-        def faulty(self: MemoryFileSystem, *args: object, _sound: object = sound, **more: object) -> object:
-            if left:
-                raise left.pop(0)
-            return _sound(self, *args, **more)  # type: ignore[operator]
-
-        monkeypatch.setattr(MemoryFileSystem, name, faulty)
-    return left
+A_TAR = "faulty://store/a.tar"
 
 
-def test_faults_that_pass_are_ridden_out(stored: str, faults: list[Exception], tmp_path: Path) -> None:
-    faults += [ConnectionError("reset")] * 2
-    assert storage.read(stored) == b"content"
-    faults += [TimeoutError("stalled")] * 4
-    storage.fetch(stored, tmp_path / "a.tar")
+def test_faults_that_pass_are_ridden_out(store: MemoryStore, tmp_path: Path) -> None:
+    store.plant(Fault("a.tar", "error", times=2))
+    assert storage.read(A_TAR) == b"content"
+    store.plant(Fault("a.tar", "error", times=4, error=TimeoutError("stalled")))
+    assert storage.fetch(A_TAR, tmp_path / "a.tar").retries == 4
     assert (tmp_path / "a.tar").read_bytes() == b"content"
 
 
-def test_faults_that_stay_are_an_error_with_location_attempts_and_cause(
-    stored: str, faults: list[Exception], tmp_path: Path
-) -> None:
-    faults += [ConnectionError("reset by peer")] * 10_000
-    message = r"memory://store/a\.tar cannot be read: ConnectionError: reset by peer \(after \d+ attempts in 0\.1 s\)"
+def test_faults_that_stay_are_an_error_with_location_attempts_and_cause(store: MemoryStore, tmp_path: Path) -> None:
+    store.plant(Fault("*", "error", error=ConnectionError("reset by peer")))
+    message = r"faulty://store/a\.tar cannot be read: ConnectionError: reset by peer \(after \d+ attempts in 0\.1 s\)"
     with pytest.raises(StorageError, match=message):
-        storage.fetch(stored, tmp_path / "a.tar", deadline=Deadline(0.1))
+        storage.fetch(A_TAR, tmp_path / "a.tar", deadline=Deadline(0.1))
     with pytest.raises(StorageError, match=message):
-        storage.read(stored, deadline=Deadline(0.1))
+        storage.read(A_TAR, deadline=Deadline(0.1))
 
 
-def test_a_range_is_read_whole_or_not_at_all(stored: str, faults: list[Exception]) -> None:
-    faults += [ConnectionError("reset")] * 2
-    assert storage.read_range(stored, 2, 5) == b"nte"
-    with pytest.raises(StorageError, match=r"memory://store/a\.tar cannot be read: 2 of 5 bytes came from 5 on"):
-        storage.read_range(stored, 5, 10)
+def test_a_range_is_read_whole_or_not_at_all(store: MemoryStore) -> None:
+    store.plant(Fault("*", "error", times=2))
+    assert storage.read_range(A_TAR, 2, 5) == b"nte"
+    with pytest.raises(StorageError, match=r"faulty://store/a\.tar cannot be read: 2 of 5 bytes came from 5 on"):
+        storage.read_range(A_TAR, 5, 10)
+
+
+def test_what_does_not_exist_is_not_asked_for_again(store: MemoryStore, tmp_path: Path) -> None:
+    with pytest.raises(ShardNotFoundError, match=r"faulty://store/none\.tar does not exist"):
+        storage.fetch(f"{store.url}/none.tar", tmp_path / "a.tar", size=7)
     with pytest.raises(FileNotFoundError):
-        storage.read_range("memory://store/none.tar", 0, 5)
-
-
-def test_what_does_not_exist_is_not_asked_for_again(stored: str, faults: list[Exception], tmp_path: Path) -> None:
-    faults += [FileNotFoundError("gone")]
-    with pytest.raises(ShardNotFoundError, match=r"memory://store/a\.tar does not exist"):
-        storage.fetch(stored, tmp_path / "a.tar")
-    assert not faults
-    with pytest.raises(FileNotFoundError):
-        storage.read("memory://store/none.tar")
+        storage.read(f"{store.url}/none.tar")
+    assert store.paths() == ["none.tar"] * 2
 
 
 def test_a_missing_back_end_is_named_with_the_extra_that_brings_it() -> None:
@@ -89,46 +70,42 @@ def test_a_missing_back_end_is_named_with_the_extra_that_brings_it() -> None:
         storage.read("gs://bucket/index.json")
 
 
-def test_credentials_and_signatures_stay_out_of_messages_and_tracebacks(
-    faults: list[Exception], tmp_path: Path
-) -> None:
+def test_credentials_and_signatures_stay_out_of_messages_and_tracebacks(store: MemoryStore, tmp_path: Path) -> None:
     token = secrets.token_hex(8)
-    location = f"memory://user:{token}@store/a.tar?signature={token}"
+    location = f"faulty://user:{token}@store/a.tar?signature={token}"
     for error in (PermissionError, FileNotFoundError, ConnectionError):
-        faults[:] = [error(location)] * 10_000
-        with pytest.raises(StorageError if error is not FileNotFoundError else ShardNotFoundError) as caught:
-            storage.fetch(location, tmp_path / "a.tar", size=7, deadline=Deadline(0.1))
-        assert token not in "".join(traceback.format_exception(caught.value))
-        with pytest.raises(OSError) as caught_of_read:
-            storage.read(location, deadline=Deadline(0.1))
-        assert token not in "".join(traceback.format_exception(caught_of_read.value))
+        store.heal()
+        store.plant(Fault("*", "error", error=error(location)))
+        for call in (
+            lambda: storage.fetch(location, tmp_path / "a.tar", size=7, deadline=Deadline(0.1)),
+            lambda: storage.read(location, deadline=Deadline(0.1)),
+        ):
+            with pytest.raises(OSError) as caught:
+                call()
+            assert str(caught.value).startswith("faulty://store/a.tar ")
+            assert token not in "".join(traceback.format_exception(caught.value))
 
 
-def test_what_a_blocked_back_end_gives_too_late_is_not_written(
-    stored: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(copying, "_PART", 4)
-    sound = MemoryFileSystem.cat_file
-    asked: list[threading.Thread] = []  # for the first part
-    again, release = threading.Event(), threading.Event()
-
-    def blocking(self: MemoryFileSystem, path: str, start: int, end: int) -> bytes:
-        if start == 0:
-            asked.append(threading.current_thread())
-            if len(asked) == 1:
-                release.wait()
-                return b"evil"
-            again.set()
-        else:  # the fetch goes on until the late answer has come
-            again.wait()
-            asked[1].join()
-            release.set()
-            asked[0].join()
-        content: bytes = sound(self, path, start, end)
-        return content
-
-    monkeypatch.setattr(MemoryFileSystem, "cat_file", blocking)
-    assert storage.fetch(stored, tmp_path / "a.tar", size=7, deadline=Deadline(2)).retries
+def test_what_a_blocked_back_end_gives_too_late_is_not_written(tmp_path: Path) -> None:
+    late = Fault("a.tar", "stall", times=1)  # the first request; the second, which repeats it, is answered
+    other_part = Fault("a.tar", "stall", after=1)
+    before = set(threading.enumerate())
+    store = MemoryStore({"a.tar": b"content"}, is_blocking=True)
+    store.plant(late, other_part)
+    with (
+        store,
+        use_policy(RequestPolicy(first_pause=0.001, stall=0.5, part_bytes=4)),
+        storage.begin_fetch(f"{store.url}/a.tar", tmp_path / "a.tar", size=7, connections=Connections(1)) as fetching,
+    ):
+        assert late.reached.wait(10)
+        (thread,) = [one for one in threading.enumerate() if one not in before and one.name == "wdsdist-storage"]
+        assert other_part.reached.wait(10)
+        store.files["a.tar"] = b"evil!!!"
+        late.release()
+        thread.join()
+        store.files["a.tar"] = b"content"
+        other_part.release()
+        assert fetching.result().retries
     assert (tmp_path / "a.tar").read_bytes() == b"content"
 
 
@@ -136,12 +113,12 @@ def test_a_blocked_back_end_keeps_no_process_from_ending() -> None:
     subprocess.run(command("blocked_back_end"), check=True, timeout=20)
 
 
-def test_a_file_whose_fetch_fails_keeps_its_room(stored: str, faults: list[Exception], tmp_path: Path) -> None:
+def test_a_file_whose_fetch_fails_keeps_its_room(store: MemoryStore, tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     path.write_bytes(b"x" * 7)
-    faults += [PermissionError("no")]
+    store.plant(Fault("*", "error", error=PermissionError("no")))
     with pytest.raises(StorageError):
-        storage.fetch(stored, path, size=7)
+        storage.fetch(A_TAR, path, size=7)
     assert path.stat().st_size == 7
 
 
@@ -206,48 +183,44 @@ def test_without_a_status_the_kind_of_error_tells(error: Exception, meaning: typ
         raise error
 
 
-def test_a_place_that_cannot_be_written_is_named(stored: str, tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"memory://store/a\.tar cannot be kept in .*none/a\.tar: No such file"):
-        storage.fetch(stored, tmp_path / "none" / "a.tar")
+def test_a_place_that_cannot_be_written_is_named(store: MemoryStore, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"faulty://store/a\.tar cannot be kept in .*none/a\.tar: No such file"):
+        storage.fetch(A_TAR, tmp_path / "none" / "a.tar")
     with pytest.raises(StorageError, match=r"cannot be kept in /dev/full: No space left on device"):
-        storage.fetch(stored, Path("/dev/full"))
+        storage.fetch(A_TAR, Path("/dev/full"))
 
 
 def test_several_files_are_fetched_at_once_and_what_is_given_up_writes_no_more(
-    stored: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    store: MemoryStore, tmp_path: Path
 ) -> None:
-    both = threading.Barrier(2)
-    sound = MemoryFileSystem.cat_file
-
-    def together(self: MemoryFileSystem, *args: object, **more: object) -> bytes:
-        both.wait(10)
-        content: bytes = sound(self, *args, **more)
-        return content
-
-    monkeypatch.setattr(MemoryFileSystem, "cat_file", together)
+    stalls = [Fault("a.tar", "stall", times=1) for _ in range(2)]
+    store.plant(*stalls)
     paths = [tmp_path / name for name in ("a", "b", "c")]
-    with storage.begin_fetch(stored, paths[0]) as one, storage.begin_fetch(stored, paths[1]) as other:
+    with storage.begin_fetch(A_TAR, paths[0], size=7) as one, storage.begin_fetch(A_TAR, paths[1], size=7) as other:
+        assert all(stall.reached.wait(10) for stall in stalls), "the second is asked for while the first is on its way"
+        for stall in stalls:
+            stall.release()
         assert one.result().bytes == other.result().bytes == 7
     assert [path.read_bytes() for path in paths[:2]] == [b"content"] * 2
-    with storage.begin_fetch(stored, paths[2]):
-        pass
-    both.abort()
-    assert not paths[2].exists() or not paths[2].stat().st_size
+    never = Fault("a.tar", "stall")
+    store.plant(never)
+    with storage.begin_fetch(A_TAR, paths[2], size=7):
+        assert never.reached.wait(10)
+    never.release()
+    assert not paths[2].stat().st_size
 
 
 def test_connections_travel_with_their_limit_and_a_wait_for_one_ends_with_the_deadline(
-    stored: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    store: MemoryStore, tmp_path: Path
 ) -> None:
     assert pickle.loads(pickle.dumps(Connections(3))).limit == 3
-    begun, left = threading.Event(), threading.Event()
-    monkeypatch.setattr(MemoryFileSystem, "cat_file", lambda *_: begun.set() or left.wait())
-    monkeypatch.setattr(transfer, "GRACE", 0.2)
+    stall = Fault("a.tar", "stall")
+    store.plant(stall)
     connections = Connections(1)
-    with storage.begin_fetch(stored, tmp_path / "a", size=7, connections=connections):
-        assert begun.wait(10)
-        with pytest.raises(StorageError, match=r"memory://store/a\.tar cannot be read in time \(0 retries\)"):
-            storage.fetch(stored, tmp_path / "b", size=7, connections=connections, deadline=Deadline(0.1))
-    left.set()
+    with storage.begin_fetch(A_TAR, tmp_path / "a", size=7, connections=connections):
+        assert stall.reached.wait(10)
+        with pytest.raises(StorageError, match=r"faulty://store/a\.tar cannot be read in time \(0 retries\)"):
+            storage.fetch(A_TAR, tmp_path / "b", size=7, connections=connections, deadline=Deadline(0.1))
 
 
 @pytest.mark.parametrize(("tries", "longest"), [(1, 0.2), (2, 0.4), (4, 1.6), (50, 10)])

@@ -179,16 +179,15 @@ def _read(batches: Iterator[Any], count: int | None) -> Outcome:
 def _rank(
     pipe: Connection, launched: dict[str, int], temporary: str, url: str, workers: int, options: dict[str, Any]
 ) -> None:
-    from wdsdist.storage import copying
+    from wdsdist.storage import RequestPolicy, use_policy
 
     os.setsid()  # so that it can be killed with its workers
     multiprocessing.set_start_method("fork", force=True)  # for the workers; here it would be that of this process
     os.environ.update({name: str(number) for name, number in launched.items()})
     tempfile.tempdir = temporary
-    copying._PART = PART
     pipe.send("here")
     rank = _Rank(url, workers, options)
-    with contextlib.suppress(EOFError, ConnectionError):
+    with use_policy(RequestPolicy(part_bytes=PART)), contextlib.suppress(EOFError, ConnectionError):
         while True:
             what, arguments = pipe.recv()
             pipe.send(getattr(rank, what)(*arguments))

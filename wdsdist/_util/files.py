@@ -1,4 +1,4 @@
-"""Local files: whole or not at all."""
+"""Local files: digests, and writes that are complete or not there at all."""
 
 from __future__ import annotations
 
@@ -25,12 +25,17 @@ def sha256(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def atomic_write(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """Open a file that appears under its name only when it is whole and on disk.
+def atomic_write(path: Path, mode: int = 0o666, *, prefix: str = ".tmp-") -> Iterator[IO[bytes]]:
+    """Open a file that appears under its name only when it is complete and on disk.
 
-    On an error nothing is left behind. ``mode`` is what the umask leaves of it.
+    On an error nothing is left behind; a process that is killed leaves ``<prefix>...-<name>`` in the same folder.
+
+    Args:
+        path: of the file, whose folder must exist.
+        mode: its permissions, less what the umask takes away.
+        prefix: of the temporary file's name, by which whoever owns the folder can find what was left.
     """
-    handle, name = tempfile.mkstemp(prefix=".tmp-", suffix=f"-{path.name}", dir=path.parent)
+    handle, name = tempfile.mkstemp(prefix=prefix, suffix=f"-{path.name}", dir=path.parent)
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as stream:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from wdsdist import storage
+from wdsdist._util.files import sha256
 from wdsdist.cache.locks import LockableFile
 from wdsdist.errors import ShardDamagedError
 from wdsdist.shards.index import ShardIndex
@@ -60,9 +60,7 @@ class Pinned:
         One that was only touched may be read on; so may one that another file has replaced, for a map is of the old.
         """
         now = self._identity()
-        if now[:1] == self._opened[:1] and (
-            now[2] != self.index.size or storage.sha256(self.path) != self.index.sha256
-        ):
+        if now[:1] == self._opened[:1] and (now[2] != self.index.size or sha256(self.path) != self.index.sha256):
             raise ShardDamagedError(
                 f"shard {self.path} was altered while it was being read: end what writes there, and fetch or pack the "
                 f"shard again, or run `wdsdist index` if that was on purpose"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wdsdist import storage
+from wdsdist._util import files
 from wdsdist.cache import folders
 from wdsdist.cache.fetch import scan
 from wdsdist.cache.request import ShardRequest
@@ -19,7 +19,7 @@ def verify_bytes(request: ShardRequest, known: Stamp, *, is_trusted: bool) -> st
     ``known`` is what was verified of it; that is trusted where the file has not changed since.
     """
     copy = request.paths.copy
-    sha256 = known.sha256 if is_trusted else storage.sha256(copy)
+    sha256 = known.sha256 if is_trusted else files.sha256(copy)
     promised = known.sha256 if request.listed.is_compressed else request.listed.sha256 or known.sha256
     if sha256 != promised or known.made_of != request.made_of() or request.listed_size not in (-1, copy.stat().st_size):
         raise ShardDamagedError(f"{copy} is not the shard that is listed")

@@ -17,6 +17,7 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
+from wdsdist._util.files import atomic_write, lies_in
 from wdsdist._util.pools import pool
 from wdsdist.errors import ArgumentError, DestinationError, SampleError, StorageError
 from wdsdist.shards import manifest as manifests
@@ -121,12 +122,12 @@ def export(
         raise ArgumentError(f"{storage.shown(target)} is remote: name a local folder for the index as output")
     files = _WRITERS[format](_Job(manifest, Path(target), split, workers))
     for path in files:
-        if not storage.lies_in(path, Path(target)):
+        if not lies_in(path, Path(target)):
             raise DestinationError(f"{path.parent} is a link out of {target}, where nothing is written: remove it")
     for path, content in files.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with storage.atomic_write(path) as stream:
+            with atomic_write(path) as stream:
                 stream.write(content)
         except OSError as error:
             raise DestinationError(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsdist import cache, storage
+from wdsdist._util.files import lies_in
 from wdsdist.diagnostics.verify import Damage, Task, check, find_tasks, index_path
 from wdsdist.errors import ShardDamagedError, WdsdistError
 from wdsdist.shards import index as shardindex
@@ -133,7 +134,7 @@ def _check_place(manifest: Manifest, number: int, task: Task, path: Path) -> Non
     part, _ = manifest.part(number)
     if task.is_copy or part.is_named:
         return
-    if storage.is_remote(part.base) or not storage.lies_in(path, storage.local_path(part.base)):
+    if storage.is_remote(part.base) or not lies_in(path, storage.local_path(part.base)):
         raise _CannotRepairError(
             f"it lies outside {storage.shown(part.base)}, the data set's own folder, or behind a link out of that: "
             f"mend it where it lies"

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from wdsdist import cache, storage
+from wdsdist._util.files import sha256
 from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_integer
 from wdsdist.diagnostics.decodable import undecodable_members
@@ -230,7 +231,7 @@ def _scan(path: Path, listed: Shard, problems: list[tuple[Part, str]]) -> ShardI
             problems.append(("tar", f"holds {counts}"))
     except ShardDamagedError as error:
         problems.append(("tar", str(error).removeprefix(f"{path}: ").removeprefix(f"{path} ")))
-        digest = storage.sha256(path)
+        digest = sha256(path)
     if listed.sha256 and digest != listed.sha256:
         digests = f"({digest[:12]}..., not {listed.sha256[:12]}...)"
         problems.append(

@@ -12,7 +12,6 @@ import os
 import pickle
 import socket
 import stat
-import tempfile
 import time
 import traceback
 from collections.abc import Iterable
@@ -20,6 +19,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from wdsdist._util.files import atomic_write
 from wdsdist.errors import DataDownloadError, DestinationError
 
 _FORMAT = 1
@@ -188,18 +188,11 @@ class Records:
         return self.directory / f"{self.key}.holder"
 
     def _replace(self, path: Path, content: bytes) -> None:
-        temporary = ""
         try:
-            descriptor, temporary = tempfile.mkstemp(prefix=f"{self.key}.{_TEMPORARY}", dir=self.directory)
-            with os.fdopen(descriptor, "wb") as file:
+            # For this user alone, whatever the umask: `read` refuses what a group can write.
+            with atomic_write(path, 0o600, prefix=f"{self.key}.{_TEMPORARY}") as file:
                 file.write(content)
-                file.flush()
-                # Without it, a power cut after the rename can leave an empty file under the final name.
-                os.fsync(descriptor)
-            Path(temporary).replace(path)
         except OSError as error:
-            if temporary:
-                Path(temporary).unlink(missing_ok=True)
             raise DestinationError(f"cannot write {path}: {error.strerror}") from error
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from wdsdist import storage
+from wdsdist._util.files import atomic_write
 from wdsdist.errors import DestinationError, StorageError
 
 
@@ -48,7 +49,7 @@ class Place:
         """
         folder = self.folder
         if folder is not None:
-            with storage.atomic_write(folder / name) as stream:
+            with atomic_write(folder / name) as stream:
                 yield stream
             return
         try:

@@ -25,7 +25,7 @@ from wdsdist.shards.tar import is_tar
 
 _LOCK = ".wdsdist-pack.lock"
 
-# The names that storage.atomic_write gives to what packing writes.
+# The names that `_util.files.atomic_write` gives to what packing writes.
 _TEMPORARY = re.compile(
     rf"\.tmp-\w+-(?:shard-\d+\.tar(?:\.zst)?(?:{re.escape(shardindex.SUFFIX)})?"
     rf"|{'|'.join(map(re.escape, (manifests.FILE_NAME, jobs.FILE_NAME, report.FILE_NAME)))})"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsdist import storage
+from wdsdist._util.files import lies_in
 from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import (
@@ -129,7 +130,7 @@ def _refuse_links(manifest: Manifest) -> None:
         part, location = manifest.part(number)[0], manifest.location(number)
         if part.is_named or storage.is_remote(location):
             continue
-        if storage.is_remote(part.base) or not storage.lies_in(Path(location), storage.local_path(part.base)):
+        if storage.is_remote(part.base) or not lies_in(Path(location), storage.local_path(part.base)):
             raise DestinationError(f"{location} lies outside {storage.shown(part.base)}: {_NAME_A_FOLDER}")
 
 

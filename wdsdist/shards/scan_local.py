@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wdsdist import storage
+from wdsdist._util.files import atomic_write, lies_in, sha256
 from wdsdist.distributed import is_own_file, user_cache_dir
 from wdsdist.errors import DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.shards import index as shardindex
@@ -97,7 +98,7 @@ def regular(path: Path) -> os.stat_result:
 
 def stored(path: Path) -> Stored:
     """Return the size and the digest of a compressed tar."""
-    return Stored(path.stat().st_size, storage.sha256(path))
+    return Stored(path.stat().st_size, sha256(path))
 
 
 @contextlib.contextmanager
@@ -139,13 +140,13 @@ def _scan_and_keep(path: Path, listed_in: str | None) -> ShardIndex:
     found = scan_shard(path)
     content = shardindex.dumps(found)
     places = [shardindex.beside(path), _cached(path)]
-    if listed_in and not storage.is_remote(listed_in) and not storage.lies_in(path, storage.local_path(listed_in)):
+    if listed_in and not storage.is_remote(listed_in) and not lies_in(path, storage.local_path(listed_in)):
         places.pop(0)  # a data set with a link to a folder must not make us write there
     for place in places:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             # That of the cache is believed where this user alone can write it.
-            with storage.atomic_write(place, 0o644 if place == _cached(path) else 0o666) as stream:
+            with atomic_write(place, 0o644 if place == _cached(path) else 0o666) as stream:
                 stream.write(content)
             break
         except OSError:
@@ -157,7 +158,7 @@ def write_index(path: Path, folder: Path) -> ShardIndex:
     """Scan a tar and write its index into a folder. Raises `DestinationError` where it cannot be written."""
     found = scan_shard(path)
     try:
-        with storage.atomic_write(folder / shardindex.beside(path).name) as stream:
+        with atomic_write(folder / shardindex.beside(path).name) as stream:
             stream.write(shardindex.dumps(found))
     except OSError as error:
         raise DestinationError(

@@ -1,18 +1,37 @@
-"""Files and objects behind one interface: local paths directly, everything else through fsspec.
+"""Bytes at a path or URL: clients, small objects, downloads with retries, compression.
 
-A *location* is a local path or a URL (``s3://``, ``gs://``, ``az://``, ``hf://``, ``http://``, ``memory://``). Clients
-are made on first use in each process. Errors of the many back ends leave here as
-`StorageError` or ``FileNotFoundError`` with the location in the message, without its credentials.
+A *location* is a local path, which is read directly, or a URL (``s3://``, ``gs://``, ``az://``, ``hf://``, ``http://``,
+``memory://``), which is read through fsspec. Clients are made on first use in each process. Errors of the many back
+ends leave here as `StorageError` or ``FileNotFoundError`` with the location in the message, without its credentials.
+
+`wdsdist.storage.memory` is a back end in memory with planted faults, for tests.
 """
 
-from wdsdist._util.files import atomic_write, lies_in, sha256
-from wdsdist.storage.copying import Connections, Transfer
-from wdsdist.storage.deadline import Deadline
-from wdsdist.storage.entries import Entry, entry, listing
-from wdsdist.storage.failures import AwayError, UnfitError, WrongLengthError, raise_alone
-from wdsdist.storage.objects import exists, names, read, read_range, read_until, remove, sizes, upload, write
-from wdsdist.storage.options import StorageOptions, named, options_for, store
-from wdsdist.storage.transfer import Fetching, begin_fetch, fetch
+from wdsdist.storage.clients import StorageOptions, named, options_for, store
+from wdsdist.storage.download import Connections, Fetching, Transfer, begin_fetch, fetch
+from wdsdist.storage.objects import (
+    Entry,
+    entry,
+    exists,
+    listing,
+    names,
+    read,
+    read_range,
+    read_until,
+    remove,
+    sizes,
+    upload,
+    write,
+)
+from wdsdist.storage.retry import (
+    AwayError,
+    Deadline,
+    RequestPolicy,
+    UnfitError,
+    WrongLengthError,
+    raise_alone,
+    use_policy,
+)
 from wdsdist.storage.urls import beside, is_read_only, is_remote, join, local_path, normalise, scheme, shown, split
 
 __all__ = [
@@ -21,11 +40,11 @@ __all__ = [
     "Deadline",
     "Entry",
     "Fetching",
+    "RequestPolicy",
     "StorageOptions",
     "Transfer",
     "UnfitError",
     "WrongLengthError",
-    "atomic_write",
     "begin_fetch",
     "beside",
     "entry",
@@ -34,7 +53,6 @@ __all__ = [
     "is_read_only",
     "is_remote",
     "join",
-    "lies_in",
     "listing",
     "local_path",
     "named",
@@ -47,11 +65,11 @@ __all__ = [
     "read_until",
     "remove",
     "scheme",
-    "sha256",
     "shown",
     "sizes",
     "split",
     "store",
     "upload",
+    "use_policy",
     "write",
 ]

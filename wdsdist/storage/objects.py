@@ -1,25 +1,40 @@
-"""Read, write, find and remove what lies at a location."""
+"""Read, write, list and remove the files and objects at a location: the small ones, each in one request."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import errno
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 from wdsdist.errors import StorageError
-from wdsdist.storage.clients import asked, awaited, filesystem, persist
-from wdsdist.storage.deadline import Deadline
-from wdsdist.storage.entries import entry
-from wdsdist.storage.failures import FinalError, MisfitError
-from wdsdist.storage.options import StorageOptions
-from wdsdist.storage.streams import stamp_of, whole
-from wdsdist.storage.urls import is_remote, shown
+from wdsdist.storage.clients import StorageOptions, asked, awaited, filesystem, persist, speaks
+from wdsdist.storage.download import http_answer, s3_answer
+from wdsdist.storage.retry import Deadline, FinalError, MisfitError
+from wdsdist.storage.urls import is_remote, shown, split
 
 T = TypeVar("T")
+_TOGETHER = 16  # requests at once
+_STAMPS = ("ETag", "etag", "md5Hash", "content_md5", "sha256", "mtime", "LastModified", "last_modified", "updated",
+           "modified", "created")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A remote file or object."""
+
+    name: str
+    """Its path below what was listed, as the store spells it."""
+    size: int
+    """Bytes; -1 where the store does not say."""
+    stamp: str
+    """What the store gives to tell one content from another: an ETag, a digest, a time; empty where nothing."""
+    is_folder: bool = False
 
 
 def read(location: str, options: StorageOptions | None = None, *, deadline: Deadline | None = None) -> bytes:
@@ -60,8 +75,8 @@ def read_until(
     def cat() -> T:
         client, path = filesystem(location, options, retries=deadline is None)
         if client.async_impl:
-            return accept(*awaited(client, whole, client, path, deadline=deadline))
-        stamp = stamp_of(client.info(path))
+            return accept(*awaited(client, _whole, client, path, deadline=deadline))
+        stamp = _stamp_of(client.info(path))
         return accept(client.cat_file(path), stamp)
 
     return persist(location, cat, deadline=deadline)
@@ -99,6 +114,41 @@ def write(location: str, content: bytes, options: StorageOptions | None = None) 
         client.pipe_file(path, content)
 
     persist(location, put, "written")
+
+
+def listing(location: str, options: StorageOptions | None = None) -> list[Entry]:
+    """Return all files below a remote folder, however deep; none where there is no such folder."""
+
+    def find() -> list[Entry]:
+        client, path = filesystem(location, options)
+        root = path.rstrip("/") + "/"
+        found = client.find(path, detail=True).items()
+        entries = [_entry(name[len(root) :], info) for name, info in found if name.startswith(root)]
+        unsized = [entry for entry in entries if entry.size < 0]
+        with concurrent.futures.ThreadPoolExecutor(_TOGETHER) as pool:  # listings of web servers tell no sizes
+            infos = pool.map(lambda entry: client.info(root + entry.name), unsized)
+            known = {entry.name: _entry(entry.name, info) for entry, info in zip(unsized, infos, strict=True)}
+        return sorted((known.get(entry.name, entry) for entry in entries), key=lambda entry: entry.name)
+
+    try:
+        return persist(location, find)
+    except FileNotFoundError:
+        return []
+
+
+def entry(location: str, options: StorageOptions | None = None, *, deadline: Deadline | None = None) -> Entry:
+    """Return what is known of one remote file. Raises ``FileNotFoundError`` where there is none."""
+
+    def info() -> Entry:
+        client, path = filesystem(location, options, retries=deadline is None)
+        return _entry(split(location)[1], asked(client, "info", path, deadline))
+
+    return persist(location, info, deadline=deadline)
+
+
+def _entry(name: str, info: Mapping[str, Any]) -> Entry:
+    size = -1 if info.get("size") is None else int(info["size"])
+    return Entry(name, size, _stamp_of(info), info.get("type") == "directory")
 
 
 def exists(location: str, options: StorageOptions | None = None) -> bool:
@@ -186,3 +236,24 @@ def upload(location: str, options: StorageOptions | None = None) -> Iterator[IO[
             client.put_file(f"/proc/self/fd/{stream.fileno()}", path)
 
         persist(location, put, "written")
+
+
+def _stamp_of(info: Mapping[str, Any]) -> str:
+    """Return what a store says of a file that tells one content from another; empty where nothing does."""
+    return str(next(filter(None, (info.get(key) for key in _STAMPS)), ""))
+
+
+async def _whole(client: Any, path: str) -> tuple[bytes, str]:
+    """Return a file, through an asynchronous client, and its stamp: what the store gives to tell contents apart.
+
+    Both are of one answer where the client lets them be; else the stamp is the older of the two.
+    """
+    if speaks(client, "http"):
+        async with http_answer(client, path) as answer:
+            return await answer.read(), answer.headers.get("ETag", "")
+    if speaks(client, "s3"):
+        answer = await s3_answer(client, path)
+        with contextlib.closing(answer["Body"]) as body:
+            return await body.read(), answer.get("ETag", "")
+    stamp = _stamp_of(await client._info(path))
+    return await client._cat_file(path), stamp

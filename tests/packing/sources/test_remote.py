@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import fsspec
 import fsspec.asyn
@@ -18,10 +17,10 @@ import pytest
 
 from tests.support.tars import plain_tar
 from tests.support.trees import PHOTOS, contents, unpack, zip_bytes
-from wdsdist import storage
 from wdsdist.errors import SourceError, SourceNotFoundError, StorageError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
+from wdsdist.storage.memory import Fault, MemoryStore
 
 
 @pytest.fixture
@@ -151,20 +150,12 @@ def test_a_file_that_changes_or_vanishes_is_an_error_that_names_it(store: str) -
         contents(source)
 
 
-def test_a_store_that_fails_stops_packing_and_leaves_no_sample_out(
-    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    upload(store, {"a.txt": b"a", "b.txt": b"b"})
-    read = storage.read
-
-    def fail(location: str, *options: Any, **more: Any) -> bytes:
-        if location.endswith(".txt"):
-            raise StorageError("the store is down")
-        return read(location, *options, **more)
-
-    monkeypatch.setattr(storage, "read", fail)
-    with pytest.raises(StorageError, match="the store is down"):
-        pack(store, tmp_path / "out", workers=1, on_error="skip")
+def test_a_store_that_fails_stops_packing_and_leaves_no_sample_out(tmp_path: Path) -> None:
+    with MemoryStore({"photos/a.txt": b"a", "photos/b.txt": b"b"}) as store:
+        store.plant(Fault("*.txt", "error", verb="read", error=PermissionError("the store is down")))
+        with pytest.raises(StorageError, match="the store is down"):
+            pack(f"{store.url}/photos", tmp_path / "out", workers=1, on_error="skip")
+    _stop_clients()
     assert not (tmp_path / "out" / "index.json").exists()
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsdist import storage
+from wdsdist._util.files import atomic_write
 from wdsdist.errors import IndexFormatError, IndexNotFoundError, ManifestError
 from wdsdist.shards.manifest import entries, remote
 from wdsdist.shards.manifest.entries import MOST, EntryElsewhereError, EntryError
@@ -47,7 +48,7 @@ def dumps(manifest: Manifest) -> bytes:
 
 def save(manifest: Manifest, folder: Path) -> None:
     """Write ``index.json`` into a folder, whole or not at all."""
-    with storage.atomic_write(folder / FILE_NAME) as stream:
+    with atomic_write(folder / FILE_NAME) as stream:
         stream.write(dumps(manifest))
 
 

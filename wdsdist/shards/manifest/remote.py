@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from wdsdist import storage
+from wdsdist._util.files import atomic_write
 from wdsdist._util.host import private_under
 from wdsdist.distributed import user_cache_dir
 from wdsdist.errors import ArgumentError, IndexFormatError, StorageError
@@ -159,7 +160,7 @@ def _keep(location: str, options: storage.StorageOptions, mark: _Mark, content: 
     try:
         kept = _kept(location, options)
         if kept is None or kept[0] != mark:
-            with storage.atomic_write(_place(location, options)) as stream:
+            with atomic_write(_place(location, options)) as stream:
                 stream.write(json.dumps(asdict(mark)).encode() + b"\n" + content)
     except (OSError, ArgumentError) as error:
         _log.debug("no copy of %s is kept: %s", storage.shown(location), error)

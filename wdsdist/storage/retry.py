@@ -1,4 +1,4 @@
-"""What the exception of a back end means: there is nothing, try again, or trying again would not help.
+"""Retries: which errors of back ends are tried again, after which pause, and until which deadline.
 
 Back ends share no base class: aiohttp, botocore, google and azure have exceptions of their own. What they share is the
 status of HTTP, somewhere along the chain of causes.
@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
+import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from wdsdist.errors import StorageError
@@ -21,6 +24,49 @@ _NEVER = {501, 505}  # of 500 and more: not implemented, another version of HTTP
 # Of the options, of the program, of the credentials: what is wrong with them stays wrong.
 _FINAL = (PermissionError, ImportError, NotImplementedError, TypeError, ValueError)
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError"}
+_MISFITS = 5  # what has the wrong length so many times will not get the right one
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPolicy:
+    """How requests are made and retried where no argument says otherwise; `use_policy` sets another one."""
+
+    first_pause: float = 0.2
+    """Seconds at most before the first retry; doubled for each further one."""
+    longest_pause: float = 10.0
+    """Seconds at most before any retry."""
+    patience: float = 30.0
+    """Seconds from its first failure that a small request is retried for, where it has no deadline."""
+    download_patience: float = 300.0
+    """The same for each part of a download."""
+    stall: float = 20.0
+    """Seconds without a byte after which a download's connection is dropped; a deadline may make it less."""
+    part_bytes: int = 8 << 20
+    """Bytes of the parts that a download is made of, each a request."""
+
+
+_policy = RequestPolicy()
+
+
+def policy() -> RequestPolicy:
+    """Return the policy that requests of this process follow."""
+    return _policy
+
+
+@contextlib.contextmanager
+def use_policy(policy: RequestPolicy) -> Iterator[None]:
+    """Make the requests of all threads of this process, and of what it forks, by another policy until the block ends.
+
+    >>> with use_policy(RequestPolicy(patience=5.0)):
+    ...     policy().patience
+    5.0
+    """
+    global _policy
+    before, _policy = _policy, policy
+    try:
+        yield
+    finally:
+        _policy = before
 
 
 class FinalError(StorageError):
@@ -50,6 +96,64 @@ class AwayError(StorageError):
 
 class MisfitError(Exception):
     """A range has more or fewer bytes than it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """So many seconds from now.
+
+    >>> Deadline(300).left() > 299
+    True
+    """
+
+    seconds: float
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def end(self) -> float:
+        """That moment, as ``time.monotonic`` tells it."""
+        return self.began + self.seconds
+
+    def left(self) -> float:
+        """Return the seconds until then, 0 afterwards."""
+        return max(0.0, self.end - time.monotonic())
+
+
+class Attempts:
+    """Counts the attempts at one thing, and says how long to wait before the next: exponentially longer, full jitter.
+
+    Jitter keeps many processes that a store has refused together from coming back together.
+    """
+
+    def __init__(self, deadline: Deadline | None, *, patience: float) -> None:
+        """Begin to count. Without a deadline, there are so many seconds of patience from the first failure on."""
+        self._deadline = deadline
+        self._patience = patience
+        self._failed = 0
+        self._misfits = 0
+
+    def failed(self, error: FinalError | PassingError) -> float:
+        """Return the seconds to wait after a failed attempt.
+
+        Raises `StorageError` with the number of attempts and the cause where another attempt cannot help, or where the
+        time is over before it; `WrongLengthError` where too many answers had the wrong length, or the last one had;
+        `AwayError` where the last one was that the store cannot answer, or there was none.
+        """
+        self._failed += 1
+        if self._deadline is None:
+            self._deadline = Deadline(self._patience)
+        attempts = f"after {self._failed} attempt{'s'[: self._failed - 1]}"
+        if isinstance(error, FinalError):
+            raise StorageError(f"{error} ({attempts})" if self._failed > 1 else f"{error}") from None
+        self._misfits += error.is_misfit
+        most = min(policy().first_pause * 2 ** min(self._failed - 1, 10), policy().longest_pause)
+        pause = (error.retry_after or 0.0) + random.uniform(0, most)
+        if self._misfits < _MISFITS:
+            if pause < self._deadline.left():
+                return pause
+            attempts = f"{attempts} in {self._deadline.seconds:g} s"
+        kind = WrongLengthError if error.is_misfit else StorageError if isinstance(error, UnfitError) else AwayError
+        raise kind(f"{error} ({attempts})") from None
 
 
 @contextlib.contextmanager

@@ -1,0 +1,410 @@
+"""Download remote files to local ones: parts in parallel, each retried until it is there or the time is over.
+
+Everything runs as coroutines on the event loop of fsspec's thread, which writes the bytes as they arrive. So there are
+no threads to wait for, none is made before a fork, and what is cancelled writes no more.
+
+fsspec's own `cat_file` returns a range when all of it is there; through one event loop that reaches half of what the
+same number of plain connections does. Web servers and S3 are therefore read piece by piece, through the session that
+fsspec's client holds; other back ends with `cat_file`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from wdsdist.errors import ArgumentError, ShardNotFoundError, StorageError
+from wdsdist.storage.clients import StorageOptions, filesystem, speaks
+from wdsdist.storage.retry import (
+    Attempts,
+    Deadline,
+    FinalError,
+    MisfitError,
+    PassingError,
+    RequestPolicy,
+    mapped,
+    policy,
+)
+from wdsdist.storage.urls import shown
+
+T = TypeVar("T")
+_GRACE = 2.0
+"""Seconds for what is cancelled to end."""
+_PIECE = 1 << 20  # bytes at most; what has arrived is given at once
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Figures of one download."""
+
+    bytes: int
+    """Its size."""
+    requests: int
+    """Requests made, with those that failed."""
+    retries: int
+    """Requests that repeated another one."""
+
+
+class Connections:
+    """A limit on concurrent requests, shared by the downloads of one process that are given it.
+
+    Any thread may use it. In another process it is another one with the same limit: where each of several workers
+    fetches, give each its share.
+    """
+
+    def __init__(self, limit: int = 16) -> None:
+        if limit < 1:
+            raise ArgumentError(f"limit={limit}: there must be at least one connection")
+        self.limit = limit
+        # Of each event loop, as a forked process has another; made when it is first used there.
+        self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def __repr__(self) -> str:
+        return f"Connections({self.limit})"
+
+    def __reduce__(self) -> tuple[type[Connections], tuple[int]]:
+        return Connections, (self.limit,)
+
+    def slot(self) -> asyncio.Semaphore:
+        """Return the semaphore to hold during a request, on the running loop."""
+        return self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.limit))
+
+
+_shared = Connections()
+
+
+def fetch(
+    location: str,
+    path: Path,
+    options: StorageOptions | None = None,
+    *,
+    size: int | None = None,
+    deadline: Deadline | None = None,
+    connections: Connections | None = None,
+) -> Transfer:
+    """Download a remote file to a local path, in parallel parts, with retries after passing faults.
+
+    An existing file keeps its inode and its room: it is written in place. Where the file cannot be had, what is at the
+    path is of no use.
+
+    Args:
+        location: a URL.
+        path: of the local file.
+        options: for the client of the back end.
+        size: of the file in bytes, which saves asking; what has another size is not accepted.
+        deadline: until when. Without one it goes on as long as bytes come, and a part that fails is tried again for
+            5 minutes.
+        connections: shared with other fetches; by default with all of this process, 16 at once.
+
+    Raises `ShardNotFoundError` where there is no such file, at once; `StorageError` with the number of attempts and
+    the cause where it cannot be had before the deadline, or at once where another attempt would not help.
+    """
+    with begin_fetch(location, path, options, size=size, deadline=deadline, connections=connections) as running:
+        return running.result()
+
+
+def begin_fetch(
+    location: str,
+    path: Path,
+    options: StorageOptions | None = None,
+    *,
+    size: int | None = None,
+    deadline: Deadline | None = None,
+    connections: Connections | None = None,
+) -> Fetching:
+    """Start what `fetch` does and return at once, so that one thread can run several downloads:
+
+        with begin_fetch(shard, path) as one, begin_fetch(index, other_path) as other:
+            one.result()
+            other.result()
+
+    Takes what `fetch` takes. Raises `StorageError` where there is no client for the location.
+    """
+    import fsspec.asyn
+
+    client, remote = filesystem(location, options, retries=False)
+    copy = _Copy(location, path, client, remote, deadline, connections or _shared)
+    return Fetching(copy, asyncio.run_coroutine_threadsafe(copy.run(size), fsspec.asyn.get_loop()))
+
+
+class Fetching:
+    """Handle of a running download; the end of its ``with`` block cancels it unless it is done."""
+
+    def __init__(self, copy: _Copy, future: concurrent.futures.Future[Transfer]) -> None:
+        self._copy = copy
+        self._future = future
+
+    def __enter__(self) -> Fetching:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give_up()
+
+    def result(self) -> Transfer:
+        """Wait for the download to complete. Raises what `fetch` raises."""
+        copy, deadline = self._copy, self._copy.deadline
+        try:
+            return self._future.result(timeout=deadline.left() + _GRACE if deadline else None)
+        except FileNotFoundError:
+            raise ShardNotFoundError(f"{shown(copy.location)} does not exist") from None
+        except concurrent.futures.TimeoutError:  # also while it waited for a connection
+            cause = f", last: {copy.fault}" if copy.fault else ""
+            raise StorageError(
+                f"{shown(copy.location)} cannot be read in time ({copy.retries} retries{cause})"
+            ) from None
+        except StorageError as error:  # without the traceback of the event loop
+            raise type(error)(str(error)) from None
+
+    def give_up(self) -> None:
+        """Cancel the download, and wait until nothing is written to the file any more."""
+        self._future.cancel()
+        self._copy.ended.wait(_GRACE)
+
+
+@dataclass(slots=True)
+class _Watch:
+    """The stall detector of one request and its retries."""
+
+    allowance: float
+    """Seconds without a byte that count as a fault."""
+    moved: float = 0.0
+    """When the last bytes came."""
+
+
+@dataclass(eq=False)
+class _Copy:
+    """A running download, on the event loop."""
+
+    location: str
+    path: Path
+    client: Any
+    remote: str
+    deadline: Deadline | None
+    connections: Connections
+    requests: int = 0
+    retries: int = 0
+    policy: RequestPolicy = field(default_factory=policy)
+    fault: FinalError | PassingError | None = None
+    """The last one."""
+    file: int = -1
+    ended: threading.Event = field(default_factory=threading.Event)
+    """Set when nothing is written any more."""
+
+    async def run(self, size: int | None) -> Transfer:
+        try:
+            with self._kept():
+                self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            if size is None:
+                size = await self._persist(lambda _: size_of(self.client, self.remote))
+            if size is None or size <= self.policy.part_bytes:
+                size = await self._part(None, size)
+            else:
+                try:
+                    await self._parts(size)
+                except NoRangesError:
+                    await self._part(None, size)
+            with self._kept():
+                if os.fstat(self.file).st_size != size:
+                    os.ftruncate(self.file, size)
+        finally:
+            file, self.file = self.file, -1  # what does not heed its cancellation must not write into another's file
+            if file >= 0:
+                os.close(file)
+            self.ended.set()
+        return Transfer(size, self.requests, self.retries)
+
+    async def _parts(self, size: int) -> None:
+        starts = range(0, size, self.policy.part_bytes)
+        tasks = [
+            asyncio.ensure_future(self._part(range(start, stop), stop - start))
+            for start, stop in zip(starts, [*starts[1:], size], strict=True)
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            await _cancel(*tasks)
+
+    async def _part(self, wanted: range | None, size: int | None) -> int:
+        """Copy a range, or the whole file, whose size may be known; returns its size."""
+        return await self._persist(lambda watch: self._receive(wanted, size, watch))
+
+    async def _receive(self, wanted: range | None, size: int | None, watch: _Watch) -> int:
+        start, got = wanted.start if wanted else 0, 0
+        async with contextlib.aclosing(pieces(self.client, self.remote, wanted)) as stream:
+            async for piece in stream:
+                if size is not None and got + len(piece) > size:
+                    raise MisfitError(f"more than {size:,} bytes")
+                self._write(piece, start + got)
+                got += len(piece)
+                watch.moved = time.monotonic()
+        if size is not None and got != size:
+            raise MisfitError(f"{got:,} bytes where there should be {size:,}")
+        return got
+
+    def _write(self, piece: bytes, at: int) -> None:
+        view = memoryview(piece)
+        with self._kept():
+            while view:
+                written = os.pwrite(self.file, view, at)
+                at, view = at + written, view[written:]
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Tell faults of this machine's disk from those of the store."""
+        try:
+            yield
+        except OSError as error:
+            raise FinalError(f"{shown(self.location)} cannot be kept in {self.path}: {error.strerror}") from None
+
+    async def _persist(self, action: Callable[[_Watch], Coroutine[Any, Any, T]]) -> T:
+        """Make a request with retries.
+
+        The connection is held all the while, so a store that is too busy gets fewer requests.
+        """
+        attempts = Attempts(self.deadline, patience=self.policy.download_patience)
+        stall = self.policy.stall
+        watch = _Watch(min(stall, self.deadline.seconds / 4) if self.deadline else stall)
+        async with self.connections.slot():
+            while True:
+                self.requests += 1
+                try:
+                    with mapped(self.location):
+                        return await self._watched(action, watch)
+                except (FinalError, PassingError) as error:
+                    self.fault = error
+                    pause = attempts.failed(error)
+                self.retries += 1
+                await asyncio.sleep(pause)
+
+    async def _watched(self, action: Callable[[_Watch], Coroutine[Any, Any, T]], watch: _Watch) -> T:
+        """Await a request as long as bytes come, and drop its connection when none do."""
+        watch.moved = time.monotonic()
+        task = asyncio.ensure_future(action(watch))
+        try:
+            while not task.done():
+                idle = time.monotonic() - watch.moved
+                if idle >= watch.allowance:
+                    watch.allowance *= 2  # the line may be slow rather than dead, where bytes come in whole parts
+                    raise TimeoutError(f"no byte in {idle:.1f} s")
+                left = self.deadline.left() if self.deadline else self.policy.stall
+                if not left:
+                    raise TimeoutError(f"the time is over, {idle:.1f} s after the last byte")
+                await asyncio.wait({task}, timeout=min(watch.allowance - idle, left))
+            return task.result()
+        finally:
+            await _cancel(task)
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel what still runs and wait until it has ended, as it writes into a file that will be closed."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks, timeout=_GRACE)
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.exception()  # looked at, or asyncio would print it
+
+
+class NoRangesError(StorageError):
+    """A web server that serves whole files only, without ranges."""
+
+
+def pieces(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes, None]:
+    """Yield the bytes of a range, or without one of the whole file, on the event loop.
+
+    Raises what the back end raises, and `NoRangesError` where only the whole file can be had.
+    """
+    if speaks(client, "http"):
+        return _of_http(client, path, wanted)
+    if speaks(client, "s3"):
+        return _of_s3(client, path, wanted)
+    return _at_once(client, path, wanted)
+
+
+async def size_of(client: Any, path: str) -> int | None:
+    """Return the size of a file in bytes; None where the store does not say."""
+    info = await (client._info(path) if client.async_impl else _in_thread(client.info, path))
+    return None if info.get("size") is None else int(info["size"])
+
+
+@contextlib.asynccontextmanager
+async def http_answer(client: Any, path: str, wanted: range | None = None) -> AsyncIterator[Any]:
+    session = await client.set_session()
+    options = dict(client.kwargs)
+    # A body that the server compresses on its way has neither the length nor the ranges of the file.
+    headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
+    if wanted:
+        headers["Range"] = _header(wanted)
+    async with session.get(client.encode_url(path), headers=headers, read_bufsize=_PIECE, **options) as answer:
+        answer.raise_for_status()
+        yield answer
+
+
+async def _of_http(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes, None]:
+    async with http_answer(client, path, wanted) as answer:
+        if wanted and answer.status != 206:
+            raise NoRangesError
+        async for piece in answer.content.iter_any():
+            yield piece
+
+
+async def s3_answer(client: Any, path: str, wanted: range | None = None) -> Any:
+    bucket, key, version = client.split_path(path)
+    more = {"VersionId": version} if version else {}
+    if wanted:
+        more["Range"] = _header(wanted)
+    return await client._call_s3("get_object", Bucket=bucket, Key=key, **more)
+
+
+async def _of_s3(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes, None]:
+    answer = await s3_answer(client, path, wanted)
+    with contextlib.closing(answer["Body"]) as body:
+        while piece := await body.read(_PIECE):
+            yield piece
+
+
+def _header(wanted: range) -> str:
+    return f"bytes={wanted.start}-{wanted.stop - 1}"
+
+
+async def _at_once(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes, None]:
+    start, stop = (wanted.start, wanted.stop) if wanted else (None, None)
+    if client.async_impl:
+        yield await client._cat_file(path, start=start, end=stop)
+    else:
+        yield await _in_thread(client.cat_file, path, start, stop)
+
+
+async def _in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Call something that blocks, in a thread that may be left alone: neither this call nor the process waits for it.
+
+    The threads of an executor would keep the process from ending as long as one of them hangs.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def deliver(settle: Callable[[Any], None], value: Any) -> None:
+        if not future.done():  # nobody waits any more
+            settle(value)
+
+    def work() -> None:
+        try:
+            outcome: tuple[Callable[[Any], None], Any] = (future.set_result, function(*arguments))
+        except BaseException as error:
+            outcome = (future.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop has been closed
+            loop.call_soon_threadsafe(deliver, *outcome)
+
+    threading.Thread(target=work, name="wdsdist-storage", daemon=True).start()
+    return await future
