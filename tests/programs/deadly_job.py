@@ -7,6 +7,7 @@ workers by value, for they cannot import it.
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from wdsdist.integrations.engines import connect
@@ -36,24 +37,17 @@ class Deadly:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Source:
-    def __init__(self, source, notes):
-        self.source = source
-        self.notes = notes
+def deadly(source, notes):
+    def load(_):
+        contents = source.contents
+        return replace(contents, take=lambda indices: Deadly(contents.take(indices), notes))
 
-    def __getattr__(self, name):
-        return getattr(self.source, name)
-
-    def __len__(self):
-        return len(self.source)
-
-    def take(self, indices):
-        return Deadly(self.source.take(indices), self.notes)
+    return replace(source, load=load)
 
 
 if __name__ == "__main__":
     engine, address, source, dest, notes = sys.argv[1:]
     find = sources.find
-    sources.find = lambda *args, **options: Source(find(*args, **options), Path(notes))
+    sources.find = lambda *args, **options: deadly(find(*args, **options), Path(notes))
     with connect(engine, address) as executor:
         pack(source, dest, shard_samples=5, executor=executor)

@@ -5,10 +5,12 @@ Arguments: source, dest, workers, and how to compress, which may be left out. Wh
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from wdsdist.packing import pack, sources
@@ -28,29 +30,21 @@ class Stalling:
             yield sample
 
 
-class Source:
-    """A source whose third shard stalls."""
+def stalling(source: sources.Source) -> sources.Source:
+    """Return a source whose third shard stalls."""
+    taken = itertools.count(1)
 
-    taken = 0
+    def take(indices: Any) -> Any:
+        samples = source.take(indices)
+        return Stalling(samples) if next(taken) == 3 else samples
 
-    def __init__(self, source: Any) -> None:
-        self.source = source
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.source, name)
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def take(self, indices: Any) -> Any:
-        self.taken += 1
-        samples = self.source.take(indices)
-        return Stalling(samples) if self.taken == 3 else samples
+    # One shard at a time, so that those before it are whole.
+    return replace(source, load=lambda _: replace(source.contents, take=take, of_files=False))
 
 
 def main(source: str, dest: str, workers: str, compress: str | None = None) -> None:
     find = sources.find
-    sources.find = lambda *args, **options: Source(find(*args, **options))
+    sources.find = lambda *args, **options: stalling(find(*args, **options))
     pack(source, dest, shard_samples=5, workers=int(workers), compress=compress)
 
 
