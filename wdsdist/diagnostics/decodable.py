@@ -21,7 +21,7 @@ def undecodable_members(path: Path, index: ShardIndex) -> list[str]:
 
     Raises `DecodeError` where a package is missing that would be needed to tell.
     """
-    from wdsdist.samples.decode import Decoder
+    from wdsdist.samples.sample_spec import Decoder
 
     decoder = Decoder("rgb8")
     expansion = Expansion(index.file.size, len(index.sizes))
