@@ -14,7 +14,7 @@ import wdsdist
 from tests.support.tars import write_shard
 from tests.support.web import served
 from wdsdist import storage
-from wdsdist.distributed import user_config_dir
+from wdsdist._util.host import user_config_dir
 from wdsdist.errors import IndexFormatError, ManifestError
 from wdsdist.shards.manifest.trust import ElsewhereError, check_location
 

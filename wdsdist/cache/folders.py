@@ -13,7 +13,7 @@ import os
 import stat
 from pathlib import Path
 
-from wdsdist.distributed import TRUST_ALL, open_parent, why_not_own
+from wdsdist._util.ownership import TRUST_ALL, open_parent, why_not_own
 from wdsdist.errors import CacheError
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from sys import is_finalizing
 
-from wdsdist.distributed import is_owner
+from wdsdist._util.ownership import is_owner
 from wdsdist.errors import CacheError
 
 _LONGEST_PAUSE = 0.02  # seconds

@@ -17,9 +17,9 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
+from wdsdist._util.ownership import read_own
 from wdsdist.cache import folders
 from wdsdist.cache.locks import LockableFile, PlantedError
-from wdsdist.distributed import read_own
 
 Rank = tuple[int | str, ...]
 """The lower, the sooner a copy is needed. First come the shards of batches that are being made and lack some of them,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsdist import storage
+from wdsdist._util.host import user_cache_dir
 from wdsdist.cache import stamps
 from wdsdist.cache.counters import Counters
 from wdsdist.cache.fetch import fetch
@@ -23,7 +24,6 @@ from wdsdist.cache.priorities import Need
 from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.space import CacheSpace, Refusal
 from wdsdist.cache.verify_copy import verified_index, verify_bytes
-from wdsdist.distributed import user_cache_dir
 from wdsdist.errors import CacheError, ShardDamagedError, WdsdistError
 from wdsdist.shards import scan_local
 from wdsdist.shards.manifest import Manifest

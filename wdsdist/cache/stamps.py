@@ -9,8 +9,8 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from wdsdist._util.ownership import read_own, why_not_own
 from wdsdist.cache import folders
-from wdsdist.distributed import read_own, why_not_own
 
 _EARLIER = 10_000_000_000  # nanoseconds
 

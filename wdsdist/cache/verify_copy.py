@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from wdsdist import storage
+from wdsdist._util.ownership import is_own_file
 from wdsdist.cache import folders
 from wdsdist.cache.fetch import scan
 from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.stamps import Stamp
-from wdsdist.distributed import is_own_file
 from wdsdist.errors import IndexFormatError, ShardDamagedError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import ShardIndex, Stored

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wdsdist import storage
-from wdsdist.distributed import is_own_file, user_cache_dir
+from wdsdist._util.host import user_cache_dir
+from wdsdist._util.ownership import is_own_file
 from wdsdist.errors import DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import tar as tarformat

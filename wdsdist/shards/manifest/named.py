@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 
-from wdsdist.distributed import private_under, user_config_dir
+from wdsdist._util.host import private_under, user_config_dir
 from wdsdist.errors import ArgumentError, DestinationError
 
 

@@ -21,8 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from wdsdist import storage
-from wdsdist._util.host import private_under
-from wdsdist.distributed import user_cache_dir
+from wdsdist._util.host import private_under, user_cache_dir
 from wdsdist.errors import ArgumentError, IndexFormatError, StorageError
 from wdsdist.shards.manifest.values import Manifest
 
