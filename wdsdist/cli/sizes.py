@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wdsdist._util.sizes import byte_size, human
+from wdsdist._util.validation import byte_size, human
 from wdsdist.errors import ArgumentError
 
 if TYPE_CHECKING:

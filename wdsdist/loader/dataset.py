@@ -12,8 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsdist._util.pools import follow_parent
 from wdsdist._util.shared_memory import leave_inherited_objects
-from wdsdist._util.sizes import check_bytes
-from wdsdist._util.validation import check_integer
+from wdsdist._util.validation import check_bytes, check_integer
 from wdsdist.cache import TIMEOUT, ShardCache
 from wdsdist.distributed import Identity
 from wdsdist.distributed.replica import Replica
