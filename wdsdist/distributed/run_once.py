@@ -5,24 +5,35 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 import os
+import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
+from filelock import FileLock, Timeout
+
 from wdsdist._util.host import private_dir, private_under
 from wdsdist._util.validation import check_seconds
 from wdsdist.distributed.call_key import fingerprint
-from wdsdist.distributed.election import elected
 from wdsdist.distributed.failures import post_failure, withdraw_failure
 from wdsdist.distributed.launch import Run, this_run
 from wdsdist.distributed.results import Outcome, Records, worded
-from wdsdist.errors import ArgumentError, ArgumentTypeError, DestinationError
+from wdsdist.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DataDownloadError,
+    DataDownloadTimeoutError,
+    DestinationError,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_log = logging.getLogger("wdsdist")
 
 Scope = Literal["node", "cluster"]
 
@@ -30,6 +41,9 @@ _POLL_SECONDS: Mapping[Scope, float] = {"node": 0.05, "cluster": 0.5}  # each po
 
 _attempts: dict[str, int] = {}
 """By call: how many failures of this run this process has raised or caught up with. Only newer ones are news."""
+
+_here = threading.local()
+"""The calls that this thread is running: to wait for one of those would deadlock."""
 
 
 @overload
@@ -193,7 +207,7 @@ class _Call(Generic[T]):
     def settle(self) -> T:
         found = self._recall()  # without the lock: all of a node's workers may be reading this at every start
         if found is None:
-            with elected(self.name, self.records, self.options.timeout, _POLL_SECONDS[self.options.scope]):
+            with _elected(self.name, self.records, self.options.timeout, _POLL_SECONDS[self.options.scope]):
                 # Another process may have finished while this one waited, or died.
                 found = self._recall(with_failure=True) or (self._perform(),)
         return found[0]
@@ -230,6 +244,52 @@ class _Call(Generic[T]):
         self.records.write(outcome)
         _attempts.pop(key, None)
         return value
+
+
+@contextlib.contextmanager
+def _elected(name: str, records: Records, timeout: float | None, poll_seconds: float) -> Iterator[None]:
+    """Hold the lock of a call, which elects this process to run it, and record for the others who holds it.
+
+    Args:
+        name: the function, for messages.
+        records: the files of the call.
+        timeout: longest wait for the lock in seconds; None waits as long as its holder lives.
+        poll_seconds: how often to look whether it is free.
+
+    Raises:
+        DataDownloadError: this thread holds the lock already.
+        DataDownloadTimeoutError: another process held it for too long.
+        DestinationError: the file system gives no locks.
+    """
+    running: set[str] = _here.__dict__.setdefault("running", set())
+    if records.key in running:
+        raise DataDownloadError(f"{name}() calls itself with the same arguments: it would wait for itself")
+    # Where there is no flock, filelock would make do with a file that outlives a killed holder: all others would wait
+    # for ever.
+    lock = FileLock(records.lock, fallback_to_soft=False)
+    try:
+        try:
+            lock.acquire(0)
+        except Timeout:
+            _log.info("waiting for %s, which runs %s()", records.holder(), name.rpartition(".")[2])
+            lock.acquire(-1 if timeout is None else timeout, poll_seconds)
+    except Timeout:
+        raise DataDownloadTimeoutError(
+            f"{name}() was not finished within {timeout:g} s by {records.holder()}: see what it is doing, end it so "
+            "that another process takes over, or wait longer with timeout=..."
+        ) from None
+    except (OSError, NotImplementedError) as error:
+        raise DestinationError(f"cannot lock {records.lock} ({error}): choose another directory=...") from error
+    running.add(records.key)
+    try:
+        # Before anyone looks at the outcome: over NFS, only a change to a directory makes sure that a file which was
+        # missing a moment ago is not still taken to be missing.
+        records.announce()
+        yield
+    finally:
+        running.discard(records.key)
+        records.withdraw()
+        lock.release()
 
 
 def _check_function(function: object) -> None:
