@@ -13,7 +13,7 @@ from wdsdist.cli.output import say, say_json
 from wdsdist.cli.sizes import byte_count, human
 
 if TYPE_CHECKING:
-    from wdsdist.diagnostics.epoch_report import Forecast, World
+    from wdsdist.diagnostics.epoch_report import EpochReport, World
 
 _SHOWN = 8  # samples of a batch, and shards of a rank, that are printed before they are only counted
 
@@ -51,13 +51,13 @@ def plan(rank: int | None, workers: int, as_json: bool, plot: Path | None, **opt
     For data that is not there yet, give --shards and --samples instead.
     """
     from wdsdist._util.validation import check_integer
-    from wdsdist.diagnostics.epoch_report import forecast
+    from wdsdist.diagnostics.epoch_report import epoch_report
 
     check_integer("workers", workers, 0)
     world = _world(**options)
     if rank is not None:
         check_integer("rank", rank, 0, world.plan.num_replicas - 1)
-    found = forecast(world)
+    found = epoch_report(world)
     facts = _facts(world, found, workers)
     of_rank = None if rank is None else _rank_facts(world, rank, workers)
     if as_json:
@@ -115,7 +115,7 @@ def _world(
     return World(counts=counts, sizes=sizes, settings=settings, plan=plan, ranks_per_node=ranks_per_node, epoch=epoch)
 
 
-def _facts(world: World, found: Forecast, workers: int) -> dict[str, Any]:
+def _facts(world: World, found: EpochReport, workers: int) -> dict[str, Any]:
     settings = asdict(world.settings)
     return {
         "samples": world.plan.num_samples,
@@ -132,7 +132,7 @@ def _facts(world: World, found: Forecast, workers: int) -> dict[str, Any]:
     }
 
 
-def _lines(world: World, found: Forecast, workers: int) -> list[str]:
+def _lines(world: World, found: EpochReport, workers: int) -> list[str]:
     total, settings = world.plan.num_samples, world.settings
     nodes = len(world.nodes())
     window = f", windows of {settings.window:,} samples" if settings.name == "shard" and settings.shuffle else ""

@@ -8,12 +8,13 @@ import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import check_integer
-from wdsdist.diagnostics import mixing
-from wdsdist.diagnostics.mixing import Mixing
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import Order, OrderSettings, ShardOrder, epoch_order
 from wdsdist.sampling.working_set import Readers, bytes_at_once
+
+_MOST_BATCHES = 200
+"""Batches of each rank that are measured for mixing, spread evenly over the epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,19 @@ class World:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+class Mixing:
+    """What a rank's stream looks like."""
+
+    same_shard: float
+    """Share of neighbours in a batch that come from the same shard, 0 to 1."""
+    moved: float
+    """Mean distance between a sample's place in the data set and its place in the epoch, as a share of all samples."""
+    batch_entropy: float
+    """Mean entropy of the classes in a batch, in bits, if the data set were sorted by class."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochReport:
     """The figures of one epoch."""
 
     batches_per_rank: int
@@ -73,7 +86,7 @@ class Forecast:
     """The same figures for a uniform shuffle."""
 
 
-def forecast(world: World) -> Forecast:
+def epoch_report(world: World) -> EpochReport:
     """Tell what an epoch will be like. Memory and time grow with the shards and ranks, not with the samples.
 
     That does not hold for ``order="sampler"``, which holds an array of all samples, as ``DistributedSampler`` does.
@@ -85,7 +98,7 @@ def forecast(world: World) -> Forecast:
     taken = per_rank * plan.num_replicas
     opened = [np.unique(np.concatenate([_shards_of(order, plan, rank) for rank in ranks])) for ranks in world.nodes()]
     readers = world.readers()
-    return Forecast(
+    return EpochReport(
         batches_per_rank=plan.batches_per_rank,
         samples_per_rank=per_rank,
         samples_dropped=max(0, plan.num_samples - taken),
@@ -94,8 +107,8 @@ def forecast(world: World) -> Forecast:
         bytes_per_node=tuple(int(world.sizes[shards].sum()) for shards in opened),
         cache_bytes_per_rank=bytes_at_once(readers, world.settings, ranks=1, epoch=world.epoch),
         cache_bytes_per_node=bytes_at_once(readers, world.settings, ranks=readers.ranks, epoch=world.epoch),
-        mixing=mixing.measure(order, world.counts, plan),
-        uniform=mixing.uniform(world.counts, plan),
+        mixing=measure_mixing(order, world.counts, plan),
+        uniform=uniform_mixing(world.counts, plan),
     )
 
 
@@ -105,3 +118,60 @@ def _shards_of(order: Order, plan: EpochPlan, rank: int) -> Int64s:
         return np.unique(order.locate(np.arange(rank, plan.num_samples, plan.num_replicas))[0])
     lanes = order.lanes_of(rank, plan.num_replicas)
     return np.concatenate([order.lane_shards(lane, *order.lane_stretches(lane)[[0, -1]].tolist()) for lane in lanes])
+
+
+def measure_mixing(order: Order, counts: Int64s, plan: EpochPlan, *, ranks: int = 8, classes: int = 100) -> Mixing:
+    """Measure the order of an epoch on some ranks and some of their batches.
+
+    Args:
+        order: the epoch's order, over shards of ``counts`` samples.
+        counts: int64 [shards].
+        plan: the epoch's batches.
+        ranks: how many ranks to look at, spread evenly over the world.
+        classes: how many classes of equal size the data set is thought to be sorted by, for the entropy.
+
+    An epoch without a batch of two samples gives NaN where nothing can be measured.
+    """
+    starts = np.cumsum(counts) - counts
+    same, moved, entropy = [], [], []
+    chosen = np.unique(np.linspace(0, plan.batches_per_rank, _MOST_BATCHES, endpoint=False).astype(int))
+    for rank in np.unique(np.linspace(0, plan.num_replicas - 1, ranks).astype(int)):
+        for batch in chosen if plan.batches_per_rank else ():
+            positions = plan.positions(rank=int(rank), batch=int(batch))
+            shards, samples = order.locate(positions)
+            numbers = starts[shards] + samples
+            same.append(np.mean(shards[1:] == shards[:-1]) if len(shards) > 1 else np.nan)
+            moved.append(np.mean(np.abs(numbers - positions)) / plan.num_samples)
+            entropy.append(_entropy(numbers * classes // plan.num_samples))
+    return Mixing(
+        same_shard=_mean(same),
+        moved=_mean(moved),
+        batch_entropy=_mean(entropy),
+    )
+
+
+def uniform_mixing(counts: Int64s, plan: EpochPlan, *, classes: int = 100, draws: int = 400) -> Mixing:
+    """Return what a uniform shuffle would give: by formula, but for the entropy, which is drawn (seeded).
+
+    Sources: two random samples share shard s with probability (n_s / N)^2; two random places are N / 3 apart on
+    average.
+    """
+    total = int(counts.sum())
+    random = np.random.default_rng(0)
+    size = min(plan.batch_size, total)
+    batches = random.integers(0, classes, (draws, size))
+    return Mixing(
+        same_shard=float(np.sum((counts / total) ** 2)),
+        moved=1 / 3,
+        batch_entropy=_mean([_entropy(batch) for batch in batches]),
+    )
+
+
+def _entropy(labels: Int64s) -> float:
+    shares = np.unique(labels, return_counts=True)[1] / len(labels)
+    return float(-np.sum(shares * np.log2(shares)))
+
+
+def _mean(values: list[float]) -> float:
+    known = [value for value in values if not np.isnan(value)]
+    return float(np.mean(known)) if known else float("nan")

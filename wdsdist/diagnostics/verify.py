@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
+import mmap
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,16 +17,19 @@ import numpy as np
 from wdsdist import cache, storage
 from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_integer
-from wdsdist.diagnostics.decodable import undecodable_members
-from wdsdist.errors import IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
+from wdsdist.errors import DecodeError, IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import open as catalog
 from wdsdist.shards import scan_local as tarindex
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.shards.open import Shards
+from wdsdist.storage.compression import Expansion
 
 Part = Literal["tar", "index", "member"]
+
+_NAMED = 10
+"""Members that are named for each shard; a thousand lines would say no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +246,37 @@ def _scan(path: Path, listed: Shard, problems: list[tuple[Part, str]]) -> ShardI
             )
         )
     return scanned
+
+
+def undecodable_members(path: Path, index: ShardIndex) -> list[str]:
+    """Decode every member of a whole shard, images to their last pixel, and say of each that fails what is wrong.
+
+    Members whose extension means nothing to the decoder are passed over; nothing in them is run.
+
+    Raises `DecodeError` where a package is missing that would be needed to tell.
+    """
+    from wdsdist.samples.decode import Decoder
+
+    decoder = Decoder("rgb8")
+    expansion = Expansion(index.file.size, len(index.sizes))
+    problems: list[str] = []
+    failed = 0
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        for sample in range(index.num_samples):
+            first = int(index.sample_starts[sample])
+            for member, (extension, offset, size) in enumerate(index.members(sample), first):
+                try:
+                    unzip = functools.partial(expansion.unzip, member)
+                    decoder(extension, content[offset : offset + size], unzip=unzip)
+                except DecodeError as error:
+                    if isinstance(error.__cause__, ImportError):
+                        raise
+                    failed += 1
+                    if failed <= _NAMED:
+                        problems.append(f"holds {index.key(sample)}.{extension} at byte {offset:,}, of which {error}")
+    if failed > _NAMED:
+        problems.append(f"holds {failed - _NAMED:,} more members that do not decode")
+    return problems
 
 
 def _check_index(sidecar: Path, listed: Shard, scanned: ShardIndex | None) -> str:
