@@ -31,10 +31,11 @@ def check_integer(name: str, value: object, low: int, high: int | None = None) -
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):  # numpy's integers are such too
         raise ArgumentTypeError(f"{name} is {value!r}: it must be an integer")
-    if value < low or (high is not None and value > high):
+    number = int(value)
+    if number < low or (high is not None and number > high):
         limit = f"at least {low:,}" if high is None else f"between {low:,} and {high:,}"
-        raise ArgumentError(f"{name} is {value:,}: it must be {limit}")
-    return int(value)
+        raise ArgumentError(f"{name} is {number:,}: it must be {limit}")
+    return number
 
 
 def check_seconds(name: str, value: object) -> float:
