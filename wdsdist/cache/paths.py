@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wdsdist import storage
-from wdsdist.shards import index as shardindex
+from wdsdist.shards.index import beside
 from wdsdist.shards.manifest import Manifest
 
 LOCK = ".lock"
@@ -41,7 +41,7 @@ class CopyPaths:
 
     @property
     def index(self) -> Path:
-        return shardindex.beside(self.copy)
+        return beside(self.copy)
 
     @property
     def stamp(self) -> Path:

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wdsdist.cache import folders, stamps
-from wdsdist.cache import paths as names
 from wdsdist.cache.fetch import Fetched
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses
-from wdsdist.cache.paths import CopyPaths
+from wdsdist.cache.paths import LOCK, READERS, CopyPaths
 from wdsdist.cache.priorities import NEVER, Need, Needs, Rank, Reader, all_needs
 from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.usage import STAMP_BYTES, Held, Ledger, all_held, reserved_for, size_of
@@ -52,13 +51,13 @@ class CacheSpace:
     def __init__(self, root: Path, limit: int | None) -> None:
         self.root = root
         self._limit = limit
-        self.reader = Reader(root / names.READERS)
+        self.reader = Reader(root / READERS)
 
     @contextlib.contextmanager
     def alone(self, deadline: Deadline) -> Iterator[Ledger]:
         """Keep all others from changing which files there are; what processes that died left is removed at first."""
         folders.make_root(self.root)
-        with contextlib.closing(LockableFile(self.root / names.LOCK, writable=True, create=True)) as file:
+        with contextlib.closing(LockableFile(self.root / LOCK, writable=True, create=True)) as file:
             for _ in pauses(max(deadline.end, time.monotonic() + _PATIENCE), _MOMENT):
                 if file.lock(alone=True):
                     break
@@ -114,7 +113,7 @@ class CacheSpace:
             )
         with self.alone(request.deadline) as ledger:
             if self._limit is not None:
-                needs = all_needs(self.root / names.READERS)
+                needs = all_needs(self.root / READERS)
                 rank = needs.rank(paths.key) if batch is None else self.reader.claim(batch, needs.latest)
                 if rank == NEVER and needs.ranks:  # it was read and evicted since somebody chose to fetch it ahead
                     return Refusal("nobody needs it any more")
@@ -167,7 +166,7 @@ class CacheSpace:
         with self.alone(request.deadline) as ledger:
             if self._fits(ledger, request.paths, request.listed_size):
                 return True
-            needs = all_needs(self.root / names.READERS)
+            needs = all_needs(self.root / READERS)
             rank = needs.rank(request.paths.key)
             missing, _, later = self._shortage(ledger, request.paths, request.listed_size, rank, needs)
         return missing <= sum(one.size for one in later)

@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from wdsdist.cache import paths as names
 from wdsdist.cache import stamps
 from wdsdist.cache.locks import LockableFile, PlantedError
-from wdsdist.cache.paths import CopyPaths
+from wdsdist.cache.paths import PART, STAMP, CopyPaths, is_store
 from wdsdist.shards.index import SUFFIX
 
 STAMP_BYTES = 512
@@ -39,17 +38,17 @@ class Held:
 def all_held(root: Path) -> list[Held]:
     """List all that is in a cache folder, after removing what processes that died have left; only under its lock."""
     with os.scandir(root) as entries:
-        stores = [entry for entry in entries if names.is_store(entry.name) and entry.is_dir(follow_symlinks=False)]
+        stores = [entry for entry in entries if is_store(entry.name) and entry.is_dir(follow_symlinks=False)]
     return [held for store in stores for held in _held_in(Path(store))]
 
 
 def size_of(paths: CopyPaths) -> int:
     """Return the bytes of one shard in the cache, as `all_held` tells them; 0 where nothing of it is there."""
     found = {}
-    for name in (paths.name, paths.name + SUFFIX, paths.name + names.PART, paths.name + names.STAMP):
+    for name in (paths.name, paths.name + SUFFIX, paths.name + PART, paths.name + STAMP):
         with contextlib.suppress(FileNotFoundError):
             found[name] = (paths.folder / name).lstat()
-    if paths.name + names.STAMP in found or paths.name + names.PART in found:
+    if paths.name + STAMP in found or paths.name + PART in found:
         return _held(paths, found).size
     return 0
 
@@ -65,13 +64,13 @@ def _held_in(folder: Path) -> Iterator[Held]:
     with os.scandir(folder) as entries:
         found = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
     # Only what has a stamp or is a part is the cache's own: other files may lie here too.
-    stamped = {name.removesuffix(names.STAMP) for name in found if name.endswith(names.STAMP)}
-    parts = {name.removesuffix(names.PART) for name in found if name.endswith(names.PART)}
+    stamped = {name.removesuffix(STAMP) for name in found if name.endswith(STAMP)}
+    parts = {name.removesuffix(PART) for name in found if name.endswith(PART)}
     for name in stamped | parts:
         paths = CopyPaths(folder, name)
         if name in parts and _was_left(paths):
             paths.part.unlink()
-            del found[name + names.PART]
+            del found[name + PART]
             parts.remove(name)
         if name not in parts and name not in found:
             paths.index.unlink(missing_ok=True)
@@ -83,10 +82,10 @@ def _held_in(folder: Path) -> Iterator[Held]:
 def _held(paths: CopyPaths, found: dict[str, os.stat_result]) -> Held:
     """Return what there is of a shard, of the files that were found."""
     name = paths.name
-    stats = [found[one] for one in (name, name + SUFFIX, name + names.PART) if one in found]
-    stamp = found.get(name + names.STAMP)
+    stats = [found[one] for one in (name, name + SUFFIX, name + PART) if one in found]
+    stamp = found.get(name + STAMP)
     size = sum([one.st_size for one in stats]) + (STAMP_BYTES if stamp else 0)
-    is_whole = name + names.PART not in found
+    is_whole = name + PART not in found
     if not is_whole:
         size = max(size, reserved_for(paths))
     return Held(paths, size, is_whole, (stamp or stats[-1]).st_mtime_ns)

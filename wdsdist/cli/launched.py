@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from wdsdist import distributed as node
 from wdsdist.cli.output import say
+from wdsdist.distributed import data_download, identity
 
 if TYPE_CHECKING:
     from wdsdist.distributed.run_once import Scope
@@ -29,11 +29,11 @@ def once(
         directory: for ``scope="cluster"``, a folder that all nodes share.
         quiet: whether processes that wait for the one that was chosen keep that to themselves.
     """
-    if node.identity().world_size == 1:
+    if identity().world_size == 1:
         return function(*arguments)
     # Once in each launch: whether an earlier one has left all of it is for the function to find out.
     shared = Path(directory) if scope == "cluster" else None
-    chosen = node.data_download(scope=scope, directory=shared, force=True)(function)
+    chosen = data_download(scope=scope, directory=shared, force=True)(function)
     with contextlib.nullcontext() if quiet else _told():
         return chosen(*arguments)
 

@@ -19,11 +19,10 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.pools import pool
 from wdsdist.errors import ArgumentError, DestinationError, SampleError, StorageError
-from wdsdist.shards import manifest as manifests
-from wdsdist.shards import open as catalog
-from wdsdist.shards import scan_local as tarindex
-from wdsdist.shards.manifest import Manifest
+from wdsdist.shards import scan_local
+from wdsdist.shards.manifest import Manifest, trusted_digests
 from wdsdist.shards.open import Location, Shards
+from wdsdist.shards.open import open as open_shards
 
 _ENERGON_VERSION = "7.4.1"
 """The release whose format this is; Energon converts what older ones wrote."""
@@ -109,7 +108,7 @@ def export(
     """
     if format not in _WRITERS:
         raise ArgumentError(f"format is {format!r}: it can be {', '.join(map(repr, _WRITERS))}")
-    manifest = catalog.open(shards)
+    manifest = open_shards(shards)
     for number, shard in enumerate(manifest.shards):
         if shard.is_compressed and not (format == "timm" and _STREAMED.search(shard.name)):
             raise ArgumentError(
@@ -148,7 +147,7 @@ def _wids(job: _Job) -> dict[Path, bytes]:
     }
     content = _json(index)
     if not job.is_beside:
-        manifests.record(content)
+        trusted_digests.record(content)
     return {job.folder / "wids.json": content}
 
 
@@ -185,8 +184,8 @@ def _energon(job: _Job) -> dict[Path, bytes]:
 
 def _sample_starts(path: Path, base: str) -> Int64s:
     """Return where each sample's first header starts, and where the last one's data end: int64 [n + 1]."""
-    index = tarindex.shard_index(path, listed_in=base)
-    members = tarindex.scan_members(path)
+    index = scan_local.shard_index(path, listed_in=base)
+    members = scan_local.scan_members(path)
     first = index.offsets[index.sample_starts[:-1]]
     return np.append(members.headers[np.searchsorted(members.offsets, first)], members.end).astype(np.int64)
 
@@ -202,7 +201,7 @@ def _dali(job: _Job) -> dict[Path, bytes]:
 
 
 def _dali_lines(path: Path, base: str) -> bytes:
-    index = tarindex.shard_index(path, listed_in=base)
+    index = scan_local.shard_index(path, listed_in=base)
     lines = [f"v1.2 {index.num_samples}"]
     for sample in range(index.num_samples):
         key = index.key(sample)

@@ -12,11 +12,11 @@ from typing import Any
 from wdsdist import cache, storage
 from wdsdist.diagnostics.verify import Damage, Task, check, find_tasks, index_path
 from wdsdist.errors import ShardDamagedError, WdsdistError
-from wdsdist.shards import index as shardindex
-from wdsdist.shards import open as catalog
-from wdsdist.shards import scan_local as tarindex
+from wdsdist.shards import index as shard_index
+from wdsdist.shards import scan_local
 from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.shards.open import Location, Shards
+from wdsdist.shards.open import open as open_shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def repair(
     >>> repair(manifest, verify(manifest))
     [Repair(shard='shard-000000.tar', done=True, what='indexed anew')]
     """
-    manifest = catalog.open(shards, storage_options=storage_options)
+    manifest = open_shards(shards, storage_options=storage_options)
     if source is not None and not manifest.client_options.stores:
         given = storage_options or manifest.storage_options
         manifest = replace(manifest, storage_options=dict(given), stores=(os.fspath(source),))
@@ -105,7 +105,7 @@ def _mend(
     _check_place(manifest, number, task, path)
     if "tar" not in parts:
         if "index" in parts:
-            tarindex.write_index(path, index_path(path, task.folder).parent)
+            scan_local.write_index(path, index_path(path, task.folder).parent)
             return "indexed anew"
         return "nothing done"
     place = index_path(path, task.folder)
@@ -124,7 +124,7 @@ def _mend(
             "pack again"
         )
     if not place.exists():
-        tarindex.write_index(path, place.parent)
+        scan_local.write_index(path, place.parent)
     return done
 
 
@@ -149,12 +149,12 @@ def _replace(path: Path, whole: str, task: Task) -> None:
         with copy.open("rb") as stream:
             os.fsync(stream.fileno())
         # Without its index the old tar counts for nothing, so no process can pair the new one with the old index.
-        shardindex.beside(path).unlink(missing_ok=True)
+        shard_index.beside(path).unlink(missing_ok=True)
         copy.replace(path)
 
 
 def _check_copy(copy: Path, whole: str, listed: Shard) -> None:
-    found = tarindex.scan_shard(copy, label=storage.shown(whole), tar_size=listed.tar_size)
+    found = scan_local.scan_shard(copy, label=storage.shown(whole), tar_size=listed.tar_size)
     for what, has, promised in (
         ("bytes", found.file.size, listed.size if listed.size >= 0 else found.file.size),
         ("samples", found.num_samples, listed.num_samples),

@@ -18,12 +18,12 @@ from wdsdist import cache, storage
 from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import DecodeError, IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
-from wdsdist.shards import index as shardindex
-from wdsdist.shards import open as catalog
-from wdsdist.shards import scan_local as tarindex
+from wdsdist.shards import index as shard_index
+from wdsdist.shards import scan_local
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.shards.open import Shards
+from wdsdist.shards.open import open as open_shards
 from wdsdist.storage.compression import Expansion
 
 Part = Literal["tar", "index", "member"]
@@ -117,7 +117,7 @@ def verify(
     """
     if workers is not None:
         check_integer("workers", workers, 1)
-    manifest = catalog.open(shards, storage_options=storage_options)
+    manifest = open_shards(shards, storage_options=storage_options)
     tasks = find_tasks(manifest, deep=deep, cached=cached, cache_dir=cache_dir)
     found: dict[int, list[Damage]] = {}
     bytes_done = 0
@@ -158,7 +158,7 @@ def find_tasks(manifest: Manifest, *, deep: bool, cached: bool, cache_dir: Path 
 def _decompressed(listed: Shard, copy: Path) -> Shard:
     """Return what the decompressed copy of a shard must be: index.json gives no digest of it, but its index does."""
     try:
-        index = shardindex.load(shardindex.beside(copy))
+        index = shard_index.load(shard_index.beside(copy))
     except (OSError, IndexFormatError):  # which is damage of its own
         return replace(listed, size=listed.tar_size, sha256="")
     return replace(listed, size=index.size, sha256=index.sha256)
@@ -186,14 +186,14 @@ def check(task: Task, number: int = 0) -> list[Damage]:
 
 def _fetch(task: Task, path: Path) -> None:
     storage.fetch(task.location, path, task.options)
-    sidecar = storage.beside(task.location, shardindex.SUFFIX)
+    sidecar = storage.beside(task.location, shard_index.SUFFIX)
     if storage.exists(sidecar, task.options):
-        storage.fetch(sidecar, shardindex.beside(path), task.options)
+        storage.fetch(sidecar, shard_index.beside(path), task.options)
 
 
 def index_path(path: Path, folder: str) -> Path:
     """Return where the index of a local tar stands: beside it, or else beside the index.json that lists it."""
-    beside = shardindex.beside(path)
+    beside = shard_index.beside(path)
     if beside.exists() or storage.is_remote(folder):
         return beside
     elsewhere = storage.local_path(folder) / beside.name
@@ -205,14 +205,14 @@ def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
     problems: list[tuple[Part, str]] = []
     scanned = None
     try:
-        size = tarindex.regular(path).st_size
+        size = scan_local.regular(path).st_size
         if listed.size >= 0 and size != listed.size:
             how = "short of" if size < listed.size else "longer than"
             gap = f"is {abs(size - listed.size):,} bytes {how} what index.json gives ({listed.size:,})"
             problems.append(("tar", f"{gap}: fetch it again, or delete it and pack again"))
         scanned = _scan(path, listed, problems)
         if task.deep and scanned is not None:
-            with tarindex.decompressed(path, tar_size=scanned.size) as tar:
+            with scan_local.decompressed(path, tar_size=scanned.size) as tar:
                 problems += [("member", problem) for problem in undecodable_members(tar, scanned)]
     except FileNotFoundError:
         problems.append(("tar", "is not there: fetch it, or pack again, which writes what is missing"))
@@ -228,7 +228,7 @@ def _scan(path: Path, listed: Shard, problems: list[tuple[Part, str]]) -> ShardI
     """Read a tar; note where its bytes or its samples are not those that the manifest lists."""
     scanned = None
     try:
-        scanned = tarindex.scan_shard(path, tar_size=listed.tar_size)
+        scanned = scan_local.scan_shard(path, tar_size=listed.tar_size)
         digest = scanned.file.sha256
         if scanned.num_samples != listed.num_samples:
             counts = f"{scanned.num_samples:,} samples, not the {listed.num_samples:,} of index.json"
@@ -282,7 +282,7 @@ def undecodable_members(path: Path, index: ShardIndex) -> list[str]:
 def _check_index(sidecar: Path, listed: Shard, scanned: ShardIndex | None) -> str:
     """Say what is wrong with the index of a shard; nothing where all is well."""
     try:
-        known = shardindex.load(sidecar)
+        known = shard_index.load(sidecar)
     except FileNotFoundError:
         return f"has no index {sidecar.name} beside it: run `wdsdist index`, or pack again"
     except IndexFormatError as error:

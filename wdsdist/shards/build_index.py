@@ -23,14 +23,11 @@ from wdsdist.errors import (
     StorageError,
     printable,
 )
-from wdsdist.shards import index as shardindex
-from wdsdist.shards import manifest as manifests
-from wdsdist.shards import open as catalog
-from wdsdist.shards import scan_local as tarindex
-from wdsdist.shards import scan_remote as remotetar
+from wdsdist.shards import index as shard_index
+from wdsdist.shards import scan_local, scan_remote
 from wdsdist.shards.index import ShardIndex
-from wdsdist.shards.manifest import Manifest, Shard
-from wdsdist.shards.open import Location, Shards
+from wdsdist.shards.manifest import Manifest, Shard, index_json, trusted_digests
+from wdsdist.shards.open import Location, Shards, check_names, expand, refuse_folders, tars_in
 from wdsdist.shards.tar import is_tar
 
 _REMOTE_WORKERS = 16
@@ -87,12 +84,12 @@ def index(
     """
     if workers is not None:
         check_integer("workers", workers, 1)
-    named = shards.stores or () if isinstance(shards, Manifest) else catalog.expand(shards)
+    named = shards.stores or () if isinstance(shards, Manifest) else expand(shards)
     options = storage.named(storage_options, named)
     locations = _tars(shards, options, together=output is None)
     target = storage.split(locations[0])[0] if output is None else storage.normalise(output)
     names = locations if output is not None else [storage.split(location)[1] for location in locations]
-    catalog.check_names(target, names, elsewhere=output is not None)
+    check_names(target, names, elsewhere=output is not None)
     if output is not None:
         _prepare(target, locations)
     elif storage.is_read_only(target):
@@ -118,7 +115,7 @@ def index(
 def _record(manifest: Manifest) -> None:
     """Remember that the user named these locations, so that he may open what names them."""
     try:
-        manifests.record(manifests.dumps(manifest))
+        trusted_digests.record(index_json.dumps(manifest))
     except (DestinationError, ArgumentError, OSError) as error:
         _log.warning("%s cannot be recorded as named by you: open it with allow_elsewhere=True (%s)", manifest, error)
 
@@ -175,21 +172,21 @@ def _index_all(
 
 def _index_one(location: str, size: int | None, target: str, options: storage.StorageOptions) -> ShardIndex:
     if not storage.is_remote(location):
-        return tarindex.write_index(Path(location), Path(target))
-    found = remotetar.index_remote(location, size, options)
-    name = storage.split(location)[1] + shardindex.SUFFIX
+        return scan_local.write_index(Path(location), Path(target))
+    found = scan_remote.index_remote(location, size, options)
+    name = storage.split(location)[1] + shard_index.SUFFIX
     with _writable(target):
-        storage.write(storage.join(target, name), shardindex.dumps(found), options)
+        storage.write(storage.join(target, name), shard_index.dumps(found), options)
     return found
 
 
 def _save(manifest: Manifest, target: str, options: storage.StorageOptions) -> None:
     if storage.is_remote(target):
         with _writable(target):
-            storage.write(storage.join(target, manifests.FILE_NAME), manifests.dumps(manifest), options)
+            storage.write(storage.join(target, index_json.FILE_NAME), index_json.dumps(manifest), options)
         return
     try:
-        manifests.save(manifest, Path(target))
+        index_json.save(manifest, Path(target))
     except OSError as error:
         raise DestinationError(f"{target} cannot be written ({error.strerror}), so it gets no index.json") from error
 
@@ -233,7 +230,7 @@ def _prepare(folder: str, locations: list[str]) -> None:
 def _classes(target: str, options: storage.StorageOptions) -> dict[str, Any]:
     """Return the classes that the folder's present index.json names: no scan of the tars could find them again."""
     try:
-        known = manifests.load(storage.join(target, manifests.FILE_NAME), options, allow_elsewhere=True).extra
+        known = index_json.load(storage.join(target, index_json.FILE_NAME), options, allow_elsewhere=True).extra
     except (IndexNotFoundError, IndexFormatError, StorageError):
         return {}
     return {"classes": known["classes"]} if "classes" in known else {}
@@ -259,13 +256,13 @@ def _tars(shards: Shards, options: storage.StorageOptions, *, together: bool) ->
         if together:
             _refuse_links(shards)
     else:
-        locations = catalog.expand(shards)
+        locations = expand(shards)
         if len(locations) == 1 and not is_tar(storage.split(locations[0])[1]):
             folder = locations[0]
-            locations = catalog.tars_in(folder, options)
+            locations = tars_in(folder, options)
             if not locations:
                 raise ShardNotFoundError(f"{storage.shown(folder)} holds no .tar files")
-    catalog.refuse_folders(locations)
+    refuse_folders(locations)
     for location in locations:
         if not storage.is_remote(location) and not Path(location).is_file():
             raise ShardNotFoundError(f"shard {location} does not exist")

@@ -15,9 +15,8 @@ from wdsdist import storage
 from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_seconds
 from wdsdist.errors import ArgumentError, ArgumentTypeError, IndexNotFoundError, ManifestError
-from wdsdist.shards import manifest as manifests
-from wdsdist.shards import scan_local as tarindex
-from wdsdist.shards.manifest import Manifest, Shard
+from wdsdist.shards import scan_local
+from wdsdist.shards.manifest import Manifest, Shard, check_location, index_json
 from wdsdist.shards.tar import is_tar
 from wdsdist.storage import Deadline
 
@@ -63,10 +62,10 @@ def open(  # noqa: A001
         return _open_tars(locations, storage_options, deadline, allow_elsewhere=allow_elsewhere)
     location = locations[0]
     if location.endswith(".json"):
-        return manifests.load(location, storage_options, deadline, keep=True, allow_elsewhere=allow_elsewhere)
-    index = storage.join(location, manifests.FILE_NAME)
+        return index_json.load(location, storage_options, deadline, keep=True, allow_elsewhere=allow_elsewhere)
+    index = storage.join(location, index_json.FILE_NAME)
     try:
-        return manifests.load(index, storage_options, deadline, keep=True, allow_elsewhere=allow_elsewhere)
+        return index_json.load(index, storage_options, deadline, keep=True, allow_elsewhere=allow_elsewhere)
     except IndexNotFoundError:
         raise _no_index(location, storage.named(storage_options, locations)) from None
 
@@ -109,8 +108,8 @@ def _open_tars(
     refuse_folders(locations)
     folder = storage.split(locations[0])[0]
     try:
-        index = storage.join(folder, manifests.FILE_NAME)
-        known = manifests.load(index, options, deadline, named=locations, keep=True, allow_elsewhere=allow_elsewhere)
+        index = storage.join(folder, index_json.FILE_NAME)
+        known = index_json.load(index, options, deadline, named=locations, keep=True, allow_elsewhere=allow_elsewhere)
         numbers = {known.location(number): number for number in range(len(known.counts))}
         return known.select(numbers[location] for location in locations)
     except (IndexNotFoundError, KeyError):
@@ -118,13 +117,13 @@ def _open_tars(
     remote = next((location for location in locations if storage.is_remote(location)), None)
     if remote is not None:
         raise IndexNotFoundError(
-            f"{storage.shown(folder)} has no {manifests.FILE_NAME} that lists {storage.split(remote)[1]}: "
+            f"{storage.shown(folder)} has no {index_json.FILE_NAME} that lists {storage.split(remote)[1]}: "
             f"run `wdsdist index` on its shards (with `--output DIR` where the store cannot be written), and open what "
             f"that makes"
         )
     paths = [Path(location) for location in locations]
     with pool(None, len(paths)) as executor:
-        found = list(executor.map(tarindex.shard_index, paths))
+        found = list(executor.map(scan_local.shard_index, paths))
     shards = (Shard.of(str(path), one) for path, one in zip(paths, found, strict=True))
     return Manifest.of(folder, shards, name=Path(folder).name, is_named=True)
 
@@ -135,10 +134,10 @@ def tars_in(folder: str, options: storage.StorageOptions | None = None) -> list[
     Raises `IndexNotFoundError` for a folder that packing has not finished: others of its shards are not there yet.
     """
     names = storage.names(folder, "", options)
-    if manifests.PACK_RECORD in names and manifests.FILE_NAME not in names:
+    if index_json.PACK_RECORD in names and index_json.FILE_NAME not in names:
         raise IndexNotFoundError(
             f"{storage.shown(folder)} has not been packed to the end: run the same `wdsdist pack` again, which writes "
-            f"the rest, or delete {manifests.PACK_RECORD} there if what it holds is to be all"
+            f"the rest, or delete {index_json.PACK_RECORD} there if what it holds is to be all"
         )
     tars = [name for name in names if is_tar(name) and not name.startswith(".")]
     if storage.is_remote(folder):
@@ -150,7 +149,7 @@ def check_names(folder: str, names: list[str], *, elsewhere: bool = False) -> No
     """Raise `ManifestError` for the first of some tars that no ``index.json`` in a folder could name."""
     for name in names:
         try:
-            manifests.check_location(folder, name, elsewhere=elsewhere)
+            check_location(folder, name, elsewhere=elsewhere)
         except ValueError as error:
             raise ManifestError(f"the tar {storage.shown(name)!a} {error}: rename it") from None
 

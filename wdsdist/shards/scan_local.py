@@ -20,10 +20,8 @@ from wdsdist import storage
 from wdsdist._util.host import user_cache_dir
 from wdsdist._util.ownership import is_own_file
 from wdsdist.errors import DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
-from wdsdist.shards import index as shardindex
-from wdsdist.shards import tar as tarformat
-from wdsdist.shards.index import ShardIndex, Stored
-from wdsdist.shards.tar import Members
+from wdsdist.shards.index import SUFFIX, ShardIndex, Stored, beside, dumps, from_members, load
+from wdsdist.shards.tar import Members, is_compressed, scan
 from wdsdist.storage import compression
 
 
@@ -45,21 +43,21 @@ def known_index(path: Path, *, listed_in: str | None = None) -> ShardIndex | Non
         raise ShardNotFoundError(f"shard {path} does not exist") from error
     except OSError as error:
         raise StorageError(f"shard {path} cannot be read: {error.strerror}") from error
-    places = [shardindex.beside(path), _cached(path)]
+    places = [beside(path), _cached(path)]
     if listed_in is not None and not storage.is_remote(listed_in):
         places.insert(1, storage.local_path(listed_in) / places[0].name)
     for place in places:
         if place == _cached(path) and not is_own_file(place):
             continue  # somebody else's: it may say of the tar what is not in it
         try:
-            known = shardindex.load(place)
+            known = load(place)
         except OSError:  # there is none, or its name would be longer than the file system allows
             continue
         except IndexFormatError:
             if place == _cached(path):
                 continue  # ours to make anew
             raise
-        expected = known.file.size if tarformat.is_compressed(path.name) else known.size
+        expected = known.file.size if is_compressed(path.name) else known.size
         if expected != size:
             if place == _cached(path):
                 continue  # the tar was written anew since; scan it again
@@ -79,9 +77,9 @@ def scan_shard(path: Path, *, label: str = "", tar_size: int = -1) -> ShardIndex
     label = label or str(path)
     regular(path)
     with decompressed(path, label=label, tar_size=tar_size) as tar, _mapped(tar, label) as content:
-        members = tarformat.scan(content, label=label)
+        members = scan(content, label=label)
         digest = hashlib.sha256(content).hexdigest()
-        index = shardindex.from_members(members, size=len(content), sha256=digest, label=label)
+        index = from_members(members, size=len(content), sha256=digest, label=label)
         return index if tar == path else dataclasses.replace(index, stored=stored(path))
 
 
@@ -104,7 +102,7 @@ def stored(path: Path) -> Stored:
 @contextlib.contextmanager
 def decompressed(path: Path, *, label: str = "", tar_size: int = -1) -> Iterator[Path]:
     """Give a tar itself, or, where its name says that it is compressed, a temporary file with what is in it."""
-    if not tarformat.is_compressed(path.name):
+    if not is_compressed(path.name):
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="wdsdist-") as folder:
@@ -116,7 +114,7 @@ def decompressed(path: Path, *, label: str = "", tar_size: int = -1) -> Iterator
 def scan_members(path: Path) -> Members:
     """Read the headers of a tar and return its regular files."""
     with _mapped(path, str(path)) as content:
-        return tarformat.scan(content, label=str(path))
+        return scan(content, label=str(path))
 
 
 @contextlib.contextmanager
@@ -138,8 +136,8 @@ def _sizes_differ(path: Path, size: int, expected: int) -> str:
 
 def _scan_and_keep(path: Path, listed_in: str | None) -> ShardIndex:
     found = scan_shard(path)
-    content = shardindex.dumps(found)
-    places = [shardindex.beside(path), _cached(path)]
+    content = dumps(found)
+    places = [beside(path), _cached(path)]
     if listed_in and not storage.is_remote(listed_in) and not storage.lies_in(path, storage.local_path(listed_in)):
         places.pop(0)  # a data set with a link to a folder must not make us write there
     for place in places:
@@ -158,8 +156,8 @@ def write_index(path: Path, folder: Path) -> ShardIndex:
     """Scan a tar and write its index into a folder. Raises `DestinationError` where it cannot be written."""
     found = scan_shard(path)
     try:
-        with storage.atomic_write(folder / shardindex.beside(path).name) as stream:
-            stream.write(shardindex.dumps(found))
+        with storage.atomic_write(folder / beside(path).name) as stream:
+            stream.write(dumps(found))
     except OSError as error:
         raise DestinationError(
             f"{folder} cannot be written ({error.strerror}): name a folder for the indexes with `--output`"
@@ -174,4 +172,4 @@ def _cached(path: Path) -> Path:
     except OSError:
         changed = 0
     digest = hashlib.sha256(f"{path.absolute()}\0{changed}".encode("utf-8", "surrogateescape")).hexdigest()
-    return user_cache_dir() / "indexes" / f"{digest[:32]}{shardindex.SUFFIX}"
+    return user_cache_dir() / "indexes" / f"{digest[:32]}{SUFFIX}"

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from wdsdist import storage
 from wdsdist.errors import ShardDamagedError, ShardNotFoundError, StorageError
-from wdsdist.shards import index as shardindex
-from wdsdist.shards import scan_local as tarindex
-from wdsdist.shards import tar as tarformat
-from wdsdist.shards.index import ShardIndex
+from wdsdist.shards import scan_local
+from wdsdist.shards.index import ShardIndex, from_members
+from wdsdist.shards.tar import BLOCK, is_compressed, scan
 
 _FIRST = 1 << 20
 """Bytes that are read to begin with."""
@@ -46,13 +45,13 @@ class _Ranges:
 
     def __getitem__(self, place: slice) -> bytes:
         start, stop, _ = place.indices(self._size)
-        if start in self._headers and stop - start <= tarformat.BLOCK:
+        if start in self._headers and stop - start <= BLOCK:
             return self._headers[start][: stop - start]
         first, part = self._part
         if not first <= start <= stop <= first + len(part):
             first, part = self._part = start, self._fetch(start, stop)
         found = part[start - first : stop - first]
-        if stop - start == tarformat.BLOCK:
+        if stop - start == BLOCK:
             self._headers[start] = found
         return found
 
@@ -76,11 +75,11 @@ def index_remote(location: str, size: int | None, options: storage.StorageOption
     """
     label = storage.shown(location)
     name = storage.split(location)[1]
-    if size is not None and size > 2 * _FIRST and not tarformat.is_compressed(name):
+    if size is not None and size > 2 * _FIRST and not is_compressed(name):
         try:
             ranges = _Ranges(location, size, options)
-            members = tarformat.scan(ranges, label=label)
-            return shardindex.from_members(members, size=size, sha256="", label=label)
+            members = scan(ranges, label=label)
+            return from_members(members, size=size, sha256="", label=label)
         except (_TooFineError, StorageError):  # or a store that gives no ranges: it may give the whole all the same
             pass
         except FileNotFoundError as error:
@@ -90,4 +89,4 @@ def index_remote(location: str, size: int | None, options: storage.StorageOption
         storage.fetch(location, path, options)
         if size is not None and path.stat().st_size != size:
             raise ShardDamagedError(f"{label}: {path.stat().st_size:,} bytes came of its {size:,}: try again")
-        return tarindex.scan_shard(path, label=label)
+        return scan_local.scan_shard(path, label=label)

@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 from wdsdist import storage
-from wdsdist.shards.manifest.trust import ElsewhereError, check_base, check_location
-from wdsdist.shards.manifest.values import Shard
+from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_base, check_location
+from wdsdist.shards.manifest.manifest import Shard
 
 MOST = (1 << 62) - 1
 """Samples or bytes, of one shard or all."""

@@ -13,10 +13,11 @@ from typing import Any
 
 from wdsdist import storage
 from wdsdist.errors import IndexFormatError, IndexNotFoundError, ManifestError
-from wdsdist.shards.manifest import entries, remote
+from wdsdist.shards.manifest import entries, remote_index_json
 from wdsdist.shards.manifest.entries import MOST, EntryElsewhereError, EntryError
-from wdsdist.shards.manifest.named import is_recorded
-from wdsdist.shards.manifest.values import Manifest, Shard
+from wdsdist.shards.manifest.manifest import Manifest, Shard
+from wdsdist.shards.manifest.remote_index_json import BLANK, DIGEST, with_digest
+from wdsdist.shards.manifest.trusted_digests import is_recorded
 
 FILE_NAME = "index.json"
 PACK_RECORD = ".wdsdist-pack.json"
@@ -40,9 +41,14 @@ def dumps(manifest: Manifest) -> bytes:
         if shard.tar_size >= 0:
             entry["tarsize"] = shard.tar_size
         listed.append(entry)
-    own = {"version": 1, "num_samples": manifest.num_samples, remote.DIGEST: remote.BLANK, **manifest.extra}
+    own = {
+        "version": 1,
+        "num_samples": manifest.num_samples,
+        DIGEST: BLANK,
+        **manifest.extra,
+    }
     data = {"__kind__": _KIND, "wids_version": 1, "name": manifest.name, "shardlist": listed, "wdsdist": own}
-    return remote.with_digest(f"{json.dumps(data, indent=1)}\n".encode())
+    return with_digest(f"{json.dumps(data, indent=1)}\n".encode())
 
 
 def save(manifest: Manifest, folder: Path) -> None:
@@ -71,7 +77,7 @@ def load(
         named: locations that the user named beside this one, whose stores are to have the options too.
         keep: whether a copy is kept, of what a store holds, for times in which the store is away.
         allow_elsewhere: let it name shards outside its own folder, which it may else only where
-            `wdsdist.shards.manifest.named.record` knows its bytes.
+            `wdsdist.shards.manifest.trusted_digests.record` knows its bytes.
 
     Raises `IndexNotFoundError` where there is none, `IndexFormatError` where it is no wids v1 index, or one that
     contradicts itself, and `ManifestError` for an entry that cannot be right.
@@ -83,7 +89,7 @@ def load(
 
     try:
         if storage.is_remote(location):
-            return remote.load(location, options, deadline, parse, keep)
+            return remote_index_json.load(location, options, deadline, parse, keep)
         return parse(storage.read(location))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise IndexNotFoundError(f"{storage.shown(location)} does not exist") from error
@@ -103,7 +109,7 @@ def _parsed(content: bytes, location: str, options: storage.StorageOptions, *, a
                 raise
             base, shards = entries.parse(data, folder, elsewhere=True)
         extra = _notes(data.get("wdsdist", {}))
-        for name in ("version", remote.DIGEST):
+        for name in ("version", DIGEST):
             extra.pop(name, None)
         stated = extra.pop("num_samples", None)
         found = sum(shard.num_samples for shard in shards)

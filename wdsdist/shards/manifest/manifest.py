@@ -15,8 +15,8 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.shared_memory import SharedCopy, is_spawning
 from wdsdist.errors import ArgumentError
-from wdsdist.shards import tar as tarformat
 from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.tar import is_compressed
 
 _NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out")  # totals, wrong for a part of the shards
 
@@ -44,7 +44,7 @@ class Shard:
     @property
     def is_compressed(self) -> bool:
         """Whether it has to be decompressed before it is read, as its name says."""
-        return tarformat.is_compressed(storage.split(self.name)[1])
+        return is_compressed(storage.split(self.name)[1])
 
 
 @dataclass(frozen=True, eq=False)

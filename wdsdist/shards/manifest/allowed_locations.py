@@ -44,7 +44,7 @@ def check_location(base: str, name: object, *, elsewhere: bool = False) -> None:
     >>> check_location("https://host/train", "00.tar?signature=x")
     >>> check_location("https://host/train", "%2e%2e/private/00.tar")
     Traceback (most recent call last):
-    wdsdist.shards.manifest.trust.ElsewhereError: lies outside https://host/train
+    wdsdist.shards.manifest.allowed_locations.ElsewhereError: lies outside https://host/train
     """
     if not isinstance(name, str) or not name:
         raise ValueError("is not a path or URL")

@@ -16,7 +16,7 @@ from tests.support.web import served
 from wdsdist import storage
 from wdsdist._util.host import user_config_dir
 from wdsdist.errors import IndexFormatError, ManifestError
-from wdsdist.shards.manifest.trust import ElsewhereError, check_location
+from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_location
 
 REMOTE = "https://host/train"
 LOCAL = "/data/train"

@@ -23,7 +23,7 @@ from pathlib import Path
 from wdsdist import storage
 from wdsdist._util.host import private_under, user_cache_dir
 from wdsdist.errors import ArgumentError, IndexFormatError, StorageError
-from wdsdist.shards.manifest.values import Manifest
+from wdsdist.shards.manifest.manifest import Manifest
 
 DIGEST = "index_sha256"
 """Key of the digest of an ``index.json`` in itself: of its bytes, with `BLANK` in the digest's place."""
