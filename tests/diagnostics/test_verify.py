@@ -88,7 +88,7 @@ def test_a_folder_in_the_place_of_a_shard_is_found(shards: Path) -> None:
     (shards / FIRST).unlink()
     (shards / FIRST).mkdir()
     problems = verify(shards)
-    assert problems[-1].problem == "cannot be read: Is a directory"
+    assert problems[-1].problem == "is a folder, pipe or device, not a file: remove it, and fetch it again"
     assert {damage.shard for damage in problems} == {FIRST}
 
 

@@ -195,6 +195,19 @@ def test_indexing_and_packing_of_shards_elsewhere_take_no_options_there(stores: 
     stores.check()
 
 
+def test_an_index_that_the_user_wrote_names_the_stores_of_its_shards_and_a_copy_of_another_hand_does_not(
+    stores: Stores, tmp_path: Path
+) -> None:
+    wdsdist.index([f"{stores.one}/a.tar"], output=tmp_path, storage_options=KEY)
+    assert read(tmp_path, tmp_path / "cache", storage_options=KEY) == ["0", "1", "2", "3"]
+    assert all(map(has_secret, stores.asked_one))
+    index = (tmp_path / "index.json").read_text()
+    (tmp_path / "index.json").write_text(index.replace(stores.one, stores.other))
+    manifest = wdsdist.open(tmp_path, storage_options=KEY, allow_elsewhere=True)
+    assert len(read(manifest, tmp_path / "cache")) == 4
+    stores.check()
+
+
 def test_a_store_that_is_read_without_the_options_is_logged_once(
     stores: Stores, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,8 +13,8 @@ import pytest
 from tests.support.programs import command
 from wdsdist.packing import pack
 from wdsdist.packing.plan import make_plan
-from wdsdist.packing.sources import find
-from wdsdist.packing.sources.dataset import DatasetSource, _spread
+from wdsdist.packing.sources import Source, find
+from wdsdist.packing.sources.python import _spread
 
 DataBytes = Callable[[Path], dict[str, bytes]]
 
@@ -34,8 +34,8 @@ def in_the_fifth_shard(kind: str) -> int:
     if kind == "iterable":
         return 4 * 20 + 7
     source = find(SOURCES[kind]())
-    assert isinstance(source, DatasetSource)
-    plan = make_plan(source.stored_sizes(), shuffle_seed=0, shard_bytes=64 << 20, shard_samples=20)
+    assert isinstance(source, Source)
+    plan = make_plan(source.contents.sizes, shuffle_seed=0, shard_bytes=64 << 20, shard_samples=20)
     return next(number for number in plan.samples(4)[3:].tolist() if number not in _spread(300))
 
 

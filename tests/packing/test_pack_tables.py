@@ -15,7 +15,7 @@ import pytest
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import DestinationExistsError, SourceError
 from wdsdist.packing import pack
-from wdsdist.packing.sources import arrow
+from wdsdist.packing.sources import arrow_files
 
 DataBytes = Callable[[Path], dict[str, bytes]]
 ROWS = 200
@@ -95,8 +95,7 @@ def test_a_file_that_grows_while_packing_is_an_error(manifest: Path, tmp_path: P
 def test_parquet_beyond_the_memory_is_shuffled_in_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = pa.table({"key": [f"{n:04}" for n in range(400)], "raw": [bytes([n % 256]) * 5000 for n in range(400)]})
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=10)
-    monkeypatch.setattr("wdsdist.packing.sources.columnar.KEPT_BYTES", 300_000)
-    monkeypatch.setattr(arrow, "KEPT_BYTES", 300_000)
+    monkeypatch.setattr(arrow_files, "KEPT_BYTES", 300_000)
     pack(tmp_path / "t.parquet", tmp_path / "out", shard_samples=20, workers=2)
     found = samples(tmp_path / "out")
     assert sorted(found) == [f"{number:04}.raw" for number in range(400)]

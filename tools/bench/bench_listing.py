@@ -45,7 +45,7 @@ from pathlib import Path
 import numpy as np
 
 from wdsdist.packing.sources import find
-from wdsdist.packing.sources.grouping import Folder, list_samples
+from wdsdist.packing.sources.listing import Folder, list_samples
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import manifest
 from wdsdist.shards import tar as tarformat

@@ -145,7 +145,7 @@ def compare(files: Path, rounds: int) -> None:
 def listing(count: int) -> None:
     """List files that are not there, plan their shards, and print time and memory."""
     from wdsdist.packing.plan import make_plan
-    from wdsdist.packing.sources.grouping import Folder, list_samples
+    from wdsdist.packing.sources.listing import Folder, list_samples
 
     def open_folder(path: bytes) -> Folder:
         if not path:
@@ -164,7 +164,7 @@ def listing(count: int) -> None:
     found = list_samples(open_folder)
     report(f"listing {found.num_files:,} files", began)
     began = time.perf_counter()
-    plan = make_plan(found.stored_sizes(), shuffle_seed=0, shard_bytes=SHARD_BYTES, shard_samples=None)
+    plan = make_plan(found.contents.sizes, shuffle_seed=0, shard_bytes=SHARD_BYTES, shard_samples=None)
     report(f"planning {len(plan):,} shards", began)
 
 

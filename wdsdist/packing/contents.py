@@ -10,7 +10,7 @@ import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
-from wdsdist.packing.sources import OnError, Payload, Sample
+from wdsdist.packing.sources.source import OnError, Payload, Sample
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.tar import BLOCK, PLAIN_NAME, SIZE_LIMIT, header, split_name
 

@@ -16,7 +16,8 @@ from wdsdist.packing import job as jobs
 from wdsdist.packing import report
 from wdsdist.packing.destination import Place
 from wdsdist.packing.job import Job, Record
-from wdsdist.packing.sources import OnError, deferred
+from wdsdist.packing.sources import deferred
+from wdsdist.packing.sources.source import OnError
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.manifest import Manifest

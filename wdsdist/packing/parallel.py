@@ -14,9 +14,9 @@ from wdsdist.packing.destination import Place
 from wdsdist.packing.job import Job
 from wdsdist.packing.plan import PackPlan
 from wdsdist.packing.progress import PackProgress, ShowProgress
+from wdsdist.packing.reencoding import Reencoding, reencoded
 from wdsdist.packing.remote_executor import borrowed, parallelism
-from wdsdist.packing.sources import OnError, Source
-from wdsdist.packing.sources.folder import FolderSource
+from wdsdist.packing.sources.source import OnError, Source
 from wdsdist.packing.writer import WrittenShard, whole_shard, write_shard
 
 _AHEAD = 2  # shards handed out for each process: one that it writes, and one so that it need not wait
@@ -35,6 +35,8 @@ class Writing:
     on_error: OnError
     progress: ShowProgress | None
     """Called before the first shard and after each."""
+    reencoding: Reencoding | None = None
+    """Of large images; then sizes are those before, so they are estimates."""
 
 
 def write_planned(source: Source, plan: PackPlan, place: Place, job: Job, how: Writing) -> list[WrittenShard]:
@@ -50,7 +52,8 @@ def write_planned(source: Source, plan: PackPlan, place: Place, job: Job, how: W
         lent = how.executor
         workers = how.workers or (parallelism(lent) if lent else None)
         # Only files can be read by any thread, at any time; what other sources give may be made, or decoded in order.
-        threads = _ABREAST if isinstance(source, FolderSource) and not lent else 1
+        of_files = source.contents.of_files and how.reencoding is None
+        threads = _ABREAST if of_files and not lent else 1
         try:
             with borrowed(lent, place, job) if lent else pool(workers, len(missing), threads=threads) as executor:
                 shards.write(executor, missing, _AHEAD * max(min(workers or cpu_count(), len(missing)), threads))
@@ -71,6 +74,7 @@ class _Shards:
         self.place = place
         self.on_error = how.on_error
         self.progress = how.progress
+        self.reencoding = how.reencoding
         self.compress = job.options.compress
         self.bytes = int(plan.sizes.sum())
         self.done: dict[int, WrittenShard] = {}
@@ -87,7 +91,7 @@ class _Shards:
                 self.place,
                 name,
                 found=present.get(name),
-                size=sizes[number] if self.source.has_exact_sizes else None,
+                size=sizes[number] if self.source.contents.has_exact_sizes and self.reencoding is None else None,
                 num_samples=counts[number],
                 on_error=self.on_error,
             )
@@ -103,7 +107,7 @@ class _Shards:
         running: dict[Future[WrittenShard], int] = {}
         while True:
             for number in itertools.islice(todo, ahead - len(running)):
-                samples = self.source.take(self.plan.samples(number))
+                samples = reencoded(self.source.take(self.plan.samples(number)), self.reencoding)
                 name, root = self.plan.name(number), self.source.location
                 written = executor.submit(write_shard, self.place, name, samples, root, self.on_error, self.compress)
                 running[written] = number

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.packing.blocks import shuffled_in_blocks
-from wdsdist.packing.sources import Blocks
+from wdsdist.packing.sources.source import Blocks
 from wdsdist.sampling.permutation import mix_key, shuffled
 from wdsdist.shards.tar import END
 
-# A word of its own keeps this order apart from every order that an epoch is played in.
+# Words of their own keep these orders apart from each other, and from every order that an epoch is played in.
 _PACKING = int.from_bytes(b"pack", "big")
+_BLOCKS = int.from_bytes(b"blks", "big")
+_SAMPLES = int.from_bytes(b"smpl", "big")
 
 _DIGITS = 6
 _NAME = re.compile(r"shard-([0-9]+)\.tar(?:\.zst)?")
@@ -112,3 +113,29 @@ def _order(samples: int, seed: int | None, blocks: Blocks | None) -> Int64s:
     if blocks is None or blocks.weights.sum() <= blocks.limit:
         return shuffled(samples, mix_key(_PACKING, seed))
     return shuffled_in_blocks(blocks, seed)
+
+
+def shuffled_in_blocks(blocks: Blocks, seed: int) -> Int64s:
+    """Return int64 [samples]: shuffle the blocks, then the samples of as many blocks as are read in turn.
+
+    A whole shuffle would have each shard touch nearly every block, and a block is decoded as a whole. The blocks of one
+    window fit in the memory that `Blocks.limit` grants, so that a process decodes each of them once.
+
+    >>> blocks = Blocks(cuts=np.array([0, 2, 4, 6, 8]), weights=np.array([5, 5, 5, 5]), limit=10)
+    >>> order = shuffled_in_blocks(blocks, 0)
+    >>> sorted(order.tolist()), sorted(set((order[:4] // 2).tolist()))
+    ([0, 1, 2, 3, 4, 5, 6, 7], [1, 2])
+    """
+    turns = shuffled(len(blocks.weights), mix_key(_BLOCKS, seed))
+    ends = np.cumsum(blocks.weights[turns])
+    parts: list[Int64s] = []
+    start = 0
+    while start < len(turns):
+        room = blocks.limit + (int(ends[start - 1]) if start else 0)
+        stop = max(int(np.searchsorted(ends, room, side="right")), start + 1)
+        samples = np.concatenate(
+            [np.arange(blocks.cuts[block], blocks.cuts[block + 1]) for block in turns[start:stop].tolist()]
+        )
+        parts.append(samples[shuffled(len(samples), mix_key(_SAMPLES, seed, len(parts)))])
+        start = stop
+    return np.concatenate(parts).astype(np.int64)

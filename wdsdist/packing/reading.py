@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from wdsdist.errors import SourceError
-from wdsdist.packing.sources import BrokenPayload, FilePayload, Payload, RangePayload
+from wdsdist.packing.sources.source import BrokenPayload, FilePayload, Payload, RangePayload
 
 _AGAIN = "pack again once the source is at rest"
 # Without O_NONBLOCK, a pipe in the place of a file that was listed would be waited for until somebody writes to it.

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError, DecodeError, SourceError
 from wdsdist.packing.reading import whole
-from wdsdist.packing.sources import Blocks, BrokenPayload, LeftOut, Payload, Sample, Source, Stream, blocks_of
+from wdsdist.packing.sources.source import BrokenPayload, Payload, Sample
 from wdsdist.samples.images.limits import MAX_PIXELS, check_max_pixels, opened
 
 if TYPE_CHECKING:
@@ -97,44 +96,9 @@ def check_options(max_side: int | None, quality: int | None, max_pixels: int | N
         raise ArgumentError('max_side needs a package that is not installed: pip install "wdsdist[images]"') from error
 
 
-@dataclass(frozen=True, slots=True)
-class ReencodedSource:
-    """A source whose large images are made smaller. Its sizes are those before, so they are estimates."""
-
-    source: Source
-    reencoding: Reencoding
-    has_exact_sizes: bool = False
-
-    @property
-    def kind(self) -> str:
-        return self.source.kind
-
-    @property
-    def location(self) -> str:
-        return self.source.location
-
-    @property
-    def left_out(self) -> tuple[LeftOut, ...]:
-        return self.source.left_out
-
-    @property
-    def blocks(self) -> Blocks | None:
-        return blocks_of(self.source)
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def fingerprint(self) -> str:
-        return self.source.fingerprint()
-
-    def extra(self) -> dict[str, Any]:
-        return {**self.source.extra(), "images": self.reencoding.notes()}
-
-    def stored_sizes(self) -> Int64s:
-        return self.source.stored_sizes()
-
-    def take(self, indices: Int64s) -> ReencodedSamples:
-        return ReencodedSamples(self.source.take(indices), self.reencoding)
+def reencoded(samples: Iterable[Sample], reencoding: Reencoding | None) -> Iterable[Sample]:
+    """Return the samples with large images made smaller as they are read, or as they are."""
+    return samples if reencoding is None else ReencodedSamples(samples, reencoding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,35 +131,6 @@ class ReencodedSamples:
             return BrokenPayload(
                 f"{key}.{extension} cannot be encoded again ({error}): mend it, remove it, or pack without max_side"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class ReencodedStream:
-    """A stream whose large images are made smaller."""
-
-    stream: Stream
-    reencoding: Reencoding
-
-    @property
-    def kind(self) -> str:
-        return self.stream.kind
-
-    @property
-    def location(self) -> str:
-        return self.stream.location
-
-    @property
-    def left_out(self) -> tuple[LeftOut, ...]:
-        return self.stream.left_out
-
-    def fingerprint(self) -> str:
-        return self.stream.fingerprint()
-
-    def extra(self) -> dict[str, Any]:
-        return {**self.stream.extra(), "images": self.reencoding.notes()}
-
-    def in_order(self) -> Iterator[Sample]:
-        return iter(ReencodedSamples(self.stream.in_order(), self.reencoding))
 
 
 def _is_image(extension: str) -> bool:

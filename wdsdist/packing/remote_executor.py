@@ -17,7 +17,7 @@ from wdsdist.errors import ArgumentError, DestinationError, SourceError
 from wdsdist.packing import job as jobs
 from wdsdist.packing.destination import Place
 from wdsdist.packing.job import Job
-from wdsdist.packing.sources import Source, Stream, is_stream
+from wdsdist.packing.sources.source import Source, Stream, is_stream
 
 
 def refuse_to_travel(source: Source | Stream) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 
 from wdsdist.packing.destination import Place
-from wdsdist.packing.sources import LeftOut
+from wdsdist.packing.sources.source import LeftOut
 
 FILE_NAME = "pack-report.jsonl"
 

@@ -19,10 +19,19 @@ from wdsdist.packing.job import Job, PackOptions, Record
 from wdsdist.packing.parallel import Writing, write_planned
 from wdsdist.packing.plan import PackPlan, make_plan
 from wdsdist.packing.progress import PackProgress
-from wdsdist.packing.reencoding import DEFAULT_QUALITY, ReencodedSource, ReencodedStream, Reencoding, check_options
+from wdsdist.packing.reencoding import DEFAULT_QUALITY, Reencoding, check_options
 from wdsdist.packing.remote_executor import refuse_to_travel
-from wdsdist.packing.sources import Encode, LeftOut, Made, OnError, Source, SourceOptions, Stream, is_stream
-from wdsdist.packing.sources.webdataset import ShardsSource
+from wdsdist.packing.sources.python import Made
+from wdsdist.packing.sources.source import (
+    Encode,
+    LeftOut,
+    OnError,
+    Packable,
+    Source,
+    SourceOptions,
+    Stream,
+    is_stream,
+)
 from wdsdist.packing.streaming import write_in_order
 from wdsdist.packing.writer import WrittenShard
 from wdsdist.samples.images.limits import check_max_pixels
@@ -90,7 +99,7 @@ def pack(
         class_folders: whether each sample gets a ``cls`` member, the number of its folder directly under ``source``;
             by default, when ``source`` looks like a folder of class folders with images.
         columns: of a table, the member that each column becomes, such as ``{"image": "jpg"}``; columns that are not
-            named follow the rules of `wdsdist.packing.sources.mapping`.
+            named follow the rules of `wdsdist.packing.sources.columns`.
         root: of a table, the local folder that the paths in it start from; by default the folder of the table. A path
             that leads out of it, by ``..``, from the root of the file system or through a link, is an error.
         allow_outside: of a table, whether its paths may lead anywhere. Only for tables that you trust.
@@ -179,8 +188,10 @@ def pack(
         _check_order(found, shuffle_seed)
         options = replace(options, shuffle_seed=None)
     _refuse(found, place, executor)
-    how = Writing(workers=workers, executor=executor, on_error=on_error, progress=progress)
-    return _run(_reencoded(found, options), place, options, how, overwrite=overwrite)
+    how = Writing(
+        workers=workers, executor=executor, on_error=on_error, progress=progress, reencoding=_reencoding(options)
+    )
+    return _run(found, place, options, how, overwrite=overwrite)
 
 
 def _run(found: Source | Stream, place: Place, options: PackOptions, how: Writing, *, overwrite: bool) -> Manifest:
@@ -194,7 +205,7 @@ def _run(found: Source | Stream, place: Place, options: PackOptions, how: Writin
             return done
         shards = _write(found, place, job, how, overwrite=overwrite)
         destination.tidy(place)  # a cluster goes on without a worker that was killed in the middle of a shard
-        destination.finish(place, _manifest(place, found, options, shards, _report(place, found, shards)))
+        destination.finish(place, _manifest(found, job, how, shards, place))
     return manifests.load(place.at(manifests.FILE_NAME), place.options)
 
 
@@ -229,7 +240,7 @@ def _write(found: Source | Stream, place: Place, job: Job, how: Writing, *, over
     """Claim the destination for a job, and write its shards."""
     if is_stream(found):
         destination.claim(place, Record(job, None), overwrite=overwrite)
-        return write_in_order(place, found, job.options, how.on_error, how.progress)
+        return write_in_order(place, found, job.options, how.on_error, how.progress, how.reencoding)
     listed = cast("Source", found)
     plan = _plan(listed, job.options)
     destination.claim(place, Record(job, len(plan)), overwrite=overwrite)
@@ -238,26 +249,23 @@ def _write(found: Source | Stream, place: Place, job: Job, how: Writing, *, over
 
 def _plan(source: Source, options: PackOptions) -> PackPlan:
     return make_plan(
-        source.stored_sizes(),
+        source.contents.sizes,
         shuffle_seed=options.shuffle_seed,
         shard_bytes=options.shard_bytes,
         shard_samples=options.shard_samples,
-        blocks=sources.blocks_of(source),
+        blocks=source.contents.blocks,
         compressed=options.compress is not None,
     )
 
 
-def _reencoded(found: Source | Stream, options: PackOptions) -> Source | Stream:
+def _reencoding(options: PackOptions) -> Reencoding | None:
     if options.max_side is None or options.quality is None:
-        return found
+        return None
     most = check_max_pixels(options.max_pixels)
-    reencoding = Reencoding(max_side=options.max_side, quality=options.quality, max_pixels=most)
-    if is_stream(found):
-        return ReencodedStream(found, reencoding)
-    return ReencodedSource(cast("Source", found), reencoding)
+    return Reencoding(max_side=options.max_side, quality=options.quality, max_pixels=most)
 
 
-def _report(place: Place, source: Source | Stream, shards: list[WrittenShard]) -> int:
+def _report(place: Place, source: Packable, shards: list[WrittenShard]) -> int:
     """List the samples that were left out; return how many there are."""
     left_out: list[tuple[str | None, LeftOut]] = [(None, one) for one in source.left_out]
     left_out += [(shard.name, one) for shard in shards for one in shard.left_out]
@@ -267,20 +275,20 @@ def _report(place: Place, source: Source | Stream, shards: list[WrittenShard]) -
     return len(left_out)
 
 
-def _manifest(
-    place: Place, source: Source | Stream, options: PackOptions, shards: list[WrittenShard], left_out: int
-) -> Manifest:
+def _manifest(source: Packable, job: Job, how: Writing, shards: list[WrittenShard], place: Place) -> Manifest:
+    left_out = _report(place, source, shards)
     return Manifest.of(
         place.location,
         [Shard(one.name, one.num_samples, one.size, one.sha256, one.tar_size) for one in shards],
         extra={
             "source": {"kind": source.kind},
-            "shuffle_seed": options.shuffle_seed,
+            "shuffle_seed": job.options.shuffle_seed,
             # As readers match them: in lower case.
             "fields": sorted({extension.lower() for shard in shards for extension in shard.extensions}),
             "payload_bytes": sum(shard.payload_bytes for shard in shards),
             **({"left_out": left_out} if left_out else {}),
             **source.extra(),
+            **({"images": how.reencoding.notes()} if how.reencoding else {}),
         },
     )
 
@@ -292,7 +300,7 @@ def _refuse(source: Source | Stream, place: Place, executor: Executor | None) ->
     if place.folder is None:
         return
     folder, root = place.folder.resolve(), Path(source.location).resolve()
-    if isinstance(source, ShardsSource) and folder in {Path(one).resolve() for one in source.folders}:
+    if not is_stream(source) and folder in {Path(one).resolve() for one in cast("Source", source).folders}:
         raise ArgumentError(f"dest {place} holds the shards to pack: choose another folder")
     # The next run would find the shards among the files to pack, and take that for another source.
     if source.kind == "folder" and (folder == root or root in folder.parents):

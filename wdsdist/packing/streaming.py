@@ -11,8 +11,9 @@ from wdsdist.packing.destination import Place
 from wdsdist.packing.job import PackOptions
 from wdsdist.packing.plan import shard_name, shard_number
 from wdsdist.packing.progress import PackProgress, ShowProgress
-from wdsdist.packing.sources import OnError, Sample, Stream, sample_size
+from wdsdist.packing.reencoding import Reencoding, reencoded
 from wdsdist.packing.sources.items import broken, refuse_again
+from wdsdist.packing.sources.source import OnError, Sample, Stream, sample_size
 from wdsdist.packing.writer import WrittenShard, index_of, summary, whole_index, write_shard
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.index import ShardIndex
@@ -27,6 +28,7 @@ def write_in_order(
     options: PackOptions,
     on_error: OnError = "raise",
     progress: ShowProgress | None = None,
+    reencoding: Reencoding | None = None,
 ) -> list[WrittenShard]:
     """Write a stream's shards one after another, and return them.
 
@@ -36,7 +38,7 @@ def write_in_order(
         SourceError: the stream fails, gives a key twice, or gives other samples than those that an earlier run wrote.
         DestinationError: the place cannot be written.
     """
-    cut = _Cut(stream, options, on_error)
+    cut = _Cut(stream, options, on_error, reencoding)
     present = place.sizes()
     shards: list[WrittenShard] = []
     done = PackProgress(samples_done=0, samples=None, shards_done=0, shards=None, bytes_done=0, bytes=None)
@@ -75,11 +77,11 @@ def _later(done: PackProgress, shard: WrittenShard) -> PackProgress:
 class _Cut:
     """Deals a stream into shards: each iteration over it yields the samples of the next one."""
 
-    def __init__(self, stream: Stream, options: PackOptions, on_error: OnError) -> None:
+    def __init__(self, stream: Stream, options: PackOptions, on_error: OnError, reencoding: Reencoding | None) -> None:
         self._stream = stream
         self._options = options
         self._on_error = on_error
-        self._samples = stream.in_order()
+        self._samples = iter(reencoded(stream.in_order(), reencoding))
         self._next = next(self._samples, None)
         self._last_key: str | None = None
 

@@ -13,7 +13,7 @@ from wdsdist.packing.contents import Batch, Contents
 from wdsdist.packing.destination import Place
 from wdsdist.packing.output import BUFFER, TarOutput
 from wdsdist.packing.reading import opened, read_all
-from wdsdist.packing.sources import LeftOut, OnError, Sample
+from wdsdist.packing.sources.source import LeftOut, OnError, Sample
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.tar import BLOCK, END, header, padding, plain_headers

@@ -94,11 +94,11 @@ def _made(location: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 @functools.cache
 def _say_withheld(store: str, stores: tuple[str, ...]) -> None:
     """Say once in each process why a store is read without options."""
+    whose = f"they are for {', '.join(stores)}, which you named" if stores else "you named no store"
     _log.warning(
-        "%s is read without storage_options: they are for %s, which you named; where it is to have some too, say so "
-        'as in storage_options={"%s": {...}}',
+        "%s is read without storage_options: %s; where it is to have some, say so as in storage_options={%r: {...}}",
         store,
-        ", ".join(stores) or "no store, as you named none",
+        whose,
         store,
     )
 

@@ -159,7 +159,7 @@ def test_the_data_in_a_tar_of_tars_is_not_read_to_list_it(tmp_path: Path) -> Non
         stream.write(header("inner.tar", len(inner) + size + len(END)) + inner)
         stream.seek(size, 1)
         stream.write(END + END)
-    (size_listed,) = find(tmp_path / "a.tar").stored_sizes().tolist()
+    (size_listed,) = find(tmp_path / "a.tar").contents.sizes.tolist()
     assert size_listed == len(inner) + size
 
 

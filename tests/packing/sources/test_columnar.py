@@ -18,8 +18,8 @@ from PIL import Image
 
 from tests.support.tables import members, write_arrow, write_arrow_stream, write_parquet
 from wdsdist.errors import SourceError, SourceNotFoundError
-from wdsdist.packing.blocks import shuffled_in_blocks
-from wdsdist.packing.sources import arrow, blocks_of, find
+from wdsdist.packing.plan import shuffled_in_blocks
+from wdsdist.packing.sources import arrow_files, find
 from wdsdist.samples.decode import Decoder
 
 
@@ -71,8 +71,8 @@ def test_bytes_and_lists_become_members(tmp_path: Path, name: str) -> None:
 
 def test_sizes_of_bytes_are_exact_in_arrow_and_estimated_in_parquet(tmp_path: Path) -> None:
     exact, estimated = find(write(tmp_path / "t.arrow", table())), find(write(tmp_path / "t.parquet", table()))
-    assert (exact.has_exact_sizes, estimated.has_exact_sizes) == (True, False)
-    assert estimated.stored_sizes().sum() == pytest.approx(exact.stored_sizes().sum(), rel=0.2)
+    assert (exact.contents.has_exact_sizes, estimated.contents.has_exact_sizes) == (True, False)
+    assert estimated.contents.sizes.sum() == pytest.approx(exact.contents.sizes.sum(), rel=0.2)
 
 
 def test_a_struct_without_bytes_is_a_path(tmp_path: Path) -> None:
@@ -156,15 +156,15 @@ def test_a_compressed_arrow_file_is_read(tmp_path: Path) -> None:
 
 class TestBlocks:
     def test_parquet_says_in_which_blocks_it_is_read(self, tmp_path: Path) -> None:
-        blocks = blocks_of(find(write(tmp_path / "t.parquet", table())))
+        blocks = find(write(tmp_path / "t.parquet", table())).contents.blocks
         assert blocks is not None
         assert blocks.cuts.tolist() == [0, 6, 12, 18, 20]
         assert (blocks.weights > 0).all()
-        assert blocks_of(find(write(tmp_path / "t.arrow", table()))) is None
+        assert find(write(tmp_path / "t.arrow", table())).contents.blocks is None
 
     def test_a_remote_file_is_read_in_the_blocks_of_a_local_one(self, tmp_path: Path) -> None:
         fsspec.filesystem("memory").pipe("/blocks/t.parquet", write(tmp_path / "t.parquet", table()).read_bytes())
-        blocks = blocks_of(find("memory://blocks/t.parquet"))
+        blocks = find("memory://blocks/t.parquet").contents.blocks
         assert blocks is not None
         assert blocks.cuts.tolist() == [0, 6, 12, 18, 20]
 
@@ -173,23 +173,25 @@ class TestBlocks:
     ) -> None:
         rows = [{"data": bytes([number]) * 10_000} for number in range(64)]
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet", row_group_size=4)
-        monkeypatch.setattr(arrow, "KEPT_BYTES", 170_000)
-        monkeypatch.setattr(arrow, "_groups", arrow._Groups())
+        monkeypatch.setattr(arrow_files, "KEPT_BYTES", 170_000)
+        monkeypatch.setattr(arrow_files, "_decoded", arrow_files._DecodedGroups())
         source = find(tmp_path / "t.parquet")
-        blocks = blocks_of(source)
+        blocks = source.contents.blocks
         assert blocks is not None
         blocks = blocks._replace(limit=170_000)
         decoded: list[int] = []
-        group = arrow.ArrowFile.group
+        group = arrow_files.ArrowFile.group
         monkeypatch.setattr(
-            arrow.ArrowFile, "group", lambda self, number, used: (decoded.append(number), group(self, number, used))[1]
+            arrow_files.ArrowFile,
+            "group",
+            lambda self, number, used: (decoded.append(number), group(self, number, used))[1],
         )
         order = shuffled_in_blocks(blocks, 3)
         assert sorted(order.tolist()) == list(range(64))
         for start in range(0, 64, 8):
             list(source.take(order[start : start + 8]))
         assert sorted(decoded) == list(range(16))
-        assert arrow._groups._bytes <= 170_000
+        assert arrow_files._decoded._bytes <= 170_000
 
     @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 100)), min_size=1, max_size=30), st.integers(0, 200))
     def test_each_sample_comes_once_and_windows_stay_within_their_limit(
@@ -278,7 +280,7 @@ def test_what_is_not_there_is_not_found(tmp_path: Path) -> None:
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_parquet(tmp_path / "t.parquet", [{"label": 1}])
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
-    with pytest.raises(SourceError, match=r"pip install 'wdsdist\[parquet\]'"):
+    with pytest.raises(SourceError, match=r"pip install 'wdsdist\[tables\]'"):
         find(path)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources import FilePayload, Source, find
-from wdsdist.packing.sources.base import Sample
+from wdsdist.packing.sources.source import Sample
 
 
 def fill(root: Path, *names: str) -> Path:
@@ -139,7 +139,7 @@ def test_stored_sizes_are_those_of_the_members_in_a_tar(tmp_path: Path) -> None:
     (tmp_path / "1.bin").write_bytes(bytes(513))  # header, two blocks
     (tmp_path / "1.txt").write_bytes(b"")  # header
     (tmp_path / "é.bin").write_bytes(b"x")  # PAX header of three blocks, one block
-    assert find(tmp_path).stored_sizes().tolist() == [4 * 512, 4 * 512]
+    assert find(tmp_path).contents.sizes.tolist() == [4 * 512, 4 * 512]
 
 
 def test_the_fingerprint_stays_with_the_files_and_leaves_with_any_change(tmp_path: Path) -> None:
@@ -170,8 +170,8 @@ class TestClassFolders:
 
     def test_stored_sizes_count_the_class_too(self, tmp_path: Path) -> None:
         fill(tmp_path, "a/1.jpg", "b/1.jpg")
-        assert find(tmp_path).stored_sizes().tolist() == [2048, 2048]
-        assert find(tmp_path, class_folders=False).stored_sizes().tolist() == [1024, 1024]
+        assert find(tmp_path).contents.sizes.tolist() == [2048, 2048]
+        assert find(tmp_path, class_folders=False).contents.sizes.tolist() == [1024, 1024]
 
     @pytest.mark.parametrize(
         "names",

@@ -104,7 +104,7 @@ def test_labels_below_zero_and_of_many_digits_are_decimal(tmp_path: Path) -> Non
 
 def test_stored_sizes_are_those_of_the_members_in_a_tar(tmp_path: Path) -> None:
     images, labels = digits()  # npy: 128 + 12 bytes
-    assert find(write_set(tmp_path, "x", images, labels)).stored_sizes().tolist() == [2048] * 5
+    assert find(write_set(tmp_path, "x", images, labels)).contents.sizes.tolist() == [2048] * 5
 
 
 def test_keys_grow_with_the_number_of_samples(tmp_path: Path) -> None:

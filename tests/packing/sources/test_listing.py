@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist.packing.sources import grouping, listing
+from wdsdist.packing.sources import listing
 from wdsdist.packing.sources.archive import Tree
-from wdsdist.packing.sources.grouping import Folder, list_samples
-from wdsdist.packing.sources.kinds import SourceOptions
+from wdsdist.packing.sources.listing import Folder, list_samples
+from wdsdist.packing.sources.source import SourceOptions
 from wdsdist.shards.tar import split_name, stored_size
 
 names = st.text("ab.-/é", min_size=1, max_size=8)
@@ -43,7 +43,6 @@ def test_samples_are_those_of_sorted_paths(chunk: int, found: set[str], random: 
         samples.setdefault(split_name(path)[0], []).append(path)  # type: ignore[index]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(listing, "_CHUNK", chunk)
-        patch.setattr(grouping, "_CHUNK", chunk)
         tree = opened(files)
         result = list_samples(tree.__getitem__)
         assert [result.key(sample) for sample in range(result.num_samples)] == list(samples)

@@ -1,4 +1,4 @@
-"""Manifests in text that are damaged or odd: an error that names file and line, or all samples."""
+"""Manifests in text that are damaged or odd: an error that names file and row, or all samples."""
 
 from __future__ import annotations
 
@@ -25,29 +25,32 @@ GOOD = {
         ("t.csv", b"", r"t\.csv is empty"),
         ("t.csv", b"\xef\xbb\xbf", r"t\.csv is empty"),
         ("t.csv", b"a,b\n", "no column that can become a member"),
-        ("t.csv", b"a,label\n1,2\n3\n", r"t\.csv, line 3: the row has 1 fields, but the first row names 2"),
-        ("t.csv", b'a,label\n"1\n\n",2\n3,4,5\n', r"t\.csv, line 5: the row has 3 fields"),
-        ("t.csv", b'a,b\n1,2\n"3,4\n5,6\n', r"t\.csv, lines 3 to 4: no row that can be read: unexpected end"),
-        ("t.csv", b'a,b\n1,"2"x\n', r"t\.csv, line 2: no row that can be read"),
-        ("t.csv", b"a,b\n1,2\n3,\xff\n", r"t\.csv, line 3: byte 2 of the line, 0xff, is not UTF-8"),
+        (
+            "t.csv",
+            b"a,label\n1,2\n3\n",
+            r"t\.csv, row 3: Expected 2 columns, got 1: 3: the first row",
+        ),
+        ("t.csv", b'a,label\n"1\n\n",2\n3,4,5\n', r"t\.csv, row 3: Expected 2 columns, got 3"),
+        ("t.csv", b'a,b\n1,2\n"3,4\n5,6\n', r"t\.csv, row 3: Expected 2 columns, got 1"),
+        ("t.csv", b'a,b\n1,2\n3,"4\n5,6\n', r"t\.csv ends within quotes, or is cut: fetch it again"),
+        ("t.csv", b'a,b\n1,2\n3,"4', r"t\.csv ends within quotes, or is cut: fetch it again"),
+        ("t.csv", b"a,b\n1,2\n3,\xff\n", r"t\.csv, row 3, column 'b': byte 0, 0xff, is not UTF-8"),
         ("t.csv", "a,b\n".encode("utf-16"), r"t\.csv is in UTF-16"),
         ("t.csv", b"a,a\n1,2\n", "two columns with the name 'a'"),
-        ("t.csv", b"a,b\n1," + b"x" * 200_000, r"t\.csv, line 2: .*field larger than field limit"),
+        ("t.csv", b"a,b\n1," + b"x" * (17 << 20), r"t\.csv has a row of more than 16,777,216 bytes"),
         ("t.csv", b"label\n1\nx\n", None),
-        ("t.csv", b"key,label\na,1\nb,2\n\na,3\n", r"t\.csv, line 5: the key 'a' stands in .*t\.csv, line 2 already"),
-        ("t.csv", b"label,text\n1,a\n,\n", r"t\.csv, line 3: all values that could be a member are missing"),
+        ("t.csv", b"key,label\na,1\nb,2\n\na,3\n", r"t\.csv, row 4: the key 'a' stands in .*t\.csv, row 2 already"),
+        ("t.csv", b"label,text\n1,a\n,\n", r"t\.csv, row 3: all values that could be a member are missing"),
         ("t.jsonl", b"", "no column that can become a member"),
-        ("t.jsonl", b'{"a": 1}\n{"a": 1\n', r"t\.jsonl, line 2: no JSON"),
-        ("t.jsonl", b'{"a": 1}\n\n[1]\n', r"t\.jsonl, line 3: holds a list, not an object"),
-        ("t.jsonl", b'{"a": ' + b"[" * 200_000, r"t\.jsonl, line 1: no JSON"),
-        ("t.jsonl", b'{"text": "\\ud800"}\n', r"t\.jsonl, line 1: column 'text': .*cannot be encoded"),
-        ("t.jsonl", b'{"key": "\\ud800", "n": 1}\n', r"t\.jsonl, line 1: the key .* is not valid Unicode"),
-        ("t.jsonl", b'{"\\ud800": 1}\n', r"t\.jsonl, line 1: the name .* is not valid Unicode"),
+        ("t.jsonl", b'{"a": 1}\n{"a": 1\n', r"t\.jsonl, row 2: no JSON"),
+        ("t.jsonl", b'{"a": 1}\n\n[1]\n', r"t\.jsonl, row 2: holds a list, not an object"),
+        ("t.jsonl", b'{"a": ' + b"[" * 200_000, r"t\.jsonl, row 1: no JSON"),
+        ("t.jsonl", b'{"text": "\\ud800"}\n', r"t\.jsonl, row 1: column 'text': .*cannot be encoded"),
+        ("t.jsonl", b'{"key": "\\ud800", "n": 1}\n', r"t\.jsonl, row 1: the key .* is not valid Unicode"),
+        ("t.jsonl", b'{"\\ud800": 1}\n', r"t\.jsonl, row 1: the name .* is not valid Unicode"),
     ],
 )
-def test_what_cannot_be_read_is_named_with_its_line(
-    tmp_path: Path, name: str, data: bytes, message: str | None
-) -> None:
+def test_what_cannot_be_read_is_named_with_its_row(tmp_path: Path, name: str, data: bytes, message: str | None) -> None:
     (tmp_path / name).write_bytes(data)
     if message is None:
         assert len(find(tmp_path / name)) == 2

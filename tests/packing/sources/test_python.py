@@ -15,9 +15,8 @@ import torch
 
 from tests.support import made
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError, SourceNotFoundError
-from wdsdist.packing.sources import find, is_stream
-from wdsdist.packing.sources.dataset import DatasetSource
-from wdsdist.packing.sources.iterable import IterableSource
+from wdsdist.packing.sources import Source, find, is_stream
+from wdsdist.packing.sources.python import IterableSource
 
 SAMPLES = [{"txt": "a"}, {"txt": "b"}]
 
@@ -46,7 +45,7 @@ def contents(source: Any) -> list[bytes]:
 @pytest.mark.parametrize("source", [SAMPLES, tuple(SAMPLES), Dataset(), Dataset, lambda: SAMPLES])
 def test_what_can_be_asked_for_items_is_a_data_set(source: Any) -> None:
     found = find(source)
-    assert isinstance(found, DatasetSource)
+    assert isinstance(found, Source)
     assert contents(found) == [b"a", b"b"]
 
 
@@ -103,7 +102,7 @@ class TestSizes:
     @pytest.mark.parametrize("period", [2, 10, 64])
     def test_all_get_the_mean_of_a_few(self, period: int) -> None:
         samples = [{"bin": bytes(512 * (number % period == 0))} for number in range(6400)]
-        sizes = find(samples).stored_sizes()  # type: ignore[union-attr]
+        sizes = find(samples).contents.sizes  # type: ignore[union-attr]
         assert len(sizes) == 6400
         assert sizes.tolist() == [sizes[0]] * 6400
         assert abs(sizes[0] - (512 + 512 / period)) < 60
@@ -118,7 +117,7 @@ class TestSizes:
                     file.write(f"{index}\n")
                 return SAMPLES[0]
 
-        assert find(Counted()).stored_sizes().tolist() == [1024] * 100_000  # type: ignore[union-attr]
+        assert find(Counted()).contents.sizes.tolist() == [1024] * 100_000  # type: ignore[union-attr]
         asked = (tmp_path / "asked").read_text().split()
         assert len(asked) <= 66
         assert {"0", "99999"} < set(asked)

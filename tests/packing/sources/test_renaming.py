@@ -1,4 +1,4 @@
-"""Keys that occur again, against what a dict of all keys gives."""
+"""Keys that several shards hold, against what a dict of all keys gives."""
 
 from __future__ import annotations
 
@@ -9,77 +9,71 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist._util.array_types import Uint64s
-from wdsdist.packing.sources import renaming
-from wdsdist.packing.sources.renaming import Keys, normal, renamed
+from wdsdist.packing.sources import webdataset
+from wdsdist.packing.sources.webdataset import Keys, Shards, normal
 from wdsdist.shards.index import ShardIndex
 
 keys = st.lists(
-    st.sampled_from(["a", "b", "ab", "a~2", "a~3", "a~2~2", "a~02", "./a", "/b", "é", "é~2", "~2"]), max_size=30
+    st.sampled_from(["a", "b", "ab", "a~2", "a~~2", "a~", "a~2~2", "a~02", "./a", "/b", "é", "é~2", "~2"]),
+    max_size=9,
+    unique_by=lambda key: normal(key.encode()),  # a shard holds a key only once
 )
 
 
 def index(of: list[str]) -> ShardIndex:
+    """An index of samples with one member each."""
     encoded = [key.encode() for key in of]
-    none = np.zeros(0, np.int64)
+    zeros = np.zeros(len(of), np.int64)
     return ShardIndex(
-        size=0, sha256="", extensions=(), sample_starts=np.zeros(len(of) + 1, np.int64), offsets=none, sizes=none,
-        extension_ids=none.astype(np.uint32), key_starts=np.cumsum([0, *map(len, encoded)], dtype=np.int64),
+        size=0, sha256="", extensions=("x",), sample_starts=np.arange(len(of) + 1), offsets=zeros, sizes=zeros,
+        extension_ids=zeros.astype(np.uint32), key_starts=np.cumsum([0, *map(len, encoded)], dtype=np.int64),
         key_bytes=np.frombuffer(b"".join(encoded), np.uint8),
     )  # fmt: skip
 
 
-def expected(of: list[str]) -> list[str]:
-    found: list[str] = []
-    counts: dict[str, int] = {}
-    taken = set(of)
-    for key in of:
-        name = key
-        while name in found or (name != key and name in taken):
-            counts[key] = counts.get(key, 1) + 1
-            name = f"{key}~{counts[key]}"
-        found.append(name)
+def packed(shards: list[list[str]]) -> tuple[list[str], str]:
+    """Return the keys that the samples of some shards are packed under, and what stands before the numbers."""
+    indexes = [index(shard) for shard in shards]
+    found = Keys.of(indexes)
+    starts = np.cumsum([0, *map(len, shards)], dtype=np.int64)
+    merged = Shards(["a.tar"] * len(shards), indexes, found.repeated(), found.separator(), starts)
+    return [key for key, *_ in merged.take(np.arange(starts[-1])).samples], merged.separator
+
+
+def expected(shards: list[list[str]], separator: str) -> list[str]:
+    of = [(number, normal(key.encode()).decode()) for number, shard in enumerate(shards, 1) for key in shard]
+    assert set(separator) == {"~"}
+    assert not any(separator in key for _, key in of)
+    found, seen = [], set()
+    for number, key in of:
+        found.append(f"{key}{separator}{number}" if key in seen else key)
+        seen.add(key)
     return found
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 1 << 16])
-@given(st.lists(keys, max_size=3))
-def test_names_are_those_that_a_dict_of_all_keys_gives(chunk: int, shards: list[list[str]]) -> None:
+@given(st.lists(keys, min_size=1, max_size=12))
+def test_a_key_that_an_earlier_shard_holds_carries_the_number_of_its_own(chunk: int, shards: list[list[str]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(renaming, "_CHUNK", chunk)
-        found = renamed(Keys.of(map(index, shards)))
-    of = [normal(key.encode()).decode() for shard in shards for key in shard]
-    assert [found.key(number, key) for number, key in enumerate(of)] == expected(of)
-    assert len(set(expected(of))) == len(of)
-
-
-def test_keys_with_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    hashes = Keys.hashes
-    seeds: list[int] = []
-
-    def collide(keys: Keys, seed: int) -> Uint64s:
-        seeds.append(seed)
-        return hashes(keys, seed) if seed > 1 else np.zeros(len(keys), np.uint64)
-
-    monkeypatch.setattr(Keys, "hashes", collide)
-    found = renamed(Keys.of([index(["a", "b", "a"])]))
-    assert (found.samples.tolist(), found.suffixes.tolist()) == ([2], [2])
-    assert seeds == [0, 1, 2, 2]
+        patch.setattr(webdataset, "_CHUNK", chunk)
+        found, separator = packed(shards)
+    assert found == expected(shards, separator)
+    assert len(set(found)) == len(found)
 
 
 def test_keys_that_all_occur_again_take_few_bytes_each(monkeypatch: pytest.MonkeyPatch) -> None:
     import tracemalloc
 
-    monkeypatch.setattr(renaming, "_CHUNK", 1000)  # what is hashed together takes the same for any number of keys
+    monkeypatch.setattr(webdataset, "_CHUNK", 1000)  # what is hashed together takes the same for any number of keys
     indexes = [index([f"{number:08}" for number in range(50_000)]) for _ in range(2)]
     tracemalloc.start()
     try:
-        found = renamed(Keys.of(indexes))
+        found = Keys.of(indexes).repeated()
         size, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len(found) == 50_000
-    assert size / 50_000 < 20
+    assert found.sum() == 50_000
+    assert size / 100_000 < 2
     assert peak / 100_000 < 90
 
 
@@ -90,4 +84,4 @@ def test_hashes_follow_each_letter_and_its_place() -> None:
                 yield np.base_repr(number + 5**length, 5)[1:]
 
     listed = list(some())
-    assert len(set(Keys.of([index(listed)]).hashes(0).tolist())) == len(listed)
+    assert len(set(Keys.of([index(listed)]).hashes().tolist())) == len(listed)

@@ -13,7 +13,7 @@ import pytest
 from tests.support.tables import WRITERS, Record, members
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError
 from wdsdist.packing import pack
-from wdsdist.packing.sources import blocks_of, find
+from wdsdist.packing.sources import find
 from wdsdist.shards import open as catalog
 from wdsdist.shards.tar import stored_size
 
@@ -60,8 +60,8 @@ def test_columns_become_members_by_the_rules(written: Any) -> None:
 def test_sizes_are_exact_and_rows_come_in_any_order(written: Any) -> None:
     source = find(written(records()))
     everything = members(source)
-    assert source.has_exact_sizes
-    assert source.stored_sizes().tolist() == [
+    assert source.contents.has_exact_sizes
+    assert source.contents.sizes.tolist() == [
         sum(stored_size(f"{key}.{extension}", len(data)) for extension, data in found.items())
         for key, found in everything.items()
     ]
@@ -114,7 +114,7 @@ def test_a_value_that_can_be_no_key_is_refused(written: Any, key: str | None) ->
 def test_a_file_that_is_not_there_is_named_with_its_row(written: Any, tmp_path: Path) -> None:
     rows = records()
     rows[5]["image"] = "img/none.jpg"
-    with pytest.raises(SourceError, match=r"(line \d+|row 2 of group 1): .*img/none\.jpg does not exist"):
+    with pytest.raises(SourceError, match=r"(row \d+|row 2 of group 1): .*img/none\.jpg does not exist"):
         find(written(rows))
 
 
@@ -208,8 +208,8 @@ def test_rows_that_cannot_be_packed_are_left_out_and_listed(written: Any, tmp_pa
         "k0": b"\0", "k2": b"\2\2\2", "k3": b"\3\3\3\3"
     }  # fmt: skip
     assert members(source, [2]) == {"k3": {"jpg": b"\3\3\3\3", "cls": b"0"}}
-    assert source.stored_sizes().tolist() == [2048] * 3
-    blocks = blocks_of(source)
+    assert source.contents.sizes.tolist() == [2048] * 3
+    blocks = source.contents.blocks
     assert blocks is None or blocks.cuts.tolist() == [0, 2, 3]
 
     for _ in range(2):  # the second time, all is there already

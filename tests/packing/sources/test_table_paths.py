@@ -79,7 +79,7 @@ def test_a_file_outside_the_folder_of_the_table_is_refused_unless_the_user_allow
         find(source, columns={"file": "bin"})
     message = str(caught.value)
     assert message.startswith(str(source))
-    assert any(place in message for place in ("line 3: ", "line 2: ", "row 1 of group 0: "))
+    assert any(place in message for place in ("row 3: ", "row 2: ", "row 1 of group 0: "))
     assert f"column 'file' names {path!r}, which lies outside the folder that paths start from" in message
     assert "allow_outside=True (--allow-outside)" in message
     assert "root= (--root)" in message
@@ -185,7 +185,7 @@ def test_a_remote_table_packs_no_local_file(folder: Path, tmp_path: Path) -> Non
     memory = fsspec.filesystem("memory")
     memory.pipe("memory://tables/t.csv", f"file\n{tmp_path}/secret.bin\n".encode())
     try:
-        with pytest.raises(SourceError, match=r"^memory://tables/t\.csv.*line 2: column 'file' names .*lies outside"):
+        with pytest.raises(SourceError, match=r"^memory://tables/t\.csv.*row 2: column 'file' names .*lies outside"):
             pack("memory://tables/t.csv", tmp_path / "out", columns={"file": "bin"})
         memory.pipe("memory://tables/t.csv", b"file\nimages/1.bin\n")
         found = pack("memory://tables/t.csv", tmp_path / "out", columns={"file": "bin"}, root=folder)

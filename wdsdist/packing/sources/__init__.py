@@ -10,50 +10,26 @@ from typing import Any, cast
 
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
-from wdsdist.packing.sources import columnar, folder, idx, python, remote, tars, textual, webdataset, zips
-from wdsdist.packing.sources.base import (
+from wdsdist.packing.sources import archive, folder, idx, python, remote, table, webdataset
+from wdsdist.packing.sources.python import Made
+from wdsdist.packing.sources.source import (
     Blocks,
     BrokenPayload,
+    Candidate,
     FilePayload,
-    LeftOut,
+    Kind,
     OnError,
-    Payload,
-    RangePayload,
     Sample,
-    Samples,
     Source,
+    SourceOptions,
     Stream,
-    blocks_of,
     is_stream,
-    payload_size,
-    sample_size,
 )
-from wdsdist.packing.sources.items import Encode
-from wdsdist.packing.sources.kinds import Kind, SourceOptions, at_path, path_of
-from wdsdist.packing.sources.python import Made
 
 __all__ = [
-    "KINDS",
-    "Blocks",
-    "BrokenPayload",
-    "Encode",
-    "FilePayload",
-    "LeftOut",
-    "Made",
-    "OnError",
-    "Payload",
-    "RangePayload",
-    "Sample",
-    "Samples",
-    "Source",
-    "SourceOptions",
-    "Stream",
-    "blocks_of",
-    "find",
-    "is_stream",
-    "payload_size",
-    "sample_size",
-]
+    "KINDS", "Blocks", "BrokenPayload", "Candidate", "FilePayload", "OnError", "Sample", "Source", "SourceOptions",
+    "Stream", "find", "is_stream",
+]  # fmt: skip
 
 _AS_IT_LOOKS = SourceOptions()
 _TABLE = frozenset({"columns", "root", "allow_outside"})
@@ -63,17 +39,17 @@ KINDS = (
     Kind("webdataset", "WebDataset shards, by their folder, a pattern or a list", webdataset.find),
     # Before all that looks at paths: what Python holds is none.
     Kind("python", "a data set or an iterable of Python", python.find, frozenset({"encode"})),
-    Kind("idx", "an IDX set such as train-images-idx3-ubyte.gz", at_path(idx.find)),
-    Kind("hf", "a folder that datasets' save_to_disk wrote", at_path(columnar.find_saved), _TABLE),
-    Kind("parquet", "Parquet files", at_path(partial(columnar.find, kind="parquet")), _TABLE),
-    Kind("arrow", "Arrow files", at_path(partial(columnar.find, kind="arrow")), _TABLE),
-    Kind("csv", "a manifest in CSV", at_path(partial(textual.find, kind="csv")), _TABLE),
-    Kind("tsv", "a manifest in TSV", at_path(partial(textual.find, kind="tsv")), _TABLE),
-    Kind("jsonl", "a manifest in JSON Lines", at_path(partial(textual.find, kind="jsonl")), _TABLE),
-    Kind("zip", "a .zip archive", at_path(zips.find), _FOLDERS),
-    Kind("tar", "a .tar archive, plain or compressed", at_path(tars.find), _FOLDERS),
+    Kind("idx", "an IDX set such as train-images-idx3-ubyte.gz", idx.find),
+    Kind("hf", "a folder that datasets' save_to_disk wrote", table.find_saved, _TABLE),
+    Kind("parquet", "Parquet files", partial(table.find, kind="parquet"), _TABLE),
+    Kind("arrow", "Arrow files", partial(table.find, kind="arrow"), _TABLE),
+    Kind("csv", "a manifest in CSV", partial(table.find, kind="csv"), _TABLE),
+    Kind("tsv", "a manifest in TSV", partial(table.find, kind="tsv"), _TABLE),
+    Kind("jsonl", "a manifest in JSON Lines", partial(table.find, kind="jsonl"), _TABLE),
+    Kind("zip", "a .zip archive", archive.find_zip, _FOLDERS),
+    Kind("tar", "a .tar archive, plain or compressed", archive.find_tar, _FOLDERS),
     # The last one: any folder is one.
-    Kind("folder", "a folder of files", at_path(folder.find), _FOLDERS),
+    Kind("folder", "a folder of files", folder.find, _FOLDERS),
 )
 """In the order in which they are tried: the first that recognises a source lists it."""
 
@@ -110,22 +86,23 @@ def find(
 
 
 def _find(source: object, options: SourceOptions) -> Source | Stream:
-    for candidate in _candidates(options.kind):
-        found = candidate.find(source, options)
+    candidate = Candidate(source)
+    for kind in _kinds(options.kind):
+        found = kind.find(candidate, options)
         if found is not None:
-            _check_options(candidate, found, options)
+            _check_options(kind, found, options)
             return found
     if isinstance(source, str) and storage.is_remote(source):
         return remote.find(source, options, _find_file)
-    raise _not_found(source, options.kind)
+    raise _not_found(candidate, options.kind)
 
 
 def _find_file(path: Path, options: SourceOptions) -> Source:
     return cast("Source", _find(path, options))  # no path is a stream
 
 
-def _candidates(kind: str | None) -> list[Kind]:
-    chosen = [candidate for candidate in KINDS if kind in (None, candidate.name)]
+def _kinds(kind: str | None) -> list[Kind]:
+    chosen = [known for known in KINDS if kind in (None, known.name)]
     if not chosen:
         raise ArgumentError(f"kind is {kind!r}: it must be one of {', '.join(known.name for known in KINDS)}")
     return chosen
@@ -141,10 +118,10 @@ def _check_options(kind: Kind, found: Source | Stream, options: SourceOptions) -
             )
 
 
-def _not_found(source: object, kind: str | None) -> SourceError | SourceNotFoundError:
+def _not_found(candidate: Candidate, kind: str | None) -> SourceError | SourceNotFoundError:
     """Return the error for what no kind recognises."""
-    path = path_of(source)
-    *others, last = (known.description for known in reversed(_candidates(kind)))
+    source, path = candidate.given, candidate.path
+    *others, last = (known.description for known in reversed(_kinds(kind)))
     accepted = f"{'; '.join(others)}; or {last}" if others else last
     if not isinstance(source, (str, os.PathLike)):
         return SourceError(f"{source!r} is of no kind that can be packed: that is {accepted}")

@@ -1,60 +1,71 @@
-"""What all archives have in common: their files as a tree of folders, and the samples in it."""
+"""Archives of files as samples, read in place: tars, compressed tars, and zips.
+
+The files of a plain tar, and those that a zip stores as they are, are parts of the archive; what a zip holds compressed
+is decompressed when it is written. A tar that holds nothing but tars, as ImageNet's does, is read one level deep: each
+inner tar is a folder.
+
+A compressed tar can only be read from its start, and a shuffled shard holds samples from all over it: it is
+decompressed once, into a temporary file, which costs the disk space of the tar while it is packed. Nothing is unpacked
+under the names in the archive.
+
+Source: PKWARE, "APPNOTE.TXT - .ZIP File Format Specification", sections 4.3 and 4.4; Python's `zipfile` reads it.
+"""
 
 from __future__ import annotations
 
-import os
+import contextlib
+import functools
+import lzma
+import mmap
 import re
+import stat
+import struct
+import zipfile
+import zlib
+from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
+
+import numpy as np
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.errors import SourceError
-from wdsdist.packing.sources.base import LeftOut, OnError, Samples
-from wdsdist.packing.sources.grouping import Folder, list_samples, shown
-from wdsdist.packing.sources.kinds import SourceOptions
-from wdsdist.packing.sources.listed import Listed, OfListing, Taken, packable
-from wdsdist.shards.tar import is_text, split_name
+from wdsdist.errors import ShardDamagedError, SourceError, StorageError
+from wdsdist.packing.sources.deferred import deferred
+from wdsdist.packing.sources.listed_source import Listed, Taken, listed_source, packable
+from wdsdist.packing.sources.listing import Folder, list_samples
+from wdsdist.packing.sources.scan import shown
+from wdsdist.packing.sources.source import (
+    BrokenPayload,
+    Candidate,
+    FileStamp,
+    LeftOut,
+    OnError,
+    Payload,
+    RangePayload,
+    Sample,
+    Samples,
+    Source,
+    SourceOptions,
+)
+from wdsdist.shards import tar as tarformat
+from wdsdist.shards.tar import BLOCK, Members, is_tar, is_text, split_name
+from wdsdist.storage import compression
 
 _MOST_BYTES = 2**60  # so that sizes can be added up
 
-Stamp = tuple[int, int]
-"""Size and time of the last change of an archive, when it was listed."""
-
-
-def stamp(path: Path | str) -> Stamp:
-    """Return what tells one state of a file from another."""
-    status = os.stat(path)  # noqa: PTH116 - a worker has the path as text
-    return status.st_size, status.st_mtime_ns
-
-
-def check_stamp(path: str, expected: Stamp) -> None:
-    """Raise `SourceError` for an archive that is no longer as it was when it was listed."""
-    try:
-        found = stamp(path)
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
-    if found != expected:
-        raise SourceError(f"{path} has changed since it was listed: pack again once it is at rest")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ArchiveSource(OfListing):
-    """The samples of an archive, in the order of their first files' paths."""
-
-    kind: str
-    location: str
-    listed: Listed
-    state: Stamp
-    samples: Callable[[Taken], Samples]
-    """Gives the parts of a listing their data."""
-
-    def fingerprint(self) -> str:
-        return self.listed.fingerprint(f"{self.kind}\0{self.state}")
-
-    def take(self, indices: Int64s) -> Samples:
-        return self.samples(self.listed.take(indices))
+_LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, length of the name, length of the extra field
+_ENCRYPTED = 0x41  # flags: by a password, or strongly
+_UTF8 = 0x800
+_UNIX = 3  # the system that an archive was made on
+_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA}
+_MOST_EXPANSION = 1032  # of deflate: 258 bytes by two bits
+_SMALL = 1 << 20  # bytes of a stored file that are kept once they have been read for their checksum
+_DAMAGE = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, NotImplementedError, struct.error
+)  # fmt: skip
 
 
 class Tree:
@@ -117,6 +128,10 @@ class Tree:
         listing = list_samples(lambda path: self._folders.pop(root + path))
         return packable(self.label, listing, folders, options, skipped=self.skipped, left_out=self.left_out)
 
+    def source(self, kind: str, options: SourceOptions, file: FileStamp, samples: Callable[[Taken], Samples]) -> Source:
+        """Return the source of an archive; ``samples`` gives the parts of the listing their data."""
+        return listed_source(kind, self.label, self.listed(options), f"{kind}\0{file[1:]}", samples)
+
     def _root(self, *, single_class: bool) -> bytes:
         """Return the folder around everything, however deep, with a slash at its end; empty where there is none."""
         root = b""
@@ -159,3 +174,270 @@ class Tree:
             self._filled.add(above)
             above = above[: above.rfind(b"/", 0, -1) + 1]
         return self._folders[path]
+
+
+@dataclass(frozen=True, slots=True)
+class TarSamples:
+    """Some samples of a tar archive."""
+
+    file: FileStamp
+    taken: Taken
+
+    def __len__(self) -> int:
+        return len(self.taken)
+
+    def __iter__(self) -> Iterator[Sample]:
+        self.file.check()
+        return self.taken.samples(lambda _, size, place: RangePayload(self.file.path, place, size))
+
+
+def find_tar(candidate: Candidate, options: SourceOptions) -> Source | None:
+    """List the samples of a tar archive, compressed or not; return ``None`` for what is none."""
+    path = candidate.path
+    if path is None or not path.is_file() or not (is_tar(path.name) or options.kind == "tar"):
+        return None
+    with _as_source_errors():
+        codec = compression.codec_of(path)
+    if codec is None:
+        if is_tar(path.name) and path.suffix.lower() != ".tar":
+            raise SourceError(
+                f"{path} is not compressed by gzip, bzip2, xz or zstd: fetch it again, or unpack it to a plain .tar"
+            )
+        return _tar_source(path, str(path), options)
+    state = f"{codec}\0{FileStamp.of(path)[1:]}\0{options.class_folders}"
+
+    def make(scratch: Path) -> Source:
+        target = scratch / "unpacked.tar"
+        with _as_source_errors():
+            compression.unpack(path, target)
+        return _tar_source(target, str(path), options)
+
+    return deferred("tar", str(path), state, options.scratch, make)
+
+
+@contextlib.contextmanager
+def _as_source_errors() -> Iterator[None]:
+    try:
+        yield
+    except (ShardDamagedError, StorageError) as error:
+        raise SourceError(str(error)) from error
+
+
+def _tar_source(path: Path, label: str, options: SourceOptions) -> Source:
+    file = FileStamp.of(path)
+    tree = Tree(label, options.on_error)
+    try:
+        _list(path, label, tree)
+    except ShardDamagedError as error:
+        raise SourceError(f"{error}: fetch it again, or make it anew") from error
+    except OSError as error:
+        raise SourceError(f"{label} cannot be read: {error.strerror}") from error
+    return tree.source("tar", options, file, functools.partial(TarSamples, file))
+
+
+def _list(path: Path, label: str, tree: Tree) -> None:
+    with _mapped(path, label) as content:
+        nested = _are_tars(tarformat.scan_parts(content, label=label))
+        for part in tarformat.scan_parts(content, label=label):
+            tree.skipped.update(part.skipped)
+            for name, offset, size in _files(part):
+                if not nested:
+                    tree.add(name, size, offset)
+                    continue
+                folder = name[: -len(".tar")] + "/"
+                for inner in tarformat.scan_parts(content, label=f"{label}/{name}", start=offset, stop=offset + size):
+                    for one, place, length in _files(inner):
+                        tree.add(folder + one, length, place)
+
+
+def _are_tars(parts: Iterable[Members]) -> bool:
+    """Say whether there are members, and each is a tar by its name."""
+    found = False
+    for part in parts:
+        if not all(name.lower().endswith(".tar") for name in part.names):
+            return False
+        found = found or bool(part.names)
+    return found
+
+
+def _files(part: Members) -> Iterator[tuple[str, int, int]]:
+    return zip(part.names, part.offsets.tolist(), part.sizes.tolist(), strict=True)
+
+
+@contextlib.contextmanager
+def _mapped(path: Path, label: str) -> Iterator[mmap.mmap]:
+    with path.open("rb") as stream:
+        if FileStamp.of(path).size < BLOCK:
+            raise SourceError(f"{label} is empty or no tar: fetch it again")
+        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            yield content
+
+
+@dataclass(frozen=True, slots=True)
+class ZipSamples:
+    """Some samples of a zip archive."""
+
+    file: FileStamp
+    taken: Taken
+    """A file's place is that of its entry in the directory of the archive."""
+    entries: Int64s
+    """int64 [files, 5]: what the directory says of each, as `_zip_entries` has it."""
+
+    def __len__(self) -> int:
+        return len(self.taken)
+
+    def __iter__(self) -> Iterator[Sample]:
+        self.file.check()
+        entries = dict(zip(self.taken.places or (), map(_info, *self.entries.T.tolist()), strict=True))
+        with Path(self.file.path).open("rb") as stream:
+            yield from self.taken.samples(lambda name, size, place: self._payload(stream, entries[place], name, size))
+
+    def _payload(self, stream: IO[bytes], entry: zipfile.ZipInfo, name: str, size: int) -> Payload:
+        try:
+            start = _data_offset(stream, entry.header_offset)
+            stream.seek(start)
+            if entry.compress_type != zipfile.ZIP_STORED:
+                return _decompressed(stream, entry, size)
+            if size <= _SMALL:
+                data = stream.read(size)
+                crc, found = zlib.crc32(data), len(data)
+            else:
+                data, (crc, found) = b"", _checksum(stream, size)
+            if found != size or crc != entry.CRC:
+                raise zipfile.BadZipFile("its checksum is wrong")
+            return data or RangePayload(self.file.path, start, size)
+        except _DAMAGE as error:
+            return BrokenPayload(f"{self.file.path}/{name} is damaged ({error}): fetch the archive again", size)
+
+
+def find_zip(candidate: Candidate, options: SourceOptions) -> Source | None:
+    """List the samples of a zip archive; return ``None`` for what is none."""
+    path = candidate.path
+    if path is None or not path.is_file() or (path.suffix.lower() != ".zip" and options.kind != "zip"):
+        return None
+    file = FileStamp.of(path)
+    tree = Tree(str(path), options.on_error)
+    infos, start = _directory(path)
+    entries = _zip_entries(infos)
+    _check_zip(path, infos, entries, start)
+    for place, info in enumerate(infos):
+        name = _name(info)
+        if name.endswith("/"):
+            tree.add_folder(name)
+        elif info.create_system == _UNIX and stat.S_ISLNK(info.external_attr >> 16):
+            tree.skipped["symbolic link"] += 1
+        else:
+            tree.add(name, info.file_size, place, _problem(info))
+
+    def samples(taken: Taken) -> ZipSamples:
+        return ZipSamples(file, taken, entries[taken.places or []])
+
+    return tree.source("zip", options, file, samples)
+
+
+def _directory(path: Path) -> tuple[list[zipfile.ZipInfo], int]:
+    """Return the entries of the directory, and where it starts."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.infolist(), archive.start_dir
+    except PermissionError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
+    except (*_DAMAGE, OverflowError, IndexError) as error:
+        raise SourceError(f"{path} is not a zip archive, or is cut or damaged ({error}): fetch it again") from error
+
+
+def _zip_entries(infos: list[zipfile.ZipInfo]) -> Int64s:
+    """int64 [entries, 5]: header, method, flags, CRC and compressed size of each, all that reading its data takes."""
+    found = array("q")
+    for one in infos:
+        found.extend(
+            (one.header_offset, one.compress_type, one.flag_bits, one.CRC, min(one.compress_size, _MOST_BYTES))
+        )
+    return np.frombuffer(found, np.int64).reshape(-1, 5) if found else np.zeros((0, 5), np.int64)
+
+
+def _info(header: int, method: int, flags: int, crc: int, size: int) -> zipfile.ZipInfo:
+    """Return an entry as `zipfile` reads its data; its name and whole size are known elsewhere."""
+    info = zipfile.ZipInfo()
+    info.header_offset, info.compress_type, info.flag_bits, info.CRC, info.compress_size = (
+        header,
+        method,
+        flags,
+        crc,
+        size,
+    )
+    return info
+
+
+def _check_zip(path: Path, infos: list[zipfile.ZipInfo], entries: Int64s, start: int) -> None:
+    """Raise `SourceError` for a directory, which starts at a byte, whose entries share bytes or expand without end.
+
+    Source: Fifield, "A better zip bomb" (WOOT 2019): one run of compressed bytes stands for thousands of files.
+    """
+    order = np.argsort(entries[:, 0], kind="stable")
+    # At the earliest: a local header may have names and notes of any length.
+    ends = (entries[:, 0] + _LOCAL_HEADER.size + entries[:, 4])[order]
+    following = np.append(entries[order[1:], 0], start)[: len(ends)]
+    wrong = np.flatnonzero(ends > following)
+    if len(wrong):
+        raise SourceError(
+            f"{path} holds entries that share their bytes, at byte {int(following[wrong[0]]):,}, as a bomb does to "
+            f"expand without end: make the archive anew"
+        )
+    size = path.stat().st_size
+    expanded, most = sum(info.file_size for info in infos if not _problem(info)), compression.most_expanded(size)
+    if expanded > most:
+        raise SourceError(
+            f"{path} expands to {expanded:,} bytes, more than the {most:,} that {size:,} may be, as a bomb does: if it "
+            f"is not one, unpack it and pack the folder"
+        )
+
+
+def _name(info: zipfile.ZipInfo) -> str:
+    """Return the path of an entry: without a flag for UTF-8, `zipfile` reads all as MS-DOS wrote them."""
+    name = info.filename
+    if info.create_system == _UNIX and not (info.flag_bits & _UTF8 or name.isascii()):
+        # Such as Info-ZIP where no locale is set: it stores the bytes of the file system.
+        with contextlib.suppress(UnicodeDecodeError):
+            return name.encode("cp437").decode()
+    return name
+
+
+def _problem(info: zipfile.ZipInfo) -> str:
+    if info.flag_bits & _ENCRYPTED:
+        return "is encrypted: decrypt the archive first"
+    if info.compress_type not in _METHODS:
+        return f"is compressed by method {info.compress_type}, which Python's zipfile does not read: unpack the archive"
+    if info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size:
+        return (
+            f"has {info.compress_size:,} stored bytes, but {info.file_size:,} in the directory: fetch the archive again"
+        )
+    if info.compress_type == zipfile.ZIP_DEFLATED and info.file_size > _MOST_EXPANSION * (info.compress_size + 1):
+        return f"has {info.file_size:,} bytes in the directory, more than can be in {info.compress_size:,}"
+    return ""
+
+
+def _data_offset(stream: IO[bytes], header: int) -> int:
+    """Return where the data of an entry starts: only its local header knows."""
+    stream.seek(header)
+    signature, name, extra = _LOCAL_HEADER.unpack(stream.read(_LOCAL_HEADER.size))
+    if signature != b"PK\3\4":
+        raise zipfile.BadZipFile(f"no local header at byte {header:,}")
+    return header + _LOCAL_HEADER.size + int(name) + int(extra)
+
+
+def _decompressed(stream: IO[bytes], entry: zipfile.ZipInfo, size: int) -> bytes:
+    entry.file_size = size
+    with zipfile.ZipExtFile(stream, "r", entry) as file:  # checks the CRC, and gives no more than the size
+        data = file.read()
+    if len(data) != size:
+        raise zipfile.BadZipFile(f"it has {len(data):,} bytes, but {size:,} in the directory")
+    return data
+
+
+def _checksum(stream: IO[bytes], size: int) -> tuple[int, int]:
+    """Return the CRC-32 of the next bytes, and how many there are."""
+    crc = found = 0
+    while piece := stream.read(min(size - found, _SMALL)):
+        crc, found = zlib.crc32(piece, crc), found + len(piece)
+    return crc, found

@@ -2,81 +2,54 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import shutil
 import tempfile
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from wdsdist._util.array_types import Int64s
-from wdsdist.packing.sources.base import Blocks, LeftOut, Samples, Source, blocks_of
+from wdsdist.packing.sources.source import Contents, Source
 
 SUFFIX = "-source"
 """What the names of temporary folders end with; they start with ``.tmp-``."""
 
 
-@dataclass(frozen=True, eq=False)
-class DeferredSource:
-    """A source behind one large temporary file.
+def deferred(kind: str, location: str, state: str, scratch: Path | None, make: Callable[[Path], Source]) -> Source:
+    """Return a source behind one large temporary file.
 
     Its fingerprint is known without that file, so a finished destination costs nothing. The file is made when the
-    samples are first asked for, in a folder of its own that goes with this object, or with the process. Only a
-    process that is killed leaves it, for the next run to remove.
+    samples are first asked for, in a temporary folder that goes with the source.
+
+    Args:
+        kind: of the source.
+        location: of the source.
+        state: what tells this content of the source from another.
+        scratch: where the temporary file may lie.
+        make: makes the file in the folder given, and lists it.
     """
 
-    kind: str
-    location: str
-    state: str
-    """What tells this content of the source from another."""
-    scratch: Path | None
-    """Where the temporary file may lie."""
-    make: Callable[[Path], Source]
-    """Makes the file in the folder given, and lists it."""
-
-    @functools.cached_property
-    def made(self) -> Source:
-        """The source itself."""
-        if self.scratch is not None:
-            self.scratch.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=".tmp-", suffix=SUFFIX, dir=self.scratch))
-        weakref.finalize(self, _remove, folder, os.getpid())
+    def load(owner: Source) -> Contents:
+        folder, remove = temporary_folder(owner, scratch)
         try:
-            return self.make(folder)
+            return make(folder).contents
         except BaseException:
-            _remove(folder, os.getpid())
+            remove()
             raise
 
-    @property
-    def has_exact_sizes(self) -> bool:
-        return self.made.has_exact_sizes
+    return Source(kind, location, hashlib.sha256(f"{kind}\0{state}".encode()).hexdigest(), load)
 
-    @property
-    def left_out(self) -> tuple[LeftOut, ...]:
-        return self.made.left_out
 
-    @property
-    def blocks(self) -> Blocks | None:
-        return blocks_of(self.made)
+def temporary_folder(owner: object, scratch: Path | None) -> tuple[Path, Callable[[], object]]:
+    """Make a folder that goes with its owner, or with the process; return it, and what removes it before that.
 
-    def __len__(self) -> int:
-        return len(self.made)
-
-    def fingerprint(self) -> str:
-        return hashlib.sha256(f"{self.kind}\0{self.state}".encode()).hexdigest()
-
-    def extra(self) -> dict[str, Any]:
-        return self.made.extra()
-
-    def stored_sizes(self) -> Int64s:
-        return self.made.stored_sizes()
-
-    def take(self, indices: Int64s) -> Samples:
-        return self.made.take(indices)
+    Only a process that is killed leaves it; the next run into the same place removes it.
+    """
+    if scratch is not None:
+        scratch.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=".tmp-", suffix=SUFFIX, dir=scratch))
+    return folder, weakref.finalize(owner, _remove, folder, os.getpid())
 
 
 def _remove(folder: Path, owner: int) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
-from wdsdist.packing.sources.base import FilePayload, LeftOut, OnError, Sample
-from wdsdist.packing.sources.grouping import Folder, list_samples, shown
-from wdsdist.packing.sources.kinds import SourceOptions
-from wdsdist.packing.sources.listed import Listed, OfListing, Taken, packable
-from wdsdist.packing.sources.listing import Listing
+from wdsdist.packing.sources.listed_source import Taken, listed_source, packable
+from wdsdist.packing.sources.listing import Folder, Listing, list_samples
+from wdsdist.packing.sources.scan import FILE, FOLDER, LINK, OTHER, FolderEntries, shown
+from wdsdist.packing.sources.source import Candidate, FilePayload, LeftOut, OnError, Sample, Source, SourceOptions
 from wdsdist.shards.tar import is_tar, split_name
 
 _HIDDEN = ord(".")
@@ -35,34 +34,21 @@ class FolderSamples:
         return self.taken.samples(lambda path, size, _: FilePayload(above + path, size))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FolderSource(OfListing):
-    """All samples of a folder, in the order of their first files' paths, byte by byte."""
-
-    location: str
-    listed: Listed
-    kind: str = "folder"
-
-    def fingerprint(self) -> str:
-        return self.listed.fingerprint(self.kind)
-
-    def take(self, indices: Int64s) -> FolderSamples:
-        return FolderSamples(self.location, self.listed.take(indices))
-
-
-def find(root: Path, options: SourceOptions) -> FolderSource | None:
+def find(candidate: Candidate, options: SourceOptions) -> Source | None:
     """List the samples of a folder; return ``None`` for what is none."""
-    if not root.is_dir():
+    root, entries = candidate.path, candidate.entries
+    if root is None or entries is None:
         return None
     walk = _Walk(root, options.on_error)
-    listing = walk.run()
+    listing = walk.run(entries)
     if walk.tars:
         raise SourceError(
             f"{root} holds {len(walk.tars):,} tar files, such as {min(walk.tars)}: if they are WebDataset shards, run "
             f"`wdsdist index {root}`; if not, unpack them and pack the folder that results"
         )
     listed = packable(str(root), listing, walk.folders, options, skipped=walk.skipped, left_out=walk.left_out)
-    return FolderSource(str(root), listed)
+    samples = functools.partial(FolderSamples, str(root))
+    return listed_source("folder", str(root), listed, "folder", samples, of_files=True)
 
 
 class _Walk:
@@ -77,57 +63,63 @@ class _Walk:
         self.left_out: list[LeftOut] = []  # folders of which nothing is known
         self._above = {b"": frozenset((_identity(root.stat()),))}
 
-    def run(self) -> Listing:
-        listing = list_samples(self._open)
+    def run(self, entries: FolderEntries) -> Listing:
+        """List all files; ``entries`` are those of the root."""
+        root = self._folder(b"", entries)
+        self.folders = [os.fsdecode(name) for name in root.folders]
+        listing = list_samples(lambda path: self._open(path) if path else root)
         self.left_out.sort(key=lambda one: one.key)
         return listing
 
     def _open(self, path: bytes) -> Folder:
-        """List one folder; what lies in it is told apart by the type that the folder itself notes, where it does."""
+        """List a folder under the root, or leave it out where it cannot be listed."""
+        try:
+            return self._folder(path, FolderEntries.of(os.fsencode(self.root) + b"/" + path))
+        except OSError as error:
+            what = f"cannot be listed ({error.strerror}): mend it or move it away"
+            if self.on_error == "raise":
+                raise SourceError(f"{self.root / shown(path.rstrip(b'/'))} {what}") from error
+            self.left_out.append(LeftOut(shown(path), f"{shown(path.rstrip(b'/'))} {what}"))
+            return Folder()
+
+    def _folder(self, path: bytes, entries: FolderEntries) -> Folder:
+        """Look up the files of a folder; the folders in it are for later."""
         found = Folder()
         above = self._above.pop(path)
         no_samples_here = split_name(os.fsdecode(path) + "a.a") is None  # such as `__meta__/`
-        try:
-            with os.scandir(os.fsencode(self.root) + b"/" + path) as entries:
-                for entry in entries:
-                    name = entry.name
-                    if name[0] == _HIDDEN:
-                        self.skipped["hidden folder" if entry.is_dir() else "hidden file"] += 1
-                    elif entry.is_dir():
-                        self._enter(path, entry, above, found)
-                    elif no_samples_here or not 0 < name.find(b".") < len(name) - 1 or not _can_be_member(name):
-                        self.skipped["name without a key and an extension"] += 1
-                    else:
-                        self._add(path, entry, found)
-        except OSError as error:
-            what = f"cannot be listed ({error.strerror}): mend it or move it away"
-            if not path or self.on_error == "raise":
-                raise SourceError(f"{self.root / shown(path.rstrip(b'/'))} {what}") from error
-            self.left_out.append(LeftOut(shown(path), f"{shown(path.rstrip(b'/'))} {what}"))
-            found = Folder()
-        if not path:
-            self.folders = [os.fsdecode(name) for name in found.folders]
+        prefix = os.fsencode(self.root) + b"/" + path
+        for name, kind in entries:
+            if name[0] == _HIDDEN:
+                self.skipped["hidden folder" if kind & ~LINK == FOLDER else "hidden file"] += 1
+            elif kind & ~LINK == FOLDER:
+                self._enter(path, prefix, name, kind, above, found)
+            elif no_samples_here or not 0 < name.find(b".") < len(name) - 1 or not _can_be_member(name):
+                self.skipped["name without a key and an extension"] += 1
+            else:
+                self._add(path, prefix, name, kind, found)
         return found
 
-    def _enter(self, path: bytes, entry: os.DirEntry[bytes], above: frozenset[tuple[int, int]], found: Folder) -> None:
-        identity = _identity(entry.stat())
+    def _enter(
+        self, path: bytes, prefix: bytes, name: bytes, kind: int, above: frozenset[tuple[int, int]], found: Folder
+    ) -> None:
+        identity = _identity(os.stat(prefix + name))  # noqa: PTH116 - the name may be no text
         # A link to a folder that it lies in would be followed for ever.
-        if entry.is_symlink() and identity in above:
+        if kind & LINK and identity in above:
             self.skipped["link to a folder around it"] += 1
             return
-        found.folders.append(entry.name)
-        self._above[path + entry.name + b"/"] = above | {identity}
+        found.folders.append(name)
+        self._above[path + name + b"/"] = above | {identity}
 
-    def _add(self, path: bytes, entry: os.DirEntry[bytes], found: Folder) -> None:
-        name, problem = entry.name, ""
-        if entry.is_file():
+    def _add(self, path: bytes, prefix: bytes, name: bytes, kind: int, found: Folder) -> None:
+        problem = ""
+        if kind & ~LINK == FILE:
             try:
-                status = entry.stat()
+                status = os.stat(prefix + name)  # noqa: PTH116 - a Path for each of millions of files is slow
                 found.add(name, status.st_size, mtime_ns=status.st_mtime_ns)
             except OSError as error:
                 found.add(name, 0, mtime_ns=0)
                 problem = f"cannot be read ({error.strerror}): mend it or remove it"
-        elif entry.is_symlink():
+        elif kind == OTHER | LINK and not os.path.exists(prefix + name):  # noqa: PTH110 - as above
             found.add(name, 0, mtime_ns=0)
             problem = "is a link to nothing: mend it or remove it"
         else:

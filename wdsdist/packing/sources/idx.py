@@ -11,23 +11,20 @@ import gzip
 import hashlib
 import io
 import math
-import os
 import re
 import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
-from wdsdist.packing.sources.base import LeftOut, Sample, payload_size
-from wdsdist.packing.sources.kinds import SourceOptions
-from wdsdist.shards.tar import stored_size
+from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Sample, Source, SourceOptions, sample_size
 from wdsdist.storage.compression import most_expanded
 
 _NAME = re.compile(r"(?P<prefix>.+)-(?P<role>images|labels)[-.]idx\d-[a-z]+\d*(?P<gz>\.gz)?")
@@ -36,20 +33,12 @@ _DIGITS = 6
 _CHUNK = 1 << 20
 
 
-class _File(NamedTuple):
-    """A file as it was when the source was listed."""
-
-    path: str
-    size: int
-    mtime_ns: int
-
-
 @dataclass(frozen=True, slots=True)
 class IdxSamples:
     """Some samples of an IDX set; the arrays are read, once in each process, when the samples are."""
 
-    images: _File
-    labels: _File | None
+    images: FileStamp
+    labels: FileStamp | None
     prefix: str
     digits: int
     indices: list[int]
@@ -70,74 +59,30 @@ class IdxSamples:
                 yield key, [("cls", str(labels[index]).encode()), ("npy", data)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class IdxSource:
-    """An IDX set: a file of images, and perhaps one of labels."""
-
-    location: str
-    images: _File
-    labels: _File | None
-    shape: tuple[int, ...]
-    """Of the file of images: their number first."""
-    skipped: dict[str, int]
-    """Files beside the set that belong to none, counted."""
-    kind: str = "idx"
-    has_exact_sizes: bool = True
-    left_out: tuple[LeftOut, ...] = ()
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    @property
-    def prefix(self) -> str:
-        """What the keys start with, such as ``train``."""
-        return Path(self.location).name
-
-    @property
-    def digits(self) -> int:
-        """Digits of the number in each key."""
-        return max(_DIGITS, len(str(len(self) - 1)))
-
-    def fingerprint(self) -> str:
-        state = hashlib.sha256(f"{self.kind}\n".encode())
-        for file in (self.images, self.labels):
-            if file is not None:
-                state.update(f"{Path(file.path).name}\0{file.size}\0{file.mtime_ns}\n".encode())
-        return state.hexdigest()
-
-    def extra(self) -> dict[str, Any]:
-        return {"skipped": self.skipped} if self.skipped else {}
-
-    def stored_sizes(self) -> Int64s:
-        # All samples take the same room: keys are equally long, and every label fits in one block.
-        key, members = next(iter(self.take(np.zeros(1, np.int64))))
-        size = sum(stored_size(f"{key}.{extension}", payload_size(payload)) for extension, payload in members)
-        return np.full(len(self), size, np.int64)
-
-    def take(self, indices: Int64s) -> IdxSamples:
-        return IdxSamples(self.images, self.labels, self.prefix, self.digits, indices.tolist())
-
-
-def find(path: Path, options: SourceOptions) -> IdxSource | None:
+def find(candidate: Candidate, options: SourceOptions) -> Source | None:
     """Return the IDX set that a path names, or nothing where it names none."""
+    path = candidate.path
+    if path is None:
+        return None
     if path.is_file():
         match = _NAME.fullmatch(path.name)
         if match is None:
             return None
         if match["role"] == "labels":
             raise SourceError(f"{path} holds labels only: name the file of images that they belong to")
-        prefix = match["prefix"]
-        return _source(path.parent / prefix, path, _sets(path.parent)[prefix].get("labels"), {})
-    folder = path if path.is_dir() else path.parent
-    sets = {prefix: files for prefix, files in _sets(folder).items() if "images" in files}
-    if path.is_dir() and sets:
+        labels = _sets(Candidate(path.parent))[match["prefix"]].get("labels")
+        return _source(path.parent / match["prefix"], path, labels, {})
+    skipped = {}
+    if candidate.entries is not None:
+        sets = _sets(candidate)
         if len(sets) > 1:
             raise SourceError(_several(path, sets))
-        others = sum(1 for file in path.iterdir() if _NAME.fullmatch(file.name) is None)
-        path, skipped = path / next(iter(sets)), {"file beside the IDX set": others} if others else {}
-    elif path.name in sets and not path.exists():
-        skipped = {}
+        path = path / next(iter(sets), "")
+        others = sum(_NAME.fullmatch(name) is None for name in candidate.entries.texts()) if sets else 0
+        skipped = {"file beside the IDX set": others} if others else {}
     else:
+        sets = {} if path.exists() else _sets(Candidate(path.parent))
+    if path.name not in sets:
         return None
     files = sets[path.name]
     return _source(path, files["images"], files.get("labels"), skipped)
@@ -145,7 +90,7 @@ def find(path: Path, options: SourceOptions) -> IdxSource | None:
 
 def hint(path: Path) -> str:
     """Say which IDX sets lie where a path was looked for in vain."""
-    prefixes = sorted(prefix for prefix, files in _sets(path.parent).items() if "images" in files)
+    prefixes = sorted(_sets(Candidate(path.parent)))
     return f" ({path.parent} holds the IDX sets {' and '.join(prefixes)})" if prefixes else ""
 
 
@@ -162,8 +107,8 @@ def parse(stream: io.BufferedIOBase, label: str, most: int | None = None) -> npt
     expected = math.prod(shape) * dtype.itemsize
     if most is not None and expected > most:
         raise SourceError(
-            f"{label} asks for {expected:,} bytes, more than the {most:,} that a compressed file of its size may hold: "
-            f"fetch it again, or decompress it if it is whole"
+            f"{label} announces {expected:,} bytes, more than the {most:,} that a compressed file of its size may "
+            f"hold: fetch it again, or decompress it if it is whole"
         )
     content = bytearray()
     # In pieces: a damaged header may ask for more memory than there is.
@@ -196,8 +141,8 @@ def _read_header(stream: io.BufferedIOBase, label: str) -> tuple[np.dtype[Any], 
     return np.dtype(_TYPES[magic[2]]), struct.unpack(f">{magic[3]}I", sizes)
 
 
-def _source(location: Path, images: Path, labels: Path | None, skipped: dict[str, int]) -> IdxSource:
-    files = _File(*_status(images)), _File(*_status(labels)) if labels else None
+def _source(location: Path, images: Path, labels: Path | None, skipped: dict[str, int]) -> Source:
+    files = FileStamp.of(images), FileStamp.of(labels) if labels else None
     shape = _load(files[0]).shape
     if not shape[0]:
         raise SourceError(f"{images} holds no image")
@@ -210,21 +155,33 @@ def _source(location: Path, images: Path, labels: Path | None, skipped: dict[str
                 f"{images.name} holds {shape[0]:,} images but {labels.name if labels else ''} {len(array):,} labels: "
                 f"they do not belong together"
             )
-    return IdxSource(str(location), *files, shape, skipped)
+    digits = max(_DIGITS, len(str(shape[0] - 1)))
+
+    def load(_: Source) -> Contents:
+        def take(indices: Int64s) -> IdxSamples:
+            return IdxSamples(*files, location.name, digits, indices.tolist())
+
+        # All samples take the same room: keys are equally long, and every label fits in one block.
+        sizes = np.full(shape[0], sample_size(next(iter(take(np.zeros(1, np.int64))))), np.int64)
+        return Contents(sizes=sizes, take=take, notes={"skipped": skipped} if skipped else {})
+
+    state = hashlib.sha256(b"idx\n")
+    for file in filter(None, files):
+        state.update(f"{Path(file.path).name}\0{file.size}\0{file.mtime_ns}\n".encode())
+    return Source("idx", str(location), state.hexdigest(), load)
 
 
-def _sets(folder: Path) -> dict[str, dict[str, Path]]:
-    """Return the files of each set in a folder by their role; of a file and its gzip'd copy, the file."""
+def _sets(folder: Candidate) -> dict[str, dict[str, Path]]:
+    """Return the files of each set with images in a folder, by their role; of a file and its gzip'd copy, the file."""
     sets: dict[str, dict[str, Path]] = {}
-    if not folder.is_dir():
+    if folder.path is None or folder.entries is None or b"-images" not in folder.entries.names:
         return sets
-    with os.scandir(folder) as entries:  # one by one: there may be millions of other files
-        matches = [match for entry in entries if (match := _NAME.fullmatch(entry.name))]
-    for match in sorted(matches, key=lambda match: match.string):
-        files = sets.setdefault(match["prefix"], {})
-        if match["role"] not in files or not match["gz"]:
-            files[match["role"]] = folder / match.string
-    return sets
+    for match in map(_NAME.fullmatch, sorted(filter(_NAME.fullmatch, folder.entries.texts()))):
+        if match is not None:
+            files = sets.setdefault(match["prefix"], {})
+            if match["role"] not in files or not match["gz"]:
+                files[match["role"]] = folder.path / match.string
+    return {prefix: files for prefix, files in sets.items() if "images" in files}
 
 
 def _several(folder: Path, sets: dict[str, dict[str, Path]]) -> str:
@@ -241,16 +198,10 @@ def _several(folder: Path, sets: dict[str, dict[str, Path]]) -> str:
     )
 
 
-def _status(path: Path) -> tuple[str, int, int]:
-    status = path.stat()
-    return str(path), status.st_size, status.st_mtime_ns
-
-
 @functools.lru_cache(maxsize=2)  # the images and the labels of one set
-def _load(file: _File) -> npt.NDArray[Any]:
+def _load(file: FileStamp) -> npt.NDArray[Any]:
+    file.check()
     with _opened(file.path) as stream:
-        if _status(Path(file.path)) != file:
-            raise SourceError(f"{file.path} has changed since it was listed: pack again once it is at rest")
         return parse(stream, file.path, most_expanded(file.size) if file.path.endswith(".gz") else None)
 
 
@@ -262,8 +213,6 @@ def _opened(path: str) -> Iterator[io.BufferedIOBase]:
             yield stream
     except SourceError:
         raise
-    except FileNotFoundError as error:
-        raise SourceError(f"{path} has vanished since it was listed: pack again once it is back") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise SourceError(f"{path} is a damaged gzip file ({error}): fetch it again") from error
     except OSError as error:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from wdsdist.errors import ArgumentTypeError, SourceError
-from wdsdist.packing.sources.base import BrokenPayload, Payload, Sample
+from wdsdist.packing.sources.source import BrokenPayload, Encode, Payload, Sample
 from wdsdist.samples.encode import encode
 from wdsdist.shards.tar import is_text, split_name
-
-Encode = Callable[..., Mapping[str, Any]]
-"""From an item, or an item and its number, to a sample dict."""
 
 _DIGITS = 9
 _NOTES = frozenset(("__url__", "__local_path__", "__shard__", "__shardindex__", "__index__"))

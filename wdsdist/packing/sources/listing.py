@@ -1,24 +1,81 @@
-"""A list of files in arrays: some 30 bytes a file beside its name, so that ten million fit in memory with ease.
+"""A listing: the files of a folder or an archive in arrays, grouped into samples.
 
-It is filled folder by folder (`grouping.list_samples` sees to the order) and holds the files of each sample side by
-side, so samples are given by where they start.
+Files whose paths agree up to the first dot of the base name are one sample; samples come in the order of their first
+files' paths, byte by byte. A file takes some 30 bytes beside its name, so that ten million fit in memory with ease.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
+from wdsdist.packing.sources.scan import shown
 from wdsdist.shards.tar import BLOCK, PLAIN_NAME, SIZE_LIMIT, stored_size
 
 Names = npt.NDArray[np.bytes_]
 
 _CHUNK = 1 << 16  # files that are looked at together: enough for numpy, and little memory
+
+
+@dataclass(slots=True)
+class Folder:
+    """What lies directly in one folder: files that are members of samples, and further folders."""
+
+    folders: list[bytes] = field(default_factory=list)
+    """Their names."""
+    problems: dict[bytes, str] = field(default_factory=dict)
+    """What is wrong with a file, by its name."""
+    twins: set[bytes] = field(default_factory=set)
+    """Names that an archive holds more than once."""
+    sizes: array[int] = field(default_factory=lambda: array("q"))
+    mtimes: array[int] = field(default_factory=lambda: array("q"))
+    places: array[int] = field(default_factory=lambda: array("q"))
+    _names: bytearray = field(default_factory=bytearray)  # with a NUL after each, which no name holds
+
+    def add(self, name: bytes, size: int, *, mtime_ns: int | None = None, place: int | None = None) -> None:
+        """Add a file: its name has a key and an extension. ``place`` is where an archive holds it.
+
+        All files of a folder have a time, or none has; and so with places.
+        """
+        self._names += name + b"\0"
+        self.sizes.append(size)
+        if mtime_ns is not None:
+            self.mtimes.append(mtime_ns)
+        if place is not None:
+            self.places.append(place)
+
+    def sorted(self) -> tuple[Names, Int64s, Int64s, Int64s | None]:
+        """Return names, sizes, times and places of all files, in the order of their names; the folder is empty then.
+
+        Of files with the same name, the first one is given, and the name is noted among ``twins``.
+        """
+        names = self._take_names()
+        order = np.argsort(names, kind="stable")
+        names = names[order]
+        again = np.flatnonzero(names[1:] == names[:-1]) + 1
+        if len(again):
+            self.twins.update(names[again].tolist())
+            names, order = np.delete(names, again), np.delete(order, again)
+        sizes = np.frombuffer(self.sizes, np.int64)[order]
+        mtimes = np.frombuffer(self.mtimes, np.int64)[order] if self.mtimes else np.zeros(len(order), np.int64)
+        places = np.frombuffer(self.places, np.int64)[order] if self.places else None
+        return names, sizes, mtimes, places
+
+    def _take_names(self) -> Names:
+        ends = np.flatnonzero(np.frombuffer(self._names, np.uint8) == 0)
+        bounds = np.append(-1, ends)
+        names = np.empty(len(ends), f"S{max(1, int(np.diff(bounds).max(initial=2)) - 1)}")
+        for start in range(0, len(names), _CHUNK):
+            stop = min(start + _CHUNK, len(names))
+            names[start:stop] = bytes(self._names[bounds[start] + 1 : bounds[stop]]).split(b"\0")
+        self._names = bytearray()
+        return names
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +165,7 @@ class Listing:
         return np.concatenate(found)
 
 
-class ListingBuilder:
+class _ListingBuilder:
     """Fills a listing, run by run."""
 
     def __init__(self) -> None:
@@ -122,37 +179,25 @@ class ListingBuilder:
         self._problems: dict[int, str] = {}
         self._digest = hashlib.sha256()
 
-    def add(
-        self,
-        folder: bytes,
-        names: Names,
-        sizes: Int64s,
-        mtimes: Int64s,
-        places: Int64s | None,
-        problems: dict[int, str],
-    ) -> None:
-        """Add files of one folder: a sample is wholly in the run, its files in the order of their names.
-
-        ``problems`` says what is wrong with a file, by its place in ``names``.
-        """
-        if not len(names):
-            return
+    def add(self, part: _Part) -> None:
+        """Add files of one folder: a sample is wholly in the part, its files in the order of their names."""
+        names, sizes = part.names, part.sizes
         base = self._folder_files[-1]
-        self._folder_bytes += folder
+        self._folder_bytes += part.path
         self._folder_ends.append(len(self._folder_bytes))
         self._folder_files.append(base + len(names))
-        self._problems.update((base + number, what) for number, what in problems.items())
-        self._digest.update(b"%d %s\n" % (len(names), folder))
+        self._problems.update((base + number, what) for number, what in part.problems.items())
+        self._digest.update(b"%d %s\n" % (len(names), part.path))
         self._sizes += sizes.tobytes()
-        if places is not None:
-            self._places += places.tobytes()
+        if part.places is not None:
+            self._places += part.places.tobytes()
         last = b""
         for start in range(0, len(names), _CHUNK):
             chunk = names[start : start + _CHUNK]
             self._add_names(chunk, last, base + start)
             last = chunk[-1].partition(b".")[0]
         self._digest.update(sizes.astype("<i8").tobytes())
-        self._digest.update(mtimes.astype("<i8").tobytes())
+        self._digest.update(part.mtimes.astype("<i8").tobytes())
 
     def _add_names(self, names: Names, last_key: bytes, base: int) -> None:
         names = np.ascontiguousarray(names)
@@ -203,6 +248,78 @@ class ListingBuilder:
             problems=self._problems,
             digest=self._digest.hexdigest(),
         )
+
+
+def list_samples(open_folder: Callable[[bytes], Folder]) -> Listing:
+    """Return the samples of a tree of folders in the order of their first files' paths, byte by byte.
+
+    Args:
+        open_folder: gives what lies in a folder, by its path with a slash at its end; that of the outermost is empty.
+
+    >>> def open_folder(path):
+    ...     folder = Folder(folders=[] if path else [b"a"])
+    ...     folder.add(b"2.jpg", 10)
+    ...     folder.add(b"2.cls", 10)
+    ...     return folder
+    >>> listing = list_samples(open_folder)
+    >>> [listing.key(sample) for sample in range(listing.num_samples)], listing.path(2)
+    (['2', 'a/2'], 'a/2.cls')
+    """
+    builder = _ListingBuilder()
+    todo: list[_Part | bytes] = [b""]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, bytes):
+            todo += reversed(_parts(part, open_folder(part)))
+        else:
+            builder.add(part)
+    return builder.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Files of one folder that no other folder stands between."""
+
+    path: bytes
+    names: Names
+    sizes: Int64s
+    mtimes: Int64s
+    places: Int64s | None
+    problems: dict[int, str]
+    """What is wrong with a file, by its place in ``names``."""
+
+
+def _parts(path: bytes, folder: Folder) -> list[_Part | bytes]:
+    """Cut the files of a folder where the paths of further folders stand between them, but never within a sample."""
+    names, sizes, mtimes, places = folder.sorted()
+    cuts: list[tuple[int, bytes]] = []
+    for name in sorted(folder.folders, key=lambda name: name + b"/"):
+        cut = int(np.searchsorted(names, np.bytes_(name + b"/")))
+        # Of `a.jpg`, `a.d/` and `a.txt`, the first and last are one sample, which the folder comes after.
+        while 0 < cut < len(names) and _key(names[cut]) == _key(names[cut - 1]):
+            cut += 1
+        cuts.append((cut, name))
+    twins = {name: f"{shown(path + name)} is there twice: remove one of the two" for name in folder.twins}
+    problems = {**folder.problems, **twins}
+    parts: list[_Part | bytes] = []
+    start = 0
+    for stop, name in [*cuts, (len(names), b"")]:
+        if stop > start:
+            run = slice(start, stop)
+            wrong = {}
+            if problems:
+                wrong = {n: problems[one] for n, one in enumerate(names[run].tolist()) if one in problems}
+            parts.append(
+                _Part(path, names[run], sizes[run], mtimes[run], None if places is None else places[run], wrong)
+            )
+            start = stop
+        if name:
+            parts.append(path + name + b"/")
+    return parts
+
+
+def _key(name: bytes) -> bytes:
+    return name.partition(b".")[0]
 
 
 def _text(path: bytes | bytearray) -> str:

@@ -1,25 +1,51 @@
-"""What Python makes, recognised: an object, or its name in a module, such as ``my_module:make_dataset``."""
+"""What Python makes, as samples: a data set with random access, an iterable, or the name of one in a module.
+
+A map-style ``torch.utils.data.Dataset``, a list, and their kin are asked for items by the process that writes them. An
+iterable, such as a generator, is read once and in order, without knowing how many samples will come. What items hold is
+known only once they are made, so a few are made beforehand: they tell one source from another, and of a data set how
+large a sample is.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import inspect
+import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
+from wdsdist._util.pools import Carried, apart
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError, SourceNotFoundError
-from wdsdist.packing.sources.dataset import DatasetSource
-from wdsdist.packing.sources.items import Encode
-from wdsdist.packing.sources.iterable import IterableSource
-from wdsdist.packing.sources.kinds import SourceOptions
+from wdsdist.packing.sources.items import ItemEncoder, broken, digest, numbered, refuse_again
+from wdsdist.packing.sources.source import (
+    Candidate,
+    Contents,
+    Encode,
+    LeftOut,
+    OnError,
+    Sample,
+    Source,
+    SourceOptions,
+    sample_size,
+)
 
 _PATH = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _NAMED = re.compile(rf"(?P<module>{_PATH}):(?P<attribute>{_PATH})")
+_LOOKS = 64
+"""Items that are made beforehand: their mean size is within a few percent of that of most data sets."""
+
+_GOLDEN = (5**0.5 - 1) / 2
+_LOOKED_AT_BYTES = 16 << 20
+"""Of an iterable, whose first samples wait in memory until they are written."""
 
 
 class Items(Protocol):
@@ -34,23 +60,23 @@ Made = Items | Iterable[Any] | Callable[[], Items | Iterable[Any]]
 """What `find` takes for a source, but for its name in a module."""
 
 
-def find(source: object, options: SourceOptions) -> DatasetSource | IterableSource | None:
+def find(candidate: Candidate, options: SourceOptions) -> Source | IterableSource | None:
     """Return what an object gives, or ``None`` for a string or path that names no object.
 
     Args:
-        source: a data set with ``__len__`` and ``__getitem__``; any other iterable; a function without parameters
+        candidate: a data set with ``__len__`` and ``__getitem__``; any other iterable; a function without parameters
             that returns one of them; or the name of one of these, ``module:attribute``. A file of that name is
             preferred.
         options: among them ``encode``, a function from an item, or an item and its number, to a sample dict, or its
             name, ``module:function``; by default the items are such.
 
-    >>> find([{"txt": "hello"}], SourceOptions()), find("photos/train", SourceOptions())
-    (DatasetSource(list: 1 items), None)
+    >>> find(Candidate([{"txt": "hello"}]), SourceOptions()).location, find(Candidate("photos/train"), SourceOptions())
+    ('list', None)
     """
     location: str | None = None
-    made: Any = source
-    if isinstance(source, (str, os.PathLike)):
-        match = _NAMED.fullmatch(source) if isinstance(source, str) and not Path(source).exists() else None
+    made: Any = candidate.given
+    if isinstance(made, (str, os.PathLike)):
+        match = _NAMED.fullmatch(made) if isinstance(made, str) and not Path(made).exists() else None
         if match is None:
             return None
         location, made = match[0], _named(match["module"], match["attribute"])
@@ -64,7 +90,7 @@ def find(source: object, options: SourceOptions) -> DatasetSource | IterableSour
     if isinstance(made, Mapping):
         raise ArgumentTypeError(f"{location} is a mapping, not a list of samples: pass its values()")
     if hasattr(made, "__len__") and hasattr(made, "__getitem__") and not _is_torch_iterable(made):
-        return DatasetSource.of(made, location, function, options.on_error)
+        return _dataset(made, location, function, options.on_error)
     if isinstance(made, Iterable):
         return IterableSource(made, location, function, options.on_error)
     raise ArgumentTypeError(
@@ -114,3 +140,147 @@ def _is_torch_iterable(source: object) -> bool:
     """Say whether an object can only be iterated over, though torch gives it a ``__getitem__`` that raises."""
     torch_data = sys.modules.get("torch.utils.data")
     return torch_data is not None and isinstance(source, torch_data.IterableDataset)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Items:
+    """A data set, and how its items become samples."""
+
+    dataset: Any
+    encode: ItemEncoder
+    on_error: OnError
+
+    def sample(self, number: int, seen: set[str]) -> Sample:
+        """Return one sample, or what stands for it where it is to be left out; note its key."""
+        try:
+            sample = self._sample(number)
+            refuse_again(sample[0], seen, self.encode.source)
+        except SourceError as error:
+            if self.on_error == "raise":
+                raise
+            return broken(numbered(number), error)
+        return sample
+
+    def _sample(self, number: int) -> Sample:
+        try:
+            item = self.dataset[number]
+        except Exception as error:
+            raise SourceError(
+                f"item {number:,} of {self.encode.source} cannot be had: {type(error).__name__}: {error}"
+            ) from error
+        return self.encode(item, number)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DatasetSamples:
+    """Some items of a data set, made when they are iterated over."""
+
+    items: Carried[_Items]
+    indices: list[int]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[Sample]:
+        items = self.items.value
+        seen: set[str] = set()
+        for index in self.indices:
+            yield items.sample(index, seen)
+
+
+def _dataset(dataset: Any, location: str, encode: Encode | None, on_error: OnError) -> Source:
+    """Look at a few items of a data set with random access.
+
+    Raises `SourceError` for a data set without items, and for one that is another each time.
+    """
+    length = len(dataset)
+    if not length:
+        raise SourceError(f"{location} has no items: is it the right data set?")
+    items = Carried(_Items(dataset, ItemEncoder.of(location, encode), on_error))
+    # Data sets open files when they are first asked for an item, as workers of a DataLoader want it.
+    size, known = apart(_look, items, length)
+
+    def load(_: Source) -> Contents:
+        return Contents(
+            sizes=np.full(length, size, np.int64),
+            take=lambda indices: DatasetSamples(items, indices.tolist()),
+            has_exact_sizes=False,
+        )
+
+    return Source("dataset", location, known, load)
+
+
+def _spread(length: int) -> list[int]:
+    """Return the numbers of the items to look at: the first, the last, and one somewhere in each stretch between.
+
+    Equal distances could fall in step with the data, such as with classes that take turns.
+    """
+    return sorted({*(int((n + n * _GOLDEN % 1) * length / _LOOKS) for n in range(_LOOKS)), length - 1})
+
+
+def _look(carried: Carried[_Items], length: int) -> tuple[int, str]:
+    """Return the mean size of some samples, and a digest of them."""
+    items = carried.value
+    looks = [items.sample(number, set()) for number in _spread(length)]
+    if items.sample(0, set()) != looks[0]:
+        raise SourceError(
+            f"{items.encode.source} gives another item 0 each time, so that it could not be packed twice alike: turn "
+            f"random transforms off"
+        )
+    return math.ceil(sum(map(sample_size, looks)) / len(looks)), digest("dataset", length, looks)
+
+
+class IterableSource:
+    """The samples of an iterable; they can be had once.
+
+    Its first samples are made beforehand: whether a destination was packed from the same iterable is told by them.
+    Raises `SourceError` for an iterable that gives none, or fails among them.
+    """
+
+    kind = "iterable"
+    left_out: tuple[LeftOut, ...] = ()
+
+    def __init__(self, items: Iterable[Any], location: str, encode: Encode | None, on_error: OnError) -> None:
+        self.location = location
+        self._rest = _samples(items, ItemEncoder.of(location, encode), on_error)
+        self._first: deque[Sample] = deque()
+        left = _LOOKED_AT_BYTES
+        while len(self._first) < _LOOKS and left > 0 and (sample := next(self._rest, None)) is not None:
+            self._first.append(sample)
+            left -= sample_size(sample)
+        if not self._first:
+            raise SourceError(f"{location} gave no samples: was it iterated over before?")
+        self._fingerprint = digest(self.kind, None, self._first)
+
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    def extra(self) -> dict[str, Any]:
+        return {}
+
+    def in_order(self) -> Iterator[Sample]:
+        while self._first:
+            yield self._first.popleft()
+        yield from self._rest
+
+
+def _samples(items: Iterable[Any], encode: ItemEncoder, on_error: OnError) -> Iterator[Sample]:
+    for number, item in enumerate(_guarded(items, encode.source)):
+        try:
+            sample = encode(item, number)
+        except SourceError as error:
+            if on_error == "raise":
+                raise
+            sample = broken(numbered(number), error)
+        yield sample
+
+
+def _guarded(items: Iterable[Any], source: str) -> Iterator[Any]:
+    """Yield the items; say which one could not be had where the iterable raises."""
+    number = 0
+    try:
+        for item in items:
+            yield item
+            number += 1
+    except Exception as error:
+        raise SourceError(f"{source} failed at sample {number:,}: {type(error).__name__}: {error}") from error

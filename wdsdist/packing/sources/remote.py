@@ -14,18 +14,15 @@ from typing import cast
 from urllib.parse import unquote
 
 from wdsdist import storage
-from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError, ShardNotFoundError, SourceError, SourceNotFoundError, StorageError
-from wdsdist.packing.sources import columnar
 from wdsdist.packing.sources.archive import Tree
-from wdsdist.packing.sources.base import BrokenPayload, Payload, RangePayload, Sample, Source
-from wdsdist.packing.sources.deferred import DeferredSource
-from wdsdist.packing.sources.kinds import SourceOptions
-from wdsdist.packing.sources.listed import Listed, OfListing, Taken
+from wdsdist.packing.sources.deferred import deferred
+from wdsdist.packing.sources.listed_source import Taken, listed_source
+from wdsdist.packing.sources.source import BrokenPayload, Payload, RangePayload, Sample, Source, SourceOptions
+from wdsdist.packing.sources.table import SEVERAL
 from wdsdist.shards.manifest import check_location
 from wdsdist.shards.tar import is_tar
 
-_TABLES = (*columnar.SUFFIXES["parquet"], *columnar.SUFFIXES["arrow"])
 _TOGETHER = 16  # requests at once, of each process that writes
 _MOST_AHEAD = 64 << 20  # bytes of members that are fetched before they are written
 
@@ -81,29 +78,6 @@ def _fetched(wanted: RangePayload, options: storage.StorageOptions) -> Payload:
     return data
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RemoteFolder(OfListing):
-    """All samples of a remote folder."""
-
-    location: str
-    url: str = field(repr=False)
-    """The location with its credentials."""
-    listed: Listed
-    """A file's place is its number in ``entries``."""
-    entries: list[storage.Entry]
-    options: storage.StorageOptions = field(repr=False)
-    kind: str = "folder"
-
-    def fingerprint(self) -> str:
-        return self.listed.fingerprint("\0".join([self.kind, *(entry.stamp for entry in self.entries)]))
-
-    def take(self, indices: Int64s) -> RemoteSamples:
-        taken = self.listed.take(indices)
-        places = taken.places or ()
-        urls = {place: storage.join(self.url, self.entries[place].name) for place in places}
-        return RemoteSamples(taken, urls, self.options)
-
-
 def find(url: str, options: SourceOptions, find_local: Callable[[Path, SourceOptions], Source]) -> Source:
     """Find out what lies at a URL and list its samples.
 
@@ -130,7 +104,7 @@ def _bound(url: str, options: SourceOptions) -> storage.StorageOptions:
 
 def _file(
     url: str, entry: storage.Entry, options: SourceOptions, find_local: Callable[[Path, SourceOptions], Source]
-) -> DeferredSource:
+) -> Source:
     where = storage.shown(url)
 
     def make(scratch: Path) -> Source:
@@ -150,10 +124,10 @@ def _file(
     state = f"{entry}\0{options.kind}\0{options.class_folders}\0{options.columns}"
     if options.root is not None or options.allow_outside:
         state += f"\0{options.root}\0{options.allow_outside}"
-    return DeferredSource("remote", where, state, options.scratch, make)
+    return deferred("remote", where, state, options.scratch, make)
 
 
-def _folder(url: str, options: SourceOptions) -> RemoteFolder:
+def _folder(url: str, options: SourceOptions) -> Source:
     where = storage.shown(url)
     if options.kind not in (None, "folder"):
         raise SourceError(f"{where} is a remote folder, not of the kind {options.kind!r}")
@@ -172,7 +146,13 @@ def _folder(url: str, options: SourceOptions) -> RemoteFolder:
         if "?" not in entry.name or not url.startswith("http"):
             problem = "" if entry.size >= 0 else "has a size that its store does not tell: download it first"
             tree.add(name, max(entry.size, 0), number, problem or _misnamed(url, entry.name))
-    return RemoteFolder(where, url, tree.listed(options), entries, bound)
+
+    def samples(taken: Taken) -> RemoteSamples:
+        urls = {place: storage.join(url, entries[place].name) for place in taken.places or ()}
+        return RemoteSamples(taken, urls, bound)
+
+    state = "\0".join(["folder", *(entry.stamp for entry in entries)])
+    return listed_source("folder", where, tree.listed(options), state, samples)
 
 
 def _misnamed(url: str, name: str) -> str:
@@ -193,7 +173,7 @@ def _refuse_archives_and_tables(where: str, names: list[str]) -> None:
             f"index {where}` (with `--output DIR` where the store cannot be written) and pack what that makes; if not, "
             f"name one of them"
         )
-    tables = sorted(name for name in names if name.lower().endswith(_TABLES))
+    tables = sorted(name for name in names if name.lower().endswith(SEVERAL))
     if tables:
         raise SourceError(
             f"{where} holds {len(tables):,} tables, such as {tables[0]}: name one of them, or download them to pack "

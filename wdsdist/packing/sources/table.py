@@ -1,118 +1,183 @@
-"""A table whose rows are samples, and what all tables have in common; how their files are read is their own."""
+"""Tables whose rows are samples: CSV, TSV, JSON Lines, Parquet and Arrow files, and folders that ``datasets`` saved."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import json
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
-from wdsdist.packing.sources.base import Blocks, LeftOut
-from wdsdist.packing.sources.mapping import Layout
-from wdsdist.packing.sources.paths import Root
-from wdsdist.packing.sources.rows import Listing, Rows, RowSamples
+from wdsdist.packing.sources.arrow_files import ArrowFile, ArrowTable, readable
+from wdsdist.packing.sources.columns import check_columns, choose
+from wdsdist.packing.sources.paths import Root, lies_below
+from wdsdist.packing.sources.scan import FILE, LINK
+from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source, SourceOptions
+from wdsdist.packing.sources.table_rows import RowSamples, TableListing
+from wdsdist.packing.sources.text_files import TextTable
+
+_SUFFIXES = {
+    "csv": (".csv",), "tsv": (".tsv", ".tab"), "jsonl": (".jsonl", ".ndjson"), "parquet": (".parquet", ".pq"),
+    "arrow": (".arrow", ".feather", ".ipc"),
+}  # fmt: skip
+"""What the names of files of each kind end in."""
+
+SEVERAL = (*_SUFFIXES["parquet"], *_SUFFIXES["arrow"])
+"""What those of the kinds end in of which several files are one table."""
+
+_BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie beside tables and are no samples
+_SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev)(?=[-_.])")
+_STATE, _DICT = "state.json", "dataset_dict.json"
 
 
-class Stamp(NamedTuple):
-    """A file as it was when the source was listed."""
-
-    path: str
-    size: int
-    mtime_ns: int
-
-    @classmethod
-    def of(cls, path: str | os.PathLike[str]) -> Stamp:
-        """Look a file up."""
-        status = Path(path).stat()
-        return cls(os.fspath(path), status.st_size, status.st_mtime_ns)
-
-    def check(self) -> None:
-        """Raise `SourceError` where the file is not what it was."""
-        try:
-            if Stamp.of(self.path) == self:
-                return
-        except FileNotFoundError as error:
-            raise SourceError(f"{self.path} has vanished since it was listed: pack again once it is back") from error
-        except OSError as error:
-            raise SourceError(f"{self.path} cannot be read: {error.strerror}") from error
-        raise SourceError(f"{self.path} has changed since it was listed: pack again once it is at rest")
+def find(candidate: Candidate, options: SourceOptions, *, kind: str) -> Source | None:
+    """List the rows of a file or, of Parquet and Arrow, of those in a folder or of a pattern; else return ``None``."""
+    path, suffixes = candidate.path, _SUFFIXES[kind]
+    if path is None:
+        return None
+    if path.is_file():
+        fits = options.kind == kind or path.name.lower().endswith(suffixes)
+        return _source(kind, path, path.parent, [path], options) if fits else None
+    if suffixes[0] not in SEVERAL:
+        return None
+    if candidate.entries is not None:
+        files = _in_folder(candidate, suffixes, forced=options.kind == kind)
+    elif re.search(r"[*?\[]", path.name) and path.name.lower().endswith(suffixes):
+        files = list(path.parent.glob(path.name))
+    else:
+        return None
+    files.sort(key=os.fsencode)
+    root = path if path.is_dir() else path.parent
+    _check_splits(path, root, files, suffixes[0])
+    return _source(kind, path, root, files, options) if files else None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TableSource:
-    """All rows of a table, in its order."""
-
-    kind: str
-    location: str
-    home: str
-    """The folder that the table lies in."""
-    root: Root
-    """Where paths in the table start."""
-    layout: Layout
-    files: tuple[Stamp, ...]
-    """Those that the table lies in."""
-    digest: str
-    """Of the files that its rows name."""
-    sizes: Int64s
-    """int64 [rows]: bytes that each takes in a tar."""
-    file_sizes: Int64s
-    """int64 [members that are files, rows]: as in `RowSamples`."""
-    take_rows: Callable[[Int64s], Rows]
-    kept: Int64s | None
-    """int64 [samples]: the rows that can be packed; all where there is none."""
-    left_out: tuple[LeftOut, ...]
-    """The other rows."""
-    has_exact_sizes: bool = True
-    groups: Blocks | None = None
-    """Runs of rows that are read together."""
-
-    @property
-    def blocks(self) -> Blocks | None:
-        if self.groups is None or self.kept is None:
-            return self.groups
-        return self.groups._replace(cuts=np.searchsorted(self.kept, self.groups.cuts))
-
-    def __len__(self) -> int:
-        return len(self.sizes) if self.kept is None else len(self.kept)
-
-    def fingerprint(self) -> str:
-        notes, classes = self.layout.notes(), self.layout.classes
-        state = hashlib.sha256(f"{self.kind}\0{notes}\0{classes}\0{self.digest}\n".encode("utf-8", "surrogatepass"))
-        for file in self.files:
-            name = os.path.relpath(file.path, self.home)
-            state.update(f"{name}\0{file.size}\0{file.mtime_ns}\n".encode("utf-8", "surrogatepass"))
-        for one in self.left_out:
-            state.update(f"{one.key}\0{one.reason}\n".encode("utf-8", "surrogatepass"))
-        return state.hexdigest()
-
-    def extra(self) -> dict[str, Any]:
-        classes = {"classes": list(self.layout.classes)} if self.layout.classes is not None else {}
-        return {**classes, "columns": self.layout.notes()}
-
-    def stored_sizes(self) -> Int64s:
-        return self.sizes if self.kept is None else self.sizes[self.kept]
-
-    def take(self, indices: Int64s) -> RowSamples:
-        rows = np.asarray(indices if self.kept is None else self.kept[indices], np.int64)
-        sizes = self.file_sizes[:, rows] if self.file_sizes.size else np.zeros((0, len(rows)), np.int64)
-        return RowSamples(self.take_rows(rows), self.layout, self.root, rows, np.ascontiguousarray(sizes))
+def find_saved(candidate: Candidate, options: SourceOptions) -> Source | None:
+    """List the rows of a folder that ``save_to_disk`` of ``datasets`` wrote; return ``None`` for what is none."""
+    path = candidate.path
+    if path is None:
+        return None
+    if (path / _DICT).is_file():
+        splits = _json(path / _DICT).get("splits")
+        if not isinstance(splits, list) or not splits or not all(isinstance(name, str) for name in splits):
+            raise SourceError(f"{path / _DICT} names no splits: is the folder whole?")
+        if len(splits) > 1:
+            raise SourceError(f"{path} holds the splits {', '.join(splits)}: name one, for instance {path / splits[0]}")
+        path = _inside(path, splits[0], _DICT)
+    if not (path / _STATE).is_file():
+        return None
+    state = _json(path / _STATE)
+    files = state.get("_data_files")
+    names = [file.get("filename") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
+    paths = [_inside(path, name, _STATE) for name in names if isinstance(name, str)]
+    if not paths or len(paths) < len(names):
+        raise SourceError(f"{path / _STATE} names no data files: is the folder whole?")
+    if state.get("_indices_data_files"):
+        raise SourceError(
+            f"{path} holds a selection of its rows: call flatten_indices() before save_to_disk(), with datasets"
+        )
+    return _source("hf", path, path, paths, options)
 
 
-def listed(listing: Listing, again: Callable[[], Iterable[Any]], place: Callable[[int], str]) -> Listing:
-    """Return a listing once it is whole: its keys differ, and it is not empty.
+def _inside(folder: Path, name: str, note: str) -> Path:
+    """Return what a note of a folder names, which must be in it: ``save_to_disk`` names nothing else."""
+    path = os.path.normpath(folder / name)
+    if not lies_below(str(folder), path):
+        raise SourceError(f"{folder / note} names {name!r:.300}, which lies outside its folder: save the data set anew")
+    return Path(path)
 
-    Raises `SourceError` for a table without a row to pack, and for two rows with one key unless such are left out.
-    """
-    if not listing.sizes:
-        raise SourceError(f"{place(0)}: the table holds no row that could be a sample: is it the right file?")
-    listing.check_keys(again, place)
-    if len(listing.wrong) == len(listing.sizes):
-        why = listing.wrong[0].reason
-        raise SourceError(f"no row of the table in {listing.root.folder} can be packed, for instance: {why}")
-    return listing
+
+def _in_folder(candidate: Candidate, suffixes: tuple[str, ...], *, forced: bool) -> list[Path]:
+    """Return the tables in a folder; none where there are files that are neither tables nor notes beside them."""
+    found = []
+    for name, kind in candidate.entries or ():
+        lower = name.lower().decode("utf-8", "surrogateescape")
+        if lower.startswith((".", "_")):
+            continue
+        if not forced and not (kind & ~LINK == FILE and lower.endswith((*suffixes, *_BESIDE))):
+            return []
+        if lower.endswith(suffixes) and candidate.path is not None:
+            found.append(candidate.path / os.fsdecode(name))
+    return found
+
+
+def _check_splits(path: Path, root: Path, files: list[Path], suffix: str) -> None:
+    """Refuse files that are a training set and its test set together."""
+    splits: dict[str, Path] = {}
+    for file in files:
+        match = _SPLIT.search(file.name)
+        if match:
+            splits.setdefault(match[1], file)
+    if len(splits) > 1:
+        first = next(iter(splits))
+        pattern = splits[first].name.partition(first)[0] + first + "*" + suffix
+        raise SourceError(f"{path} holds files of {' and '.join(splits)}: name those of one, as in '{root / pattern}'")
+
+
+def _source(kind: str, location: Path, home: Path, paths: list[Path], options: SourceOptions) -> Source:
+    wanted = check_columns(options.columns)
+    root = Root.of(home, options.root, allow_outside=options.allow_outside)
+    for path in paths:
+        if not path.is_file():
+            raise SourceError(f"{path} does not exist, but {location} names it: fetch it again")
+    with readable(str(location)):
+        if kind in ("csv", "tsv", "jsonl"):
+            table: ArrowTable = TextTable(paths[0], kind, options.scratch)
+        else:
+            stamps = tuple(map(FileStamp.of, paths))
+            table = ArrowTable(stamps, [ArrowFile(stamp.path) for stamp in stamps])
+        layout = choose(table.columns(root.folder), wanted, str(location))
+        listing = TableListing(layout, root, options.on_error)
+        rows = functools.partial(table.rows, layout.used(), layout.columns)
+        listing.add(rows(), table.place)
+        listing.finish(rows, table.place)
+    return Source(
+        kind, str(location), _fingerprint(kind, str(home), table, listing), lambda _: _contents(table, listing)
+    )
+
+
+def _contents(table: ArrowTable, listing: TableListing) -> Contents:
+    layout, kept, blocks = listing.layout, listing.kept, table.blocks()
+    if blocks is not None and kept is not None:
+        blocks = blocks._replace(cuts=np.searchsorted(kept, blocks.cuts))
+    used = layout.used()
+
+    def take(indices: Int64s) -> RowSamples:
+        rows = np.asarray(indices if kept is None else kept[indices], np.int64)
+        return RowSamples(table.take(rows, used), layout, listing.root, rows, listing.file_sizes(rows))
+
+    return Contents(
+        sizes=listing.stored_sizes() if kept is None else listing.stored_sizes()[kept],
+        take=take,
+        has_exact_sizes=table.has_exact_sizes(used, layout.columns),
+        notes={**({} if layout.classes is None else {"classes": list(layout.classes)}), "columns": layout.notes()},
+        left_out=listing.left_out(),
+        blocks=blocks,
+    )
+
+
+def _fingerprint(kind: str, home: str, table: ArrowTable, listing: TableListing) -> str:
+    notes, classes, digest = listing.layout.notes(), listing.layout.classes, listing.state.hexdigest()
+    state = hashlib.sha256(f"{kind}\0{notes}\0{classes}\0{digest}\n".encode("utf-8", "surrogatepass"))
+    for file in table.stamps:
+        name = os.path.relpath(file.path, home)
+        state.update(f"{name}\0{file.size}\0{file.mtime_ns}\n".encode("utf-8", "surrogatepass"))
+    for one in listing.left_out():
+        state.update(f"{one.key}\0{one.reason}\n".encode("utf-8", "surrogatepass"))
+    return state.hexdigest()
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError, OSError) as error:
+        raise SourceError(f"{path} cannot be read as JSON ({error}): fetch it again") from error
+    if not isinstance(found, dict):
+        raise SourceError(f"{path} holds no JSON object: fetch it again")
+    return found

@@ -1,8 +1,9 @@
 """WebDataset shards as a source: to split, merge or shuffle them anew.
 
 The samples are those that the shards' indexes list, in their order. Two shards may hold the same key, for a sample is
-told by its shard and place; one shard may not. So a key that has occurred before gets a number: the second ``0001``
-becomes ``0001~2``. That depends on the source alone, not on which samples come to share a shard.
+told by its shard and place; one shard may not. So a key that an earlier shard holds gets the number of its own shard,
+from 1: the ``0001`` of the third one becomes ``0001~3``. That depends on the source alone, not on which samples come to
+share a shard.
 """
 
 from __future__ import annotations
@@ -11,30 +12,115 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from wdsdist import cache, storage
-from wdsdist._util.array_types import Int64s
+from wdsdist._util.array_types import Int64s, Uint64s
 from wdsdist._util.pools import pool
 from wdsdist.errors import IndexFormatError, IndexNotFoundError, ManifestError, SourceError, SourceNotFoundError
-from wdsdist.packing.sources.base import BrokenPayload, LeftOut, Payload, RangePayload, Sample
-from wdsdist.packing.sources.kinds import SourceOptions
-from wdsdist.packing.sources.renaming import Keys, Renamed, normal, renamed
+from wdsdist.packing.sources.source import (
+    BrokenPayload,
+    Candidate,
+    Contents,
+    Payload,
+    RangePayload,
+    Sample,
+    Source,
+    SourceOptions,
+)
+from wdsdist.sampling.permutation import mix_key, mix_keys
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
 from wdsdist.shards import scan_local as tarindex
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
-from wdsdist.shards.open import Shards
 from wdsdist.shards.tar import BLOCK, PLAIN_NAME, SIZE_LIMIT, is_header_of, is_tar, stored_size
+
+_CHUNK = 1 << 16  # keys that are looked at together
+_REPEATED = mix_key(int.from_bytes(b"keys", "big"), 0)
 
 # What lies beside shards and is none: indexes of many tools, and notes.
 _BESIDE = re.compile(r".*\.(?:json|jsonl|idx|wdsindex|ya?ml|md|txt)|\..*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Keys:
+    """The keys of all samples, as they are packed: without leading ``./`` and slashes."""
+
+    letters: npt.NDArray[np.uint8]
+    """uint8: UTF-8, and what is left out, one after another."""
+    starts: Int64s
+    """int64 [samples]: where each key starts."""
+    stops: Int64s
+    """int64 [samples]: and ends."""
+
+    @classmethod
+    def of(cls, indexes: Iterable[ShardIndex]) -> Keys:
+        """Return the keys of some shards, in order."""
+        listed = list(indexes)
+        letters = np.concatenate([np.empty(0, np.uint8), *(index.key_bytes for index in listed)])
+        lengths = np.concatenate([np.empty(0, np.int64), *(np.diff(index.key_starts) for index in listed)])
+        stops = np.cumsum(lengths)
+        keys = cls(letters, stops - lengths, stops)
+        for number in np.flatnonzero(np.isin(letters[keys.starts], np.frombuffer(b"./", np.uint8))).tolist():
+            keys.starts[number] += lengths[number] - len(normal(keys.key(number)))
+        return keys
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def key(self, number: int) -> bytes:
+        """Return one key, in UTF-8."""
+        return self.letters[self.starts[number] : self.stops[number]].tobytes()
+
+    def holding(self, letters: bytes) -> Int64s:
+        """int64: the keys in which some ASCII letters follow one another, and perhaps a few more."""
+        last = max(len(self.letters) - len(letters) + 1, 0)
+        found = np.ones(last, np.bool_)
+        for place in range(len(letters)):
+            found &= self.letters[place : place + last] == letters[place]
+        return np.unique(np.searchsorted(self.stops, np.flatnonzero(found), side="right"))
+
+    def beyond_ascii(self) -> Int64s:
+        """int64: the keys with other letters than those of ASCII."""
+        highest = np.maximum.reduceat(self.letters, self.starts) if len(self) else self.letters
+        return np.flatnonzero(highest > 127)
+
+    def hashes(self) -> Uint64s:
+        """uint64 [samples]: equal for equal keys, and different for others, nearly always."""
+        found = np.empty(len(self), np.uint64)
+        for first in range(0, len(self), _CHUNK):
+            part = slice(first, first + _CHUNK)
+            starts, counts = self.starts[part], self.stops[part] - self.starts[part]
+            before = np.cumsum(counts) - counts
+            places = np.arange(int(counts.sum())) - np.repeat(before, counts)
+            letters = self.letters[np.repeat(starts, counts) + places]
+            found[part] = np.add.reduceat(mix_keys(_REPEATED, places, letters), before)
+        return found
+
+    def repeated(self) -> npt.NDArray[np.bool_]:
+        """bool [samples]: whether an earlier sample has the same key.
+
+        Of ten million keys, one may be taken for another in some 100,000 data sets: it is renamed in vain.
+        """
+        hashes = self.hashes()
+        order = np.argsort(hashes, kind="stable")
+        found = np.zeros(len(self), np.bool_)
+        found[order[1:]] = hashes[order[1:]] == hashes[order[:-1]]
+        return found
+
+    def separator(self) -> str:
+        """Return what stands between a key and a number: ``~``, or so many of them that no key holds it yet."""
+        found = "~"
+        while len(self.holding(found.encode())):
+            found += "~"
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,43 +145,32 @@ class ShardSamples:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ShardsSource:
+class Shards:
     """All samples of a data set in WebDataset shards."""
 
-    location: str
     paths: list[str]
     indexes: list[ShardIndex]
-    notes: dict[str, Any]
-    """What ``index.json`` says of the data set and stays true."""
-    renamed: Renamed
+    repeated: npt.NDArray[np.bool_]
+    """bool [samples]: which of them carry the number of their shard in their key."""
+    separator: str
+    """Stands between the two."""
     starts: Int64s
     """int64 [shards + 1]: the number of each shard's first sample, and of all samples."""
-    folders: frozenset[str]
-    """Where the shards themselves lie; the paths may be those of copies."""
-    left_out: tuple[LeftOut, ...] = ()
-    kind: str = "webdataset"
-    has_exact_sizes: bool = True
 
-    def __len__(self) -> int:
-        return int(self.starts[-1])
-
-    def fingerprint(self) -> str:
-        state = hashlib.sha256(f"{self.kind}\n{sorted(self.notes.items())}\n".encode())
-        for index in self.indexes:
-            state.update(f"{index.num_samples}\0{index.size}\0{index.sha256}\n".encode())
-        return state.hexdigest()
-
-    def extra(self) -> dict[str, Any]:
+    def contents(self, notes: dict[str, Any]) -> Contents:
+        """Return the samples; ``notes`` are what ``index.json`` says of the data set and stays true."""
         skipped = Counter[str]()
         for index in self.indexes:
             skipped.update(index.skipped)
-        notes = {**self.notes, "skipped": dict(sorted(skipped.items()))} if skipped else self.notes
-        return {**notes, "renamed_keys": len(self.renamed)} if self.renamed else notes
+        if skipped:
+            notes = {**notes, "skipped": dict(sorted(skipped.items()))}
+        count = int(self.repeated.sum())
+        return Contents(sizes=self.sizes(), take=self.take, notes={**notes, "renamed_keys": count} if count else notes)
 
-    def stored_sizes(self) -> Int64s:
+    def sizes(self) -> Int64s:
+        """int64 [samples]: bytes that each takes in a tar."""
         stored = np.concatenate([_stored_sizes(index) for index in self.indexes])
-        longer = np.zeros(len(self), np.int64)
-        longer[self.renamed.samples] = 1 + len(str(self.renamed.suffixes.max(initial=0)))
+        longer = self.repeated * (len(self.separator) + len(str(len(self.paths))))
         for start, stop, index in zip(self.starts[:-1].tolist(), self.starts[1:].tolist(), self.indexes, strict=True):
             for number in (start + _odd_samples(index, longer[start:stop])).tolist():
                 key, _, _, members = self._sample(number)
@@ -103,23 +178,26 @@ class ShardsSource:
         return stored
 
     def take(self, indices: Int64s) -> ShardSamples:
+        """Return some samples, by their numbers."""
         return ShardSamples([self._sample(number) for number in indices.tolist()])
 
     def _sample(self, number: int) -> tuple[str, str, str, list[tuple[str, int, int]]]:
         shard = int(np.searchsorted(self.starts, number, side="right")) - 1
         index, place = self.indexes[shard], number - int(self.starts[shard])
         stored = index.key(place)
-        key = self.renamed.key(number, normal(stored.encode("utf-8", "surrogateescape")).decode())
+        key = normal(stored.encode("utf-8", "surrogateescape")).decode()
+        if self.repeated[number]:
+            key += f"{self.separator}{shard + 1}"
         return key, stored, self.paths[shard], index.members(place)
 
 
-def find(source: object, options: SourceOptions) -> ShardsSource | None:
+def find(candidate: Candidate, options: SourceOptions) -> Source | None:
     """List the samples of WebDataset shards; return ``None`` for what is none.
 
     Shards are what has an ``index.json`` that lists tars, a folder of tars, a brace pattern, and a list of locations.
     A single tar is taken for an archive, which gives the same samples, unless ``options.kind`` says otherwise.
     """
-    forced = options.kind == "webdataset"
+    source, forced = candidate.given, options.kind == "webdataset"
     if isinstance(source, Manifest):
         return _source(source)
     if isinstance(source, (list, tuple)) and source and all(isinstance(one, (str, os.PathLike)) for one in source):
@@ -127,19 +205,19 @@ def find(source: object, options: SourceOptions) -> ShardsSource | None:
     if not isinstance(source, (str, os.PathLike)):
         return None
     location = storage.normalise(source)
-    if not forced and not _are_shards(location, options):
+    if not forced and not _are_shards(location, candidate, options):
         return None
     try:
-        return _source(_opened(_tars(location) or location, options))
+        return _source(_opened(_tars(location, candidate) or location, options))
     except IndexNotFoundError as error:
         raise SourceNotFoundError(str(error)) from error
 
 
-def _opened(shards: Shards, options: SourceOptions) -> Manifest:
+def _opened(shards: catalog.Shards, options: SourceOptions) -> Manifest:
     return catalog.open(shards, storage_options=options.storage_options, allow_elsewhere=options.allow_elsewhere)
 
 
-def _are_shards(location: str, options: SourceOptions) -> bool:
+def _are_shards(location: str, candidate: Candidate, options: SourceOptions) -> bool:
     if "{" in location and not os.path.exists(location):  # noqa: PTH110 - it may be a URL
         return True
     name = storage.split(location)[1]
@@ -154,27 +232,23 @@ def _are_shards(location: str, options: SourceOptions) -> bool:
         pass  # or a file of another purpose with that name
     else:
         return any(is_tar(storage.split(shard.name)[1]) for shard in listed.shards[:1])
-    return bool(_tars(location))
+    return bool(_tars(location, candidate))
 
 
-def _tars(location: str) -> list[str]:
+def _tars(location: str, candidate: Candidate) -> list[str]:
     """Return the tars in a local folder without an ``index.json``.
 
     Raises `SourceError` where they lie among other files, which packing would pass over, and where others of them are
     still to be written.
     """
-    folder = Path(location)
-    if storage.is_remote(location) or not folder.is_dir() or (folder / manifests.FILE_NAME).exists():
+    folder, entries = Path(location), candidate.entries
+    if entries is None or (folder / manifests.FILE_NAME).exists() or not any(map(is_tar, entries.texts())):
         return []
-    with os.scandir(folder) as entries:  # one by one: this may as well be a folder of millions of photos
-        if not any(is_tar(entry.name) for entry in entries):
-            return []
     try:
         tars = catalog.tars_in(location)
     except IndexNotFoundError as error:
         raise SourceError(str(error)) from error
-    names = sorted(path.name for path in folder.iterdir())
-    others = [name for name in names if not is_tar(name) and not _BESIDE.fullmatch(name)]
+    others = sorted(name for name in entries.texts() if not is_tar(name) and not _BESIDE.fullmatch(name))
     if tars and others:
         raise SourceError(
             f"{folder} holds {len(tars):,} tar files, such as {Path(tars[0]).name}, beside others, such as "
@@ -183,7 +257,7 @@ def _tars(location: str) -> list[str]:
     return tars
 
 
-def _source(manifest: Manifest) -> ShardsSource:
+def _source(manifest: Manifest) -> Source:
     shards = range(len(manifest.counts))
     paths = [cache.local_shard(manifest, number) for number in shards]
     with pool(None, len(paths)) as executor:
@@ -201,7 +275,11 @@ def _source(manifest: Manifest) -> ShardsSource:
     tars = [str(path) for path in paths]
     _check(keys, tars, starts)
     folders = frozenset(storage.split(manifest.location(number))[0] for number in shards)
-    return ShardsSource(location, tars, indexes, notes, renamed(keys), starts, folders)
+    state = hashlib.sha256(f"webdataset\n{sorted(notes.items())}\n".encode())
+    for index in indexes:
+        state.update(f"{index.num_samples}\0{index.size}\0{index.sha256}\n".encode())
+    found = Shards(tars, indexes, keys.repeated(), keys.separator(), starts)
+    return Source("webdataset", location, state.hexdigest(), lambda _: found.contents(notes), folders)
 
 
 def _index_of(path: Path, base: str) -> ShardIndex:
@@ -253,3 +331,14 @@ def _is_there(path: str, name: str, offset: int) -> bool:
             return is_header_of(name, os.pread(stream.fileno(), BLOCK, offset - BLOCK))
     except OSError:
         return True  # reading the data says what is wrong
+
+
+def normal(key: bytes) -> bytes:
+    """Return a key without leading ``./`` and slashes, as packing writes keys.
+
+    >>> normal(b".//./a/./b"), normal(b".a")
+    (b'a/./b', b'.a')
+    """
+    while key.startswith((b"./", b"/")):
+        key = key.removeprefix(b".").lstrip(b"/")
+    return key

@@ -118,13 +118,16 @@ def _parsed(content: bytes, location: str, options: storage.StorageOptions, *, a
         if found > MOST or sum(max(shard.size, 0) + max(shard.tar_size, 0) for shard in shards) > MOST:
             raise OverflowError("it lists more than 64-bit numbers can count")
         _check_widths(shards, len(content))
+        stores = options.stores
+        if is_named:  # to `wdsdist.index --output`: opening what that wrote needs the options too
+            stores = storage.named({}, [*stores, *(storage.join(base, shard.name) for shard in shards)]).stores
         return Manifest.of(
             base,
             shards,
             name=str(data.get("name", "")),
             extra=extra,
             storage_options=dict(options.given),
-            stores=options.stores,
+            stores=stores,
             is_named=is_named,
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:

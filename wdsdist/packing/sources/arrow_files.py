@@ -1,33 +1,41 @@
-"""Parquet and Arrow files: groups of rows that are read together, by several processes, each with bounded memory.
+"""Parquet and Arrow files as tables: groups of rows that are read together, by several processes, with bounded memory.
 
 A group is a row group of a Parquet file or a record batch of an Arrow file. Uncompressed Arrow files are mapped, so any
 row of them is at hand; a group of Parquet is decoded as a whole, and each process keeps the last ones that it decoded.
+
+Sizes are exact, but for the columns of bytes in Parquet files: to know those, all data would have to be decoded, so the
+mean of each row group stands for them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import threading
+from array import array
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
-from wdsdist.packing.sources.rows import Length, Row
-from wdsdist.packing.sources.table import Stamp
+from wdsdist.packing.sources.columns import Column, extension_of, paths_or_texts, suffix
+from wdsdist.packing.sources.source import Blocks, FileStamp
+from wdsdist.packing.sources.table_rows import Length, Row, Rows
 
 KEPT_BYTES = 256 << 20
 """Of decoded groups that each process keeps; one that is larger is kept alone."""
 
-_LISTED_ROWS = 4096  # read at once while a table is listed
+LISTED_ROWS = 4096
+"""Rows that are Python objects together while a table is listed."""
+FIRST = 100
+"""Texts of a column that are looked up as paths."""
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream that is whole
-_INSTALL = "reading Parquet and Arrow files needs a package: pip install 'wdsdist[parquet]'"
+_INSTALL = "reading tables (CSV, TSV, JSON Lines, Parquet, Arrow) needs a package: pip install 'wdsdist[tables]'"
 
 
 def pyarrow() -> Any:
@@ -35,6 +43,7 @@ def pyarrow() -> Any:
     try:
         import pyarrow
         import pyarrow.compute
+        import pyarrow.csv
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:
@@ -42,11 +51,102 @@ def pyarrow() -> Any:
     return pyarrow
 
 
+class ArrowTable:
+    """Parquet or Arrow files with the same columns, as one table: its rows in order, and any of its rows."""
+
+    def __init__(self, stamps: tuple[FileStamp, ...], files: list[ArrowFile]) -> None:
+        self.stamps = stamps
+        self.files = files
+        self.schema = self.files[0].schema
+        for file in self.files[1:]:
+            if not file.schema.equals(self.schema):
+                first = self.files[0]
+                raise SourceError(
+                    f"{file.path} has other columns than {first.path}: {_shown(file)}, not {_shown(first)}"
+                )
+        lengths = [file.lengths for file in self.files]
+        self.starts = np.cumsum([0, *(length for of_file in lengths for length in of_file)], dtype=np.int64)
+        """int64 [groups + 1]: number of the first row of each, and of all rows."""
+        # int64 [groups, 2]: number of the file of each, and its own number there.
+        self._groups = np.array(
+            [(file, group) for file, of_file in enumerate(lengths) for group in range(len(of_file))], np.int64
+        ).reshape(-1, 2)
+        self._weights = array("q", bytes(8 * len(self._groups)))
+        self._is_parquet = any(file.is_parquet for file in self.files)
+
+    def columns(self, root: str) -> list[Column]:
+        """Say what each column holds, by its type and its first values; paths are looked up under ``root``."""
+        classes = _classes(self.schema.metadata or {})
+        return [
+            replace(self._column(place, root), classes=classes.get(name))
+            for place, name in enumerate(self.schema.names)
+        ]
+
+    def rows(self, used: Sequence[int], columns: Sequence[Column]) -> Iterator[Row]:
+        """Yield all rows with the lengths of bytes in place of the bytes; columns that are not used stay empty."""
+        estimated = self._estimated(used, columns)
+        for group, (file, number) in enumerate(self._groups.tolist()):
+            self._weights[group] = 0
+            with readable(self.files[file].path):
+                for part, weight in self.files[file].listing(number, used, estimated):
+                    self._weights[group] += weight
+                    yield from part
+
+    def has_exact_sizes(self, used: Sequence[int], columns: Sequence[Column]) -> bool:
+        """Whether `rows` gives the length of each of the bytes, and not a mean."""
+        return not self._estimated(used, columns)
+
+    def blocks(self) -> Blocks | None:
+        """Return the groups where they are decoded as a whole, once all rows were listed."""
+        if not self._is_parquet:
+            return None
+        return Blocks(self.starts, np.array(self._weights, np.int64), KEPT_BYTES)
+
+    def place(self, index: int) -> str:
+        """Say where a row stands."""
+        if index >= self.starts[-1]:
+            return self.files[0].path
+        return self.take(np.array([index]), ()).place(0)
+
+    def take(self, indices: Int64s, used: Sequence[int]) -> Rows:
+        """Return some rows, by their numbers, to be read where they are written."""
+        at = np.searchsorted(self.starts, indices, side="right") - 1
+        needed, files = np.unique(self._groups[at, 0], return_inverse=True)
+        located = np.stack((files.reshape(-1), self._groups[at, 1], indices - self.starts[at]), axis=1)
+        stamps = tuple(self.stamps[number] for number in needed.tolist())
+        return ArrowRows(stamps, located, tuple(used), len(self.schema.names))
+
+    def _estimated(self, used: Sequence[int], columns: Sequence[Column]) -> tuple[int, ...]:
+        return tuple(place for place in used if columns[place].content == "bytes") if self._is_parquet else ()
+
+    def _column(self, place: int, root: str) -> Column:
+        types = pyarrow().types
+        name, kind = self.schema.names[place], self.schema.types[place]
+        value = kind.value_type if types.is_dictionary(kind) else kind
+        if is_bytes(kind):
+            return Column(name, "bytes", _extension(next(iter(self._first(place, 1)), None)))
+        if types.is_string(value) or types.is_large_string(value):
+            return paths_or_texts(name, tuple(self._first(place, FIRST)), root)
+        if types.is_integer(value):
+            return Column(name, "integer")
+        if types.is_floating(value):
+            return Column(name, "number")
+        return Column(name, "list" if is_numbers(kind) else "empty" if types.is_null(kind) else "other")
+
+    def _first(self, place: int, most: int) -> list[Any]:
+        for file in self.files:
+            with readable(file.path):
+                found = file.first(place, most)
+            if found:
+                return found
+        return []
+
+
 @dataclass(frozen=True, slots=True)
-class ArrowRows:
+class ArrowRows(Rows):
     """Some rows of Parquet or Arrow files."""
 
-    files: tuple[Stamp, ...]
+    files: tuple[FileStamp, ...]
     """Those that the rows lie in."""
     groups: Int64s
     """int64 [rows, 3]: number among ``files``, group of the file, row of the group."""
@@ -64,7 +164,7 @@ class ArrowRows:
             file = self.files[number]
             row: Row = [None] * self.width
             with readable(file.path):
-                for at, column in zip(self.used, _groups.get(file, group, self.used), strict=True):
+                for at, column in zip(self.used, _decoded.get(file, group, self.used), strict=True):
                     row[at] = value_at(column, place)
             yield row
 
@@ -77,22 +177,24 @@ class ArrowRows:
 class ArrowFile:
     """A Parquet or Arrow file, open."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, content: Any = None) -> None:
+        """Open a file; ``content``, as pyarrow reads it, stands in its place."""
         pa = pyarrow()
         self.path = path
         self._batches: list[Any] = []
         with readable(path):
-            with Path(path).open("rb") as stream:
-                start = stream.read(6)
+            content = content or pa.memory_map(path)
+            start = content.read(6)
+            content.seek(0)
             self.is_parquet = start[:4] == b"PAR1"
             if self.is_parquet:
                 self.parquet = pa.parquet.ParquetFile(path, pre_buffer=False)
                 self.schema = self.parquet.schema_arrow
             elif start == b"ARROW1":
-                self._file = pa.ipc.open_file(pa.memory_map(path))
+                self._file = pa.ipc.open_file(content)
                 self.schema = self._file.schema
             else:
-                self._stream(pa, path)
+                self._stream(pa, path, content)
             self.schema.names  # noqa: B018 - are decoded here, and may be no text
 
     @functools.cached_property
@@ -115,9 +217,7 @@ class ArrowFile:
         # One thread: there is a process for each core already. In one chunk a column finds its rows fastest.
         return self.parquet.read_row_group(number, columns=names, use_threads=False).select(names)
 
-    def listing(
-        self, number: int, used: tuple[int, ...], estimated: tuple[int, ...]
-    ) -> Iterator[tuple[list[Row], int]]:
+    def listing(self, number: int, used: Sequence[int], estimated: Sequence[int]) -> Iterator[tuple[list[Row], int]]:
         """Yield the rows of a group with the lengths of bytes in place of the bytes, some at a time.
 
         The columns in ``estimated`` are not read: each value has the mean length. With each part of the rows comes what
@@ -151,7 +251,7 @@ class ArrowFile:
                 break
         return found
 
-    def _parts(self, number: int, names: list[str], rows: int = _LISTED_ROWS) -> Iterator[Any]:
+    def _parts(self, number: int, names: list[str], rows: int = LISTED_ROWS) -> Iterator[Any]:
         if self.is_parquet and names:
             yield from self.parquet.iter_batches(rows, row_groups=[number], columns=names, use_threads=False)
             return
@@ -168,9 +268,8 @@ class ArrowFile:
         size = sum(int(chunk.total_uncompressed_size) for chunk in own)
         return max(0, size) // max(1, int(group.num_rows))
 
-    def _stream(self, pa: Any, path: str) -> None:
-        file = pa.memory_map(path)
-        whole = file.read_buffer()
+    def _stream(self, pa: Any, path: str, content: Any) -> None:
+        whole = content.read_buffer()
         reader = pa.ipc.open_stream(whole)
         # Without it, a stream cut between two batches looks like a shorter one.
         if whole.slice(max(0, whole.size - len(_END))).to_pybytes() != _END:
@@ -191,15 +290,15 @@ class ArrowFile:
         return len(self._batches) if self._batches else int(self._file.num_record_batches)
 
 
-class _Groups:
+class _DecodedGroups:
     """The groups that this process decoded last, and the files that it has open."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[Stamp, int, tuple[int, ...]], tuple[list[Any], int]] = OrderedDict()
+        self._kept: OrderedDict[tuple[FileStamp, int, tuple[int, ...]], tuple[list[Any], int]] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()  # packing in a thread may share the process with another packing
 
-    def get(self, file: Stamp, number: int, used: tuple[int, ...]) -> list[Any]:
+    def get(self, file: FileStamp, number: int, used: tuple[int, ...]) -> list[Any]:
         """Return some columns of a group, each in one chunk."""
         key = file, number, used
         with self._lock:
@@ -216,11 +315,11 @@ class _Groups:
             return columns
 
 
-_groups = _Groups()
+_decoded = _DecodedGroups()
 
 
 @functools.lru_cache(maxsize=64)
-def opened(file: Stamp) -> ArrowFile:
+def opened(file: FileStamp) -> ArrowFile:
     """Return a file of this process, open; it stays open for the next rows."""
     return ArrowFile(file.path)
 
@@ -288,3 +387,26 @@ def _one_chunk(column: Any) -> Any:
     if not hasattr(column, "num_chunks"):
         return column
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _shown(file: ArrowFile) -> str:
+    return ", ".join(f"{field.name} ({field.type})" for field in file.schema)
+
+
+def _extension(value: Any) -> str:
+    """Return the extension of bytes, or of a struct of bytes and a path, or ``""`` where nothing tells it."""
+    data, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
+    return extension_of(data or b"") or (suffix(path) if path else "")
+
+
+def _classes(metadata: dict[bytes, bytes]) -> dict[str, tuple[str, ...]]:
+    """Return the names of the classes that each column numbers, as ``datasets`` notes them in a schema."""
+    try:
+        features = json.loads(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+        return {
+            str(name): tuple(map(str, feature["names"]))
+            for name, feature in features.items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and feature.get("names")
+        }
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return {}  # a note of some other tool, under the same name

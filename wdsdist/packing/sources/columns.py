@@ -22,9 +22,10 @@ rule 7 it is a null. Where ``columns=`` maps a column of texts to an extension t
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -40,6 +41,28 @@ _OTHER = re.compile(r"[^A-Za-z0-9_-]+")
 _MEDIA_PATH = re.compile(
     r"(?!\w+://).+\.(?:jpe?g|png|webp|gif|tiff?|bmp|flac|wav|mp3|ogg|opus|m4a|mp4|webm|npy|npz)", re.IGNORECASE
 )
+
+# What a file is, by its first bytes.
+_STARTS = (
+    (b"\xff\xd8\xff", "jpg"),
+    (b"\x89PNG\r\n\x1a\n", "png"),
+    (b"GIF87a", "gif"),
+    (b"GIF89a", "gif"),
+    (b"II*\0", "tif"),
+    (b"MM\0*", "tif"),
+    (b"fLaC", "flac"),
+    (b"OggS", "ogg"),
+    (b"ID3", "mp3"),
+    (b"\x1aE\xdf\xa3", "webm"),
+    (b"\x93NUMPY", "npy"),
+    (b"PK\x03\x04", "zip"),
+    (b"%PDF-", "pdf"),
+    (b"\xff\x0a", "jxl"),
+    (b"\0\0\0\x0cJXL \r\n\x87\n", "jxl"),
+)
+_RIFF = {b"WEBP": "webp", b"WAVE": "wav", b"AVI ": "avi"}
+_BRANDS = {b"avif": "avif", b"heic": "heic", b"mif1": "heif", b"M4A ": "m4a", b"qt  ": "mov"}
+_MP3_FRAMES = (b"\xff\xfb", b"\xff\xf3", b"\xff\xf2")
 
 Content = Literal["empty", "integer", "number", "text", "path", "bytes", "list", "other"]
 
@@ -152,6 +175,10 @@ class _Choice:
     members: list[Member] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)
     classes: tuple[str, ...] | None = None
+    text: Column | None = None
+    """Becomes ``txt``."""
+    rest: list[int] = field(default_factory=list)
+    """Become one object."""
 
     def check_names(self) -> None:
         names = [column.name for column in self.columns if column.name]
@@ -186,9 +213,10 @@ class _Choice:
                 raise ArgumentError(f"columns maps two columns to {extension!r}: give one another extension")
             of_text = extension.lower().removesuffix(".gz").rpartition(".")[2] in _OF_TEXT
             is_file = column.content == "path" or (column.content == "text" and not of_text)
-            self._add(place, extension, "file" if is_file else "value")
+            self.add(place, extension, "file" if is_file else "value")
 
     def add_default(self) -> None:
+        """Put each column that is left under the first of `_RULES` that it meets."""
         left = [
             (place, column)
             for place, column in enumerate(self.columns)
@@ -196,30 +224,17 @@ class _Choice:
         ]
         texts = [column for _, column in left if column.content == "text"]
         named = [column for column in texts if column.name.lower() in _TEXT_NAMES]
-        rest: list[int] = []
+        self.text = next(iter(named or (texts if len(texts) == 1 else [])), None)
         for place, column in left:
-            if column.content == "path":
-                self._add_file(place, column)
-            elif column.content == "bytes":
-                self._add_free(place, column.extension or _as_extension(column.name))
-            elif column.classes is not None or (
-                column.content == "integer" and column.name.lower() in _LABEL_NAMES and "cls" not in self.taken
-            ):
-                self._add_free(place, "cls")
-            elif column.content == "list":
-                self._add(place, f"{_as_extension(column.name)}.npy", "value")
-            elif column in (named[:1] or (texts if len(texts) == 1 else [])) and "txt" not in self.taken:
-                self._add(place, "txt", "value")
-            else:
-                rest.append(place)
-        if rest:
-            if "json" in self.taken:
-                names = ", ".join(self.columns[place].name for place in rest)
-                raise ArgumentError(
-                    f"{names} of {self.label} would become the member json, which another column is mapped to: give "
-                    f"them extensions too, or leave them out, as in columns={{{self.columns[rest[0]].name!r}: ''}}"
-                )
-            self.members.append(Member(tuple(rest), "json", "object"))
+            next(add for meets, add in _RULES if meets(self, column))(self, place, column)
+        if self.rest and "json" in self.taken:
+            names = ", ".join(self.columns[place].name for place in self.rest)
+            raise ArgumentError(
+                f"{names} of {self.label} would become the member json, which another column is mapped to: give them "
+                f"extensions too, or leave them out, as in columns={{{self.columns[self.rest[0]].name!r}: ''}}"
+            )
+        if self.rest:
+            self.members.append(Member(tuple(self.rest), "json", "object"))
 
     def check_paths(self) -> None:
         """Refuse a table that looks like one of paths, but of files that lie elsewhere: their names are no data."""
@@ -234,20 +249,46 @@ class _Choice:
                     f"columns={{{column.name!r}: 'txt'}} (--column {column.name}=txt) if it is to be a text"
                 )
 
-    def _add_file(self, place: int, column: Column) -> None:
+    def is_label(self, column: Column) -> bool:
+        is_named = column.content == "integer" and column.name.lower() in _LABEL_NAMES
+        return column.classes is not None or (is_named and "cls" not in self.taken)
+
+    def add_file(self, place: int, column: Column) -> None:
         own = "*" if column.extension not in self.taken else f"{_as_extension(column.name)}.*"
         self.taken.add(column.extension)
-        self._add(place, own, "file")
+        self.add(place, own, "file")
 
-    def _add_free(self, place: int, extension: str) -> None:
+    def add_free(self, place: int, extension: str) -> None:
         free = extension.lower() not in self.taken
-        self._add(place, extension if free else f"{_as_extension(self.columns[place].name)}.{extension}", "value")
+        self.add(place, extension if free else f"{_as_extension(self.columns[place].name)}.{extension}", "value")
 
-    def _add(self, place: int, extension: str, form: Literal["file", "value"]) -> None:
+    def add(self, place: int, extension: str, form: Literal["file", "value"]) -> None:
         if extension == "cls":
             self.classes = self.columns[place].classes
         self.taken.add(extension.lower())
         self.members.append(Member((place,), extension, form))
+
+
+_Rule = tuple[Callable[[_Choice, Column], bool], Callable[[_Choice, int, Column], None]]
+
+_RULES: tuple[_Rule, ...] = (
+    (lambda choice, column: column.content == "path", _Choice.add_file),
+    (
+        lambda choice, column: column.content == "bytes",
+        lambda choice, place, column: choice.add_free(place, column.extension or _as_extension(column.name)),
+    ),
+    (lambda choice, column: choice.is_label(column), lambda choice, place, column: choice.add_free(place, "cls")),
+    (
+        lambda choice, column: column.content == "list",
+        lambda choice, place, column: choice.add(place, f"{_as_extension(column.name)}.npy", "value"),
+    ),
+    (
+        lambda choice, column: column is choice.text and "txt" not in choice.taken,
+        lambda choice, place, column: choice.add(place, "txt", "value"),
+    ),
+    (lambda choice, column: True, lambda choice, place, column: choice.rest.append(place)),
+)
+"""Rules 2 to 7 of this module: which columns each is for, and what it makes of one."""
 
 
 def _as_extension(name: str) -> str:
@@ -257,3 +298,34 @@ def _as_extension(name: str) -> str:
     'Face_Mask_1'
     """
     return _OTHER.sub("_", name).strip("_") or "column"
+
+
+def extension_of(start: bytes) -> str:
+    """Return the extension of what starts with the given bytes, or ``""`` where they tell nothing.
+
+    >>> extension_of(b"\\xff\\xd8\\xff\\xe0"), extension_of(b"RIFF\\0\\0\\0\\0WAVEfmt "), extension_of(b"hello")
+    ('jpg', 'wav', '')
+    """
+    for magic, extension in _STARTS:
+        if start.startswith(magic):
+            return extension
+    if start[:4] == b"RIFF":
+        return _RIFF.get(start[8:12], "")
+    if start[4:8] == b"ftyp":
+        return _BRANDS.get(start[8:12], "mp4")
+    return "mp3" if start[:2] in _MP3_FRAMES else ""
+
+
+def paths_or_texts(name: str, values: tuple[str, ...], root: str) -> Column:
+    """Return a column of texts, told by its first values: one of paths where any of them names a file."""
+    there = next((value for value in values if suffix(value) and _is_file(root, value)), None)
+    if there is not None:
+        return Column(name, "path", suffix(there), values=values)
+    return Column(name, "text", values=values)
+
+
+def _is_file(root: str, value: str) -> bool:
+    try:
+        return os.path.isfile(os.path.join(root, value))  # noqa: PTH113, PTH118 - takes what Path refuses, such as NUL
+    except ValueError:
+        return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import hashlib
 import os
 import stat
@@ -15,10 +16,10 @@ import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import EncodeError, SourceError
-from wdsdist.packing.sources.base import FilePayload, LeftOut, OnError, Payload, Sample, payload_size
+from wdsdist.packing.sources.columns import Column, Layout, suffix
 from wdsdist.packing.sources.items import broken, numbered
-from wdsdist.packing.sources.mapping import Column, Layout, suffix
 from wdsdist.packing.sources.paths import Finder, Root
+from wdsdist.packing.sources.source import FilePayload, LeftOut, OnError, Payload, Sample, payload_size
 from wdsdist.samples.encode import encode
 from wdsdist.shards.tar import split_name, stored_size
 
@@ -47,7 +48,7 @@ class Rows(Protocol):
     def __iter__(self) -> Iterator[Row]: ...
 
     def place(self, number: int) -> str:
-        """Say where the row with this number, among these, stands: ``"train.csv, line 7"``."""
+        """Say where the row with this number, among these, stands: ``"train.csv, row 7"``."""
         ...
 
 
@@ -90,8 +91,8 @@ class RowSamples:
         return FilePayload(str(data), _status(data).st_size if isinstance(data, _Loose) else next(sizes))
 
 
-@dataclass(slots=True)
-class Listing:
+@dataclass
+class TableListing:
     """What is known of the rows of a table once all have been looked at."""
 
     layout: Layout
@@ -135,14 +136,18 @@ class Listing:
                 )
             )
             if layout.key is not None:
-                self.keys.append(hash_of(key))
+                self.keys.append(_hash(key))
 
-    def arrays(self) -> tuple[Int64s, Int64s]:
-        """Return the stored sizes, int64 [rows], and the sizes of files, int64 [members that are files, rows]."""
-        sizes = np.frombuffer(self.sizes, np.int64) if self.sizes else np.zeros(0, np.int64)
+    def stored_sizes(self) -> Int64s:
+        """int64 [rows]: bytes that each takes in a tar."""
+        return np.frombuffer(self.sizes, np.int64) if self.sizes else np.zeros(0, np.int64)
+
+    def file_sizes(self, rows: Int64s) -> Int64s:
+        """int64 [members that are files, rows]: as `RowSamples` has them, of some rows."""
         files = np.frombuffer(self.files, np.int64) if self.files else np.zeros(0, np.int64)
-        return sizes, files.reshape(len(sizes), -1).T if len(sizes) else files.reshape(0, 0)
+        return np.ascontiguousarray(files.reshape(len(self.sizes), -1)[rows].T)
 
+    @functools.cached_property
     def kept(self) -> Int64s | None:
         """int64: the rows that are not left out; all where there is nothing."""
         if not self.wrong:
@@ -153,15 +158,27 @@ class Listing:
         """Return what is noted of the rows that are left out, in their order."""
         return tuple(self.wrong[row] for row in sorted(self.wrong))
 
-    def check_keys(self, rows: Callable[[], Iterable[Row]], place: Callable[[int], str]) -> None:
-        """Refuse a row whose key an earlier one has; ``rows`` reads all of them once more, to find the two."""
+    def finish(self, again: Callable[[], Iterable[Row]], place: Callable[[int], str]) -> None:
+        """Check that keys differ and that there is something to pack; ``again`` reads all rows once more.
+
+        Raises `SourceError` for a table without a row to pack, and for two rows with one key unless such are left out.
+        """
+        if not self.sizes:
+            raise SourceError(f"{place(0)}: the table holds no row that could be a sample: is it the right file?")
+        self._check_keys(again, place)
+        if len(self.wrong) == len(self.sizes):
+            why = self.wrong[0].reason
+            raise SourceError(f"no row of the table in {self.root.folder} can be packed, for instance: {why}")
+
+    def _check_keys(self, rows: Callable[[], Iterable[Row]], place: Callable[[int], str]) -> None:
+        """Refuse a row whose key an earlier one has."""
         digests = np.frombuffer(self.keys, np.uint64) if self.keys else np.zeros(0, np.uint64)
         ordered = np.sort(digests)
         twice = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
         first: dict[str, int] = {}
         for index, row in enumerate(rows() if twice else ()):
             key = _text_key(self.layout, row)
-            if hash_of(key) not in twice or index in self.wrong:
+            if _hash(key) not in twice or index in self.wrong:
                 continue
             if key in first:
                 error = SourceError(
@@ -186,7 +203,7 @@ class Listing:
         return FilePayload(path, status.st_size)
 
 
-def hash_of(key: str) -> int:
+def _hash(key: str) -> int:
     """Return 64 bits that tell keys apart, nearly always."""
     return int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 

@@ -1,0 +1,302 @@
+"""What a source of samples is: samples and their payloads, the options that apply to it, and what a kind is."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol, TypeGuard
+
+from wdsdist import storage
+from wdsdist._util.array_types import Int64s
+from wdsdist.errors import SourceError
+from wdsdist.packing.sources.scan import FolderEntries, shown
+from wdsdist.shards.tar import stored_size
+
+OnError = Literal["raise", "skip"]
+"""What becomes of a sample that cannot be packed: an error, or it is left out and reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilePayload:
+    """A member whose data is a file, read only when it is written."""
+
+    path: str
+    size: int
+    """Bytes it had when the source was listed: another size later is an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangePayload:
+    """A member whose data is a part of a file, such as an archive, read only when it is written."""
+
+    path: str
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenPayload:
+    """A member whose data is known not to be there to read: its sample is an error, or is left out."""
+
+    reason: str
+    """What is wrong, with the file or field that it is wrong with, and what to do."""
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A sample that is not packed, for ``on_error="skip"`` was asked for."""
+
+    key: str
+    reason: str
+    """It names no place outside the source, so that moving the source changes nothing."""
+
+
+Payload = bytes | FilePayload | RangePayload | BrokenPayload
+Sample = tuple[str, list[tuple[str, Payload]]]
+"""A key, and its members as (extension, payload) in the order in which they are written."""
+
+
+def payload_size(payload: Payload) -> int:
+    """Return the bytes of a member's data."""
+    return len(payload) if isinstance(payload, bytes) else payload.size
+
+
+def sample_size(sample: Sample) -> int:
+    """Return the bytes that a sample takes in a tar.
+
+    >>> sample_size(("000", [("cls", b"7"), ("txt", b"seven")]))
+    2048
+    """
+    key, members = sample
+    return sum(stored_size(f"{key}.{extension}", payload_size(payload)) for extension, payload in members)
+
+
+class Samples(Protocol):
+    """The samples of one shard: small, and picklable, for it travels to the process that writes the shard."""
+
+    def __iter__(self) -> Iterator[Sample]: ...
+
+
+class Packable(Protocol):
+    """What a `Source`, whose samples are numbered, and a `Stream`, whose samples come in one order, have in common."""
+
+    @property
+    def kind(self) -> str:
+        """One word, such as ``"folder"`` or ``"idx"``."""
+        ...
+
+    @property
+    def location(self) -> str:
+        """Where it lies, or its name, for messages."""
+        ...
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Samples that were listed but cannot be packed; they are not among the numbered ones."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A digest of what is known beforehand, such as names, sizes and times of all files: another one means that
+        the source has changed."""
+        ...
+
+    def extra(self) -> Mapping[str, Any]:
+        """Notes for ``index.json``, such as ``classes``; they name no place, so moving the source changes nothing."""
+        ...
+
+
+class Blocks(NamedTuple):
+    """Runs of samples that are read together or not at all, such as the row groups of Parquet files."""
+
+    cuts: Int64s
+    """int64 [blocks + 1]: where each starts, and the end."""
+    weights: Int64s
+    """int64 [blocks]: bytes of memory that each takes while its samples are read."""
+    limit: int
+    """Bytes of memory that there are for those that are read in turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """The samples of a source, once they are asked for."""
+
+    sizes: Int64s
+    """int64 [samples]: bytes that each sample takes in a tar."""
+    take: Callable[[Int64s], Samples] = field(repr=False)
+    """Returns some of the samples, by their numbers; it may hold credentials."""
+    has_exact_sizes: bool = True
+    """Whether sizes are known, or else estimated: the same each time, but known only when written."""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """For ``index.json``, such as ``classes``; they name no place, so moving the source changes nothing."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Samples that were listed but cannot be packed; they are not among the numbered ones."""
+    blocks: Blocks | None = None
+    """Runs of samples that have to be read together; most sources have none, for any sample of theirs is at hand."""
+    of_files: bool = False
+    """Whether samples are local files, which any thread can read at any time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Samples that can be packed, numbered in an order that depends on the source's content alone.
+
+    What they are is loaded when it is first asked for: a data set that was packed already is known by its digest.
+    """
+
+    kind: str
+    """One word, such as ``"folder"`` or ``"idx"``."""
+    location: str
+    """Where it lies, for messages."""
+    digest: str
+    """Of names, sizes and times of all files, or of what else is known of it: another one means that it has changed."""
+    load: Callable[[Source], Contents] = field(repr=False)
+    """Called once, with this source, which temporary files may go with."""
+    folders: frozenset[str] = frozenset()
+    """Where the shards lie that it is made of; the files that are read may be copies."""
+
+    @functools.cached_property
+    def contents(self) -> Contents:
+        return self.load(self)
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        return self.contents.left_out
+
+    def __len__(self) -> int:
+        return len(self.contents.sizes)
+
+    def fingerprint(self) -> str:
+        return self.digest
+
+    def extra(self) -> Mapping[str, Any]:
+        return self.contents.notes
+
+    def take(self, indices: Int64s) -> Samples:
+        """Return some of the samples, by their numbers."""
+        return self.contents.take(indices)
+
+
+class Stream(Packable, Protocol):
+    """Samples that can be had once and in one order only; how many, shows when they end."""
+
+    def in_order(self) -> Iterator[Sample]:
+        """Yield the samples: the same ones, in the same order, from each stream of the same source."""
+        ...
+
+
+def is_stream(source: Packable) -> TypeGuard[Stream]:
+    """Say whether samples can be had in one order only."""
+    return not isinstance(source, Source)
+
+
+class FileStamp(NamedTuple):
+    """Size and time of the last change of a file when its source was listed."""
+
+    path: str
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str]) -> FileStamp:
+        """Look a file up."""
+        status = os.stat(path)  # noqa: PTH116 - a worker has the path as text
+        return cls(os.fspath(path), status.st_size, status.st_mtime_ns)
+
+    def check(self) -> None:
+        """Raise `SourceError` where the file is not what it was."""
+        try:
+            if FileStamp.of(self.path) == self:
+                return
+        except FileNotFoundError as error:
+            raise SourceError(f"{self.path} has vanished since it was listed: pack again once it is back") from error
+        except OSError as error:
+            raise SourceError(f"{self.path} cannot be read: {error.strerror}") from error
+        raise SourceError(f"{self.path} has changed since it was listed: pack again once it is at rest")
+
+
+Encode = Callable[..., Mapping[str, Any]]
+"""From an item, or an item and its number, to a sample dict."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """What the caller says about a source; ``None`` leaves it to what the source looks like."""
+
+    kind: str | None = None
+    """The kind that it must be, whatever it looks like."""
+    class_folders: bool | None = None
+    """Whether the folders in it are the classes of the samples below them; by default, when it looks so: two folders
+    or more, an image in every sample, no file beside the folders, no ``cls`` yet."""
+    columns: Mapping[str, str] | None = None
+    """Of a table, what becomes of its columns; see `wdsdist.packing.sources.columns`."""
+    root: str | os.PathLike[str] | None = None
+    """Of a table, the local folder that the paths in it start from, and must lie below; by default its own."""
+    allow_outside: bool = False
+    """Of a table, whether the paths in it may lead out of there."""
+    encode: Encode | str | None = None
+    """For what Python makes, a function from an item to a sample dict."""
+    on_error: OnError = "raise"
+    """Whether a sample that cannot be packed is an error, or is left out and told by ``left_out``."""
+    scratch: Path | None = None
+    """Where a source may keep a large temporary file while it is packed; by default, the system's temporary folder."""
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    """Passed to fsspec where the source is a URL; kept out of every message, for they may hold credentials."""
+    allow_elsewhere: bool = False
+    """Whether the ``index.json`` of shards may name some outside its own folder."""
+
+    def given(self) -> list[str]:
+        """Return the names of the options that are for sources of some kinds only and ask for something."""
+        return [name for name in ("class_folders", "columns", "root", "allow_outside", "encode") if getattr(self, name)]
+
+
+class Candidate:
+    """What was given as a source, while the kinds are asked whether they know it; a folder is read only once."""
+
+    def __init__(self, given: object) -> None:
+        self.given = given
+
+    @functools.cached_property
+    def path(self) -> Path | None:
+        """The absolute path that it is, or ``None`` for a URL and for what is no path at all.
+
+        >>> Candidate("/data/train/").path, Candidate("s3://bucket/train").path, Candidate([1, 2]).path
+        (PosixPath('/data/train'), None, None)
+        """
+        if not isinstance(self.given, (str, os.PathLike)):
+            return None
+        location = storage.normalise(self.given)
+        return None if storage.is_remote(location) else Path(location)
+
+    @functools.cached_property
+    def entries(self) -> FolderEntries | None:
+        """What lies directly in the folder, or ``None`` for what is no folder that can be read."""
+        if self.path is None or not self.path.is_dir():
+            return None
+        try:
+            return FolderEntries.of(os.fsencode(self.path))
+        except OSError as error:
+            raise SourceError(
+                f"{shown(self.path)} cannot be listed ({error.strerror}): mend it or move it away"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of source."""
+
+    name: str
+    """As in ``kind=`` and ``--from``."""
+    description: str
+    """Which sources are of this kind, for messages: ``"a folder of files"``."""
+    find: Callable[[Candidate, SourceOptions], Source | Stream | None]
+    """Lists a source of this kind; returns ``None`` for what is none, or does not exist.
+
+    Where ``options.kind`` is set, it is this kind: then a name or a content that proves nothing is no reason for
+    ``None``.
+    """
+    options: frozenset[str] = frozenset()
+    """The fields of `SourceOptions` that it heeds; the others are refused."""
