@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist.cli.opening import allow_elsewhere, opened
-from wdsdist.cli.output import say, say_json, write_member
-from wdsdist.cli.sizes import counted, human
+from wdsdist._util.validation import human
+from wdsdist.cli.options import allow_elsewhere, opened
+from wdsdist.cli.output import counted, say, say_json, write_member
 
 if TYPE_CHECKING:
     from wdsdist.samples.shard_reader import MappedShard
@@ -75,7 +75,7 @@ def cat(shards: str, sample: str, field: str | None, allow_elsewhere: bool) -> N
     Without FIELD, list the members of the sample instead. A terminal gets text only, with control characters escaped.
     """
     from wdsdist import storage
-    from wdsdist.cli.lookup import find_sample, member
+    from wdsdist.cli.find_sample import find_sample, member
 
     shard, number = find_sample(opened((shards,), allow_elsewhere=allow_elsewhere), sample)
     if field is None:
@@ -88,7 +88,7 @@ def cat(shards: str, sample: str, field: str | None, allow_elsewhere: bool) -> N
 
 def _facts(manifest: Manifest) -> dict[str, Any]:
     from wdsdist import storage
-    from wdsdist.cli.lookup import mapped
+    from wdsdist.cli.find_sample import mapped
 
     extra = manifest.extra
     if "fields" not in extra or "payload_bytes" not in extra:
@@ -123,7 +123,7 @@ def _shard_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
 
 
 def _sample_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
-    from wdsdist.cli.lookup import mapped
+    from wdsdist.cli.find_sample import mapped
 
     for first, shard in mapped(manifest):
         yield from _lines_of(first, shard)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist.cli.opening import allow_elsewhere
-from wdsdist.cli.output import say
+from wdsdist._util.validation import human
+from wdsdist.cli.options import allow_elsewhere, byte_count
+from wdsdist.cli.output import contents, counted, say
 from wdsdist.cli.progress import meter
-from wdsdist.cli.sizes import byte_count, contents, counted, human
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -117,7 +117,7 @@ def pack(
     my_module:make_dataset. An interrupted command goes on where it stopped when it is run again; a finished one
     returns at once.
     """
-    from wdsdist.cli import launched
+    from wdsdist.cli.run_once import once
     from wdsdist.packing import pack as run
 
     last: PackProgress | None = None
@@ -135,7 +135,7 @@ def pack(
             return run(source, dest, progress=show, executor=executor, **options)
 
         options = {**given, "shuffle_seed": None if no_shuffle else "auto" if seed is None else seed}
-        manifest = launched.once(pack, (source, dest, options), scope=scope, directory=dest, quiet=quiet)
+        manifest = once(pack, (source, dest, options), scope=scope, directory=dest, quiet=quiet)
     if not quiet:
         _sum_up(manifest, last, time.monotonic() - began)
 

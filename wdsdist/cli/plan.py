@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist.cli.opening import allow_elsewhere, opened
+from wdsdist._util.validation import human
+from wdsdist.cli.options import allow_elsewhere, byte_count, opened
 from wdsdist.cli.output import say, say_json
-from wdsdist.cli.sizes import byte_count, human
 
 if TYPE_CHECKING:
     from wdsdist.diagnostics.epoch_report import EpochReport, World

@@ -7,8 +7,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
+from wdsdist._util.validation import human
 from wdsdist.cli.output import say
-from wdsdist.cli.sizes import human
 from wdsdist.errors import printable
 
 if TYPE_CHECKING:
