@@ -87,10 +87,14 @@ def _count(entry: dict[str, Any], key: str, least: int = 0) -> int:
 
 
 def _name(value: Any) -> str:
-    return _shown(storage.shown(value) if isinstance(value, str) else value)
+    """Return a shard's name for a message: without credentials, short, and with control characters escaped once."""
+    return _short(f"'{storage.shown(value)}'") if isinstance(value, str) else _shown(value)
 
 
 def _shown(value: Any) -> str:
-    """Return a value as it stands in a message: short, and without control characters."""
-    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    """Return a value for a message: short, and without control characters."""
+    return _short(ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value))
+
+
+def _short(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
