@@ -22,9 +22,9 @@ _WRITTEN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
 
 
 def check_integer(name: str, value: object, low: int, high: int | None = None) -> int:
-    """Return ``value`` when it is an integer in ``[low, high]``.
+    """Return an integer argument in ``[low, high]`` as an ``int``.
 
-    Raises `ArgumentTypeError` for what is no integer, and `ArgumentError` outside the limits.
+    Raises `ArgumentTypeError` for other types, and `ArgumentError` outside the limits.
 
     >>> check_integer("batch_size", 64, 1)
     64
@@ -48,15 +48,15 @@ def check_seconds(name: str, value: object) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ArgumentError(f"{name} is {value!r}: it must be a number of seconds")
-    if not value > 0:  # also refuses nan, which would compare false with every deadline and wait for ever
+    if not value > 0:  # also refuses nan, which would compare false with every deadline, so that the wait never ends
         raise ArgumentError(f"{name} is {value!r}: it must be above 0 seconds")
     return float(value)
 
 
 def byte_size(text: str) -> int:
-    """Return the bytes that a text such as ``64MiB``, ``1.5 GB`` or ``4096`` means.
+    """Parse a size in bytes, such as ``64MiB``, ``1.5 GB`` or ``4096``.
 
-    Raises `ArgumentError` where it means none.
+    Raises `ArgumentError` for anything else.
 
     >>> byte_size("1.5KiB"), byte_size("1GB"), byte_size("512")
     (1536, 1000000000, 512)
@@ -68,9 +68,9 @@ def byte_size(text: str) -> int:
 
 
 def check_bytes(name: str, value: object) -> int:
-    """Return an argument that is a number of bytes, or a text that `byte_size` reads; at least 1.
+    """Return a number of bytes, at least 1, given as an integer or as text for `byte_size`.
 
-    Raises `ArgumentTypeError` for what is neither, and `ArgumentError` for a text that means none, or for less than 1.
+    Raises `ArgumentTypeError` for other types, and `ArgumentError` for text that is no size, or for less than 1.
 
     >>> check_bytes("cache_limit", "200GB"), check_bytes("cache_limit", 4096)
     (200000000000, 4096)
@@ -84,7 +84,7 @@ def check_bytes(name: str, value: object) -> int:
 
 
 def human(count: float) -> str:
-    """Return a byte count to three or four digits.
+    """Format a byte count with three or four digits and its unit.
 
     >>> human(1023), human(1536), human(67_108_864)
     ('1023 B', '1.5 KiB', '64.0 MiB')
