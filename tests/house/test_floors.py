@@ -50,8 +50,8 @@ TOUCHES_FILES = {
     "samples.shard_reader", "packing", "diagnostics",
 }  # fmt: skip
 IMPORTS_TORCH = {
-    "samples.collate", "samples.arrays", "samples.decode", "loader.dataset", "loader.device_prefetch", "loader.ipc",
-    "loader.loader", "loader.passes", "loader.plain_dataloader", "loader.worker_state", "diagnostics.profiling",
+    "samples.collate", "samples.arrays", "samples.sample_spec", "loader.dataset", "loader.device_prefetch",
+    "loader.ipc", "loader.loader", "loader.worker_iterator", "loader.worker_state", "diagnostics.profiling",
     "integrations.transformers",
 }  # fmt: skip
 """When they are imported; others import it inside a function, so that the command line starts without it."""

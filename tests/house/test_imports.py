@@ -39,15 +39,14 @@ WITHOUT_TORCH = [
     "wdsdist.shards.open",
     "wdsdist.cache",
     "wdsdist.samples.shard_reader",
-    "wdsdist.samples.encode",
+    "wdsdist.samples.codecs",
     "wdsdist.packing.sources",
     "wdsdist.packing",
     "wdsdist.diagnostics.verify",
     "wdsdist.samples.images.decode",
     "wdsdist.samples.images.resize",
     "wdsdist.transforms",
-    "wdsdist.loader.progress",
-    "wdsdist.loader.state",
+    "wdsdist.loader.checkpoint",
     "wdsdist.cli",
 ]
 

@@ -18,7 +18,7 @@ import torch
 
 from wdsdist._util.shared_memory import AnonymousMemory
 from wdsdist.errors import SharedMemoryError
-from wdsdist.loader.ipc import Channel
+from wdsdist.loader.ipc.channel import Channel
 from wdsdist.loader.ipc.slots import SlotTable
 from wdsdist.samples.collate import Ragged
 

@@ -97,7 +97,7 @@ def test_a_loop_that_is_left_leaves_no_slot_taken(shards: Path) -> None:
         next(iter(loader))
     assert len(digests(loader, 1)) == len(loader)
     gc.collect()
-    table = loader._loading.channel._table
+    table = loader._worker_dataset.channel._table
     assert table is not None
     assert not any(table._taken[:])
 
@@ -154,8 +154,9 @@ class TestSeeds:
 
     def test_reach_a_transform(self, shards: Path) -> None:
         dataset = StreamingDataset(shards, fields=("cls",), transform=with_seed)
-        assert {type(sample["seed"]) for sample in dataset} == {int}
-        assert len({sample["seed"] for sample in dataset}) == SHARDS * PER_SHARD
+        seeds = [sample["seed"] for sample in dataset]
+        assert {type(seed) for seed in seeds} == {int}
+        assert len(set(seeds)) == SHARDS * PER_SHARD
 
 
 @seeded
@@ -217,7 +218,7 @@ def test_a_spawned_worker_is_sent_little_however_many_shards_there_are(monkeypat
     names = (f"shards/part-{number:06d}.tar" for number in range(100_000))
     manifest = Manifest.of("/data", [Shard(name, 1000, 1 << 26, "0" * 64) for name in names])
     loader = StreamingDataLoader(StreamingDataset(manifest), 8, num_workers=2)
-    assert len(spawned_bytes(loader.dataset)) < 32 << 10
+    assert len(spawned_bytes(loader._worker_dataset)) < 32 << 10
 
 
 def spawned_bytes(value: Any) -> bytes:

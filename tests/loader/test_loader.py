@@ -279,6 +279,25 @@ class TestEpochs:
         )  # fmt: skip
         assert found.stdout == f"{oracle[8]}\n"
 
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_are_planned_once(self, shards: Path, workers: int) -> None:
+        made = []
+
+        class Counting(StreamingDataLoader):
+            def _plan(self, *args: Any) -> Any:
+                made.append(super()._plan(*args))
+                return made[-1]
+
+        loader = Counting(StreamingDataset(shards, decode=True), 8, num_workers=workers)
+        for epoch in (3, 7):
+            loader.set_epoch(epoch)
+            batches(loader)
+        state = loader.state_dict()
+        resumed = Counting(StreamingDataset(shards, decode=True), 8, num_workers=workers)
+        resumed.load_state_dict({**state, "epoch": 7, "consumed": 16})
+        batches(resumed)
+        assert [plan.start for plan in made] == [0, 0, 16]
+
     def test_iterator_that_was_given_up_says_so(self, loader: StreamingDataLoader) -> None:
         old = iter(loader)
         next(old)
@@ -362,9 +381,21 @@ class TestForFrameworks:
     def test_accelerate_is_told_not_to_split_it_again(self, shards: Path) -> None:
         assert make_loader(shards)._is_accelerate_prepared
 
-    def test_its_data_set_cannot_be_mistaken_for_one_to_iterate(self, shards: Path) -> None:
-        with pytest.raises(LoaderStateError, match="iterate the loader"):
-            next(iter(make_loader(shards).dataset))
+    def test_its_data_set_is_the_one_that_it_was_made_of(self, shards: Path) -> None:
+        dataset = StreamingDataset(shards, decode=True, fields=("cls",))
+        loader = StreamingDataLoader(dataset, 8, num_workers=0)
+        batches(loader)
+        assert loader.dataset is dataset
+        assert sorted(sample["cls"] for sample in loader.dataset) == list(range(TOTAL))
+
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_a_loader_that_is_made_of_its_attributes_is_refused(self, shards: Path, workers: int) -> None:
+        loader = make_loader(shards, workers=workers)
+        copied = DataLoader(
+            loader.dataset, loader.batch_size, num_workers=loader.num_workers, collate_fn=loader.collate_fn
+        )
+        with pytest.raises(LoaderStateError, match=r"cannot make its batches.*load a state"):
+            next(iter(copied))
 
     def test_ranks_that_get_it_as_an_argument_keep_their_own_rank_and_epoch(self, shards: Path, tmp_path: Path) -> None:
         ended = forked.run(*command("spawned_ranks", shards, tmp_path)[1:])

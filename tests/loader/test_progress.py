@@ -4,50 +4,56 @@ from __future__ import annotations
 
 import pytest
 
-from wdsdist.loader.progress import Position, Progress
+from wdsdist.loader.checkpoint import Position, Progress
+from wdsdist.sampling.epoch_plan import EpochPlan
 
 
-def always(position: Position) -> bool:
-    return True
+def plan(position: Position, num_samples: int = 4096) -> EpochPlan:
+    return EpochPlan(
+        num_samples=num_samples, num_replicas=1, batch_size=64, drop_last=False, drop_last_batch=True,
+        start=position.consumed,
+    )  # fmt: skip
 
 
-def never(position: Position) -> bool:
-    return False
+def start(progress: Progress, num_samples: int = 4096) -> Position:
+    position, made = progress.start(lambda position: plan(position, num_samples))
+    assert made == plan(position, num_samples)
+    return position
 
 
 def test_epochs_advance_by_themselves() -> None:
     progress = Progress()
-    assert [progress.start(always).epoch for _ in range(3)] == [0, 1, 2]
+    assert [start(progress).epoch for _ in range(3)] == [0, 1, 2]
 
 
 def test_an_epoch_that_was_asked_for_is_played_from_its_start_and_the_next_one_follows_it() -> None:
     progress = Progress()
     progress.request(5)
-    assert progress.start(always) == Position(5, 0)
+    assert start(progress) == Position(5, 0)
     progress.advance(64)
     progress.request(5)
-    assert progress.start(always) == Position(5, 0)
-    assert progress.start(always) == Position(6, 0)
+    assert start(progress) == Position(5, 0)
+    assert start(progress) == Position(6, 0)
 
 
 def test_the_last_of_several_requests_counts() -> None:
     progress = Progress()
     progress.request(5)
     progress.request(2)
-    assert progress.start(always) == Position(2, 0)
+    assert start(progress) == Position(2, 0)
 
 
 def test_a_loaded_position_is_continued_once() -> None:
     progress = Progress()
     progress.resume(Position(3, 128))
     assert progress.position == Position(3, 128)
-    assert progress.start(always) == Position(3, 128)
-    assert progress.start(always) == Position(4, 0)
+    assert start(progress) == Position(3, 128)
+    assert start(progress) == Position(4, 0)
 
 
 def test_a_position_that_is_loaded_in_mid_epoch_is_the_one_to_save() -> None:
     progress = Progress()
-    progress.start(always)
+    start(progress)
     progress.advance(64)
     progress.resume(Position(0, 16))
     assert progress.position == Position(0, 16)
@@ -57,7 +63,7 @@ def test_asking_for_the_epoch_of_the_loaded_position_keeps_it() -> None:
     progress = Progress()
     progress.resume(Position(3, 128))
     progress.request(3)
-    assert progress.start(always) == Position(3, 128)
+    assert start(progress) == Position(3, 128)
 
 
 def test_asking_for_another_epoch_discards_the_loaded_position_with_a_warning() -> None:
@@ -65,7 +71,7 @@ def test_asking_for_another_epoch_discards_the_loaded_position_with_a_warning() 
     progress.resume(Position(3, 128))
     with pytest.warns(UserWarning, match=r"set_epoch\(0\) discards the loaded state \(epoch 3, 128 samples"):
         progress.request(0)
-    assert progress.start(always) == Position(0, 0)
+    assert start(progress) == Position(0, 0)
 
 
 def test_asking_for_what_had_been_asked_for_before_it_was_saved_keeps_the_loaded_position(
@@ -74,7 +80,7 @@ def test_asking_for_what_had_been_asked_for_before_it_was_saved_keeps_the_loaded
     progress = Progress()
     assert progress.asked == 0
     progress.request(2)
-    assert [progress.start(always).epoch for _ in range(2)] == [2, 3]
+    assert [start(progress).epoch for _ in range(2)] == [2, 3]
     progress.advance(64)
     saved = progress.position, progress.asked
     assert saved == (Position(3, 64), 2)
@@ -82,8 +88,8 @@ def test_asking_for_what_had_been_asked_for_before_it_was_saved_keeps_the_loaded
     resumed.resume(saved[0], asked=saved[1])
     assert (resumed.position, resumed.asked) == saved
     resumed.request(2)
-    assert resumed.start(always) == Position(3, 64)
-    assert resumed.start(always) == Position(4, 0)
+    assert start(resumed) == Position(3, 64)
+    assert start(resumed) == Position(4, 0)
     assert not recwarn
 
 
@@ -91,23 +97,23 @@ def test_a_request_before_the_load_does_not_count() -> None:
     progress = Progress()
     progress.request(7)
     progress.resume(Position(3, 128))
-    assert progress.start(always) == Position(3, 128)
+    assert start(progress) == Position(3, 128)
     progress.request(3)
     progress.resume(Position(3, 1000))
-    assert progress.start(never) == Position(4, 0)
+    assert start(progress, 1000) == Position(4, 0)
 
 
 def test_a_position_at_the_end_of_its_epoch_continues_with_the_next_epoch() -> None:
     progress = Progress()
     progress.resume(Position(3, 1000))
-    assert progress.start(never) == Position(4, 0)
+    assert start(progress, 1000) == Position(4, 0)
 
 
 def test_a_position_at_the_end_of_its_epoch_has_nothing_left_when_that_epoch_is_asked_for() -> None:
     progress = Progress()
     progress.resume(Position(3, 1000))
     progress.request(3)
-    assert progress.start(never) == Position(3, 1000)
+    assert start(progress, 1000) == Position(3, 1000)
 
 
 @pytest.mark.parametrize(("asked_for", "warnings"), [(4, 0), (5, 1)])
@@ -118,13 +124,13 @@ def test_asking_for_the_epoch_after_a_finished_one_discards_nothing(
     progress.resume(Position(3, 1000), finished=True)
     progress.request(asked_for)
     assert len(recwarn) == warnings
-    assert progress.start(always) == Position(asked_for, 0)
+    assert start(progress) == Position(asked_for, 0)
 
 
 def test_the_position_to_save_follows_what_was_delivered() -> None:
     progress = Progress()
     assert progress.position == Position(0, 0)
-    progress.start(always)
+    start(progress)
     progress.advance(64)
     assert progress.position == Position(0, 64)
     progress.restart()
@@ -133,10 +139,10 @@ def test_the_position_to_save_follows_what_was_delivered() -> None:
 
 def test_a_request_in_mid_epoch_is_saved_only_once_the_epoch_is_left() -> None:
     progress = Progress()
-    progress.start(always)
+    start(progress)
     progress.advance(64)
     progress.request(9)
     assert progress.position == Position(9, 0)
     progress.advance(128)  # the loop went on all the same
     assert progress.position == Position(0, 128)
-    assert progress.start(always) == Position(9, 0)
+    assert start(progress) == Position(9, 0)

@@ -21,29 +21,14 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from tests.support import web
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.cache.counters import Counters
-from wdsdist.loader.stats import LoaderStats
-from wdsdist.loader.worker_state import StartingPoint, Tallies
+from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
+from wdsdist.loader.stats import EpochMeter, LoaderStats
+from wdsdist.loader.worker_state import WorkerCounters
+from wdsdist.sampling.epoch_plan import EpochPlan
 
 TOTAL = 103
 NOT_EMPTY = 5  # of six shards
 EMPTY = "001.tar"
-
-
-class Clock:
-    """A clock that moves when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("wdsdist.loader.epoch_iterator.time", clock)
-    return clock
 
 
 @pytest.fixture
@@ -104,46 +89,57 @@ class TestBatchesAndSamples:
         assert play(make_loader(shards)).bytes == pytest.approx(size, abs=TOTAL)
 
 
-class TestTime:
+class Loop:
+    """A training loop over an epoch of batches, with a clock that moves while it works, and in no other way."""
+
     WORKING, TRAINING, STARTING = 3.0, 5.0, 7.0
+    PLAN = EpochPlan(num_samples=TOTAL, num_replicas=1, batch_size=10, drop_last=False, drop_last_batch=False)
 
-    @pytest.fixture
-    def loader(self, shards: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> StreamingDataLoader:
-        """A loader that spends time on starting and on each batch, both inside of ``next``."""
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.batches = EpochIterator(self.begin, note=lambda _: None, stop=lambda _: None, is_latest=lambda: True)
 
-        def spend(seconds: float, value: Any = None) -> Any:
-            clock.now += seconds
-            return value
+    def begin(self) -> Epoch:
+        self.meter = EpochMeter(0, plan=self.PLAN, sample_bytes=1, count=Counters, clock=lambda: self.now)
+        self.now += self.STARTING
+        return Epoch(self.groups(), self.PLAN, self.meter)
 
-        write = StartingPoint.write
-        monkeypatch.setattr(StartingPoint, "write", lambda *args: spend(self.STARTING, write(*args)))
-        return make_loader(shards, collate_fn=lambda samples: spend(self.WORKING, samples))
+    def groups(self) -> Iterator[list[int]]:
+        for number in range(self.PLAN.batches_per_rank):
+            self.now += self.WORKING
+            yield [number]
 
-    def test_inside_of_next_is_waiting(self, loader: StreamingDataLoader, clock: Clock) -> None:
-        for _ in loader:
-            clock.now += self.TRAINING
-        stats = loader.stats()
-        assert stats.seconds_waiting == self.STARTING + 11 * self.WORKING
-        assert stats.seconds == stats.seconds_waiting + 11 * self.TRAINING
+    def train(self) -> None:
+        self.now += self.TRAINING
+
+
+class TestTime:
+    def test_inside_of_next_is_waiting(self) -> None:
+        loop = Loop()
+        for _ in loop.batches:
+            loop.train()
+        stats = loop.meter.stats()
+        assert stats.seconds_waiting == Loop.STARTING + 11 * Loop.WORKING
+        assert stats.seconds == stats.seconds_waiting + 11 * Loop.TRAINING
         assert stats.waiting_share == pytest.approx(stats.seconds_waiting / stats.seconds)
         assert stats.samples_per_second == pytest.approx(TOTAL / stats.seconds)
 
-    def test_after_the_latest_batch_is_not_yet_part_of_the_epoch(
-        self, loader: StreamingDataLoader, clock: Clock
-    ) -> None:
-        iterator = iter(loader)
-        clock.now += self.TRAINING
-        next(iterator)
-        clock.now += self.TRAINING
-        stats = loader.stats()
-        assert stats.seconds == stats.seconds_waiting == self.STARTING + self.WORKING
-        next(iterator)
-        assert loader.stats().seconds == self.STARTING + self.WORKING + self.TRAINING + self.WORKING
+    def test_after_the_latest_batch_is_not_yet_part_of_the_epoch(self) -> None:
+        loop = Loop()
+        loop.train()
+        next(loop.batches)
+        loop.train()
+        stats = loop.meter.stats()
+        assert stats.seconds == stats.seconds_waiting == Loop.STARTING + Loop.WORKING
+        next(loop.batches)
+        assert loop.meter.stats().seconds == Loop.STARTING + Loop.WORKING + Loop.TRAINING + Loop.WORKING
 
-    def test_of_an_evaluation_between_epochs_is_in_neither(self, loader: StreamingDataLoader, clock: Clock) -> None:
-        next(iter(loader))
-        clock.now += 1000
-        assert play(loader).seconds == self.STARTING + 11 * self.WORKING
+    def test_of_an_evaluation_between_epochs_is_in_neither(self) -> None:
+        loop = Loop()
+        next(loop.batches)
+        loop.now += 1000
+        loop.meter.finish()  # as the next epoch does
+        assert loop.meter.stats().seconds == Loop.STARTING + Loop.WORKING
 
 
 class TestTheCache:
@@ -210,7 +206,7 @@ class TestTheCache:
     def test_loses_nothing_that_workers_count_at_the_same_time(self) -> None:
         counting = Counting()
         list(DataLoader(counting, batch_size=None, num_workers=2))
-        assert counting.tallies.total().cache_hits == 2 * Counting.TIMES
+        assert counting.counters.total().cache_hits == 2 * Counting.TIMES
 
     def test_is_counted_up_to_an_error(self) -> None:
         done = [Counters()]
@@ -221,28 +217,28 @@ class TestTheCache:
             done[0] = Counters(shards_fetched=1, retries=5)
             raise ConnectionError
 
-        tallies = Tallies(1)
+        counters = WorkerCounters(1)
         with pytest.raises(ConnectionError):
-            list(tallies.counted(groups(), 0, lambda: done[0]))
-        assert tallies.total() == Counters(shards_fetched=1, retries=5)
+            list(counters.counted(groups(), 0, lambda: done[0]))
+        assert counters.total() == Counters(shards_fetched=1, retries=5)
 
     def test_is_counted_when_it_comes_after_the_last_group(self) -> None:
-        done, heard, tallies = [Counters()], [], Tallies(1)
+        done, heard, counters = [Counters()], [], WorkerCounters(1)
         for _ in range(2):
-            list(tallies.counted(["group"], 0, lambda: done[0], heard.append))
+            list(counters.counted(["group"], 0, lambda: done[0], heard.append))
             done[0] = Counters(shards_fetched=done[0].shards_fetched + 1)
             heard[-1]()
-        assert tallies.total() == Counters(shards_fetched=2)
+        assert counters.total() == Counters(shards_fetched=2)
 
     @given(st.lists(st.lists(st.tuples(*[st.integers(0, 2**40)] * 4), max_size=5), min_size=1, max_size=4))
     def test_is_summed_over_rows_whatever_was_counted_before(self, workers: list[list[tuple[int, ...]]]) -> None:
-        tallies = Tallies(len(workers))
+        counters = WorkerCounters(len(workers))
         for worker, steps in enumerate(workers):
             done = [Counters(9, 9, 9, 9)]  # what a forked worker inherits
-            for step in tallies.counted(steps, worker, lambda done=done: done[0]):
+            for step in counters.counted(steps, worker, lambda done=done: done[0]):
                 done[0] = Counters(*map(sum, zip(done[0], step, strict=True)))
         steps = [Counters(), *map(Counters._make, chain.from_iterable(workers))]
-        assert tallies.total() == tuple(map(sum, zip(*steps, strict=True)))
+        assert counters.total() == tuple(map(sum, zip(*steps, strict=True)))
 
 
 class Counting(IterableDataset[None]):
@@ -251,13 +247,13 @@ class Counting(IterableDataset[None]):
     TIMES = 50_000
 
     def __init__(self) -> None:
-        self.tallies = Tallies(2)
+        self.counters = WorkerCounters(2)
 
     def __iter__(self) -> Iterator[None]:
         worker = get_worker_info()
         assert worker is not None
         hits = count(1)
-        for _ in self.tallies.counted(range(self.TIMES), worker.id, lambda: Counters(min(next(hits), self.TIMES + 1))):
+        for _ in self.counters.counted(range(self.TIMES), worker.id, lambda: Counters(min(next(hits), self.TIMES + 1))):
             pass
         return iter(())
 

@@ -13,8 +13,8 @@ from hypothesis.extra import numpy as arrays
 from PIL import Image
 
 from wdsdist.errors import EncodeError
-from wdsdist.samples.decode import _TABLE, Decoder
-from wdsdist.samples.encode import can_encode, encode
+from wdsdist.samples.codecs import DECODERS, can_encode, encode
+from wdsdist.samples.sample_spec import Decoder
 
 TEXTS = st.text(st.characters(codec="utf-8"))
 PLAIN = st.recursive(
@@ -49,8 +49,8 @@ def same(one: Any, other: Any) -> bool:
 
 
 def test_every_extension_that_decodes_can_be_encoded() -> None:
-    assert set(VALUES) | {"pth"} == set(_TABLE)
-    assert all(map(can_encode, _TABLE))
+    assert set(VALUES) | {"pth"} == set(DECODERS)
+    assert all(map(can_encode, DECODERS))
 
 
 @pytest.mark.parametrize("extension", sorted(VALUES))

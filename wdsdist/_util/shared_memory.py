@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import functools
 import gc
 import mmap
@@ -11,8 +10,6 @@ import os
 import pickle
 import tempfile
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from multiprocessing import context, reduction
 from pathlib import Path
 from typing import Any
@@ -71,15 +68,6 @@ class AnonymousMemory:
     def map(self, offset: int, length: int) -> mmap.mmap:
         """Map an allocated range; ``offset`` is a multiple of the page size."""
         return mmap.mmap(self._descriptor, length, offset=offset)
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold a lock between processes, which the system frees if its holder is killed."""
-        fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
     def __reduce__(self) -> tuple[Any, ...]:
         context.assert_spawning(self)

@@ -72,7 +72,7 @@ def bench(
 
     dataset = _dataset(shards, **how)
     if not as_json:
-        size = human(dataset.ordering.mean_sample_bytes * batch_size)
+        size = human(dataset.order_config.mean_sample_bytes * batch_size)
         say(f"data:       {contents(dataset.manifest)}; batches of {batch_size:,} samples, {size}")
     found = profiling.costs(dataset, batch_size, seconds=seconds)
     if not as_json:

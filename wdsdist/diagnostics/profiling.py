@@ -15,7 +15,7 @@ import torch
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError
 from wdsdist.loader.dataset import StreamingDataset
-from wdsdist.loader.ipc import Channel, group_size
+from wdsdist.loader.ipc.channel import Channel, group_size
 from wdsdist.loader.loader import StreamingDataLoader
 from wdsdist.samples.collate import Ragged
 
@@ -89,7 +89,7 @@ def costs(
     made = _endless(StreamingDataLoader(dataset, batch_size, num_workers=0, collate_fn=collate_fn))
     if collate_fn is not None or not dataset.sample_reader.is_raw:
         whole = _time_of(lambda: next(made), seconds) / batch_size
-    batch_bytes = dataset.ordering.mean_sample_bytes * batch_size
+    batch_bytes = dataset.order_config.mean_sample_bytes * batch_size
     is_light = collate_fn is None and dataset.sample_reader.is_light
     group = group_size(_MANY, batch_bytes, 1) if is_light else 1
     return Costs(

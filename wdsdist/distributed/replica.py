@@ -37,7 +37,7 @@ class Replica:
     def of(cls, rank: int | None, num_replicas: int | None, mesh: Mesh | None) -> Replica:
         """Return the replica of a rank among ``num_replicas``, or of this process in a mesh.
 
-        Raises `ArgumentError` for arguments that contradict each other, and for a mesh that this process is not in or that has
+        Raises `ArgumentError` for arguments that contradict each other, and for a mesh without this process or with
         model-parallel dimensions.
         """
         if mesh is None:

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
-from wdsdist._util.pools import follow_parent
-from wdsdist._util.shared_memory import leave_inherited_objects
 from wdsdist._util.validation import check_bytes, check_integer
 from wdsdist.cache import TIMEOUT, ShardCache
 from wdsdist.distributed import Identity
 from wdsdist.distributed.replica import Replica
-from wdsdist.errors import ArgumentTypeError, LoaderStateError, SampleIndexError
-from wdsdist.loader.framework_guards import refuse_fetching_ahead, refuse_second_split
-from wdsdist.loader.order_config import Ordering
-from wdsdist.loader.plain_dataloader import Streams
-from wdsdist.loader.progress import Position
-from wdsdist.loader.state import State
-from wdsdist.loader.worker_iterator import Share
-from wdsdist.loader.worker_state import EpochRequest, Loading
+from wdsdist.errors import ArgumentTypeError, SampleIndexError
+from wdsdist.loader.checkpoint import Position, State
+from wdsdist.loader.framework_guards import refuse_wrappers
+from wdsdist.loader.order_config import OrderConfig
+from wdsdist.loader.plain_dataloader import PlainProgress, SampleStream
+from wdsdist.loader.worker_iterator import WorkerIterator
+from wdsdist.loader.worker_state import ChosenEpoch
 from wdsdist.samples.collate import Sample
-from wdsdist.samples.decode import Decode, Decoder
 from wdsdist.samples.sample_reader import SampleReader
-from wdsdist.samples.sample_spec import Fields, Recipe
+from wdsdist.samples.sample_spec import Decode, Decoder, Fields, SampleSpec
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderName, OrderSettings, default_window, split_line
@@ -129,7 +127,7 @@ class StreamingDataset(IterableDataset[Any]):
         self.drop_last = bool(drop_last)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
-        self.ordering = Ordering(
+        self.order_config = OrderConfig(
             manifest=self.manifest,
             given=OrderSettings(
                 name=order,
@@ -147,43 +145,41 @@ class StreamingDataset(IterableDataset[Any]):
             limit=limit,
             timeout=download_timeout or TIMEOUT,
         )
-        recipe = Recipe(Fields(fields), Decoder(decode, max_pixels=max_pixels), transform)
-        self.sample_reader = SampleReader(ShardReader(self.manifest, self.cache), {0: recipe}, seed)
+        spec = SampleSpec(Fields(fields), Decoder(decode, max_pixels=max_pixels), transform)
+        self.sample_reader = SampleReader(ShardReader(self.manifest, self.cache), {0: spec}, seed)
+        self.chosen_epoch = ChosenEpoch()
         self._replica = Replica.of(rank, num_replicas, mesh)
-        self._request = EpochRequest()
-        self._streams = Streams(self._request)
-        self._loading: Loading | None = None
+        self._progress = PlainProgress(self.chosen_epoch)
 
     @property
     def num_samples(self) -> int:
         """Samples in an epoch, over all ranks."""
-        return self.ordering.num_samples
+        return self.order_config.num_samples
 
     @property
     def fingerprint(self) -> str:
         """A digest of the data set's shards, wherever they lie: a state must come from the same one."""
-        return self.ordering.fingerprint
+        return self.order_config.fingerprint
 
     def identity(self) -> Identity:
         """Return the rank and world size that this data set is split for, as they are known now."""
         return self._replica.identity()
 
+    def _num_replicas(self) -> int:
+        return self.identity().world_size
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays, also in workers that live on.
 
-        Without it, each iteration plays the next epoch. A `StreamingDataLoader` begins with its first batch. With a
-        foreign loader call this before ``iter()``, which starts the workers: after it, the epoch counts for the next
-        iteration, or for this one where no worker has begun yet, which may differ between ranks.
+        Without it, a `StreamingDataLoader` goes on to the next epoch with each iteration, and begins with its first
+        batch. A foreign loader plays the same epoch again, as with ``DistributedSampler``; call this before ``iter()``,
+        which starts its workers.
 
         Raises ``ArgumentError`` for a negative epoch, and ``LoaderStateError`` under a framework that would split
         the samples among the ranks a second time.
         """
-        self._refuse_second_split()
-        self._request.make(check_integer("epoch", epoch, 0, 2**63 - 1))
-
-    def epoch_request(self) -> EpochRequest:
-        """Return a watcher of what `set_epoch` asks for."""
-        return self._request.watch()
+        refuse_wrappers(self._num_replicas, nearest=2)
+        self.chosen_epoch.choose(check_integer("epoch", epoch, 0, 2**63 - 1))
 
     def __getitem__(self, index: int) -> Any:
         """Return sample ``index`` of the data set, in the order of its shards, decoded and transformed.
@@ -199,40 +195,25 @@ class StreamingDataset(IterableDataset[Any]):
         if not 0 <= number < total:
             raise SampleIndexError(f"sample {index:,} is outside the data set, which has {total:,} samples")
         shards, samples = split_line(self.manifest.ends, np.array([number]))
-        return self.sample_reader.sample(int(shards[0]), int(samples[0]), self._request.epoch)
+        return self.sample_reader.sample(int(shards[0]), int(samples[0]), self.chosen_epoch.epoch)
 
-    def __iter__(self) -> Iterator[Any]:
-        self._refuse_second_split()
-        worker = get_worker_info()
-        if worker is not None:
-            leave_inherited_objects()
-            follow_parent()
-        if self._loading is None:
-            refuse_fetching_ahead()
-            return self._streams.start(self._single_samples, is_dealt=self.batch_size is not None)
-        loading, start, here = self._loading, self._loading.start.read(), self.identity()
-        mine = Share(
-            self.ordering,
-            self.cache,
-            self.sample_reader,
-            settings=self.ordering.settings(here, lanes=start.num_canonical_replicas, window=start.shuffle_window),
-            epoch=start.epoch,
-            plan=loading.plan(self.num_samples, start.num_replicas, start.consumed, drop_last=self.drop_last),
-            rank=start.rank,
-            worker=0 if worker is None else worker.id,
-            num_workers=1 if worker is None else worker.num_workers,
-            group=start.group,
-        )
-        if worker is None:
-            return mine.groups(loading.collate_fn)
-        parcels = mine.parcels(loading.collate_fn, loading.channel.sender(worker.id))
-        return loading.tallies.counted(parcels, worker.id, self.cache.counters, self.cache.tell)
-
-    def _single_samples(self, position: Position, worker: int, num_workers: int) -> Iterator[Any]:
-        """Return single samples: this worker's part of this rank's, from where it has taken some on."""
+    def __iter__(self) -> SampleStream:
+        """Return the samples of this rank, one by one; in a worker of a foreign loader, those of this worker."""
+        refuse_wrappers(self._num_replicas)
         here = self.identity()
-        settings = self.ordering.settings(here)
-        self.ordering.check_room(settings, here)
+        settings = self.order_config.settings(here)
+        self.order_config.check_room(settings, here)
+        return self._progress.start(
+            functools.partial(self._part, here, settings),
+            num_replicas=self._num_replicas,
+            is_dealt=self.batch_size is not None,
+            is_shuffled=settings.shuffle,
+        )
+
+    def _part(
+        self, here: Identity, settings: OrderSettings, epoch: int, worker: int, num_workers: int
+    ) -> WorkerIterator:
+        """Return what one worker makes of an epoch."""
         plan = EpochPlan(
             num_samples=self.num_samples,
             num_replicas=here.world_size,
@@ -240,20 +221,17 @@ class StreamingDataset(IterableDataset[Any]):
             drop_last=self.drop_last,
             drop_last_batch=False,
         )
-        # Only the last batch of an epoch is not full, so that what was taken are whole batches and a rest.
-        whole, rest = divmod(position.consumed, plan.batch_size)
-        mine = Share(
-            self.ordering,
+        return WorkerIterator(
+            self.order_config,
             self.cache,
             self.sample_reader,
             settings=settings,
-            epoch=position.epoch,
+            epoch=epoch,
             plan=plan,
             rank=here.rank,
-            worker=worker + whole * num_workers,
+            worker=worker,
             num_workers=num_workers,
         )
-        return mine.single_samples(rest)
 
     def state_dict(self) -> State:
         """Return how much this process has taken of its part of an epoch, for a foreign loader that asks its workers.
@@ -261,7 +239,7 @@ class StreamingDataset(IterableDataset[Any]):
         ``torchdata.stateful_dataloader.StatefulDataLoader`` does, and keeps one such state for each worker. It is the
         same on every rank. A `StreamingDataLoader` has a state of its own.
         """
-        return self._streams.state(self._about())
+        return self._progress.state(self._about())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration of this process go on where a state was taken; at the end, there is nothing left.
@@ -269,16 +247,13 @@ class StreamingDataset(IterableDataset[Any]):
         Raises `StateMismatchError` for the state of another data set, order, world size, batch size or number of
         workers, and lists the differences. A `StreamingDataLoader` goes on with other numbers.
         """
-        self._streams.load(state, self._about())
+        self._progress.load(state, self._about())
 
     def _about(self) -> State:
-        """Return what the state of a stream belongs to."""
-        if self._loading is not None:
-            raise LoaderStateError("this is the data set of a loader: ask the loader for its state, or load it there")
+        """Return what a state belongs to."""
         here = self.identity()
-        about = self.ordering.state(Position(0, 0), self.ordering.settings(here))
         return {
-            **about,
+            **self.order_config.state(Position(0, 0), self.order_config.settings(here)),
             "num_replicas": here.world_size,
             "drop_last": self.drop_last,
             "batch_size": self.batch_size or 1,
@@ -286,21 +261,10 @@ class StreamingDataset(IterableDataset[Any]):
 
     def raw(self) -> StreamingDataset:
         """Return a data set of the same members, neither decoded nor transformed."""
-        return self._view(sample_reader=self.sample_reader.raw())
-
-    def bound(self, loading: Loading) -> StreamingDataset:
-        """Return this data set as a loader uses it: the same shards and epoch, yielding the loader's batches."""
-        return self._view(_loading=loading)
-
-    def _view(self, **changes: Any) -> StreamingDataset:
-        view = object.__new__(type(self))
-        view.__dict__.update(self.__dict__, **changes)
-        return view
-
-    def _refuse_second_split(self) -> None:
-        refuse_second_split(lambda: self.identity().world_size, has_loader=self._loading is not None)
+        other = copy.copy(self)
+        other.sample_reader = self.sample_reader.raw()
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
-        self._refuse_second_split()  # a spawned worker does not see who made it start
-        refuse_fetching_ahead()
+        refuse_wrappers(self._num_replicas)  # a spawned worker does not see who made it start
         return self.__dict__

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from wdsdist.errors import ArgumentError
-from wdsdist.loader.state import State
+from wdsdist.loader.checkpoint import State
 
 
 def to_device(loader: Iterable[Any], device: torch.device | str | int) -> DeviceLoader:

@@ -1,4 +1,4 @@
-"""What training frameworks do to a loader and its data set, and what it takes to stay right under them.
+"""Guards against what training frameworks do to a data set or a loader, and the attributes that they honour.
 
 Most need nothing: a loader is a ``DataLoader`` with an exact length, a sampler that knows ``set_epoch``, and a state.
 Here is what some do beyond that. No framework is imported before it has shown itself.
@@ -11,13 +11,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from itertools import islice
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from wdsdist.errors import LoaderStateError
 
 _SPLITTING_MODULES = ("accelerate.data_loader", "transformers.trainer_pt_utils")
-
-_SPLITTERS = ("split_by_node", "split_by_worker")
+_SPLITTING_STAGES = ("split_by_node", "split_by_worker")
 """Stages of webdataset's pipelines that drop what is another's."""
 
 
@@ -26,90 +25,86 @@ def expect_a_length() -> None:
     warnings.filterwarnings("ignore", message="Your `IterableDataset` has `__len__` defined", category=UserWarning)
 
 
-def is_counted_by_fabric() -> bool:
-    """Tell whether Lightning Fabric's loader has asked the caller of this for an epoch.
+def refuse_copied_collation(samples: Any) -> NoReturn:
+    """Stand for ``collate_fn`` in a `StreamingDataLoader`, and raise where another loader has copied it from there."""
+    raise LoaderStateError(
+        "a loader that is made of the attributes of a StreamingDataLoader, as Accelerate's skip_first_batches makes "
+        "one, cannot make its batches. To skip batches, load a state, which continues where it was saved without "
+        "reading what was consumed (Accelerator.load_state does so); for other loaders, pass the StreamingDataset and "
+        "a collate_fn of your own"
+    )
 
-    It asks for the number of the iteration in this process. After a restart that is not the epoch, and would discard
-    a loaded state.
-    """
-    nearest = islice(_above(sys._getframe()), 3)
-    return any(type(frame.f_locals.get("self")).__name__ == "_FabricDataLoader" for frame in nearest)
 
+def refuse_wrappers(num_replicas: Callable[[], int], *, nearest: int | None = None) -> None:
+    """Raise where a framework would split a rank's samples a second time, or save a place that is a batch ahead.
 
-def refuse_second_split(num_replicas: Callable[[], int], *, has_loader: bool) -> None:
-    """Raise where Accelerate or a Transformers ``Trainer`` would split a rank's samples among the ranks again.
-
-    Their wrappers leave no mark on a data set, but they stand on the stack when they ask it for an epoch or for
-    samples, and when workers are forked or are sent it. They iterate a plain data set, and keep a part of it.
+    Wrappers leave no mark on a data set. But they stand on the call stack when they ask it for an epoch or for
+    samples, and when workers are forked or are sent it.
 
     Args:
-        num_replicas: tells for how many ranks the data set is already split; with one, the wrappers do no harm.
-        has_loader: whether it is the data set of a `StreamingDataLoader`, which only that can iterate.
+        num_replicas: returns among how many ranks the data set is split.
+        nearest: how many callers to look at; by default all.
     """
-    for frame in _above(sys._getframe()):
-        if frame.f_globals.get("__name__") not in _SPLITTING_MODULES:
-            continue
+    is_stateful = is_evaluation = False
+    for frame in islice(_above(sys._getframe(1)), nearest):
         owner: Any = frame.f_locals.get("self")
-        name = type(owner).__name__
-        if name == "IterableDatasetShard":
-            parts = owner.num_processes
-        elif name == "DataLoaderDispatcher":
-            from accelerate.state import PartialState
-
-            parts = PartialState().num_processes  # its own, which it does not have yet while it is made
-        elif name == "SkipDataLoader" and has_loader:
+        kind, module = type(owner).__name__, frame.f_globals.get("__name__")
+        if module in _SPLITTING_MODULES:
+            _refuse_split(kind, owner, num_replicas)
+        elif module == "webdataset.shardlists" and frame.f_code.co_name in _SPLITTING_STAGES:
             raise LoaderStateError(
-                "Accelerate's skip_first_batches cannot skip in a StreamingDataLoader: load its state, which continues "
-                "where it was saved without reading what was consumed (Accelerator.load_state does so)"
+                f"{frame.f_code.co_name} would split the samples of this worker once more, and all but its own part "
+                f"would be lost: take it out of the pipeline, for a StreamingDataset splits by rank and worker itself"
             )
-        else:
-            continue
-        if parts > 1 and num_replicas() > 1:
-            raise LoaderStateError(
-                f"{name} splits this data set among {parts} ranks, which StreamingDataset has done already for "
-                f"{num_replicas()}: each rank would see a part of its part. With Accelerate, prepare a "
-                "wdsdist.StreamingDataLoader instead; with Transformers, train with StreamingTrainer of "
-                "wdsdist.integrations.transformers instead of Trainer, or put its StreamingTrainerMixin before yours: "
-                "class MyTrainer(StreamingTrainerMixin, Trainer): pass"
-            )
-
-
-def refuse_splitter() -> None:
-    """Raise where a stage of webdataset's pipelines would split a worker's samples among ranks or workers again.
-
-    Stages draw from one another, so that it stands on the stack when the first sample is asked for, wherever in the
-    pipeline it comes.
-    """
-    for frame in _above(sys._getframe()):
-        name = frame.f_code.co_name
-        if name in _SPLITTERS and frame.f_globals.get("__name__") == "webdataset.shardlists":
-            raise LoaderStateError(
-                f"{name} would split the samples of this worker once more, and all but its own part would be lost: "
-                f"take it out of the pipeline, for a StreamingDataset splits by rank and worker itself"
-            )
-
-
-def refuse_fetching_ahead() -> None:
-    """Raise where Lightning's Trainer would train from torchdata's ``StatefulDataLoader`` over a plain data set.
-
-    That has no length, so that Lightning, to know the last batch, takes each batch before the one ahead of it is
-    trained on. Its checkpoints count that batch as done, and a resumed run would never see it.
-    """
-    has_state = False
-    for frame in _above(sys._getframe()):
-        name = type(frame.f_locals.get("self")).__name__
-        if name == "_EvaluationLoop":
-            return  # nobody saves where it stands
-        has_state |= name == "StatefulDataLoader"
-        if has_state and name == "_FitLoop":
+        is_stateful |= kind == "StatefulDataLoader"
+        is_evaluation |= kind == "_EvaluationLoop"  # where nobody saves
+        if kind == "_FitLoop" and is_stateful and not is_evaluation:
+            # Without a length Lightning takes each batch before the one ahead of it is trained on, to know the last.
             raise LoaderStateError(
                 "under Lightning's Trainer checkpoints of a StatefulDataLoader without a length are one batch ahead, "
                 "and a resumed run would leave that batch out: train from a wdsdist.StreamingDataLoader"
             )
 
 
+def _refuse_split(kind: str, owner: Any, num_replicas: Callable[[], int]) -> None:
+    if kind == "IterableDatasetShard":
+        parts = owner.num_processes
+    elif kind == "DataLoaderDispatcher":
+        from accelerate.state import PartialState
+
+        parts = PartialState().num_processes  # its own, which it does not have yet while it is made
+    else:
+        return
+    if parts > 1 and num_replicas() > 1:
+        raise LoaderStateError(
+            f"{kind} splits this data set among {parts} ranks, which StreamingDataset has done already for "
+            f"{num_replicas()}: each rank would see a part of its part. With Accelerate, prepare a "
+            "wdsdist.StreamingDataLoader instead; with Transformers, train with StreamingTrainer of "
+            "wdsdist.integrations.transformers instead of Trainer, or put its StreamingTrainerMixin before yours: "
+            "class MyTrainer(StreamingTrainerMixin, Trainer): pass"
+        )
+
+
+def is_counted_by_fabric() -> bool:
+    """Tell whether Lightning Fabric's loader has asked the caller of this for an epoch.
+
+    It asks for the number of the iteration in this process. After a restart that is not the epoch, and would discard
+    a loaded state.
+    """
+    nearest = islice(_above(sys._getframe(1)), 2)
+    return any(type(frame.f_locals.get("self")).__name__ == "_FabricDataLoader" for frame in nearest)
+
+
+def _above(frame: FrameType) -> Iterator[FrameType]:
+    """Yield the frames that led to a frame, the nearest first."""
+    above = frame.f_back
+    while above is not None:
+        yield above
+        above = above.f_back
+
+
 class KnownToAccelerate:
-    """What ``Accelerator.prepare`` asks of a loader, and what makes it save and load the loader's state."""
+    """The attributes of a loader that ``Accelerator.prepare`` honours: leave it as it is, save and load its state."""
 
     use_stateful_dataloader = True
     _is_accelerated = False
@@ -130,10 +125,10 @@ class KnownToAccelerate:
 
 
 class AcceleratedBatches(Iterator[Any]):
-    """The batches of a loader that Accelerate has prepared, as its own loaders hand them out.
+    """Iterate over a loader that Accelerate has prepared, as its own loaders do.
 
-    They are on Accelerate's device, and while they last Accelerate can ask whether the current one is the last, which
-    decides when accumulated gradients are applied. It holds no more than a weak reference to this.
+    Batches are on Accelerate's device, and while they last Accelerate can ask whether the current one is the last,
+    which decides when accumulated gradients are applied. It holds no more than a weak reference to this.
     """
 
     end_of_dataloader = False
@@ -159,11 +154,3 @@ class AcceleratedBatches(Iterator[Any]):
         self.end_of_dataloader = self._is_at_end()
         self._gradients.dataloader_references = [None, *others, self]
         return batch
-
-
-def _above(frame: FrameType) -> Iterator[FrameType]:
-    """Yield the frames that led to a frame, the nearest first."""
-    above = frame.f_back
-    while above is not None:
-        yield above
-        above = above.f_back

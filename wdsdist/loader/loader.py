@@ -11,17 +11,23 @@ from torch.utils.data import DataLoader, Sampler
 
 from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import check_integer
-from wdsdist.distributed import check_same, identity
+from wdsdist.distributed import Identity, check_same, identity
 from wdsdist.errors import ArgumentTypeError, DatasetTooSmallError
+from wdsdist.loader.checkpoint import Position, Progress, State, read_state
 from wdsdist.loader.dataset import StreamingDataset
-from wdsdist.loader.epoch_iterator import Epoch, EpochMeter, Iteration
-from wdsdist.loader.framework_guards import AcceleratedBatches, KnownToAccelerate, expect_a_length, is_counted_by_fabric
-from wdsdist.loader.ipc import Channel, group_size
+from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
+from wdsdist.loader.framework_guards import (
+    AcceleratedBatches,
+    KnownToAccelerate,
+    expect_a_length,
+    is_counted_by_fabric,
+    refuse_copied_collation,
+)
+from wdsdist.loader.ipc.channel import group_size
 from wdsdist.loader.ipc.workers import end_workers, guarded, has_lost_workers
-from wdsdist.loader.progress import Position, Progress
-from wdsdist.loader.state import State, read_state
-from wdsdist.loader.stats import LoaderStats
-from wdsdist.loader.worker_state import Loading, Start, Tallies
+from wdsdist.loader.stats import EpochMeter, LoaderStats
+from wdsdist.loader.worker_iterator import WorkerDataset
+from wdsdist.loader.worker_state import EpochStart
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings
 
@@ -35,7 +41,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
     decoded values are collated as torch's ``default_collate`` does.
 
     Args:
-        dataset: the data set; the loader works on a view of it, which shares its shards and its epoch.
+        dataset: the data set, which several loaders may share; it decides the epoch of all of them.
         batch_size: samples a batch on this rank.
         num_workers: worker processes; by default this rank's share of the node's cores, at most 8. With 0 batches
             are made in this process.
@@ -89,41 +95,42 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         if not isinstance(dataset, StreamingDataset):
             raise ArgumentTypeError(f"dataset is a {type(dataset).__name__}: it must be a wdsdist.StreamingDataset")
         workers = _default_workers() if num_workers is None else check_integer("num_workers", num_workers, 0)
-        self._loading = Loading(
-            batch_size=check_integer("batch_size", batch_size, 1),
-            drop_last=bool(drop_last),
+        size = check_integer("batch_size", batch_size, 1)
+        self._worker_dataset = WorkerDataset(
+            dataset.order_config,
+            dataset.cache,
+            dataset.sample_reader,
             collate_fn=collate_fn,
-            channel=Channel(shared_memory=bool(shared_memory)),
-            tallies=Tallies(workers),
+            num_workers=workers,
+            shared_memory=bool(shared_memory),
         )
         self._progress = Progress()
-        self._request = dataset.epoch_request()
+        self._requests = 0  # those for an epoch that have been heeded
         self._settings: OrderSettings | None = None  # of the first run, or what a loaded state brought
         self._checked: OrderSettings | None = None
         self._iterations = 0
         self._group = 1
         self._meter: EpochMeter | None = None
         super().__init__(
-            dataset.bound(self._loading),
-            batch_size=None,  # the data set makes whole batches
+            dataset,
+            batch_size=None,  # workers make whole batches
             num_workers=workers,
             pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
             persistent_workers=persistent_workers and workers > 0,
             prefetch_factor=prefetch_factor,
-            collate_fn=_as_it_is,
+            collate_fn=refuse_copied_collation,
             timeout=timeout,
             worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context,
             generator=generator,
         )
         # Frameworks read these; torch refuses to have them set once it has been initialised.
-        self.__dict__.update(batch_size=self._loading.batch_size, drop_last=self._loading.drop_last)
-        self.__dict__["sampler"] = EpochSampler(dataset)
+        self.__dict__.update(batch_size=size, drop_last=bool(drop_last), sampler=EpochSampler(dataset))
         expect_a_length()
 
     def __len__(self) -> int:
         """Return the batches that a whole epoch has on each rank."""
-        return self._plan(Position(0, 0)).batches_per_rank
+        return self._plan(Position(0, 0), self.dataset.identity()).batches_per_rank
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self._progress.restart()
@@ -131,7 +138,9 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         number = self._iterations
         # The loader knows its iterations by number: a reference to one would be a cycle, and workers of a dropped
         # loader would live until the collector finds it, perhaps in a forked child.
-        batches = Iteration(self._begin, self._stop_workers, lambda: self._iterations == number)
+        batches = EpochIterator(
+            self._begin, note=self._note, stop=self._stop_workers, is_latest=lambda: self._iterations == number
+        )
         if not self._is_accelerated:
             return batches
         return AcceleratedBatches(batches, self._is_at_end, non_blocking=self.pin_memory)
@@ -148,8 +157,8 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
 
         It counts the batches that were handed out, whatever workers have prepared beyond them.
         """
-        self._request.pass_to(self._progress)
-        state = self.dataset.ordering.state(self._progress.position, self._order_settings())
+        self._heed_set_epoch()
+        state = self.dataset.order_config.state(self._progress.position, self._order_settings(self.dataset.identity()))
         return {**state, "asked": self._progress.asked}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -158,18 +167,19 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         The next iteration gives what was left of that epoch. Raises `StateMismatchError` for the state of another
         data set, seed or order, and lists the differences.
         """
-        ordering, settings = self.dataset.ordering, self._order_settings()
+        order_config, here = self.dataset.order_config, self.dataset.identity()
+        settings = self._order_settings(here)
         if isinstance(state, Mapping):
             lanes, window = state.get("num_canonical_replicas"), state.get("shuffle_window")
-            settings = ordering.settings(self.dataset.identity(), lanes=lanes or None, window=window or None)
-        position = read_state(state, ordering.state(Position(0, 0), settings))
-        self._request.pass_to(self._progress)  # what was asked for before no longer counts
+            settings = order_config.settings(here, lanes=lanes or None, window=window or None)
+        position = read_state(state, order_config.state(Position(0, 0), settings))
+        self._heed_set_epoch()  # what was asked for before no longer counts
         finished = position.consumed >= self.dataset.num_samples
         self._progress.resume(position, asked=state.get("asked"), finished=finished)
         self._settings = settings
 
     def stats(self) -> LoaderStats:
-        """Return what the current epoch has come to so far on this rank, or the last one where none is under way.
+        """Return throughput and cache use of the current epoch on this rank, or of the last one when none is under way.
 
         Its text is the line that is logged, as INFO of the logger ``wdsdist``, when an epoch ends; for one that was
         given up, when the next one starts.
@@ -183,13 +193,32 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         # Workers stay with the process that started them, and so does what they did.
         return {**self.__dict__, "_iterator": None, "_meter": None}
 
-    def _order_settings(self) -> OrderSettings:
-        return self._settings or self.dataset.ordering.settings(self.dataset.identity())
+    def _order_settings(self, here: Identity) -> OrderSettings:
+        return self._settings or self.dataset.order_config.settings(here)
 
-    def _plan(self, position: Position) -> EpochPlan:
+    def _heed_set_epoch(self) -> None:
+        """Pass on an epoch that was chosen since the last call."""
+        chosen = self.dataset.chosen_epoch
+        if chosen.requests != self._requests:
+            self._requests = chosen.requests
+            self._progress.request(chosen.epoch)
+
+    def _note(self, consumed: int) -> None:
+        """Keep the place after a batch."""
+        self._heed_set_epoch()
+        self._progress.advance(consumed)
+
+    def _plan(self, position: Position, here: Identity) -> EpochPlan:
         """Return the plan of what is left at a position; raise where a whole epoch would have no batch."""
-        world = self.dataset.identity().world_size
-        plan = self._loading.plan(self.dataset.num_samples, world, position.consumed, drop_last=self.dataset.drop_last)
+        size, world = int(self.batch_size or 1), here.world_size
+        plan = EpochPlan(
+            num_samples=self.dataset.num_samples,
+            num_replicas=world,
+            batch_size=size,
+            drop_last=self.dataset.drop_last,
+            drop_last_batch=self.drop_last,
+            start=position.consumed,
+        )
         if not position.consumed and not plan.batches_per_rank:
             if not plan.num_samples:
                 raise DatasetTooSmallError(
@@ -197,7 +226,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
                 )
             raise DatasetTooSmallError(
                 f"the data set has {plan.num_samples:,} samples, fewer than one global batch of "
-                f"{plan.batch_size * world:,} ({world} ranks x batch_size {plan.batch_size}), and drop_last=True drops "
+                f"{size * world:,} ({world} ranks x batch_size {size}), and drop_last=True drops "
                 f"them all: lower batch_size or pass drop_last=False"
             )
         return plan
@@ -206,56 +235,69 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         """Start the workers on the next epoch, or on the rest of one."""
         if self._meter is not None:
             self._meter.finish()
-        self._request.pass_to(self._progress)
-        position = self._progress.start(lambda place: self._plan(place).batches_per_rank > 0)
-        here = self.dataset.identity()
-        plan = self._plan(position)
+        self._heed_set_epoch()
+        here, order_config = self.dataset.identity(), self.dataset.order_config
+        position, plan = self._progress.start(lambda place: self._plan(place, here))
         if self._meter is None and here.world_size > 1:  # once for each loader
             for where, version in self.dataset.manifest.versions.items():
                 check_same(f"index.json of {where}", version)
-        settings = self._settings = self._order_settings()  # the first run's, whatever the world becomes
+        settings = self._settings = self._order_settings(here)  # the first run's, whatever the world becomes
         if settings != self._checked:
-            self.dataset.ordering.check_room(settings, here)
+            order_config.check_room(settings, here)
             self._checked = settings
         self._meter = EpochMeter(
             position.epoch,
             plan=plan,
-            sample_bytes=self.dataset.ordering.mean_sample_bytes,
-            count=self._loading.tallies.total if self.num_workers else self.dataset.cache.counters,
+            sample_bytes=order_config.mean_sample_bytes,
+            count=self._worker_dataset.counters.total if self.num_workers else self.dataset.cache.counters,
         )
         if self._iterator is not None and has_lost_workers(self._iterator):
             self._stop_workers(self._iterator)
         if self.num_workers and self._iterator is None:
-            self._prepare()
-        self._loading.start.write(
-            Start(
-                epoch=position.epoch,
-                consumed=position.consumed,
-                rank=here.rank,
-                num_replicas=here.world_size,
-                num_canonical_replicas=settings.num_canonical_replicas,
-                # A larger one means the same.
-                shuffle_window=min(settings.window, max(1, self.dataset.manifest.num_samples)),
-                group=self._group,
-            )
+            self._prepare(plan)
+        start = EpochStart(
+            epoch=position.epoch,
+            rank=here.rank,
+            num_canonical_replicas=settings.num_canonical_replicas,
+            # A larger one means the same.
+            shuffle_window=min(settings.window, max(1, self.dataset.manifest.num_samples)),
+            group=self._group,
+            plan=plan,
         )
-        groups = guarded(super().__iter__())
-        return Epoch(groups, plan=plan, progress=self._progress, request=self._request, meter=self._meter)
+        self._worker_dataset.begin(start)
+        return Epoch(guarded(super().__iter__()), plan, self._meter)
 
-    def _prepare(self) -> None:
+    def _prepare(self, plan: EpochPlan) -> None:
         """Make what new workers need: memory to share, and how many batches they send together.
 
         A message costs as much as making a batch of small samples.
         """
-        batch_bytes = self.dataset.ordering.mean_sample_bytes * self._loading.batch_size
-        is_light = self._loading.collate_fn is None and self.dataset.sample_reader.is_light
-        group = group_size(len(self), batch_bytes, self.num_workers) if is_light else 1
-        if self.dataset.cache.limit is not None:
-            # Batches that wait for the rest of their group hold their shards, and workers that wait for room while
-            # they hold what others wait for would wait for ever.
-            group = 1
+        batch_bytes = self.dataset.order_config.mean_sample_bytes * plan.batch_size
+        group = 1
+        # With a limit, batches that wait for the rest of their group would hold their shards, and workers that wait
+        # for room while they hold what others wait for would wait for ever.
+        if self._worker_dataset.is_light and self.dataset.cache.limit is None:
+            batches = plan.num_samples // (plan.num_replicas * plan.batch_size)  # of a whole epoch
+            group = group_size(batches, batch_bytes, self.num_workers)
         ahead = self.prefetch_factor or 2
-        self._group = self._loading.channel.prepare(self.num_workers, ahead, batch_bytes, group=group)
+        self._group = self._worker_dataset.channel.prepare(self.num_workers, ahead, batch_bytes, group=group)
+
+    def _get_iterator(self) -> Any:
+        """Return torch's iterator over what the workers make, with the settings that this loader has now."""
+        groups: DataLoader[Any] = DataLoader(
+            self._worker_dataset,
+            batch_size=None,
+            num_workers=self.num_workers,
+            pin_memory=self.pin_memory,
+            persistent_workers=self.persistent_workers,
+            prefetch_factor=self.prefetch_factor,
+            collate_fn=_as_it_is,
+            timeout=self.timeout,
+            worker_init_fn=self.worker_init_fn,
+            multiprocessing_context=self.multiprocessing_context,
+            generator=self.generator,
+        )
+        return groups._get_iterator()
 
     def _stop_workers(self, batches: Iterator[Any]) -> None:
         """End the worker processes behind ``batches`` now; the next iteration starts new ones."""

@@ -12,9 +12,8 @@ from wdsdist import storage
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.loader.dataset import StreamingDataset
-from wdsdist.loader.order_config import MixedOrdering
-from wdsdist.samples.decode import Decoder
-from wdsdist.samples.sample_spec import Fields, Recipe
+from wdsdist.loader.order_config import MixedOrderConfig
+from wdsdist.samples.sample_spec import Decoder, Fields, SampleSpec
 from wdsdist.shards import open as catalog
 from wdsdist.shards.concat_manifest import JoinedManifest, join
 from wdsdist.shards.manifest import Manifest
@@ -147,12 +146,12 @@ class MixedDataset(StreamingDataset):
             if not part.num_samples:
                 raise ArgumentError(f"the data set {label!r} has no samples: leave it out of the mix")
         length = manifest.num_samples if samples_per_epoch is None else samples_per_epoch
-        self.ordering = MixedOrdering(
+        self.order_config = MixedOrderConfig(
             manifest=manifest,
-            given=self.ordering.given,
-            lanes=self.ordering.lanes,
-            window=self.ordering.window,
-            cache_limit=self.ordering.cache_limit,
+            given=self.order_config.given,
+            lanes=self.order_config.lanes,
+            window=self.order_config.window,
+            cache_limit=self.order_config.cache_limit,
             weights=tuple(weights),
             stratified=bool(stratified),
             samples_per_epoch=check_integer("samples_per_epoch", length, 1, 2**53),
@@ -170,21 +169,21 @@ def _joined(
     known = ("storage_options", "download_timeout", "allow_elsewhere")
     opening = {name: options[name] for name in known if name in options}
     parts: list[Manifest] = []
-    recipes: list[Mapping[int, Recipe]] = []
+    specs: list[Mapping[int, SampleSpec]] = []
     for (source, _), label in zip(sources, labels, strict=True):
         if isinstance(source, StreamingDataset):
             _check_part(source, label, options)
             parts.append(source.manifest)
-            recipes.append(source.sample_reader.recipes)
+            specs.append(source.sample_reader.specs)
         else:
             parts.append(catalog.open(source, **opening))
-            recipes.append({0: Recipe(Fields(None), Decoder(None))})
+            specs.append({0: SampleSpec(Fields(None), Decoder(None))})
     manifest = join(parts, labels)
     dataset = make(manifest)
     if any(isinstance(source, StreamingDataset) for source, _ in sources):
-        firsts = zip(manifest.first_shards.tolist(), recipes, strict=True)
+        firsts = zip(manifest.first_shards.tolist(), specs, strict=True)
         dataset.sample_reader = dataset.sample_reader.of(
-            {first + shard: recipe for first, own in firsts for shard, recipe in own.items()}
+            {first + shard: spec for first, own in firsts for shard, spec in own.items()}
         )
     return dataset
 
@@ -210,7 +209,7 @@ def _check_part(dataset: StreamingDataset, label: str, options: Mapping[str, Any
 
 def _about_order(dataset: StreamingDataset) -> dict[str, Any]:
     """Return what a data set was given that is no matter of a single sample, by the names of the arguments."""
-    ordering, cache = dataset.ordering, dataset.cache
+    ordering, cache = dataset.order_config, dataset.cache
     return {
         "rank, num_replicas or mesh": dataset._replica,
         "shuffle": ordering.given.shuffle,

@@ -1,4 +1,4 @@
-"""What decides the order of a data set's epochs: what was given, and what follows from the world and from the cache."""
+"""The settings of a data set's sampling order: as given, and as the world size and the cache decide the rest."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from wdsdist.distributed import Identity
-from wdsdist.loader.progress import Position
-from wdsdist.loader.state import State, make_state
+from wdsdist.loader.checkpoint import Position, State, make_state
 from wdsdist.sampling.mix_order import MixOrder, Mixture
 from wdsdist.sampling.order import Order, OrderSettings, default_window, epoch_order
 from wdsdist.sampling.working_set import bytes_at_once, check_limit, fitting_window, readers_of
@@ -19,7 +18,7 @@ from wdsdist.shards.manifest import Manifest
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ordering:
+class OrderConfig:
     """The order of one data set."""
 
     manifest: Manifest
@@ -99,7 +98,7 @@ class Ordering:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixedOrdering(Ordering):
+class MixedOrderConfig(OrderConfig):
     """The order of several data sets in one stream."""
 
     manifest: JoinedManifest

@@ -1,4 +1,4 @@
-"""Single samples, one after another, for a foreign loader or for none; where a process stands is known at any time."""
+"""Samples one by one, for a foreign ``DataLoader`` or for none, with a state for each of its workers."""
 
 from __future__ import annotations
 
@@ -7,30 +7,29 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from torch.utils.data import get_worker_info
-
 from wdsdist.errors import LoaderStateError
-from wdsdist.loader.framework_guards import refuse_splitter
-from wdsdist.loader.passes import Passes
-from wdsdist.loader.progress import Position
-from wdsdist.loader.state import State, read_state
-from wdsdist.loader.worker_state import EpochRequest
+from wdsdist.loader.checkpoint import Position, State, read_state
+from wdsdist.loader.framework_guards import refuse_wrappers
+from wdsdist.loader.worker_iterator import WorkerIterator
+from wdsdist.loader.worker_state import ChosenEpoch, SharedNumbers, enter_worker
 
 
 class SampleStream(Iterator[Any]):
-    """What one worker of one rank gives in one pass, or what is left of it.
+    """Iterator over the samples of one worker of one rank, which knows its position at any time.
 
     Args:
         samples: the samples that are left.
         position: the epoch, and the samples of this worker's part that were taken before.
+        num_replicas: returns among how many ranks the data set is split.
 
-    >>> stream = SampleStream(iter("cd"), Position(epoch=3, consumed=2))
+    >>> stream = SampleStream(iter("cd"), Position(epoch=3, consumed=2), lambda: 1)
     >>> next(stream), stream.position
     ('c', Position(epoch=3, consumed=3))
     """
 
-    def __init__(self, samples: Iterator[Any], position: Position) -> None:
+    def __init__(self, samples: Iterator[Any], position: Position, num_replicas: Callable[[], int]) -> None:
         self._samples = samples
+        self._num_replicas = num_replicas
         self._epoch, self._taken = position.epoch, position.consumed
         self._failed = False
         self._has_begun = False
@@ -48,7 +47,8 @@ class SampleStream(Iterator[Any]):
             # A generator that raised has ended: without this, what follows would pass for the end of the epoch.
             raise LoaderStateError("this iteration ended with an error: iterate the data set anew")
         if not self._has_begun:
-            refuse_splitter()
+            # Stages of a pipeline draw from one another: only now do they all stand on the call stack.
+            refuse_wrappers(self._num_replicas)
             self._has_begun = True
         try:
             sample = next(self._samples)
@@ -61,21 +61,35 @@ class SampleStream(Iterator[Any]):
         return sample
 
 
-class Streams:
-    """The streams that this process has of a data set: which epoch each plays, and where the latest stands."""
+class PlainProgress:
+    """Keep the place of this process in a data set that no `StreamingDataLoader` iterates.
 
-    def __init__(self, request: EpochRequest) -> None:
-        self._passes = Passes(request)
+    An iteration plays the epoch that ``set_epoch`` chose last, 0 at first, as with ``DistributedSampler``; a loaded
+    state is continued by the next one.
+    """
+
+    def __init__(self, chosen: ChosenEpoch) -> None:
+        self._chosen = chosen
+        self._iterations = SharedNumbers([0])  # of the first worker, or of this process
         self._latest: SampleStream | None = None
         self._loaded: Position | None = None
         self._loaded_by = 0
 
-    def start(self, samples: Callable[[Position, int, int], Iterator[Any]], *, is_dealt: bool) -> SampleStream:
-        """Start on the next epoch, or on what a loaded state left of one.
+    def start(
+        self,
+        part_of: Callable[[int, int, int], WorkerIterator],
+        *,
+        num_replicas: Callable[[], int],
+        is_dealt: bool,
+        is_shuffled: bool,
+    ) -> SampleStream:
+        """Start an iteration: of the chosen epoch, or of what a loaded state left of one.
 
         Args:
-            samples: returns the samples from a position on of worker ``w`` of ``n``.
+            part_of: returns what worker ``w`` of ``n`` makes of an epoch, given all three.
+            num_replicas: returns among how many ranks the data set is split.
             is_dealt: whether workers are dealt whole batches.
+            is_shuffled: whether epochs differ.
         """
         loaded, self._loaded = self._loaded, None
         if loaded is not None and self._loaded_by != os.getpid():
@@ -84,38 +98,55 @@ class Streams:
                 "the data set's state was loaded in another process than the one that iterates it: load it into a "
                 "StatefulDataLoader, which hands it to its workers, or use a StreamingDataLoader"
             )
-        worker, num_workers = _worker()
-        number, epoch = self._passes.begin(None if loaded is None else loaded.epoch)
-        if not is_dealt and num_workers > 1 and number == worker == 0:
+        worker, num_workers = enter_worker()
+        position = Position(self._chosen.begin(), 0)
+        if worker == 0:
+            self._warn(position.epoch, num_workers, is_dealt=is_dealt, is_shuffled=is_shuffled)
+        if loaded is not None and self._chosen.requests and position.epoch != loaded.epoch:
+            if loaded.consumed < part_of(loaded.epoch, worker, num_workers).num_samples:
+                warnings.warn(
+                    f"set_epoch({position.epoch}) discards the loaded state of epoch {loaded.epoch}: to resume, start "
+                    f"with the epoch of the state",
+                    stacklevel=3,
+                )
+        elif loaded is not None:
+            position = loaded
+        samples = part_of(position.epoch, worker, num_workers).samples(position.consumed)
+        self._latest = SampleStream(samples, position, num_replicas)
+        return self._latest
+
+    def _warn(self, epoch: int, num_workers: int, *, is_dealt: bool, is_shuffled: bool) -> None:
+        """Warn of what foreign loaders do wrong, once for all iterations."""
+        (iterations,) = self._iterations.read()
+        self._iterations.write([iterations + 1])
+        if iterations == 0 and num_workers > 1 and not is_dealt:
             warnings.warn(
                 f"the {num_workers} workers of a foreign DataLoader make batches of their own samples: up to "
                 f"{num_workers} batches of an epoch are not full (and lost under drop_last=True). Pass the "
                 f"DataLoader's batch_size to StreamingDataset as well, or 1 where samples stay single",
-                stacklevel=3,
+                stacklevel=4,
             )
-        position = loaded if loaded is not None and loaded.epoch == epoch else Position(epoch, 0)
-        self._latest = SampleStream(samples(position, worker, num_workers), position)
-        return self._latest
+        if iterations == 1 and is_shuffled and not self._chosen.requests:
+            warnings.warn(
+                f"without set_epoch each pass plays epoch {epoch}, in the same order: call set_epoch(epoch) of the "
+                f"data set before each pass, as with DistributedSampler. A StreamingDataLoader goes on to the next "
+                f"epoch by itself",
+                stacklevel=4,
+            )
 
     def state(self, about: State) -> State:
         """Return where this process stands, and ``about`` what."""
-        position = self._loaded or (self._latest.position if self._latest else Position(self._passes.next_epoch, 0))
+        position = self._loaded or (self._latest.position if self._latest else Position(self._chosen.epoch, 0))
         # What a loader's state calls consumed is another number: neither state can be taken for the other.
         rest = {name: value for name, value in about.items() if name != "consumed"}
-        return {**rest, "epoch": position.epoch, "taken": position.consumed, "num_workers": _worker()[1]}
+        return {**rest, "epoch": position.epoch, "taken": position.consumed, "num_workers": enter_worker()[1]}
 
     def load(self, state: Mapping[str, Any], about: State) -> None:
-        """Let the next stream go on where a state was taken."""
+        """Let the next iteration go on where a state was taken."""
         if isinstance(state, Mapping) and "taken" in state:
             state = {**state, "consumed": state["taken"]}
-        self._loaded = read_state(state, {**about, "num_workers": _worker()[1]})
+        self._loaded = read_state(state, {**about, "num_workers": enter_worker()[1]})
         self._loaded_by = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_latest": None}  # an open stream stays where it is
-
-
-def _worker() -> tuple[int, int]:
-    """Return which worker of how many this process is; one that is no worker does the work of one."""
-    worker = get_worker_info()
-    return (0, 1) if worker is None else (worker.id, worker.num_workers)

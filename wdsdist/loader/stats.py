@@ -1,13 +1,21 @@
-"""The figures of `StreamingDataLoader.stats`: what an epoch gave, how long it took, what had to be fetched for it."""
+"""Throughput of a loader: the figures of `StreamingDataLoader.stats`, and how they are measured."""
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from wdsdist.cache.counters import Counters
+from wdsdist.sampling.epoch_plan import EpochPlan
+
+_log = logging.getLogger("wdsdist")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderStats:
-    """What one epoch of a loader came to on this rank, all its workers together.
+    """Throughput and cache use of one epoch of a loader on this rank, all its workers together.
 
     >>> stats = LoaderStats(
     ...     epoch=3, batches=500, planned_batches=500, samples=32_000, bytes=2_240_000_000, seconds=1.6,
@@ -81,3 +89,69 @@ def _decimal(count: float) -> str:
     while count >= 999.5 and unit != "TB":
         count, unit = count / 1000, next(units)
     return f"{count:.0f} {unit}" if count >= 9.95 or unit == "B" else f"{count:.1f} {unit}"
+
+
+class EpochMeter:
+    """Measure the throughput of one epoch, or of what is left of one, on this rank.
+
+    The time runs from when it is made, inside the first ``next`` of the iteration.
+
+    Args:
+        epoch: its number.
+        plan: its batches.
+        sample_bytes: what a sample takes in its shard.
+        count: returns the cache counters of all workers together, since any moment before.
+        clock: returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        *,
+        plan: EpochPlan,
+        sample_bytes: int,
+        count: Callable[[], Counters],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._epoch = epoch
+        self._plan = plan
+        self._sample_bytes = sample_bytes
+        self._count = count
+        self._clock = clock
+        self._before = count()
+        self._batches = 0
+        self._waited = 0.0
+        self._final: LoaderStats | None = None
+        self._began = self._asked = self._latest = self._clock()
+
+    def ask(self) -> None:
+        """Note that the training loop asks for the next batch."""
+        self._asked = self._clock()
+
+    def answer(self, batches: int) -> None:
+        """Note that it gets its answer, by which it has had ``batches`` batches."""
+        self._latest = self._clock()
+        self._waited += self._latest - self._asked
+        self._batches = batches
+
+    def finish(self) -> None:
+        """Note that no batches will follow, and log the epoch's figures."""
+        if self._final is None:
+            self._final = self.stats()
+            _log.info("%s", self._final)
+
+    def stats(self) -> LoaderStats:
+        """Return the figures of the epoch so far."""
+        if self._final is not None:
+            return self._final
+        samples = min(self._batches * self._plan.batch_size, self._plan.samples_per_rank)
+        return LoaderStats(
+            epoch=self._epoch,
+            batches=self._batches,
+            planned_batches=self._plan.batches_per_rank,
+            samples=samples,
+            bytes=samples * self._sample_bytes,
+            seconds=self._latest - self._began,
+            seconds_waiting=self._waited,
+            **(self._count() - self._before)._asdict(),
+        )

@@ -1,17 +1,21 @@
-"""What one worker of one rank makes of an epoch, while the shards of what comes later are fetched."""
+"""Iterator over one worker's batches, with shard prefetch; and the data set that a loader's workers iterate."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain, islice, pairwise
 from typing import Any
 
+from torch.utils.data import IterableDataset, get_worker_info
+
 from wdsdist.cache import ShardCache
 from wdsdist.cache.prefetch import Prefetch
-from wdsdist.loader.ipc import grouped
-from wdsdist.loader.order_config import Ordering
+from wdsdist.loader.ipc.channel import Channel, grouped
+from wdsdist.loader.order_config import OrderConfig
+from wdsdist.loader.worker_state import EpochStart, SharedNumbers, WorkerCounters, enter_worker
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.epoch_plan import EpochPlan, Places
 from wdsdist.sampling.order import OrderSettings
@@ -23,14 +27,79 @@ _BYTES_AHEAD = 256 << 20
 """Fetched ahead beyond the next window, where the cache has no limit."""
 
 
-@dataclass(slots=True)
-class Share:
-    """One worker's part of one rank's part of an epoch, or of what is left of it."""
+class WorkerDataset(IterableDataset[Any]):
+    """The data set that the workers of a `StreamingDataLoader` iterate: groups of batches, from where an epoch starts.
 
-    ordering: Ordering
+    A worker gets it once, as it is started; `begin` reaches those that live on.
+
+    Args:
+        order_config, cache, sample_reader: of the user's `StreamingDataset`.
+        collate_fn: makes a batch from a list of samples; ``None`` makes columns.
+        num_workers: worker processes.
+        shared_memory: whether batches cross in shared memory.
+    """
+
+    def __init__(
+        self,
+        order_config: OrderConfig,
+        cache: ShardCache,
+        sample_reader: SampleReader,
+        *,
+        collate_fn: Collate | None,
+        num_workers: int,
+        shared_memory: bool,
+    ) -> None:
+        self._order_config = order_config
+        self._cache = cache
+        self._sample_reader = sample_reader
+        self._collate_fn = collate_fn
+        self._start = SharedNumbers([0] * EpochStart.width())
+        self.channel = Channel(shared_memory=shared_memory)
+        self.counters = WorkerCounters(num_workers)
+
+    @property
+    def is_light(self) -> bool:
+        """Whether making a batch is little work and gives about as many bytes as it reads."""
+        return self._collate_fn is None and self._sample_reader.is_light
+
+    def begin(self, start: EpochStart) -> None:
+        """Set what the next iteration starts with, in this process and in all workers."""
+        self._start.write(start.numbers())
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return the groups of this process's batches; in a worker in the form in which they are sent."""
+        start = EpochStart.of(self._start.read())
+        worker, num_workers = enter_worker()
+        batches = WorkerIterator(
+            self._order_config,
+            self._cache,
+            self._sample_reader,
+            settings=dataclasses.replace(
+                self._order_config.given,
+                num_canonical_replicas=start.num_canonical_replicas,
+                window=start.shuffle_window,
+            ),
+            epoch=start.epoch,
+            plan=start.plan,
+            rank=start.rank,
+            worker=worker,
+            num_workers=num_workers,
+            group=start.group,
+        )
+        if get_worker_info() is None:
+            return batches.groups(self._collate_fn)
+        messages = batches.messages(self._collate_fn, self.channel.sender(worker))
+        return self.counters.counted(messages, worker, self._cache.counters, self._cache.tell)
+
+
+@dataclass(slots=True)
+class WorkerIterator:
+    """Iterator over one worker's part of a rank's epoch, in batches or single samples, with shard prefetch."""
+
+    order_config: OrderConfig
     cache: ShardCache
-    samples: SampleReader
-    _: KW_ONLY
+    sample_reader: SampleReader
+    _: dataclasses.KW_ONLY
     settings: OrderSettings
     epoch: int
     plan: EpochPlan
@@ -42,32 +111,43 @@ class Share:
     _prefetch: Prefetch | None = field(default=None, init=False)
     _next: int = field(default=0, init=False)
 
-    def single_samples(self, skipped: int = 0) -> Iterator[Any]:
+    @property
+    def num_samples(self) -> int:
+        """Samples of this worker, where batches are dealt to workers one by one."""
+        mine = range(self.worker, self.plan.batches_per_rank, self.num_workers)
+        missing = self.plan.batches_per_rank * self.plan.batch_size - self.plan.samples_per_rank
+        is_last = bool(mine) and mine[-1] == self.plan.batches_per_rank - 1
+        return len(mine) * self.plan.batch_size - missing * is_last
+
+    def samples(self, skipped: int = 0) -> Iterator[Any]:
         """Yield the samples one by one, after the first ``skipped``, which are not read."""
-        places = (place for batch in self._places() for place in zip(*(part.tolist() for part in batch), strict=True))
-        for place in islice(places, skipped, None):
-            yield self.samples.sample(*place)
+        # Only the last batch of an epoch is not full, so that what was skipped are whole batches and a rest.
+        whole, rest = divmod(skipped, self.plan.batch_size)
+        left = dataclasses.replace(self, worker=self.worker + whole * self.num_workers)
+        places = (place for batch in left._places() for place in zip(*(part.tolist() for part in batch), strict=True))
+        for place in islice(places, rest, None):
+            yield self.sample_reader.sample(*place)
 
     def groups(self, collate_fn: Collate | None, *, deferred: bool = False) -> Iterator[list[Any]]:
         """Yield the batches in groups; with ``deferred`` as pieces that last until the shards are released."""
-        batches = (self.samples.batch(*places, collate_fn, deferred=deferred) for places in self._places())
+        batches = (self.sample_reader.batch(*places, collate_fn, deferred=deferred) for places in self._places())
         return grouped(batches, self.group)
 
-    def parcels(self, collate_fn: Collate | None, send: Callable[[list[Any]], Any]) -> Iterator[Any]:
+    def messages(self, collate_fn: Collate | None, send: Callable[[list[Any]], Any]) -> Iterator[Any]:
         """Yield the groups of batches as ``send`` returns them, which copies what they are made of."""
         for group in self.groups(collate_fn, deferred=True):
-            parcel = send(group)
+            message = send(group)
             group.clear()  # views keep their shards in the cache
-            self.samples.release()
+            self.sample_reader.release()
             if self._prefetch is not None:
                 self._prefetch.reach(self._next)  # now, for it may be long until the next batch is asked for
-            yield parcel
+            yield message
 
     def _places(self) -> Iterator[Places]:
-        """Yield where the samples of each batch lie."""
+        """Yield where the samples of each batch lie, and prefetch the shards of those that follow."""
         plan, rank, first = self.plan, self.rank, self.worker * self.group
-        order = self.ordering.order(self.settings, self.epoch)
-        manifest = self.ordering.manifest
+        order = self.order_config.order(self.settings, self.epoch)
+        manifest = self.order_config.manifest
         batches = plan.batches(order, rank=rank, worker=self.worker, num_workers=self.num_workers, group=self.group)
         if not manifest.is_copied.any():
             yield from batches
@@ -84,7 +164,7 @@ class Share:
 
     def _job(self) -> str:
         """Return what all who go through the same batches have in common."""
-        text = f"{self.ordering.manifest!r} {self.ordering.notes} {self.settings} {self.plan} {self.epoch}"
+        text = f"{self.order_config.manifest!r} {self.order_config.notes} {self.settings} {self.plan} {self.epoch}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _room(self) -> int:
@@ -92,5 +172,5 @@ class Share:
         if self.cache.limit is not None:
             return self.cache.limit
         lanes = max(1, self.settings.num_canonical_replicas // self.plan.num_replicas)
-        window = lanes * self.settings.window * self.ordering.mean_sample_bytes
+        window = lanes * self.settings.window * self.order_config.mean_sample_bytes
         return 2 * window + _BYTES_AHEAD

@@ -1,141 +1,127 @@
-"""What the main process tells its workers, and they tell it, through shared memory that outlives an epoch.
+"""State shared between the main process and its workers, in shared memory that outlives an epoch.
 
-Persistent workers hold a copy of the data set that was made when they started; an epoch or a position that is decided
-later reaches them here, and what they count reaches the main process.
+Persistent workers hold a copy of the data set that was made when they started. Which epoch starts, and where, reaches
+them here; what they count reaches the main process.
 """
 
 from __future__ import annotations
 
-import copy
-import mmap
-import operator
 import os
-import struct
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import astuple, dataclass, fields
+from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from wdsdist._util.shared_memory import AnonymousMemory, is_spawning
+from wdsdist._util.pools import follow_parent
+from wdsdist._util.shared_memory import is_spawning, leave_inherited_objects
 from wdsdist.cache.counters import Counters
-from wdsdist.errors import LoaderStateError
-from wdsdist.loader.ipc import Channel
-from wdsdist.loader.progress import Progress
 from wdsdist.sampling.epoch_plan import EpochPlan
 
 _WIDTH = len(Counters._fields)
 
 
-class EpochRequest:
-    """The epoch that ``set_epoch`` asked for, and how often one was asked for.
+def enter_worker() -> tuple[int, int]:
+    """Return the number of this data loading worker, and how many there are; ``(0, 1)`` in a process that is none.
 
-    >>> request, progress = EpochRequest(), Progress()
-    >>> request.make(3)
-    >>> request.pass_to(progress)
-    >>> progress.position
-    Position(epoch=3, consumed=0)
+    A worker is prepared for its work: it ends with its parent, and leaves what it inherited out of garbage collection.
     """
-
-    def __init__(self) -> None:
-        self._numbers = SharedNumbers(2)  # the epoch, and how often one was asked for
-        self._seen = 0
-
-    def make(self, epoch: int) -> None:
-        """Ask for an epoch."""
-        made = self._numbers.read()[1]
-        self._numbers.write([epoch, made + 1])
-
-    def read(self) -> tuple[int, int]:
-        """Return the epoch that was asked for last, and how often one was asked for."""
-        epoch, made = self._numbers.read()
-        return epoch, made
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that was asked for last; 0 where none was."""
-        return self.read()[0]
-
-    def watch(self) -> EpochRequest:
-        """Return the same request for one more that answers it, also if it was made before."""
-        watcher = copy.copy(self)
-        watcher._seen = 0
-        return watcher
-
-    def pass_to(self, progress: Progress) -> None:
-        """Tell ``progress`` of an epoch that was asked for since the last call."""
-        epoch, made = self.read()
-        if made != self._seen:
-            self._seen = made
-            progress.request(epoch)
+    worker = get_worker_info()
+    if worker is None:
+        return 0, 1
+    leave_inherited_objects()
+    follow_parent()
+    return worker.id, worker.num_workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """Where an iteration starts, and for whom."""
+class EpochStart:
+    """Which epoch starts in the workers of a loader, where, and for which rank.
+
+    >>> plan = EpochPlan(num_samples=10, num_replicas=4, batch_size=2, drop_last=False, drop_last_batch=False)
+    >>> start = EpochStart(epoch=3, rank=1, num_canonical_replicas=4, shuffle_window=64, group=1, plan=plan)
+    >>> EpochStart.of(start.numbers()) == start
+    True
+    """
 
     epoch: int
-    consumed: int
-    """Samples of the epoch that all ranks together have consumed before."""
     rank: int
-    num_replicas: int
     num_canonical_replicas: int
     shuffle_window: int
     group: int
     """Batches that a worker makes and sends together."""
+    plan: EpochPlan
+
+    def numbers(self) -> list[int]:
+        """Return it as integers, to be written to shared memory."""
+        *own, plan = astuple(self)
+        return [*own, *plan]
+
+    @classmethod
+    def of(cls, numbers: Sequence[int]) -> EpochStart:
+        """Return what `numbers` gave."""
+        own = [one.name for one in fields(cls)][:-1]
+        of_plan: dict[str, Any] = dict(zip((one.name for one in fields(EpochPlan)), numbers[len(own) :], strict=True))
+        return cls(**dict(zip(own, numbers, strict=False)), plan=EpochPlan(**of_plan))
+
+    @classmethod
+    def width(cls) -> int:
+        """Return how many numbers it takes."""
+        return len(fields(cls)) - 1 + len(fields(EpochPlan))
 
 
-class StartingPoint:
-    """The `Start` of the current iteration: the loader writes it, then each worker reads it as it begins.
+class ChosenEpoch:
+    """The epoch that ``set_epoch`` chose, which persistent workers of a foreign ``DataLoader`` see as well.
 
-    >>> point = StartingPoint()
-    >>> start = Start(
-    ...     epoch=1, consumed=0, rank=0, num_replicas=1, num_canonical_replicas=1, shuffle_window=64, group=1
-    ... )
-    >>> point.write(start)
-    >>> point.read() == start
-    True
+    >>> chosen = ChosenEpoch()
+    >>> chosen.choose(3)
+    >>> chosen.epoch, chosen.requests
+    (3, 1)
     """
 
     def __init__(self) -> None:
-        self._numbers = SharedNumbers(len(fields(Start)))
+        self.epoch = 0
+        self.requests = 0
+        """How often an epoch was chosen."""
+        self._shared = SharedNumbers([0, 0])  # the same two
+        self._began_in: int | None = None  # the process that last began an iteration
 
-    def write(self, start: Start) -> None:
-        """Set where workers start next."""
-        self._numbers.write(list(astuple(start)))
+    def choose(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration plays."""
+        self.epoch, self.requests = epoch, self.requests + 1
+        self._shared.write([self.epoch, self.requests])
 
-    def read(self) -> Start:
-        """Return where to start.
+    def begin(self) -> int:
+        """Return the epoch of an iteration of single samples that begins now.
 
-        Raises `LoaderStateError` where no loader has said so.
+        The first of a worker has the epoch that was chosen when the worker was started: were it to look later, a
+        choice in the meantime would give the workers of one iteration different epochs.
         """
-        numbers = self._numbers.read()
-        if not any(numbers):
-            raise LoaderStateError(
-                "this is the data set of a loader: iterate the loader, or the data set it was made of"
-            )
-        return Start(**dict(zip((one.name for one in fields(Start)), numbers, strict=True)))
+        if self._began_in == os.getpid():
+            self.epoch, self.requests = self._shared.read()
+        self._began_in = os.getpid()
+        return self.epoch
 
 
-class Tallies:
-    """What the workers of a loader have had from the cache so far.
+class WorkerCounters:
+    """Cache counters of each worker of a loader.
 
     Each adds to a row of its own, so that none waits for another. Rows only grow: workers that are started in the
     place of others go on in their rows.
 
-    >>> tallies = Tallies(2)
+    >>> counters = WorkerCounters(2)
     >>> done = Counters()
-    >>> for group in tallies.counted("abc", worker=1, count=lambda: done):
+    >>> for group in counters.counted("abc", worker=1, count=lambda: done):
     ...     done = Counters(cache_hits=done.cache_hits + 1)
-    >>> tallies.total()
+    >>> counters.total()
     Counters(cache_hits=3, shards_fetched=0, bytes_fetched=0, retries=0)
     """
 
     def __init__(self, num_workers: int) -> None:
-        self._rows = SharedNumbers(max(1, num_workers) * _WIDTH)  # there is no memory of no bytes
+        self._rows = SharedNumbers([0] * max(1, num_workers) * _WIDTH)  # there is no memory of no bytes
         self._own: dict[int, _Row] = {}
 
     def total(self) -> Counters:
@@ -183,94 +169,42 @@ class _Row:
                 self._rows.add(self._first, self._counted - before)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loading:
-    """How a loader wants its batches made."""
-
-    batch_size: int
-    drop_last: bool
-    """Whether a rank's last batch is dropped when it is not full."""
-    collate_fn: Callable[[list[Any]], Any] | None
-    channel: Channel
-    tallies: Tallies
-    start: StartingPoint = field(default_factory=StartingPoint)
-
-    def plan(self, num_samples: int, num_replicas: int, consumed: int = 0, *, drop_last: bool) -> EpochPlan:
-        """Return the batches of an epoch from ``consumed`` samples on; ``drop_last`` is the data set's."""
-        return EpochPlan(
-            num_samples=num_samples,
-            num_replicas=num_replicas,
-            batch_size=self.batch_size,
-            drop_last=drop_last,
-            drop_last_batch=self.drop_last,
-            start=consumed,
-        )
-
-
 class SharedNumbers:
-    """Integers that a process shares with its data loading workers; each has one writer at a time, or is locked.
+    """Integers that a process shares with its data loading workers; each has one writer at a time.
 
     Other processes that get a copy, such as ranks that are started with a data set as their argument, get numbers of
     their own: what one rank writes must not reach the workers of another.
     """
 
-    def __init__(self, count: int) -> None:
-        self._hold([0] * count)
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._hold(numbers)
 
-    def _hold(self, numbers: list[int]) -> None:
-        self._layout = struct.Struct(f"={len(numbers)}q")
-        self._memory = AnonymousMemory()
-        self._memory.allocate(0, self._layout.size)
-        self._content = self._memory.map(0, self._layout.size)
+    def _hold(self, numbers: Sequence[int]) -> None:
+        self._array = RawArray("q", list(numbers))
         self._owner = os.getpid()
-        self.write(numbers)
         _held.add(self)
 
     def read(self) -> list[int]:
-        return list(self._layout.unpack_from(self._mine()))
+        return list(self._mine())
 
-    def write(self, numbers: list[int], *, at: int = 0) -> None:
-        """Set the numbers from place ``at`` on."""
-        struct.pack_into(f"={len(numbers)}q", self._mine(), at * 8, *numbers)
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep the other processes that share the numbers from locking them meanwhile."""
-        self._mine()
-        with self._memory.locked():
-            yield
+    def write(self, numbers: Sequence[int]) -> None:
+        self._mine()[:] = numbers
 
     def add(self, first: int, amounts: Sequence[int]) -> None:
         """Add to the numbers from ``first`` on."""
-        content, place, layout = self._mine(), 8 * first, f"={len(amounts)}q"
-        sums = map(operator.add, struct.unpack_from(layout, content, place), amounts)
-        struct.pack_into(layout, content, place, *sums)
+        array = self._mine()
+        for place, amount in enumerate(amounts, first):
+            array[place] += amount
 
-    def _mine(self) -> mmap.mmap:
+    def _mine(self) -> Any:
         """Return the memory; a process that got it from another, and is no worker of that, takes one of its own."""
         if self._owner != os.getpid() and get_worker_info() is None:
-            self._hold(list(self._layout.unpack_from(self._content)))
-        return self._content
+            self._hold(self._array[:])
+        return self._array
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self._mine()
-        if is_spawning():
-            return _same_numbers, (self._layout.size // 8, self._memory, self._owner)
-        return _equal_numbers, (self.read(),)
-
-
-def _same_numbers(count: int, memory: AnonymousMemory, owner: int) -> SharedNumbers:
-    numbers = SharedNumbers.__new__(SharedNumbers)
-    numbers._layout, numbers._memory, numbers._owner = struct.Struct(f"={count}q"), memory, owner
-    numbers._content = memory.map(0, numbers._layout.size)
-    _held.add(numbers)
-    return numbers
-
-
-def _equal_numbers(values: list[int]) -> SharedNumbers:
-    numbers = SharedNumbers(len(values))
-    numbers.write(values)
-    return numbers
+        numbers = self.read()
+        return SharedNumbers, (numbers,), self.__dict__ if is_spawning() else None
 
 
 _held: weakref.WeakSet[SharedNumbers] = weakref.WeakSet()

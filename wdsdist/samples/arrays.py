@@ -5,9 +5,6 @@ Where all members of a column have one size, they become one tensor without bein
 
 from __future__ import annotations
 
-import functools
-import io
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +14,8 @@ import numpy.typing as npt
 import torch
 
 from wdsdist.errors import ArgumentTypeError, DecodeError
+from wdsdist.samples.codecs import NPY_PREFIX, npy_header_length, npy_layout
 from wdsdist.samples.collate import Stacked
-
-_NPY_PREFIX = 12
-"""Bytes that tell where the data of any ``.npy`` file starts."""
-_LONGEST_HEADER = 12 + 10_000
-"""As numpy has it; headers are kept, so a longer one would be kept too."""
-_NO_HEADER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +74,11 @@ def stacked_npy(parts: Sequence[memoryview]) -> Stacked | None:
     size = len(first)
     if any(len(part) != size for part in parts):
         return None
-    length = _npy_header_length(bytes(first[:_NPY_PREFIX]))
+    length = npy_header_length(bytes(first[:NPY_PREFIX]))
     header = first[:length]
     if length > size or any(part[:length] != header for part in parts):
         return None
-    layout = _npy_layout(bytes(header))
+    layout = npy_layout(bytes(header))
     if layout is None or layout.is_fortran or not layout.is_possible:
         return None
     dtype = torch_dtype(layout.dtype)
@@ -96,71 +88,9 @@ def stacked_npy(parts: Sequence[memoryview]) -> Stacked | None:
     return Stacked([part[length:] for part in parts], dtype, (len(parts), *layout.shape))
 
 
-def read_npy(data: bytes) -> npt.NDArray[Any]:
-    """Return the array in a ``.npy`` member, which holds no Python objects; what follows it is ignored, as by numpy.
-
-    Raises `DecodeError` where the header announces more than follows it, or numbers that are no shape, and
-    ``ValueError`` for what is no ``.npy`` file.
-    """
-    length = _npy_header_length(data[:_NPY_PREFIX])
-    layout = _npy_layout(data[:length]) if length <= len(data) else None
-    if layout is not None and not layout.is_possible:
-        raise DecodeError(f"the header announces shape {layout.shape}, which no array has: write the array again")
-    if layout is not None and layout.num_bytes > len(data) - length:
-        raise DecodeError(
-            f"the header announces shape {layout.shape} of {layout.dtype}, which takes {layout.num_bytes:,} bytes, but "
-            f"{len(data) - length:,} follow it: write the array again"
-        )
-    array: npt.NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-    return array
-
-
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
     """Return torch's name of a dtype, or ``None`` where it has none, as for another byte order."""
     if not dtype.isnative or dtype.kind not in "biufc":
         return None
     found = getattr(torch, dtype.name, None)
     return found if isinstance(found, torch.dtype) else None
-
-
-def _npy_header_length(prefix: bytes) -> int:
-    """Return where the data of a ``.npy`` file starts, or more than any file has where numpy reads no header."""
-    # The format is that of numpy.lib.format: magic, two bytes of version, length of the header, header.
-    if prefix[:6] != b"\x93NUMPY" or len(prefix) < _NPY_PREFIX or prefix[6] not in (1, 2, 3) or prefix[7]:
-        return _NO_HEADER
-    length = 10 + int.from_bytes(prefix[8:10], "little")
-    if prefix[6] > 1:
-        length = 12 + int.from_bytes(prefix[8:12], "little")
-    return length if length <= _LONGEST_HEADER else _NO_HEADER
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """What the header of a ``.npy`` file announces."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    is_fortran: bool
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that the array takes: a product of Python's integers, which do not wrap around as int64 does."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    @property
-    def is_possible(self) -> bool:
-        """Whether an array can have the shape; torch would find out later, and name no shard."""
-        return all(not isinstance(length, bool) and 0 <= length < 2**63 for length in self.shape)
-
-
-@functools.lru_cache(maxsize=64)
-def _npy_layout(header: bytes) -> _Layout | None:
-    """Return the layout that a header announces, or ``None`` where numpy reads no header there."""
-    stream = io.BytesIO(header)
-    try:
-        version = np.lib.format.read_magic(stream)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, is_fortran, dtype = read(stream)
-    except Exception:  # of ast and tokenize too; `read_array` meets it again, and says what it is
-        return None
-    return _Layout(dtype, shape, bool(is_fortran))

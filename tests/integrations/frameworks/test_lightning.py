@@ -113,6 +113,7 @@ def test_so_it_is_where_workers_are_spawned_but_not_in_evaluation(act: Callable[
     with pytest.raises(LoaderStateError, match=_REFUSAL):
         fit.call(lambda: loader.call(lambda: act(dataset)))
     fit.call(lambda: evaluation.call(lambda: loader.call(lambda: act(dataset))))
+    dataset.set_epoch(1)
     fit.call(lambda: act(dataset))
 
 

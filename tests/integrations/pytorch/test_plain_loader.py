@@ -1,14 +1,14 @@
-"""torch's own DataLoader over a data set of ours: whole epochs over ranks and workers, and never the same one twice."""
+"""torch's own DataLoader over a data set of ours: whole epochs over ranks and workers, as ``set_epoch`` chooses."""
 
 from __future__ import annotations
 
+import multiprocessing
 from collections import Counter
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch.utils.data import DataLoader
 
 from tests.support import forked
@@ -23,8 +23,13 @@ def dataset(shards: Path, **options: Any) -> StreamingDataset:
 
 
 def epochs(shards: Path, batch_size: int | None, count: int, **options: Any) -> list[list[list[int]]]:
-    loader = DataLoader(dataset(shards, batch_size=batch_size), batch_size or 4, **options)
-    return [[batch["cls"].tolist() for batch in loader] for _ in range(count)]
+    data = dataset(shards, batch_size=batch_size)
+    loader = DataLoader(data, batch_size or 4, **options)
+    found = []
+    for epoch in range(count):
+        data.set_epoch(epoch)
+        found.append([batch["cls"].tolist() for batch in loader])
+    return found
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
@@ -60,33 +65,54 @@ def test_workers_that_are_not_forked_know_their_rank_without_a_process_group(ran
     assert (counts.keys(), counts.total()) == (set(range(TOTAL)), TOTAL + 1)
 
 
-def test_a_loader_that_is_seeded_anew_for_each_pass_plays_no_epoch_again(shards: Path) -> None:
-    loader = DataLoader(dataset(shards), None, num_workers=1)
-    found = []
-    for _ in range(3):
-        torch.manual_seed(0)
-        found.append([sample["cls"] for sample in loader])
-    assert len({tuple(epoch) for epoch in found}) == 3
+@pytest.mark.parametrize("options", ["", ", num_workers=2", ", num_workers=2, persistent_workers=True"])
+def test_without_set_epoch_the_same_epoch_comes_again_and_one_warning_says_so(shards: Path, options: str) -> None:
+    script = (
+        "import sys, wdsdist; from torch.utils.data import DataLoader\n"
+        "data = wdsdist.StreamingDataset(sys.argv[1], fields=['cls'], decode=True, batch_size=4)\n"
+        f"loader = DataLoader(data, 4{options})\n"
+        "epochs = [[batch['cls'].tolist() for batch in loader] for _ in range(3)]\n"
+        "print(epochs[0] == epochs[1] == epochs[2])"
+    )
+    found = forked.run("-c", script, shards)
+    assert found.stdout == "True\n"
+    assert found.stderr.count("without set_epoch each pass plays epoch 0") == 1
+    assert "A StreamingDataLoader goes on to the next epoch by itself" in found.stderr
 
 
-def test_two_iterations_at_once_play_an_epoch_each(shards: Path) -> None:
-    loader = DataLoader(dataset(shards, batch_size=4), 4, num_workers=2)
+def test_a_data_set_that_is_not_shuffled_may_be_played_again(shards: Path) -> None:
+    loader = DataLoader(dataset(shards, batch_size=4, shuffle=False), 4)
+    assert [batch["cls"].tolist() for batch in loader] == [batch["cls"].tolist() for batch in loader]
+
+
+def test_two_iterations_at_once_are_both_whole(shards: Path) -> None:
+    data = dataset(shards, batch_size=4)
+    data.set_epoch(3)
+    loader = DataLoader(data, 4, num_workers=2)
     pairs = [(one["cls"].tolist(), other["cls"].tolist()) for one, other in zip(loader, loader, strict=True)]
     first, second = ([number for batch in side for number in batch] for side in zip(*pairs, strict=True))
-    assert first != second
-    assert sorted(first) == sorted(second) == list(range(TOTAL))
+    assert first == second
+    assert sorted(first) == list(range(TOTAL))
 
 
-def test_an_epoch_that_was_given_up_does_not_come_again(shards: Path) -> None:
-    loader = DataLoader(dataset(shards, batch_size=4), 4, num_workers=2)
-    beginnings = [tuple(next(iter(loader))["cls"].tolist()) for _ in range(4)]
-    assert len(set(beginnings)) == 4
+def test_an_epoch_that_is_chosen_while_workers_start_is_that_of_the_next_pass(shards: Path) -> None:
+    go_on = multiprocessing.Event()
 
+    def hold(worker: int) -> None:
+        assert worker == 0 or go_on.wait(60)
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_set_epoch_chooses_the_epoch_of_new_workers_too(shards: Path, workers: int) -> None:
     data = dataset(shards, batch_size=4)
-    loader = DataLoader(data, 4, num_workers=workers)
+    batches = iter(DataLoader(data, 4, num_workers=2, worker_init_fn=hold))
+    found = next(batches)["cls"].tolist()
+    data.set_epoch(5)
+    go_on.set()
+    assert sorted([*found, *chain.from_iterable(batch["cls"].tolist() for batch in batches)]) == list(range(TOTAL))
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_set_epoch_chooses_the_epoch_of_all_workers(shards: Path, workers: int, persistent: bool) -> None:
+    data = dataset(shards, batch_size=4)
+    loader = DataLoader(data, 4, num_workers=workers, persistent_workers=persistent)
     found = []
     for epoch in (0, 1, 0, 1):
         data.set_epoch(epoch)
@@ -99,11 +125,10 @@ def test_an_epoch_that_is_chosen_during_a_pass_is_that_of_the_next(shards: Path,
     data = dataset(shards, batch_size=4)
     loader = DataLoader(data, 4, num_workers=workers)
     found = []
-    for chosen in (2, 0, None):
+    for chosen in (2, 0, 2):
         batches = iter(loader)
         found.append([next(batches)["cls"].tolist()])
-        if chosen is not None:
-            data.set_epoch(chosen)
+        data.set_epoch(chosen)
         found[-1] += [batch["cls"].tolist() for batch in batches]
     first, second, third = found
     assert all(sorted(chain(*epoch)) == list(range(TOTAL)) for epoch in found)

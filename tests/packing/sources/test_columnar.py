@@ -20,7 +20,7 @@ from tests.support.tables import members, write_arrow, write_arrow_stream, write
 from wdsdist.errors import SourceError, SourceNotFoundError
 from wdsdist.packing.plan import shuffled_in_blocks
 from wdsdist.packing.sources import arrow_files, find
-from wdsdist.samples.decode import Decoder
+from wdsdist.samples.sample_spec import Decoder
 
 
 def png(number: int) -> bytes:

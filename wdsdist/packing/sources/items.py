@@ -10,7 +10,7 @@ from typing import Any
 
 from wdsdist.errors import ArgumentTypeError, SourceError
 from wdsdist.packing.sources.source import BrokenPayload, Encode, Payload, Sample
-from wdsdist.samples.encode import encode
+from wdsdist.samples.codecs import encode
 from wdsdist.shards.tar import is_text, split_name
 
 _DIGITS = 9

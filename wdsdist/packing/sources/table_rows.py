@@ -20,7 +20,7 @@ from wdsdist.packing.sources.columns import Column, Layout, suffix
 from wdsdist.packing.sources.items import broken, numbered
 from wdsdist.packing.sources.paths import Finder, Root
 from wdsdist.packing.sources.source import FilePayload, LeftOut, OnError, Payload, Sample, payload_size
-from wdsdist.samples.encode import encode
+from wdsdist.samples.codecs import encode
 from wdsdist.shards.tar import split_name, stored_size
 
 _IN_WORDS = frozenset(("txt", "text", "transcript"))

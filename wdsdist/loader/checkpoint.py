@@ -1,4 +1,6 @@
-"""Which epoch comes next, and from which sample: the rules that training loops and checkpoints rely on.
+"""Checkpoints of a loader: which epoch comes next and from which sample, and the state that keeps the place.
+
+The rules that training loops and checkpoints rely on:
 
 - An epoch that was asked for with ``set_epoch`` is played next, from its start.
 - Without being asked, each iteration plays the next epoch, also when the one before was abandoned.
@@ -12,10 +14,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from wdsdist.errors import LoaderStateError
+from wdsdist.errors import ArgumentTypeError, LoaderStateError, StateMismatchError
+from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.sampling.order import OrderSettings
+
+_VERSION = 1
+
+State = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +36,14 @@ class Position:
 
 
 class Progress:
-    """Keeps a loader's place and decides where its next iteration starts.
+    """Keep a loader's place in training and decide where its next iteration starts.
 
     >>> progress = Progress()
-    >>> progress.start(lambda position: True)
+    >>> progress.position
     Position(epoch=0, consumed=0)
-    >>> progress.advance(128)
-    >>> progress.start(lambda position: True)  # abandoned: the next epoch follows all the same
-    Position(epoch=1, consumed=0)
+    >>> progress.request(3)
+    >>> progress.position
+    Position(epoch=3, consumed=0)
     """
 
     def __init__(self) -> None:
@@ -86,13 +95,15 @@ class Progress:
         """The epoch that was asked for last, to put beside the place; that of the place where none was."""
         return self.position.epoch if self._asked is None else self._asked
 
-    def start(self, has_batches: Callable[[Position], bool]) -> Position:
-        """Return where the iteration that now starts begins; ``has_batches`` tells whether a position has any left."""
+    def start(self, plan_from: Callable[[Position], EpochPlan]) -> tuple[Position, EpochPlan]:
+        """Return where the iteration that now starts begins, and its plan, which ``plan_from`` makes of a position."""
         position = self._next()
-        if self._resumed is not None and self._requested is None and not has_batches(position):
+        plan = plan_from(position)
+        if self._resumed is not None and self._requested is None and not plan.batches_per_rank:
             position = Position(position.epoch + 1, 0)
+            plan = plan_from(position)
         self._current, self._requested, self._resumed, self._playing = position, None, None, True
-        return position
+        return position, plan
 
     def advance(self, consumed: int) -> None:
         """Note how many samples of the current epoch are consumed."""
@@ -107,3 +118,62 @@ class Progress:
         if self._requested is not None:
             return Position(self._requested, 0)
         return Position(0 if self._current is None else self._current.epoch + 1, 0)
+
+
+def make_state(
+    position: Position,
+    *,
+    num_samples: int,
+    fingerprint: str,
+    settings: OrderSettings,
+    notes: Mapping[str, str] | None = None,
+) -> State:
+    """Return the state of a loader at a position: flat, of strings and numbers only, so that it survives JSON."""
+    by_shard = settings.name == "shard"
+    return {
+        "version": _VERSION,
+        "epoch": position.epoch,
+        "consumed": position.consumed,
+        "num_samples": num_samples,
+        "fingerprint": fingerprint,
+        "order": settings.name,
+        "shuffle": settings.shuffle,
+        "seed": settings.seed,
+        # The order of DistributedSampler knows neither windows nor lanes.
+        "shuffle_window": settings.window if by_shard and settings.shuffle else 0,
+        "num_canonical_replicas": settings.num_canonical_replicas if by_shard else 0,
+        **(notes or {}),
+    }
+
+
+def read_state(state: Mapping[str, Any], expected: State) -> Position:
+    """Return the position in a state, after checking that everything else in it is as ``expected``.
+
+    Raises `StateMismatchError` that lists each difference, and `ArgumentTypeError` for what is no state at all.
+
+    >>> mine = {"version": 1, "epoch": 0, "consumed": 0, "num_samples": 8, "seed": 1}
+    >>> read_state({**mine, "consumed": 4}, mine)
+    Position(epoch=0, consumed=4)
+    >>> read_state({**mine, "seed": 2}, mine)
+    Traceback (most recent call last):
+    wdsdist.errors.StateMismatchError: the state belongs to another run: seed is 2 in the state and 1 here
+    """
+    if not isinstance(state, Mapping) or not {"version", "epoch", "consumed"} <= state.keys():
+        raise ArgumentTypeError(f"{state!r} is not the state of a StreamingDataLoader: pass what state_dict() returned")
+    if state["version"] != _VERSION:
+        raise StateMismatchError(
+            f"the state has version {state['version']!r}, this wdsdist reads {_VERSION}: use the release that saved it"
+        )
+    differences = [
+        f"{name} is {state.get(name)!r} in the state and {value!r} here"
+        for name, value in expected.items()
+        if name not in ("epoch", "consumed") and state.get(name) != value
+    ]
+    if differences:
+        raise StateMismatchError(f"the state belongs to another run: {'; '.join(differences)}")
+    epoch, consumed = state["epoch"], state["consumed"]
+    if type(epoch) is not int or type(consumed) is not int or epoch < 0 or not 0 <= consumed <= state["num_samples"]:
+        raise StateMismatchError(
+            f"the state is damaged: epoch {epoch!r}, consumed {consumed!r} of {state['num_samples']!r} samples"
+        )
+    return Position(epoch, consumed)

@@ -1,0 +1,329 @@
+"""Codecs: member bytes to values and back, by the extension table that WebDataset tools share.
+
+The last part of the extension decides, in lower case: ``seg.npy`` is an array. A trailing ``.gz`` is unpacked first.
+Nothing here runs code from the data: pickles are never loaded or written, and ``.pth`` only as plain tensors. What is
+encoded here decodes to an equal value, but for the pixels of lossy images.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import io
+import json
+import math
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist.errors import DecodeError, EncodeError
+
+EXPANSION_LIMIT = 1 << 30
+"""Bytes that one compressed member may unpack to: a few kilobytes of zeros must not fill the memory."""
+
+NPY_PREFIX = 12
+"""Bytes that tell where the data of any ``.npy`` file starts."""
+_LONGEST_HEADER = 12 + 10_000
+"""As numpy has it; headers are kept, so a longer one would be kept too."""
+_NO_HEADER = 1 << 62
+
+_INSTALL = {"msgpack": "msgpack", "cbor2": "cbor2", "PIL": "wdsdist[images]"}
+
+
+def encode(extension: str, value: Any) -> bytes:
+    """Return the bytes of a member that holds ``value``.
+
+    Bytes are passed through, whatever the extension. Of the rest,
+
+    - ``txt text transcript`` hold a str, in UTF-8;
+    - ``cls cls2 index inx id`` an integer, in decimal digits;
+    - ``json jsn`` whatever JSON can hold, numpy's scalars and arrays as numbers and lists;
+    - ``npy`` an array or what numpy makes one of, ``npz`` a dict of them; never objects, which would be pickled;
+    - ``mp msg`` what msgpack can hold, ``cbor`` what CBOR can hold, ``pth`` what ``torch.save`` writes and
+      ``torch.load(weights_only=True)`` reads, ``ten tb`` a list of arrays;
+    - ``jpg jpeg png webp`` a PIL image, or uint8 [height, width] or [height, width, 1, 3 or 4];
+    - ``gz`` after any of them compresses it, with no time in its header.
+
+    Args:
+        extension: such as ``"cls"`` or ``"seg.png"``.
+        value: what decoding the member is to return.
+
+    Raises `EncodeError` for a value that the extension cannot hold, and for an unknown extension.
+
+    >>> encode("cls", 7), encode("txt", "söt"), encode("meta.json", {"a": [1, None]}), encode("bin", b"raw")
+    (b'7', b's\\xc3\\xb6t', b'{"a": [1, null]}', b'raw')
+    """
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    name = extension.lower()
+    try:
+        return _encode(name, value)
+    except EncodeError:
+        raise
+    except ImportError as error:
+        raise EncodeError(f"encoding {extension!r} needs a package: pip install {missing_package(error)!r}") from error
+    except Exception as error:  # each encoder has its own errors; one sort leaves here
+        what = f"{type(value).__name__} value"
+        raise EncodeError(f"a {what} cannot be encoded as {extension!r}: {type(error).__name__}: {error}") from error
+
+
+def can_encode(extension: str) -> bool:
+    """Say whether values that are not bytes can be encoded for an extension.
+
+    >>> can_encode("seg.npy"), can_encode("json.gz"), can_encode("flac")
+    (True, True, False)
+    """
+    name = extension.lower()
+    return name.rpartition(".")[2] in _ENCODERS or (name.endswith(".gz") and can_encode(name[:-3]))
+
+
+def _encode(name: str, value: Any) -> bytes:
+    function = _ENCODERS.get(name.rpartition(".")[2])
+    if function is not None:
+        return function(value)
+    if name.endswith(".gz") and len(name) > 3:
+        return gzip.compress(_encode(name[:-3], value), mtime=0)
+    raise EncodeError(
+        f"nothing is known about how a {type(value).__name__} becomes {name!r}: give bytes, or an extension such as "
+        f"txt, cls, json, npy or png"
+    )
+
+
+def missing_package(error: ImportError) -> str:
+    """Return what to install after an import failed."""
+    return _INSTALL.get(str(error.name), str(error.name))
+
+
+def _check_expansion(size: int, unpacked: int, most: int) -> None:
+    if unpacked > most:
+        raise DecodeError(f"a compressed member of {size:,} bytes unpacks to over {most:,} bytes")
+
+
+# Text and numbers
+
+
+def _decode_text(data: bytes) -> str:
+    return data.decode("utf-8")
+
+
+def _encode_text(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise EncodeError(f"a text member holds a str, not the {type(value).__name__} {value!r:.100}")
+    return value.encode()
+
+
+def _encode_integer(value: Any) -> bytes:
+    number = value.item() if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 else value
+    if isinstance(number, str):
+        number = int(number)
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise EncodeError(f"a class or index is an integer, not the {type(value).__name__} {value!r:.100}")
+    return str(number).encode()
+
+
+def _encode_json(value: Any) -> bytes:
+    return _TO_JSON.encode(value).encode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    raise TypeError(f"JSON cannot hold a {type(value).__name__}")
+
+
+# Arrays and tensors
+
+
+def _array(value: Any) -> npt.NDArray[Any]:
+    array: npt.NDArray[Any] = np.asarray(value)
+    if array.dtype.hasobject:
+        raise EncodeError(f"a {type(value).__name__} makes an array of objects, which only a pickle can hold")
+    return array
+
+
+@dataclass(frozen=True, slots=True)
+class NpyLayout:
+    """What the header of a ``.npy`` file announces."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    is_fortran: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the array takes: a product of Python's integers, which do not wrap around as int64 does."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether an array can have the shape; torch would find out later, and name no shard."""
+        return all(not isinstance(length, bool) and 0 <= length < 2**63 for length in self.shape)
+
+
+def npy_header_length(prefix: bytes) -> int:
+    """Return where the data of a ``.npy`` file starts, or more than any file has where numpy reads no header."""
+    # The format is that of numpy.lib.format: magic, two bytes of version, length of the header, header.
+    if prefix[:6] != b"\x93NUMPY" or len(prefix) < NPY_PREFIX or prefix[6] not in (1, 2, 3) or prefix[7]:
+        return _NO_HEADER
+    length = 10 + int.from_bytes(prefix[8:10], "little")
+    if prefix[6] > 1:
+        length = 12 + int.from_bytes(prefix[8:12], "little")
+    return length if length <= _LONGEST_HEADER else _NO_HEADER
+
+
+@functools.lru_cache(maxsize=64)
+def npy_layout(header: bytes) -> NpyLayout | None:
+    """Return the layout that a header announces, or ``None`` where numpy reads no header there."""
+    stream = io.BytesIO(header)
+    try:
+        version = np.lib.format.read_magic(stream)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, is_fortran, dtype = read(stream)
+    except Exception:  # of ast and tokenize too; `read_array` meets it again, and says what it is
+        return None
+    return NpyLayout(dtype, shape, bool(is_fortran))
+
+
+def read_npy(data: bytes) -> npt.NDArray[Any]:
+    """Return the array in a ``.npy`` member, which holds no Python objects; what follows it is ignored, as by numpy.
+
+    Raises `DecodeError` where the header announces more than follows it, or numbers that are no shape, and
+    ``ValueError`` for what is no ``.npy`` file.
+    """
+    length = npy_header_length(data[:NPY_PREFIX])
+    layout = npy_layout(data[:length]) if length <= len(data) else None
+    if layout is not None and not layout.is_possible:
+        raise DecodeError(f"the header announces shape {layout.shape}, which no array has: write the array again")
+    if layout is not None and layout.num_bytes > len(data) - length:
+        raise DecodeError(
+            f"the header announces shape {layout.shape} of {layout.dtype}, which takes {layout.num_bytes:,} bytes, but "
+            f"{len(data) - length:,} follow it: write the array again"
+        )
+    array: npt.NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    return array
+
+
+def _encode_npy(value: Any) -> bytes:
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, _array(value), allow_pickle=False)
+    return stream.getvalue()
+
+
+def decode_npz(data: bytes, most: int = EXPANSION_LIMIT) -> dict[str, Any]:
+    """Return the arrays of an ``.npz`` file by name; raise `DecodeError` where they have more than ``most`` bytes."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        _check_expansion(len(data), sum(part.file_size for part in archive.infolist()), most)
+    return dict(np.load(io.BytesIO(data), allow_pickle=False))
+
+
+def _encode_npz(value: Any) -> bytes:
+    if not isinstance(value, dict):
+        raise EncodeError(f"an npz member holds a dict of arrays, not a {type(value).__name__}")
+    stream = io.BytesIO()
+    np.savez(stream, **{str(name): _array(part) for name, part in value.items()})  # type: ignore[arg-type]
+    return stream.getvalue()
+
+
+def _decode_pth(data: bytes) -> Any:
+    import torch
+
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+def _encode_pth(value: Any) -> bytes:
+    import torch
+
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()
+
+
+def _decode_tenbin(data: bytes) -> Any:
+    from webdataset import tenbin
+
+    return tenbin.decode_buffer(data)
+
+
+def _encode_tenbin(value: Any) -> bytes:
+    from webdataset import tenbin
+
+    return bytes(tenbin.encode_buffer([_array(part) for part in value]))
+
+
+# Other containers
+
+
+def _decode_msgpack(data: bytes) -> Any:
+    import msgpack
+
+    return msgpack.unpackb(data)
+
+
+def _encode_msgpack(value: Any) -> bytes:
+    import msgpack
+
+    return bytes(msgpack.packb(value))
+
+
+def _decode_cbor(data: bytes) -> Any:
+    import cbor2
+
+    return cbor2.loads(data)
+
+
+def _encode_cbor(value: Any) -> bytes:
+    import cbor2
+
+    return bytes(cbor2.dumps(value))
+
+
+# Images, which `images.decode` decodes
+
+
+def _encode_image(kind: str, **settings: Any) -> Callable[[Any], bytes]:
+    """Return the encoder of one image format."""
+
+    def encoded(value: Any) -> bytes:
+        from PIL import Image
+
+        image = value if isinstance(value, Image.Image) else Image.fromarray(_pixels(value))
+        stream = io.BytesIO()
+        image.save(stream, kind, **settings)
+        return stream.getvalue()
+
+    return encoded
+
+
+def _pixels(value: Any) -> npt.NDArray[np.uint8]:
+    pixels = _array(value)
+    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4)):
+        raise EncodeError(
+            f"an image is a PIL image or uint8 [height, width] or [height, width, 1, 3 or 4], not {pixels.dtype} "
+            f"{list(pixels.shape)}"
+        )
+    return pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels
+
+
+_TO_JSON = json.JSONEncoder(ensure_ascii=False, default=_plain)
+
+_TABLE: list[tuple[str, Callable[[bytes], Any] | None, Callable[[Any], bytes]]] = [
+    ("txt text transcript", _decode_text, _encode_text),
+    ("cls cls2 index inx id", int, _encode_integer),
+    ("json jsn", json.loads, _encode_json),
+    ("npy", read_npy, _encode_npy),
+    ("npz", decode_npz, _encode_npz),
+    ("mp msg", _decode_msgpack, _encode_msgpack),
+    ("cbor", _decode_cbor, _encode_cbor),
+    ("pth", _decode_pth, _encode_pth),
+    ("ten tb", _decode_tenbin, _encode_tenbin),
+    ("jpg jpeg", None, _encode_image("JPEG", quality=95)),
+    ("png", None, _encode_image("PNG")),
+    ("webp", None, _encode_image("WEBP", quality=95)),
+]
+DECODERS = {extension: decode for names, decode, _ in _TABLE if decode is not None for extension in names.split()}
+"""The functions of bytes that ``decode=True`` takes, by extension."""
+_ENCODERS = {extension: encode for names, _, encode in _TABLE for extension in names.split()}
