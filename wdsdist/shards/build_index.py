@@ -1,4 +1,4 @@
-"""Make data sets of tars that others wrote: `index` finds their samples and writes the indexes."""
+"""Index tars of other tools: `index` finds their samples and writes the shard indexes and ``index.json``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from wdsdist.shards.open import Location, Shards, check_names, expand, refuse_fo
 from wdsdist.shards.tar import is_tar
 
 _REMOTE_WORKERS = 16
-"""Shards that are read from a store at once: what takes time there is waiting, not work."""
+"""Shards that are read from a store at once: latency, not the CPU, limits the throughput there."""
 
 _log = logging.getLogger("wdsdist")
 
@@ -40,7 +40,7 @@ _NAME_A_FOLDER = "name a local folder for the indexes with `--output`"
 
 @dataclass(frozen=True, slots=True)
 class IndexProgress:
-    """How far indexing has come."""
+    """Progress of indexing."""
 
     shards_done: int
     shards: int
@@ -57,7 +57,7 @@ def index(
     storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[IndexProgress], None] | None = None,
 ) -> Manifest:
-    """Index tars that someone else made: write an index beside each, and ``index.json`` in their folder.
+    """Index tars of other tools: write an index beside each, and ``index.json`` in their folder.
 
     Remote tars whose members are large are indexed by reading their headers only, and have no digest then; others
     are streamed once. Compressed tars are decompressed into a temporary file, one for each worker.
@@ -65,7 +65,7 @@ def index(
     Args:
         shards: a folder or URL, one tar, a brace pattern or a list of tars, all in one folder.
         output: another local folder for the indexes and the ``index.json``, which then names the tars by their full
-            paths or URLs: for shards that lie where nothing can be written. Open the data set by this folder.
+            paths or URLs: for shards in places that cannot be written. Open the data set by this folder.
         workers: how many shards are read at once; by default one for each core, or 16 of a remote store.
         storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
         progress: called with an `IndexProgress` before the first shard and after each.
@@ -113,7 +113,7 @@ def index(
 
 
 def _record(manifest: Manifest) -> None:
-    """Remember that the user named these locations, so that he may open what names them."""
+    """Record the manifest as trusted, because the user named its locations."""
     try:
         trusted_digests.record(index_json.dumps(manifest))
     except (DestinationError, ArgumentError, OSError) as error:
@@ -145,7 +145,7 @@ def _index_all(
     place: tuple[str, storage.StorageOptions],
     progress: Callable[[IndexProgress], None] | None,
 ) -> list[ShardIndex]:
-    """Index each tar, in any order; return the indexes in that of the tars."""
+    """Index all tars concurrently; return the indexes in the order of the tars."""
     futures = {
         executor.submit(_index_one, location, size, *place): number
         for number, (location, size) in enumerate(zip(locations, sizes, strict=True))
@@ -208,7 +208,7 @@ def _size(location: str, options: storage.StorageOptions) -> int | None:
 
 
 def _prepare(folder: str, locations: list[str]) -> None:
-    """Make sure of a folder in which the indexes of all these tars can stand."""
+    """Create the folder for the indexes of all these tars, after checks of their names."""
     if storage.is_remote(folder):
         raise ArgumentError(f"output is {storage.shown(folder)}: it must be a local folder")
     names = Counter(storage.split(location)[1] for location in locations)
@@ -228,7 +228,7 @@ def _prepare(folder: str, locations: list[str]) -> None:
 
 
 def _classes(target: str, options: storage.StorageOptions) -> dict[str, Any]:
-    """Return the classes that the folder's present index.json names: no scan of the tars could find them again."""
+    """Return the classes from the folder's present index.json, because a scan of the tars cannot find them."""
     try:
         known = index_json.load(storage.join(target, index_json.FILE_NAME), options, allow_elsewhere=True).extra
     except (IndexNotFoundError, IndexFormatError, StorageError):
@@ -237,7 +237,7 @@ def _classes(target: str, options: storage.StorageOptions) -> dict[str, Any]:
 
 
 def _notes(indexes: Iterable[ShardIndex]) -> dict[str, Any]:
-    """Return what index.json says of the data set beside the list of its shards."""
+    """Return the notes of index.json on the whole data set: fields, payload bytes, skipped entries."""
     fields: set[str] = set()
     payload = 0
     skipped: Counter[str] = Counter()
@@ -250,7 +250,7 @@ def _notes(indexes: Iterable[ShardIndex]) -> dict[str, Any]:
 
 
 def _tars(shards: Shards, options: storage.StorageOptions, *, together: bool) -> list[str]:
-    """Return the locations of the tars that are meant, all in one folder where they have to lie ``together``."""
+    """Return the locations of the tars; ``together`` requires that all lie in one folder."""
     if isinstance(shards, Manifest):
         locations = [shards.location(number) for number in range(len(shards.counts))]
         if together:

@@ -31,18 +31,18 @@ def open(  # noqa: A001
     download_timeout: float | None = None,
     allow_elsewhere: bool = False,
 ) -> Manifest:
-    """Open a data set: find its shards and how many samples each holds.
+    """Open a data set and return its manifest: the shards, with the number of samples in each.
 
     Args:
         shards: a folder or URL with an ``index.json``; the path or URL of an ``index.json``; one tar; a brace pattern
-            such as ``train-{000..127}.tar``; a list of tars; or a `Manifest`, which is returned as it is. Tars named
+            such as ``train-{000..127}.tar``; a list of tars; or a `Manifest`, which is returned unchanged. Tars named
             one by one need no ``index.json``: those without an index are scanned once. They may be compressed by
             gzip, bzip2, xz or zstd.
         storage_options: passed to fsspec for URLs: those of the stores that ``shards`` names, each of a list. Shards
             that the index lists at another host, bucket or scheme are read without. A mapping from stores to options,
             such as ``{"s3://bucket": {"anon": True}}``, says of each store what it gets.
-        download_timeout: seconds in which a remote ``index.json`` has to be had, all attempts included; by default it
-            is asked for again until 30 seconds after the first failure. Where its store does not answer by then, the
+        download_timeout: deadline in seconds for a remote ``index.json``, all retries included; by default it is
+            retried until 30 seconds after the first failure. Where its store does not answer by then, the
             copy that this user read last is used, with a warning.
         allow_elsewhere: let the ``index.json`` name shards outside its own folder: on other hosts, in other buckets,
             by absolute paths or ``..``. Look at what it names before. What you named to `wdsdist.index` needs it not.
@@ -71,7 +71,7 @@ def open(  # noqa: A001
 
 
 def expand(shards: Location | Iterable[Location]) -> list[str]:
-    """Return the locations that a path, a URL, a brace pattern or a list of them means."""
+    """Expand a path, a URL, a brace pattern or a list of them to the locations of shards."""
     if not isinstance(shards, (str, os.PathLike, Iterable)):
         raise ArgumentTypeError(f"shards is {shards!r}: it must be a path, a URL or a list of them")
     listed = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
@@ -95,7 +95,7 @@ def expand(shards: Location | Iterable[Location]) -> list[str]:
 
 
 def refuse_folders(locations: list[str]) -> None:
-    """Raise `ArgumentError` where one of some locations is a folder."""
+    """Raise `ArgumentError` where one of several locations is a folder."""
     for location in locations:
         if not storage.is_remote(location) and Path(location).is_dir():
             raise ArgumentError(f"{location} is a folder, named together with others: name one folder, or tars only")
@@ -104,7 +104,7 @@ def refuse_folders(locations: list[str]) -> None:
 def _open_tars(
     locations: list[str], options: Mapping[str, Any] | None, deadline: Deadline | None, *, allow_elsewhere: bool
 ) -> Manifest:
-    """Open tars that are named one by one: from the ``index.json`` of their folder, or else each for itself."""
+    """Open single tars: from the ``index.json`` of their folder, or else by the index of each."""
     refuse_folders(locations)
     folder = storage.split(locations[0])[0]
     try:
@@ -129,9 +129,9 @@ def _open_tars(
 
 
 def tars_in(folder: str, options: storage.StorageOptions | None = None) -> list[str]:
-    """Return the locations of the tars in a folder; hidden files, such as what is half written, are none.
+    """Return the locations of the tars in a folder, without hidden files, such as unfinished ones.
 
-    Raises `IndexNotFoundError` for a folder that packing has not finished: others of its shards are not there yet.
+    Raises `IndexNotFoundError` for a folder that packing has not finished, where shards are missing.
     """
     names = storage.names(folder, "", options)
     if index_json.PACK_RECORD in names and index_json.FILE_NAME not in names:
@@ -146,7 +146,7 @@ def tars_in(folder: str, options: storage.StorageOptions | None = None) -> list[
 
 
 def check_names(folder: str, names: list[str], *, elsewhere: bool = False) -> None:
-    """Raise `ManifestError` for the first of some tars that no ``index.json`` in a folder could name."""
+    """Raise `ManifestError` for the first tar whose name an ``index.json`` in the folder may not hold."""
     for name in names:
         try:
             check_location(folder, name, elsewhere=elsewhere)

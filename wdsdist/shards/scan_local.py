@@ -1,4 +1,4 @@
-"""The index of a local tar: from beside it, from the user's cache, or by scanning the tar and keeping the result.
+"""The index of a local tar: read from beside it or from the user's cache, or made by a scan of the tar.
 
 A compressed tar is decompressed into a temporary file to be scanned. Its index says where the members lie in the tar,
 and of which compressed file.
@@ -26,17 +26,17 @@ from wdsdist.storage import compression
 
 
 def shard_index(path: Path, *, listed_in: str | None = None) -> ShardIndex:
-    """Return the index of a local tar: from beside it, from the user's cache, or by scanning the tar and keeping it.
+    """Return the index of a local tar: from beside it, from the user's cache, or by a scan, whose result is kept.
 
     ``listed_in`` is the folder of the ``index.json`` that lists the tar: its index may stand there too.
 
-    Raises `ShardNotFoundError` where there is no tar and `ShardDamagedError` where the tar is not as its index says.
+    Raises `ShardNotFoundError` where there is no tar and `ShardDamagedError` where the tar disagrees with its index.
     """
     return known_index(path, listed_in=listed_in) or _scan_and_keep(path, listed_in)
 
 
 def known_index(path: Path, *, listed_in: str | None = None) -> ShardIndex | None:
-    """Return the index of a local tar where there is one already. Raises what `shard_index` raises."""
+    """Return the stored index of a local tar, or ``None``. Raises what `shard_index` raises."""
     try:
         size = regular(path).st_size
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -48,7 +48,7 @@ def known_index(path: Path, *, listed_in: str | None = None) -> ShardIndex | Non
         places.insert(1, storage.local_path(listed_in) / places[0].name)
     for place in places:
         if place == _cached(path) and not is_own_file(place):
-            continue  # somebody else's: it may say of the tar what is not in it
+            continue  # another user's: it may be forged
         try:
             known = load(place)
         except OSError:  # there is none, or its name would be longer than the file system allows
@@ -67,11 +67,11 @@ def known_index(path: Path, *, listed_in: str | None = None) -> ShardIndex | Non
 
 
 def scan_shard(path: Path, *, label: str = "", tar_size: int = -1) -> ShardIndex:
-    """Read a whole tar and return its index, digest included.
+    """Scan a whole tar and return its index, digest included.
 
     Args:
         path: the tar, compressed or not.
-        label: names it in errors; by default its path.
+        label: its name in errors; by default its path.
         tar_size: bytes of the tar in a compressed one, where they are known.
     """
     label = label or str(path)
@@ -84,9 +84,9 @@ def scan_shard(path: Path, *, label: str = "", tar_size: int = -1) -> ShardIndex
 
 
 def regular(path: Path) -> os.stat_result:
-    """Return what the system says of a file. To open a pipe that was put in its place would wait for ever.
+    """Return the ``stat`` of a regular file, without opening it: opening a pipe could block indefinitely.
 
-    Raises `ShardDamagedError` for what is none, ``FileNotFoundError`` where there is nothing.
+    Raises `ShardDamagedError` for other kinds of file, ``FileNotFoundError`` where there is none.
     """
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
@@ -101,7 +101,7 @@ def stored(path: Path) -> Stored:
 
 @contextlib.contextmanager
 def decompressed(path: Path, *, label: str = "", tar_size: int = -1) -> Iterator[Path]:
-    """Give a tar itself, or, where its name says that it is compressed, a temporary file with what is in it."""
+    """Give the path of a tar; of a compressed one, by its name, that of a decompressed temporary file."""
     if not is_compressed(path.name):
         yield path
         return
@@ -112,7 +112,7 @@ def decompressed(path: Path, *, label: str = "", tar_size: int = -1) -> Iterator
 
 
 def scan_members(path: Path) -> Members:
-    """Read the headers of a tar and return its regular files."""
+    """Scan the headers of a tar and return its regular files."""
     with _mapped(path, str(path)) as content:
         return scan(content, label=str(path))
 
@@ -139,11 +139,11 @@ def _scan_and_keep(path: Path, listed_in: str | None) -> ShardIndex:
     content = dumps(found)
     places = [beside(path), _cached(path)]
     if listed_in and not storage.is_remote(listed_in) and not storage.lies_in(path, storage.local_path(listed_in)):
-        places.pop(0)  # a data set with a link to a folder must not make us write there
+        places.pop(0)  # a link in a data set must not make us write outside it
     for place in places:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            # That of the cache is believed where this user alone can write it.
+            # An index in the cache is trusted where this user alone can write it.
             with storage.atomic_write(place, 0o644 if place == _cached(path) else 0o666) as stream:
                 stream.write(content)
             break

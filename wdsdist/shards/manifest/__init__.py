@@ -1,4 +1,4 @@
-"""The manifest of a data set: which shards it has, with their sample counts, sizes and digests."""
+"""The manifest of a data set: its shards with sample counts, sizes and digests, and ``index.json`` on disk."""
 
 from wdsdist.shards.manifest.allowed_locations import check_location
 from wdsdist.shards.manifest.index_json import FILE_NAME, PACK_RECORD, dumps, load, save

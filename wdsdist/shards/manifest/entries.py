@@ -1,4 +1,4 @@
-"""The entries of an ``index.json``: each checked before anything is made of it. Pure."""
+"""Parse and validate the entries of an ``index.json``. Pure."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_base
 from wdsdist.shards.manifest.manifest import Shard
 
 MOST = (1 << 62) - 1
-"""Samples or bytes, of one shard or all."""
+"""Most samples or bytes, of one shard or all."""
 
 _SHOWN = 100  # letters of a name in a message
 _DIGEST = re.compile(r"(?:[0-9a-fA-F]{64})?")
 
 
 class EntryError(ValueError):
-    """An entry that cannot be right, with its number and name in the message."""
+    """An entry is invalid; the message has its number and name."""
 
 
 class EntryElsewhereError(EntryError):
-    """An entry that only the user may allow, for it lies outside the data set's folder."""
+    """An entry lies outside the data set's folder, which only the user may allow."""
 
 
 def parse(data: dict[str, Any], folder: str, *, elsewhere: bool = False) -> tuple[str, list[Shard]]:
-    """Return the folder or URL that shards are relative to, and the shards.
+    """Parse the content of an ``index.json``: the folder or URL that shards are relative to, and the shards.
 
     Args:
         data: the content of an ``index.json``.
-        folder: where that stands.
+        folder: the folder that it lies in.
         elsewhere: whether shards may lie outside the folder.
 
-    Raises `EntryError` for the first entry that cannot be right.
+    Raises `EntryError` for the first invalid entry.
     """
     listed = data["shardlist"]
     if not isinstance(listed, list):

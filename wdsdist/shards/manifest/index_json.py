@@ -1,4 +1,4 @@
-"""The manifest on disk: ``index.json``, a valid wids v1 index with keys of our own under ``"wdsdist"``.
+"""Load and save ``index.json``, the manifest on disk: a valid wids v1 index with own keys under ``"wdsdist"``.
 
 It is written last and atomically: where there is no ``index.json`` there is no data set.
 """
@@ -21,16 +21,16 @@ from wdsdist.shards.manifest.trusted_digests import is_recorded
 
 FILE_NAME = "index.json"
 PACK_RECORD = ".wdsdist-pack.json"
-"""Stands beside the shards from when packing begins: without ``FILE_NAME``, it has not finished."""
+"""Written beside the shards when packing begins: without ``FILE_NAME``, packing has not finished."""
 
 _KIND = "wids-shard-index-v1"
 
 _WIDEST, _WIDER = 64 << 20, 16
-"""Bytes that the names may take when loaded, and how many times the file they may take beyond that."""
+"""Bytes that the names may take in memory, and the most as a multiple of the file's size beyond that."""
 
 
 def dumps(manifest: Manifest) -> bytes:
-    """Return the bytes of ``index.json``: the same manifest always gives the same bytes."""
+    """Serialize a manifest to the bytes of ``index.json``; the same manifest always gives the same bytes."""
     listed = []
     for shard in manifest.shards:
         entry: dict[str, Any] = {"url": shard.name, "nsamples": shard.num_samples}
@@ -52,7 +52,7 @@ def dumps(manifest: Manifest) -> bytes:
 
 
 def save(manifest: Manifest, folder: Path) -> None:
-    """Write ``index.json`` into a folder, whole or not at all."""
+    """Write ``index.json`` into a folder atomically."""
     with storage.atomic_write(folder / FILE_NAME) as stream:
         stream.write(dumps(manifest))
 
@@ -66,16 +66,16 @@ def load(
     keep: bool = False,
     allow_elsewhere: bool = False,
 ) -> Manifest:
-    """Return the manifest in a JSON file, trying again after passing faults until the deadline.
+    """Load a manifest from a JSON file, with retries after transient faults until the deadline.
 
-    This is where what a data set says of locations is checked, and nowhere else.
+    The locations that a data set names are validated here, and nowhere else.
 
     Args:
-        location: of the file.
+        location: path or URL of the file.
         storage_options: for its store and for those of ``named``.
-        deadline: until when; by default until 30 seconds after the first failure.
-        named: locations that the user named beside this one, whose stores are to have the options too.
-        keep: whether a copy is kept, of what a store holds, for times in which the store is away.
+        deadline: by default 30 seconds after the first failure.
+        named: other locations that the user named, whose stores get the options too.
+        keep: whether to keep a copy of a remote index, for times when its store is away.
         allow_elsewhere: let it name shards outside its own folder, which it may else only where
             `wdsdist.shards.manifest.trusted_digests.record` knows its bytes.
 
@@ -136,7 +136,7 @@ def _parsed(content: bytes, location: str, options: storage.StorageOptions, *, a
 
 
 def _refused(location: str, error: Exception) -> IndexFormatError:
-    """Return the error that says what is wrong with an index, and what to do."""
+    """Return the error for an invalid index, with what to do about it."""
     where = storage.shown(location)
     if isinstance(error, EntryElsewhereError):
         return ManifestError(
@@ -149,7 +149,7 @@ def _refused(location: str, error: Exception) -> IndexFormatError:
 
 
 def _notes(found: Any) -> dict[str, Any]:
-    """Return what the packer noted. Raises `ValueError` where that is of a type that no packer writes."""
+    """Return the packer's notes. Raises `ValueError` where one has a type that no packer writes."""
     if not isinstance(found, dict):
         raise ValueError(f"its notes are {reprlib.repr(found)}, not an object")
     for names, is_sound, wanted in _NOTED:
@@ -181,11 +181,11 @@ _NOTED = (
     ({"skipped"}, _are_counts, "an object of counts"),
     ({"columns"}, _are_columns, "an object of names"),
 )
-"""The notes that are read again, with what they must be: others are free."""
+"""Notes that wdsdist reads, with their checks; others are free."""
 
 
 def _check_widths(shards: list[Shard], length: int) -> None:
-    """Names are kept in an array as wide as the longest: one long name must not make it fill the memory."""
+    """Raise ``ValueError`` for a name so long that the array of names, as wide as it, would fill the memory."""
     longest = max((len(shard.name) for shard in shards), default=0)
     if longest * len(shards) > _WIDEST and longest * len(shards) > _WIDER * length:
         raise ValueError(f"one of its {len(shards):,} names has {longest:,} letters")
