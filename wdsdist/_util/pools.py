@@ -93,7 +93,7 @@ def pool(workers: int | None, tasks: int, *, threads: int = 1) -> Iterator[concu
 
 
 def apart(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Return what a function does in a process of its own, started as those of `pool` are.
+    """Call a function in a separate process, started like those of `pool`, and return its result.
 
     Whatever it opens is not inherited by workers that are forked later: with a shared place in a file, each would read
     where another one has just been. Raises `WdsdistError` where the process dies.

@@ -1,4 +1,4 @@
-"""The command for shards that others made: ``index``."""
+"""The command ``index``, for shards that other tools wrote."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def index(
 
 
 def _opened(shards: tuple[str, ...], allow_elsewhere: bool) -> Manifest | None:
-    """Return the data set that a folder or an index.json is, if it is one."""
+    """Open the data set of a folder or an index.json; ``None`` where there is none."""
     from wdsdist.errors import IndexNotFoundError
     from wdsdist.shards.tar import is_tar
 

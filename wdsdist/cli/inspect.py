@@ -1,4 +1,4 @@
-"""Commands that look into data sets: ``info``, ``ls`` and ``cat``."""
+"""The commands ``info``, ``ls`` and ``cat``, which inspect data sets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAMED = 10  # classes that `info` names before it only counts
 @allow_elsewhere
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(shards: tuple[str, ...], allow_elsewhere: bool, as_json: bool) -> None:
-    """Say what SHARDS hold: samples, shards, bytes, fields and classes."""
+    """Show the contents of SHARDS: samples, shards, bytes, fields and classes."""
     manifest = opened(shards, allow_elsewhere=allow_elsewhere)
     facts = _facts(manifest)
     if as_json:

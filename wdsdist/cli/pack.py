@@ -1,4 +1,4 @@
-"""The command that makes data sets: ``pack``."""
+"""The command ``pack``, which writes a data set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str] | None:
-    """Read the values of a repeated option: ``image=jpg``."""
+    """Parse the values of a repeated option such as ``image=jpg``."""
     found: dict[str, str] = {}
     for value in values:
         name, equals, what = value.rpartition("=")
@@ -141,7 +141,7 @@ def pack(
 
 
 def _progress(state: PackProgress, seconds: float) -> str:
-    """Say how far packing has come."""
+    """Return the progress of packing as text."""
     note = f"{_of(state.samples_done, state.samples)} samples, {_of(state.shards_done, state.shards)} shards"
     if state.left_out:
         note += f", {state.left_out:,} left out"
@@ -151,7 +151,7 @@ def _progress(state: PackProgress, seconds: float) -> str:
 
 
 def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> None:
-    """Say what has been packed."""
+    """Print a summary of the packed data set."""
     from wdsdist.packing import report
     from wdsdist.storage import shown as shown_location
 
@@ -184,7 +184,7 @@ def _of(done: int, total: int | None) -> str:
 
 
 def _becomes(extension: str) -> str:
-    """Say what became of a column."""
+    """Return what a column was packed as, as text."""
     if not extension:
         return "left out"
     return "gives the key" if extension == "__key__" else f"as {extension}".replace("*", "its files are")

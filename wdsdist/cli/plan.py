@@ -1,4 +1,4 @@
-"""The command that tells what an epoch will be like: ``plan``."""
+"""The command ``plan``, which reports an epoch before training."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _SHOWN = 8  # samples of a batch, and shards of a rank, that are printed before 
     "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw which shards ranks read (png, svg)."
 )
 def plan(rank: int | None, workers: int, as_json: bool, plot: Path | None, **options: Any) -> None:
-    """Tell what an epoch over SHARDS will be like, without reading any data.
+    """Report an epoch over SHARDS before training, without reading any data.
 
     For data that is not there yet, give --shards and --samples instead.
     """

@@ -1,4 +1,4 @@
-"""Commands whose answer may be no: ``verify``."""
+"""The command ``verify``, which checks shards and exits with 1 where they are damaged."""
 
 from __future__ import annotations
 

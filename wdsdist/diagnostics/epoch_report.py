@@ -1,4 +1,4 @@
-"""What an epoch will be like, told before any data is there: batches, shards and bytes on each node, mixing."""
+"""Report of an epoch before training: batches, shards and bytes per node, cache size, and how well its order mixes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_BATCHES = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """Who trains, and on what: all that a forecast needs."""
+    """Input of an epoch report: shards, order, batches, world size and ranks per node."""
 
     counts: Int64s
     """int64 [shards]: samples in each."""
@@ -40,7 +40,7 @@ class World:
         return epoch_order(self.counts, self.settings, self.epoch)
 
     def readers(self) -> Readers:
-        """Return what the ranks of one node read, all of it through a cache."""
+        """Return the readers of one node, whose ranks read all shards through the cache."""
         ranks = min(self.ranks_per_node, self.plan.num_replicas)
         return Readers(counts=self.counts, sizes=self.sizes, num_replicas=self.plan.num_replicas, ranks=ranks)
 
@@ -52,7 +52,7 @@ class World:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixing:
-    """What a rank's stream looks like."""
+    """How well the samples of a rank are mixed."""
 
     same_shard: float
     """Share of neighbours in a batch that come from the same shard, 0 to 1."""
@@ -64,32 +64,33 @@ class Mixing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochReport:
-    """The figures of one epoch."""
+    """Report of one epoch."""
 
     batches_per_rank: int
     samples_per_rank: int
-    """Samples in those batches."""
+    """Samples in the batches of a rank."""
     samples_dropped: int
-    """Samples of the data set that no rank sees."""
+    """Samples of the data set that no rank reads."""
     samples_repeated: int
-    """Samples that are seen twice so that ranks are even."""
+    """Samples that are read twice so that all ranks have as many."""
     shards_per_node: tuple[int, ...]
     """Shards that each node opens."""
     bytes_per_node: tuple[int, ...]
-    """Bytes of those shards: what a node fetches when they are remote."""
+    """Bytes of those shards, which each node fetches where they are remote."""
     cache_bytes_per_rank: int
     """The most bytes of copies that a rank needs at once, for the current and the next window of its lanes."""
     cache_bytes_per_node: int
     """The same for all ranks of a node."""
     mixing: Mixing
     uniform: Mixing
-    """The same figures for a uniform shuffle."""
+    """Mixing of a uniform shuffle, for comparison."""
 
 
 def epoch_report(world: World) -> EpochReport:
-    """Tell what an epoch will be like. Memory and time grow with the shards and ranks, not with the samples.
+    """Report an epoch: batches, shards, bytes, cache size and mixing.
 
-    That does not hold for ``order="sampler"``, which holds an array of all samples, as ``DistributedSampler`` does.
+    Memory and time grow with the shards and ranks, not with the samples; except for ``order="sampler"``, which holds an
+    array of all samples, as ``DistributedSampler`` does.
     """
     plan, order = world.plan, world.order()
     per_rank = plan.samples_per_rank
@@ -121,16 +122,16 @@ def _shards_of(order: Order, plan: EpochPlan, rank: int) -> Int64s:
 
 
 def measure_mixing(order: Order, counts: Int64s, plan: EpochPlan, *, ranks: int = 8, classes: int = 100) -> Mixing:
-    """Measure the order of an epoch on some ranks and some of their batches.
+    """Measure how well the order of an epoch mixes, on some ranks and some of their batches.
 
     Args:
         order: the epoch's order, over shards of ``counts`` samples.
         counts: int64 [shards].
         plan: the epoch's batches.
-        ranks: how many ranks to look at, spread evenly over the world.
-        classes: how many classes of equal size the data set is thought to be sorted by, for the entropy.
+        ranks: how many ranks to measure, spread evenly over the world.
+        classes: classes of equal size by which the data set is assumed to be sorted, for the entropy.
 
-    An epoch without a batch of two samples gives NaN where nothing can be measured.
+    Figures that need a batch of two samples are NaN without one.
     """
     starts = np.cumsum(counts) - counts
     same, moved, entropy = [], [], []
@@ -151,7 +152,7 @@ def measure_mixing(order: Order, counts: Int64s, plan: EpochPlan, *, ranks: int 
 
 
 def uniform_mixing(counts: Int64s, plan: EpochPlan, *, classes: int = 100, draws: int = 400) -> Mixing:
-    """Return what a uniform shuffle would give: by formula, but for the entropy, which is drawn (seeded).
+    """Return the mixing of a uniform shuffle: by formula, but the entropy by sampling (seeded).
 
     Sources: two random samples share shard s with probability (n_s / N)^2; two random places are N / 3 apart on
     average.

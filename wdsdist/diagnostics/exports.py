@@ -1,4 +1,4 @@
-"""The indexes of other tools for a data set: NVIDIA DALI, Megatron-Energon, wids and timm.
+"""Export the index of another tool: NVIDIA DALI, Megatron-Energon, wids or timm.
 
 Sources: DALI's `wds2idx`, index version v1.2; Megatron-Energon's "Dataset Format on Disk" and its `TarIndexReader`;
 the wids shard index, version 1; timm's `reader_wds`.
@@ -25,10 +25,10 @@ from wdsdist.shards.open import Location, Shards
 from wdsdist.shards.open import open as open_shards
 
 _ENERGON_VERSION = "7.4.1"
-"""The release whose format this is; Energon converts what older ones wrote."""
+"""The release of this format; Energon converts the files of older ones."""
 _SPLITS = ("train", "val", "test")
 _STREAMED = re.compile(r"(?:gz|bz2?|xz)(?:\?|$)", re.IGNORECASE)
-"""How the names of those compressed tars end that Python's tarfile reads, and so webdataset, which timm reads by."""
+"""Suffixes of compressed tars that Python's tarfile can read, and so webdataset, which timm uses."""
 _BLANKS = (" ", "\t", "\n", "\r", "\v", "\f")
 
 
@@ -36,13 +36,13 @@ _BLANKS = (" ", "\t", "\n", "\r", "\v", "\f")
 class _Job:
     manifest: Manifest
     folder: Path
-    """Where the files go."""
+    """The folder to write into."""
     split: str
     workers: int | None
 
     @property
     def is_beside(self) -> bool:
-        """Whether the files go where all the shards lie."""
+        """Whether the files are written into the folder of all shards."""
         return all(
             storage.split(self.manifest.location(number))[0] == str(self.folder)
             for number in range(len(self.manifest.counts))
@@ -50,7 +50,7 @@ class _Job:
 
     @property
     def names(self) -> list[str]:
-        """The shards as the files name them: as short as they can."""
+        """The names of the shards in the files: relative where possible."""
         locations = [self.manifest.location(number) for number in range(len(self.manifest.counts))]
         return [storage.split(location)[1] for location in locations] if self.is_beside else locations
 
@@ -183,7 +183,7 @@ def _energon(job: _Job) -> dict[Path, bytes]:
 
 
 def _sample_starts(path: Path, base: str) -> Int64s:
-    """Return where each sample's first header starts, and where the last one's data end: int64 [n + 1]."""
+    """Return the offset of each sample's first header, and of the closing blocks: int64 [n + 1]."""
     index = scan_local.shard_index(path, listed_in=base)
     members = scan_local.scan_members(path)
     first = index.offsets[index.sample_starts[:-1]]

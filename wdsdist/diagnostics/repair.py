@@ -1,4 +1,4 @@
-"""Mend damaged shards: make an index anew, or replace a damaged copy by a whole one."""
+"""Repair damaged shards: rebuild an index, or replace a damaged tar by a verified copy."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from wdsdist.shards.open import open as open_shards
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What became of one damaged shard."""
+    """The result of the repair of one shard."""
 
     shard: str
     """Its name in the manifest."""
     done: bool
-    """Whether all that was wrong is right now."""
+    """Whether all damage of the shard is repaired."""
     what: str
-    """What was done, or why nothing could be."""
+    """What was done, or why the shard could not be repaired."""
 
 
 class _CannotRepairError(Exception):
-    """Why a shard stays as it is."""
+    """A shard cannot be repaired; the message says why."""
 
 
 def repair(
@@ -44,18 +44,18 @@ def repair(
     cache_dir: Path | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[Repair]:
-    """Mend what `wdsdist.verify` found, as far as that is possible, and say of each shard what became of it.
+    """Repair the damage that `wdsdist.verify` found, as far as possible, and return the result for each shard.
 
-    An index that is missing or wrong is made anew from a whole tar. A damaged tar is replaced by a copy from
-    ``source``, or, where it is the cached copy of a remote shard, from its store; not before that copy has proved to
-    be what ``index.json`` lists. Nothing else ever touches a tar. A member that does not decode is in every copy of a
-    shard, so it stays.
+    An index that is missing or wrong is rebuilt from a whole tar. A damaged tar is replaced by a copy from
+    ``source``, or, where it is the cached copy of a remote shard, from its store; only after that copy agrees with
+    ``index.json``. Nothing else changes a tar. A member that does not decode is in every copy of a shard, so it cannot
+    be repaired.
 
     Args:
-        shards, cached, cache_dir: as they were given to `wdsdist.verify`.
-        damage: what it returned.
+        shards, cached, cache_dir: as passed to `wdsdist.verify`.
+        damage: its result.
         source: a folder or URL that holds whole shards of the same names.
-        storage_options: as they were given to `wdsdist.verify`. A ``source`` in another store gets none of them, unless
+        storage_options: as passed to `wdsdist.verify`. A ``source`` in another store gets none of them, unless
             they say so by store; where ``shards`` is local, they are for ``source``.
 
     >>> import tempfile, pathlib
@@ -98,7 +98,7 @@ def repair(
 def _mend(
     manifest: Manifest, number: int, task: Task, parts: set[str], *, source: Location | None, cache_dir: Path | None
 ) -> str:
-    """Do what can be done for one shard; say what that was."""
+    """Repair one shard as far as possible; return what was done."""
     if storage.is_remote(task.location):
         raise _CannotRepairError("it lies in a store: upload a whole copy of it there")
     path = storage.local_path(task.location)
@@ -129,7 +129,7 @@ def _mend(
 
 
 def _check_place(manifest: Manifest, number: int, task: Task, path: Path) -> None:
-    """Raise an error where to mend a shard would write outside the data set's folder, and the user did not name it."""
+    """Raise where a repair would write outside the data set's folder, to a shard that the user did not name."""
     part, _ = manifest.part(number)
     if task.is_copy or part.is_named:
         return
@@ -141,14 +141,14 @@ def _check_place(manifest: Manifest, number: int, task: Task, path: Path) -> Non
 
 
 def _replace(path: Path, whole: str, task: Task) -> None:
-    """Put a copy of a shard in the place of a damaged one, once the copy has proved to be whole."""
+    """Replace a damaged shard by a copy, once that is verified."""
     with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as folder:
         copy = Path(folder) / path.name
         storage.fetch(whole, copy, task.options)
         _check_copy(copy, whole, task.listed)
         with copy.open("rb") as stream:
             os.fsync(stream.fileno())
-        # Without its index the old tar counts for nothing, so no process can pair the new one with the old index.
+        # The old index goes first, so that no process can pair it with the new tar.
         shard_index.beside(path).unlink(missing_ok=True)
         copy.replace(path)
 

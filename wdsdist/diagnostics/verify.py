@@ -1,4 +1,4 @@
-"""Check that the shards of a data set are what their indexes say, byte for byte."""
+"""Verify the shards of a data set against their indexes, byte for byte, and decode their members."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from wdsdist.storage.compression import Expansion
 Part = Literal["tar", "index", "member"]
 
 _NAMED = 10
-"""Members that are named for each shard; a thousand lines would say no more."""
+"""Most members to name for each shard; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One thing that is wrong with a shard."""
+    """One damage of a shard."""
 
     shard: str
     """Its name in the manifest."""
     problem: str
-    """What is wrong, and what to do about it."""
+    """The problem, and its remedy."""
     part: Part = "tar"
-    """What has to be mended: the tar, the index beside it, or a member, which no other copy has any better."""
+    """What is damaged: the tar, its index, or a member, which is the same in every copy."""
     number: int = 0
-    """Which shard of the manifest it is."""
+    """Number of the shard in the manifest."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyProgress:
-    """How far verification has come."""
+    """Progress of verification."""
 
     shards_done: int
     shards: int
@@ -63,12 +63,12 @@ class Task:
     """One shard to check."""
 
     name: str
-    """As it may be shown."""
+    """Name for messages."""
     location: str
-    """Where it lies, local or remote."""
+    """Path or URL."""
     listed: Shard
     folder: str
-    """Where the index.json that lists it stands."""
+    """Folder of the index.json that lists it."""
     options: storage.StorageOptions
     deep: bool
     is_copy: bool = False
@@ -85,11 +85,11 @@ def verify(
     storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[VerifyProgress], None] | None = None,
 ) -> list[Damage]:
-    """Read every shard of a data set and return all that is wrong, in the order of the shards.
+    """Verify every shard of a data set and return all damage, in the order of the shards.
 
     Each shard must be there with the size, digest and number of samples that ``index.json`` gives, must be a whole
-    tar, and must have an index that agrees with both. An empty list means that all is well. Remote shards are
-    fetched, a few at a time, checked and let go; compressed ones are decompressed in the same way.
+    tar, and must have an index that agrees with both. An empty list means no damage. Remote shards are fetched, a
+    few at a time, checked and deleted; compressed ones are decompressed in the same way.
 
     Args:
         shards: what `wdsdist.open` takes.
@@ -137,7 +137,7 @@ def verify(
 
 
 def find_tasks(manifest: Manifest, *, deep: bool, cached: bool, cache_dir: Path | None) -> dict[int, Task]:
-    """Return what is to be checked, by the number of the shard."""
+    """Return the shards to check, by number."""
     tasks = {}
     for number in range(len(manifest.counts)):
         location = manifest.location(number)
@@ -156,7 +156,7 @@ def find_tasks(manifest: Manifest, *, deep: bool, cached: bool, cache_dir: Path 
 
 
 def _decompressed(listed: Shard, copy: Path) -> Shard:
-    """Return what the decompressed copy of a shard must be: index.json gives no digest of it, but its index does."""
+    """Return the manifest entry of a decompressed copy, whose digest is in its index, not in index.json."""
     try:
         index = shard_index.load(shard_index.beside(copy))
     except (OSError, IndexFormatError):  # which is damage of its own
@@ -165,7 +165,7 @@ def _decompressed(listed: Shard, copy: Path) -> Shard:
 
 
 def check(task: Task, number: int = 0) -> list[Damage]:
-    """Return everything that is wrong with one shard."""
+    """Return all damage of one shard."""
     if not storage.is_remote(task.location):
         path = storage.local_path(task.location)
         # A copy that is evicted while it is mapped would kill the process that reads it.
@@ -192,7 +192,7 @@ def _fetch(task: Task, path: Path) -> None:
 
 
 def index_path(path: Path, folder: str) -> Path:
-    """Return where the index of a local tar stands: beside it, or else beside the index.json that lists it."""
+    """Return the path of a local tar's index: beside the tar, or else beside the index.json that lists it."""
     beside = shard_index.beside(path)
     if beside.exists() or storage.is_remote(folder):
         return beside
@@ -225,7 +225,7 @@ def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
 
 
 def _scan(path: Path, listed: Shard, problems: list[tuple[Part, str]]) -> ShardIndex | None:
-    """Read a tar; note where its bytes or its samples are not those that the manifest lists."""
+    """Scan a tar; add a problem where its digest or its samples differ from the manifest."""
     scanned = None
     try:
         scanned = scan_local.scan_shard(path, tar_size=listed.tar_size)
@@ -249,13 +249,13 @@ def _scan(path: Path, listed: Shard, problems: list[tuple[Part, str]]) -> ShardI
 
 
 def undecodable_members(path: Path, index: ShardIndex) -> list[str]:
-    """Decode every member of a whole shard, images to their last pixel, and say of each that fails what is wrong.
+    """Decode every member of a whole shard, images to their last pixel, and return the problem of each that fails.
 
-    Members whose extension means nothing to the decoder are passed over; nothing in them is run.
+    Members with extensions that no codec reads are skipped; no code in a member is run.
 
-    Raises `DecodeError` where a package is missing that would be needed to tell.
+    Raises `DecodeError` where a package that a codec needs is missing.
     """
-    from wdsdist.samples.decode import Decoder
+    from wdsdist.samples.sample_spec import Decoder
 
     decoder = Decoder("rgb8")
     expansion = Expansion(index.file.size, len(index.sizes))
@@ -280,7 +280,7 @@ def undecodable_members(path: Path, index: ShardIndex) -> list[str]:
 
 
 def _check_index(sidecar: Path, listed: Shard, scanned: ShardIndex | None) -> str:
-    """Say what is wrong with the index of a shard; nothing where all is well."""
+    """Return the problem of a shard's index; an empty text where there is none."""
     try:
         known = shard_index.load(sidecar)
     except FileNotFoundError:
@@ -302,7 +302,7 @@ def _check_index(sidecar: Path, listed: Shard, scanned: ShardIndex | None) -> st
 
 
 def _differences(known: ShardIndex, scanned: ShardIndex) -> list[str]:
-    """Say in which respects two indexes of one tar are not the same."""
+    """Return the names of the parts in which two indexes of one tar differ."""
     found = []
     if known.size != scanned.size:
         found.append("size")

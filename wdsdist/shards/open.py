@@ -1,4 +1,4 @@
-"""Find data sets: `open` what is indexed, and tars that are not.
+"""Open data sets: `open` finds indexed shards, and single tars without an index.
 
 A tar without an index is scanned once; its index is kept beside it, or in the user's cache where that folder cannot
 be written.

@@ -76,8 +76,8 @@ def load(
         deadline: by default 30 seconds after the first failure.
         named: other locations that the user named, whose stores get the options too.
         keep: whether to keep a copy of a remote index, for times when its store is away.
-        allow_elsewhere: let it name shards outside its own folder, which it may else only where
-            `wdsdist.shards.manifest.trusted_digests.record` knows its bytes.
+        allow_elsewhere: let it name shards outside its own folder, which is otherwise allowed only where
+            `trusted_digests.record` has recorded its digest.
 
     Raises `IndexNotFoundError` where there is none, `IndexFormatError` where it is no wids v1 index, or one that
     contradicts itself, and `ManifestError` for an entry that cannot be right.

@@ -138,8 +138,8 @@ def _read_notes(
 ) -> tuple[int, Int64s, list[str]]:
     """Parse the extended headers among some entries.
 
-    Returns the number of entries before the first one that has to be parsed on its own, the rows of entries whose name is
-    in an extended header, and these names.
+    Returns the number of entries before the first one that has to be parsed on its own, the rows of entries whose name
+    is in an extended header, and these names.
     """
     is_notes = _KINDS[types] == _NOTES
     rows = np.flatnonzero(is_notes)

@@ -28,8 +28,8 @@ class Samples:
 def group(names: Sequence[str]) -> Samples | None:
     """Group members, in file order, into samples; ``None`` where any name needs the slow path.
 
-    The slow path is for a name which belongs to no sample or is reserved, an extension that occurs twice in a sample, and
-    a key whose members are not adjacent.
+    The slow path is for a name which belongs to no sample or is reserved, an extension that occurs twice in a sample,
+    and a key whose members are not adjacent.
 
     >>> samples = group(["a/1.jpg", "a/1.cls", "a/2.jpg"])
     >>> samples.keys, samples.starts.tolist(), samples.extensions, samples.extension_ids.tolist()

@@ -76,7 +76,7 @@ def _single_records(bodies: Blocks, sizes: Int64s, is_pax: Rows, keyword: bytes)
 
 
 def _texts(bodies: Blocks, sizes: Int64s, rows: Int64s, column: int) -> tuple[Int64s, list[str]]:
-    """Decode names that start in one column and end before the last byte; return the rows of plain ones, and the names."""
+    """Decode names that start in a column and end before the last byte; return the rows of plain ones and the names."""
     ends = bodies[rows, sizes[rows] - 2]
     rows = rows[(sizes[rows] > column + 1) & (ends != 0) & (ends != _SLASH)]
     if not len(rows):
