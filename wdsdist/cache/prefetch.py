@@ -29,8 +29,8 @@ from wdsdist.shards.manifest import Manifest
 
 _BYTES_AT_A_TIME = 192 << 20
 _LEAST_THREADS, _MOST_THREADS = 2, 8
-"""Bounds of the shards that are fetched at once, in bytes and threads: enough for all connections of a process, and half
-as much again that is being verified. Else the connections would idle while all shards are hashed."""
+"""Bounds of the shards that are fetched at once, in bytes and threads: enough for all connections of a process, and
+half as much again that is being verified. Else the connections would idle while all shards are hashed."""
 
 _PATIENCE = 50
 """Other processes may free space at any time. To check takes the lock of the whole cache, so a check is repeated only
