@@ -29,15 +29,18 @@ class _Opened:
     def __init__(self, shard: MappedShard, spec: SampleSpec) -> None:
         self.shard = shard
         self.spec = spec
-        self.only_members = self.members(0) if shard.is_uniform else None
-        """Those of every sample, where all have the same."""
+        self.only_members: Chosen | None = None
+        """Those of every sample, where all have the same; known once one was asked for."""
 
     def members(self, sample: int) -> Chosen:
         """Return the members that a sample is made of."""
         try:
-            return self.spec.fields.choose(self.shard.layout(sample))
+            chosen = self.spec.fields.choose(self.shard.layout(sample))
         except SampleError as error:
             raise SampleError(f"sample {self.shard.key(sample)!r} of {self.shard.name} {error}") from None
+        if self.shard.is_uniform:
+            self.only_members = chosen
+        return chosen
 
     def decoded(self, sample: int, seed: int, extension: str, data: Buffer) -> Any:
         """Return the value of a member."""
