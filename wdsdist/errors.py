@@ -17,7 +17,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """Escape the control characters of a text, so that a terminal or a log shows them and obeys none.
+    """Escape the control characters of a text, so that a terminal or log shows them instead of obeying them.
 
     Args:
         text: such as a name, a key or a message that may hold one.
@@ -46,15 +46,15 @@ class ArgumentTypeError(WdsdistError, TypeError):
 
 
 class SourceNotFoundError(WdsdistError, FileNotFoundError):
-    """What was to be packed does not exist."""
+    """The source of a packing does not exist."""
 
 
 class SourceError(WdsdistError, ValueError):
-    """What was to be packed is empty, ambiguous or damaged."""
+    """The source of a packing is empty, ambiguous or damaged."""
 
 
 class DestinationExistsError(WdsdistError, FileExistsError):
-    """The destination already holds something that packing would overwrite."""
+    """The destination of a packing holds files that it would overwrite."""
 
 
 class DestinationError(WdsdistError, OSError):
@@ -62,11 +62,11 @@ class DestinationError(WdsdistError, OSError):
 
 
 class EngineError(WdsdistError, ConnectionError):
-    """A cluster that was to do the work cannot be reached, or has lost too many workers."""
+    """A dask or ray cluster cannot be reached, or has lost too many workers."""
 
 
 class IndexNotFoundError(WdsdistError, FileNotFoundError):
-    """There is no index where a data set was expected."""
+    """There is no ``index.json`` where a data set was expected."""
 
 
 class IndexFormatError(WdsdistError, ValueError):
@@ -78,7 +78,7 @@ class ManifestError(IndexFormatError):
 
 
 class ShardNotFoundError(WdsdistError, FileNotFoundError):
-    """A shard that the index names is not there."""
+    """A shard that the index lists does not exist."""
 
 
 class ShardDamagedError(WdsdistError, ValueError):
@@ -90,7 +90,7 @@ class StorageError(WdsdistError, OSError):
 
 
 class CacheError(WdsdistError, OSError):
-    """The cache of remote shards has no room, is not given room in time, or cannot be written."""
+    """The shard cache has too little space, cannot free it in time, or cannot be written."""
 
 
 class SampleError(WdsdistError, ValueError):
@@ -102,23 +102,23 @@ class SampleIndexError(WdsdistError, IndexError):
 
 
 class DecodeError(WdsdistError, ValueError):
-    """The bytes of a member could not be turned into a value."""
+    """The bytes of a member could not be decoded into a value."""
 
 
 class EncodeError(WdsdistError, ValueError):
-    """A value could not be turned into the bytes of a member."""
+    """A value could not be encoded as the bytes of a member."""
 
 
 class SharedMemoryError(WdsdistError, MemoryError):
-    """There is too little shared memory for the batches that workers make ahead."""
+    """There is too little shared memory for the batches that workers prefetch."""
 
 
 class DatasetTooSmallError(WdsdistError, ValueError):
-    """The data set gives not one batch per rank under ``drop_last=True``."""
+    """The data set is smaller than one batch per rank, under ``drop_last=True``."""
 
 
 class StateMismatchError(WdsdistError, ValueError):
-    """A loader's state belongs to another data set, seed or order."""
+    """A checkpoint of a loader belongs to another data set, seed or order."""
 
 
 class DataMismatchError(WdsdistError, RuntimeError):
@@ -138,7 +138,7 @@ class DataDownloadTimeoutError(WdsdistError, TimeoutError):
 
 
 class BarrierError(WdsdistError, RuntimeError):
-    """A barrier cannot be kept: another rank has failed, or there is no process group."""
+    """A barrier cannot complete: another rank has failed, or there is no process group."""
 
 
 class BarrierTimeoutError(WdsdistError, TimeoutError):

@@ -20,10 +20,10 @@ import pytest
 from tests.support import folders
 from tests.support.damage import flip
 from wdsdist._util import files
+from wdsdist._util.ownership import why_not_own
 from wdsdist.cache import ShardCache, cached_path, stamps
 from wdsdist.cache.folders import make_root
 from wdsdist.cache.priorities import Need, Reader, all_needs
-from wdsdist.distributed import why_not_own
 from wdsdist.errors import CacheError
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import index as shardindex

@@ -20,7 +20,7 @@ from rich.console import Console
 import wdsdist
 from tests.support import forked
 from tests.support.programs import command
-from wdsdist.cli import launched, progress
+from wdsdist.cli import progress, run_once
 
 
 def on_a_terminal(
@@ -232,6 +232,6 @@ class TestHostileNames:
     def test_what_is_logged_is_shown_in_one_line(self, capsys: pytest.CaptureFixture[str]) -> None:
         import logging
 
-        with launched._told():
+        with run_once._shown_log():
             logging.getLogger("wdsdist").info("waiting for %s", HOSTILE)
         assert capsys.readouterr().err == rf"wdsdist: waiting for {SHOWN}\r\nwdsdist: verified" + "\n"

@@ -1,4 +1,4 @@
-"""A forecast says what an epoch is then like: held to the epoch itself, sample by sample."""
+"""The report of an epoch agrees with the epoch itself, sample by sample."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist.diagnostics import mixing
-from wdsdist.diagnostics.epoch_report import World, forecast
+from wdsdist.diagnostics.epoch_report import Mixing, World, epoch_report, measure_mixing, uniform_mixing
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings, ShardOrder, epoch_order
@@ -53,18 +52,18 @@ def seen(world: World) -> list[list[tuple[int, int]]]:
 
 @given(worlds())
 def test_it_counts_the_samples_and_batches_that_the_ranks_then_have(world: World) -> None:
-    told, ranks = forecast(world), seen(world)
+    report, ranks = epoch_report(world), seen(world)
     counts = Counter(pair for rank in ranks for pair in rank)
-    assert {len(rank) for rank in ranks} == {told.samples_per_rank}
-    assert told.batches_per_rank == world.plan.batches_per_rank
-    assert world.plan.num_samples - len(counts) == told.samples_dropped
-    assert counts.total() - len(counts) == told.samples_repeated or told.samples_dropped
-    assert told.samples_dropped == 0 or told.samples_repeated == 0
+    assert {len(rank) for rank in ranks} == {report.samples_per_rank}
+    assert report.batches_per_rank == world.plan.batches_per_rank
+    assert world.plan.num_samples - len(counts) == report.samples_dropped
+    assert counts.total() - len(counts) == report.samples_repeated or report.samples_dropped
+    assert report.samples_dropped == 0 or report.samples_repeated == 0
 
 
 @given(worlds())
 def test_it_names_at_least_the_shards_that_a_node_then_opens_and_no_more_than_a_whole_epoch_would(world: World) -> None:
-    told = forecast(world)
+    report = epoch_report(world)
     order = world.order()
     for node, ranks in enumerate(world.nodes()):
         whole = {
@@ -72,12 +71,12 @@ def test_it_names_at_least_the_shards_that_a_node_then_opens_and_no_more_than_a_
             for rank in ranks
             for shard in order.locate(np.arange(rank, world.plan.num_samples, world.plan.num_replicas))[0]
         }
-        # With C no multiple of W, a rank may miss a short lane's shard by the stride; then the forecast is high.
+        # With C no multiple of W, a rank may miss a short lane's shard by the stride; then the report is high.
         exact = not isinstance(order, ShardOrder) or order.num_lanes % world.plan.num_replicas == 0
-        assert told.shards_per_node[node] == len(whole) if exact else told.shards_per_node[node] >= len(whole)
+        assert report.shards_per_node[node] == len(whole) if exact else report.shards_per_node[node] >= len(whole)
         if exact:
-            assert told.bytes_per_node[node] == sum(int(world.sizes[shard]) for shard in whole)
-    assert told.cache_bytes_per_rank <= told.cache_bytes_per_node
+            assert report.bytes_per_node[node] == sum(int(world.sizes[shard]) for shard in whole)
+    assert report.cache_bytes_per_rank <= report.cache_bytes_per_node
 
 
 @given(worlds(name="shard"))
@@ -97,8 +96,8 @@ def test_many_ranks_with_lanes_of_their_own_open_each_shard_little_more_than_onc
     counts = np.full(1000, 100)
     plan = EpochPlan(num_samples=100_000, num_replicas=64, batch_size=8, drop_last=False, drop_last_batch=True)
     settings = OrderSettings(window=1600, num_canonical_replicas=64)
-    told = forecast(World(counts=counts, sizes=counts, settings=settings, plan=plan, ranks_per_node=1))
-    assert sum(told.shards_per_node) <= 1000 + 64
+    report = epoch_report(World(counts=counts, sizes=counts, settings=settings, plan=plan, ranks_per_node=1))
+    assert sum(report.shards_per_node) <= 1000 + 64
 
 
 def test_a_world_without_samples_is_refused() -> None:
@@ -111,12 +110,12 @@ class TestMixing:
     counts = np.full(50, 200)
     plan = EpochPlan(num_samples=10_000, num_replicas=2, batch_size=64, drop_last=False, drop_last_batch=True)
 
-    def measured(self, **settings: Any) -> mixing.Mixing:
+    def measured(self, **settings: Any) -> Mixing:
         settings.setdefault("num_canonical_replicas", 2)
-        return mixing.measure(epoch_order(self.counts, OrderSettings(**settings), 0), self.counts, self.plan)
+        return measure_mixing(epoch_order(self.counts, OrderSettings(**settings), 0), self.counts, self.plan)
 
     def test_the_order_of_distributed_sampler_measures_as_a_uniform_shuffle(self) -> None:
-        found, ideal = self.measured(name="sampler"), mixing.uniform(self.counts, self.plan)
+        found, ideal = self.measured(name="sampler"), uniform_mixing(self.counts, self.plan)
         assert found.same_shard == pytest.approx(ideal.same_shard, abs=0.01)
         assert found.moved == pytest.approx(ideal.moved, abs=0.02)
         assert found.batch_entropy == pytest.approx(ideal.batch_entropy, abs=0.05)

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist.distributed import Identity, cpu_count, identity, private_dir, user_cache_dir
+from wdsdist._util.host import cpu_count, private_dir, user_cache_dir
+from wdsdist.distributed import Identity, identity
 from wdsdist.errors import ArgumentError, ArgumentTypeError, DestinationError
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1"}
@@ -267,7 +268,7 @@ class TestBrokenEnvironments:
 class TestCores:
     def test_only_those_that_this_process_may_use_count(self) -> None:
         program = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-        program += "from wdsdist.distributed import cpu_count; print(cpu_count())"
+        program += "from wdsdist._util.host import cpu_count; print(cpu_count())"
         assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "1\n"
 
     def test_there_is_always_one(self) -> None:

@@ -19,7 +19,7 @@ from webdataset import tenbin
 import wdsdist
 from tests.support.tars import plain_tar
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.diagnostics.decodable import undecodable_members
+from wdsdist.diagnostics.verify import undecodable_members
 from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
 from wdsdist.samples.codecs import decode_npz
 from wdsdist.samples.sample_spec import Decoder

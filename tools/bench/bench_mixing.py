@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from wdsdist.diagnostics.mixing import measure, uniform
+from wdsdist.diagnostics.epoch_report import measure_mixing, uniform_mixing
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings, default_window, epoch_order
 
@@ -38,15 +38,18 @@ def main() -> None:
         for window in WINDOWS:
             settings = OrderSettings(window=window * per_shard, num_canonical_replicas=ranks)
             orders = [epoch_order(counts, settings, epoch) for epoch in EPOCHS]
-            rank = [measure(order, counts, plan, classes=classes) for order in orders]
-            whole = [measure(order, counts, everyone, classes=classes) for order in orders]
+            rank = [measure_mixing(order, counts, plan, classes=classes) for order in orders]
+            whole = [measure_mixing(order, counts, everyone, classes=classes) for order in orders]
             chosen = " (default)" if settings.window == default_window(counts) else ""
             print(
                 f"| {window}{chosen} | {np.mean([one.same_shard for one in rank]):.3f} "
                 f"| {np.mean([one.moved for one in rank]):.3f} | {np.mean([one.batch_entropy for one in rank]):.2f} "
                 f"| {np.mean([one.batch_entropy for one in whole]):.2f} |"
             )
-        ideal, ideal_whole = uniform(counts, plan, classes=classes), uniform(counts, everyone, classes=classes)
+        ideal, ideal_whole = (
+            uniform_mixing(counts, plan, classes=classes),
+            uniform_mixing(counts, everyone, classes=classes),
+        )
         print(
             f"| uniform shuffle | {ideal.same_shard:.3f} | {ideal.moved:.3f} | {ideal.batch_entropy:.2f} "
             f"| {ideal_whole.batch_entropy:.2f} |"

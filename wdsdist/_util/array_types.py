@@ -1,4 +1,4 @@
-"""Names for types of numpy arrays, so that signatures read well."""
+"""Type aliases of numpy arrays, for short signatures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local files: digests, and writes that are complete or not there at all."""
+"""Local files: SHA-256 digests, atomic writes, and whether a path lies in a folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UMASK = threading.Lock()
 
 
 def sha256(path: Path) -> str:
-    """Return the digest of a local file, hexadecimal."""
+    """Return the SHA-256 digest of a local file, hexadecimal."""
     state = hashlib.sha256()
     with path.open("rb") as stream:
         while chunk := stream.read(_CHUNK):
@@ -26,13 +26,13 @@ def sha256(path: Path) -> str:
 
 @contextlib.contextmanager
 def atomic_write(path: Path, mode: int = 0o666, *, prefix: str = ".tmp-") -> Iterator[IO[bytes]]:
-    """Open a file that appears under its name only when it is complete and on disk.
+    """Write a file atomically: it appears under its name only when it is complete and on disk.
 
     On an error nothing is left behind; a process that is killed leaves ``<prefix>...-<name>`` in the same folder.
 
     Args:
         path: of the file, whose folder must exist.
-        mode: its permissions, less what the umask takes away.
+        mode: its permissions, less the umask.
         prefix: of the temporary file's name, by which whoever owns the folder can find what was left.
     """
     handle, name = tempfile.mkstemp(prefix=prefix, suffix=f"-{path.name}", dir=path.parent)
@@ -50,16 +50,16 @@ def atomic_write(path: Path, mode: int = 0o666, *, prefix: str = ".tmp-") -> Ite
 
 
 def lies_in(path: Path, folder: Path) -> bool:
-    """Say whether a file that is written to a path comes to lie in a folder or below it, once links are followed.
+    """Return whether a file written to a path lies in a folder or below it once symbolic links are resolved.
 
-    Of a path's last name no link is followed, for writing replaces that.
+    The path's last component is not resolved: a write replaces a link there.
     """
     parent, root = (Path(os.path.realpath(one)) for one in (path.parent, folder))
     return parent.is_relative_to(root)
 
 
 def _umask() -> int:
-    with _UMASK:  # two threads that look at the same time would leave each other's value behind
+    with _UMASK:  # two threads that read it at once could restore each other's temporary value
         mask = os.umask(0o022)
         os.umask(mask)
     return mask

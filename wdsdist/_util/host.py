@@ -1,4 +1,4 @@
-"""Where wdsdist keeps what belongs to this user on this node."""
+"""This host: the user's cache, config and private directories, and the CPU cores of this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wdsdist.errors import ArgumentError, DestinationError
 
 
 def user_cache_dir() -> Path:
-    """Name this user's cache directory, without creating it.
+    """Return the path of this user's cache directory, without creating it.
 
     ``$WDSDIST_CACHE_DIR`` where set, else ``$XDG_CACHE_HOME/wdsdist``, else ``~/.cache/wdsdist``. A relative
     ``XDG_CACHE_HOME`` is ignored, as the XDG base directory specification asks.
@@ -36,7 +36,9 @@ def user_cache_dir() -> Path:
 
 
 def user_config_dir() -> Path:
-    """Name the directory of what this user decided, without creating it: nothing there can be made anew.
+    """Return the path of this user's config directory, without creating it.
+
+    It holds the user's decisions, which no run can restore.
 
     ``$XDG_CONFIG_HOME/wdsdist``, else ``~/.config/wdsdist``, on clusters the same on all nodes.
 
@@ -54,13 +56,13 @@ def user_config_dir() -> Path:
 
 
 def private_dir() -> Path:
-    """Make sure of a directory on this node that only this user can enter: ``<temporary>/wdsdist-<uid>``.
+    """Create a directory on this node that only this user can enter, ``<temporary>/wdsdist-<uid>``, or check it.
 
     The temporary directory is Python's (``tempfile.gettempdir()``), so ``$TMPDIR`` moves it; processes that
     should see each other's records must share it.
 
     Raises:
-        DestinationError: it cannot be made, or something of that name exists that others could have put
+        DestinationError: it cannot be made, or something of that name exists that others may have put
             there or can enter.
 
     Example:
@@ -73,7 +75,7 @@ def private_dir() -> Path:
 
 
 def private_under(parent: Path, name: str) -> Path:
-    """Make sure of the directory ``parent / name``, owned by this user and closed to all others.
+    """Create the directory ``parent / name``, owned by this user and closed to all others, or check it.
 
     Raises:
         DestinationError: it cannot be made, or is a link, another user's, or open to others.
@@ -101,7 +103,7 @@ def private_under(parent: Path, name: str) -> Path:
 
 
 def cpu_count() -> int:
-    """Count the cores that this process may use, at least 1.
+    """Return the number of CPU cores that this process may use, at least 1.
 
     Example:
         >>> 1 <= cpu_count() <= os.cpu_count()

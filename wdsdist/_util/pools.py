@@ -1,4 +1,4 @@
-"""One place that decides how wdsdist starts processes of its own."""
+"""Process pools: how wdsdist starts worker processes, and ends them with their parent."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ _LOOK_AGAIN = 1.0  # seconds
 _numbers = itertools.count()
 _alive: weakref.WeakValueDictionary[int, Carried[Any]] = weakref.WeakValueDictionary()
 _travelling: Counter[int] = Counter()
-"""Of the values that are alive, those that the workers of an open pool have."""
+"""How many open pools have sent each value to their workers."""
 _arrived: dict[int, Carried[Any]] = {}
-"""In a worker: what it was given when it started."""
+"""In a worker: the values that it received when it started."""
 _following = 0
-"""The process that watches its parent; what it forks does not."""
+"""Id of the process that watches its parent; a fork of it does not watch, and has another id."""
 
 
 class Carried(Generic[T]):
-    """A value that the workers of `pool` get when they start, not with each piece of work.
+    """A value sent to the workers of `pool` once, when they start, not with each task.
 
-    A data set may be large, and need not pickle where processes are forked. Pickled for anyone else, it is a copy.
+    A data set may be large, and need not pickle where processes are forked. Pickled elsewhere, it is copied.
     """
 
     def __init__(self, value: T) -> None:
@@ -65,14 +65,14 @@ def _take(number: int) -> Carried[Any]:
 
 @contextlib.contextmanager
 def pool(workers: int | None, tasks: int, *, threads: int = 1) -> Iterator[concurrent.futures.Executor]:
-    """Give an executor for ``tasks`` pieces of work: processes, or threads where there is only one to do.
+    """Give a process pool for ``tasks`` tasks, or a thread pool where there is only one task.
 
     ``workers`` is the most processes to start; by default one for each core that this process may use. ``threads`` is
-    how many pieces this process does at once where it starts none.
+    how many tasks run at once in this process where it starts none.
 
     Processes are forked where this process has a single thread: that needs no ``if __name__ == "__main__"`` in the
     caller's script and copies nothing. A second thread could hold a lock at the moment of the fork, and the child
-    would wait for it for ever; then the processes start from a clean server, which does not run the script either.
+    would deadlock; then the processes start from a clean server, which does not run the script either.
     A process that may have no children, such as the worker of a ``DataLoader``, does the work in a thread; so does one
     that cannot fork, where a `Carried` value does not pickle or comes from the script itself.
 
@@ -93,7 +93,7 @@ def pool(workers: int | None, tasks: int, *, threads: int = 1) -> Iterator[concu
 
 
 def apart(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Return what a function does in a process of its own, started as those of `pool` are.
+    """Call a function in a separate process, started like those of `pool`, and return its result.
 
     Whatever it opens is not inherited by workers that are forked later: with a shared place in a file, each would read
     where another one has just been. Raises `WdsdistError` where the process dies.
@@ -147,7 +147,7 @@ def _warn(message: str) -> None:
 
 
 class _CleanProcess(multiprocessing.context.ForkServerProcess):
-    """A process that knows nothing of the script that starts it."""
+    """A process that does not import the main script of its parent."""
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802 - multiprocessing's name
@@ -166,25 +166,25 @@ class _CleanContext(multiprocessing.context.ForkServerContext):
 
 
 def _settle(given: dict[int, Carried[Any]] | bytes) -> None:
-    """Tie a worker's end to that of the process that started it, and take what comes along."""
+    """Initialise a worker: end it with its parent process, and store the values that it is sent."""
     # Ctrl-C reaches the whole group: the parent decides what follows, and the workers print no tracebacks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     follow_parent()
     if isinstance(given, bytes):
         given = {number: Carried(value) for number, value in pickle.loads(given).items()}
     _arrived.update(given)
-    # There is a worker for each core; and of torch's threads a fork copies none, so that it would wait for them.
+    # There is a worker for each core; and a fork copies none of torch's threads, so that it would deadlock on them.
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
 
 
 def follow_parent() -> None:
-    """Tie the end of this process to that of the one that started it through ``multiprocessing``, where one did.
+    """End this process when its ``multiprocessing`` parent ends, however that ends.
 
-    A worker of a pool whose parent was killed would wait for work for ever, and go on writing beside the next run's
-    workers. Those of torch look after their parent only between two batches; and for ever in vain where it died before
-    they first looked, because they take the process that adopts them for it.
+    A pool worker whose parent was killed would wait for tasks indefinitely, and could write beside the next run's
+    workers. Torch's workers check for their parent only between two batches; and never notice that it is dead where it
+    died before the first check, because they take the process that adopts them for it.
     """
     global _following
     parent = multiprocessing.parent_process()

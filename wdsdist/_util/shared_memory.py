@@ -1,4 +1,4 @@
-"""Memory that processes share and that has no name: it ends with the last process that holds it, however that ends."""
+"""Anonymous shared memory: the system frees it with the last process that holds it, however that ends."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ALIGNMENT = 64
 
 
 class AnonymousMemory:
-    """A sparse file without a name, in memory.
+    """Shared memory as a sparse, unnamed file (``memfd``), which forked processes inherit.
 
-    Processes that are forked inherit it; to one that is being started otherwise it can be pickled, and to no other.
-    It needs no room in ``/dev/shm``, except on kernels without ``memfd_create``.
+    It can be pickled only for a process that is being spawned. It needs no space in ``/dev/shm``, except on kernels
+    without ``memfd_create``.
 
     >>> memory = AnonymousMemory()
     >>> memory.allocate(0, 8)
@@ -39,14 +39,14 @@ class AnonymousMemory:
 
     def _attach(self, descriptor: int, is_limited: bool) -> None:
         self._descriptor = descriptor
-        # No ``__del__``: what a program keeps to its end is dropped when ``os`` is gone already.
+        # No ``__del__``: objects that live to the end of a program are dropped after ``os`` is unloaded.
         weakref.finalize(self, os.close, descriptor).atexit = False
         self._is_limited = is_limited  # by the size of the file system
 
     def allocate(self, offset: int, length: int) -> None:
-        """Make a range usable. Without this a range that finds no memory would end the process on its first use.
+        """Allocate a range. Without this, a process that touches a range without memory is killed (SIGBUS).
 
-        Raises `SharedMemoryError` where there is too little.
+        Raises `SharedMemoryError` where too little memory is available.
         """
         try:
             os.posix_fallocate(self._descriptor, offset, length)
@@ -59,7 +59,7 @@ class AnonymousMemory:
 
     @property
     def available(self) -> int:
-        """Bytes that can still be allocated, as far as the system tells."""
+        """Bytes that can still be allocated, as far as the system reports."""
         if self._is_limited:
             room = os.fstatvfs(self._descriptor)
             return min(room.f_bavail * room.f_frsize, _free_memory())
@@ -75,10 +75,10 @@ class AnonymousMemory:
 
 
 class SharedCopy:
-    """A value whose arrays lie in shared memory, for processes that are started with it as an argument.
+    """A value whose arrays lie in shared memory, for spawned processes that get it as an argument.
 
-    What is pickled is small, whatever the arrays hold; each process that unpickles it maps the same memory. The
-    arrays cannot be written there.
+    Its pickle is small, whatever the arrays hold; each process that unpickles it maps the same memory. The arrays
+    are read-only there.
     """
 
     def __init__(self, value: Any) -> None:
@@ -105,7 +105,7 @@ class SharedCopy:
 
 
 def is_spawning() -> bool:
-    """Whether what is pickled now goes to a process that is being started."""
+    """Return whether the current pickling is for a process that is being spawned."""
     return context.get_spawning_popen() is not None
 
 
@@ -116,7 +116,7 @@ def _attached(descriptor: Any, is_limited: bool) -> AnonymousMemory:
 
 
 def _anonymous_file() -> tuple[int, bool]:
-    """Return the descriptor of a new file, and whether its file system bounds it."""
+    """Return the descriptor of a new unnamed file, and whether its size is bounded by its file system."""
     try:
         return os.memfd_create("wdsdist"), False
     except (AttributeError, OSError):  # another system, or a sandbox that forbids it
@@ -126,7 +126,7 @@ def _anonymous_file() -> tuple[int, bool]:
 
 
 def _free_memory() -> int:
-    """Bytes of memory that this machine, or this container, has left."""
+    """Return the bytes of memory that are free on this machine, or in this container."""
     free = [
         int(line.split()[1]) << 10
         for line in _lines("/proc/meminfo")
@@ -136,7 +136,7 @@ def _free_memory() -> int:
     limit, used = (_lines(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
     if not limit or not used or limit[0] == "max":
         return machine
-    # Cached files count as used and are given up for what is asked for.
+    # Cached files count as used, but the kernel evicts them for new allocations.
     cached = sum(int(line.split()[1]) for line in _lines("/sys/fs/cgroup/memory.stat") if line.startswith("inactive_f"))
     return max(0, min(machine, int(limit[0]) - int(used[0]) + cached))
 
@@ -150,5 +150,5 @@ def _lines(path: str) -> list[str]:
 
 @functools.cache
 def leave_inherited_objects() -> None:
-    """Take what a forked worker inherited out of its garbage collection: to look at an object is to copy its page."""
+    """Exclude inherited objects from garbage collection in a forked worker: a visit to an object copies its page."""
     gc.freeze()

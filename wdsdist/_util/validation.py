@@ -1,29 +1,41 @@
-"""Checks of arguments: each returns the value or raises a typed error that names it and its limit."""
+"""Validation of arguments: each function returns the value, or raises a typed error that names it and its limit.
+
+No numpy here: the command line starts without.
+"""
 
 from __future__ import annotations
 
-import numpy as np
+import numbers
+import re
+from decimal import Decimal
 
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 
 MOST_PROCESSES = 1 << 20
 """The largest world size and number of lanes: an epoch's order takes memory for each of them."""
 
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_FACTORS = {"": 1, "b": 1}
+_FACTORS |= {f"{letter}ib": 1024**power for power, letter in enumerate("kmgtp", 1)}
+_FACTORS |= {f"{letter}b": 1000**power for power, letter in enumerate("kmgtp", 1)}
+_WRITTEN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
+
 
 def check_integer(name: str, value: object, low: int, high: int | None = None) -> int:
-    """Return ``value`` when it is an integer in ``[low, high]``.
+    """Return an integer argument in ``[low, high]`` as an ``int``.
 
-    Raises `ArgumentTypeError` for what is no integer, and `ArgumentError` outside the limits.
+    Raises `ArgumentTypeError` for other types, and `ArgumentError` outside the limits.
 
     >>> check_integer("batch_size", 64, 1)
     64
     """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):  # numpy's integers are such too
         raise ArgumentTypeError(f"{name} is {value!r}: it must be an integer")
-    if value < low or (high is not None and value > high):
+    number = int(value)
+    if number < low or (high is not None and number > high):
         limit = f"at least {low:,}" if high is None else f"between {low:,} and {high:,}"
-        raise ArgumentError(f"{name} is {value:,}: it must be {limit}")
-    return int(value)
+        raise ArgumentError(f"{name} is {number:,}: it must be {limit}")
+    return number
 
 
 def check_seconds(name: str, value: object) -> float:
@@ -36,6 +48,48 @@ def check_seconds(name: str, value: object) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ArgumentError(f"{name} is {value!r}: it must be a number of seconds")
-    if not value > 0:  # also refuses nan, which would compare false with every deadline and wait for ever
+    if not value > 0:  # also refuses nan, which would compare false with every deadline, so that the wait never ends
         raise ArgumentError(f"{name} is {value!r}: it must be above 0 seconds")
     return float(value)
+
+
+def byte_size(text: str) -> int:
+    """Parse a size in bytes, such as ``64MiB``, ``1.5 GB`` or ``4096``.
+
+    Raises `ArgumentError` for anything else.
+
+    >>> byte_size("1.5KiB"), byte_size("1GB"), byte_size("512")
+    (1536, 1000000000, 512)
+    """
+    match = _WRITTEN.fullmatch(text.strip())
+    if match is None or match[2].lower() not in _FACTORS:
+        raise ArgumentError(f"{text!r} is not a size: write it as 64MiB, 1GB or a number of bytes")
+    return int(Decimal(match[1]) * _FACTORS[match[2].lower()])
+
+
+def check_bytes(name: str, value: object) -> int:
+    """Return a number of bytes, at least 1, given as an integer or as text for `byte_size`.
+
+    Raises `ArgumentTypeError` for other types, and `ArgumentError` for text that is no size, or for less than 1.
+
+    >>> check_bytes("cache_limit", "200GB"), check_bytes("cache_limit", 4096)
+    (200000000000, 4096)
+    """
+    try:
+        return check_integer(name, byte_size(value) if isinstance(value, str) else value, 1)
+    except ArgumentTypeError:
+        raise ArgumentTypeError(
+            f"{name} is {value!r}: it must be a number of bytes, or a text such as '200GB'"
+        ) from None
+
+
+def human(count: float) -> str:
+    """Format a byte count with three or four digits and its unit.
+
+    >>> human(1023), human(1536), human(67_108_864)
+    ('1023 B', '1.5 KiB', '64.0 MiB')
+    """
+    power = 0
+    while count >= 1024 and power < len(_UNITS) - 1:
+        count, power = count / 1024, power + 1
+    return f"{count:.0f} B" if power == 0 else f"{count:.1f} {_UNITS[power]}"

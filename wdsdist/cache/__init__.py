@@ -1,7 +1,7 @@
-"""One verified local copy of each remote shard per node, bounded, shared by all its processes.
+"""The shard cache: one verified local copy of each remote shard per node, bounded, shared by all processes.
 
-Nothing but flock and rename keeps it right: whatever process is killed, its locks are free and what it left is swept.
-Shards that are local already are read where they lie.
+Consistency rests on flock and rename alone: where a process is killed, the system frees its locks and other processes
+delete its files. Local shards are read in place.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def local_shard(manifest: Manifest, number: int, cache_dir: Path | None = None) -> Path:
-    """Return the local path of a shard, after fetching it where it is remote and not cached yet.
+    """Return the local path of a shard, fetched into the cache where it is remote.
 
     It is not pinned: a process that shares the folder and has a limit may evict it. Raises what `ShardCache.pin` does.
     """
@@ -41,13 +41,13 @@ def local_shard(manifest: Manifest, number: int, cache_dir: Path | None = None) 
 
 
 def cached_path(manifest: Manifest, number: int, cache_dir: Path | None = None) -> Path:
-    """Return where the local copy of a remote shard is, or would be."""
+    """Return the path of the cached copy of a remote shard, which need not exist."""
     return ShardCache(cache_dir).path(manifest, number)
 
 
 @contextlib.contextmanager
 def kept(copy: Path) -> Iterator[None]:
-    """Keep a copy from being evicted, whatever it holds; where there is none, do nothing."""
+    """Protect a cached copy from eviction within a block; without a copy, do nothing."""
     try:
         file = LockableFile(copy)
     except (FileNotFoundError, PlantedError):
@@ -59,8 +59,8 @@ def kept(copy: Path) -> Iterator[None]:
 
 
 def refetch(manifest: Manifest, number: int, cache_dir: Path | None = None) -> Path:
-    """Fetch a remote shard even where there is a copy, which it replaces once it has proved to be whole.
+    """Fetch a remote shard again, and replace its cached copy once the new one is verified.
 
-    Raises what `ShardCache.pin` raises; the copy stays as it is then.
+    Raises what `ShardCache.pin` raises, and keeps the old copy then.
     """
     return ShardCache(cache_dir).refetch(manifest, number)

@@ -1,4 +1,4 @@
-"""Cache counters: how often shards were found in the cache, fetched, and asked for again."""
+"""Cache counters: hits, fetched shards and bytes, and retries."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import NamedTuple
 
 
 class Counters(NamedTuple):
-    """What a process has had from the cache since it began; a tuple, as it is a row of shared memory as well.
+    """Cache counters of one process since it began; a tuple, because it is also a row of shared memory.
 
     >>> Counters(cache_hits=3, shards_fetched=1) - Counters(cache_hits=1)
     Counters(cache_hits=2, shards_fetched=1, bytes_fetched=0, retries=0)
     """
 
     cache_hits: int = 0
-    """Times that a remote shard was opened which was in the cache by then, fetched ahead or long before."""
+    """Opens of a remote shard that was in the cache, prefetched or from an earlier run."""
     shards_fetched: int = 0
-    """Times that one was fetched, ahead or when it was needed."""
+    """Remote shards fetched, ahead of time or when needed."""
     bytes_fetched: int = 0
     retries: int = 0
-    """Requests to the store that had failed and were made again."""
+    """Requests to the store that were retried after a failure."""
 
     def __sub__(self, before: Counters) -> Counters:
         return Counters(*[now - then for now, then in zip(self, before, strict=True)])

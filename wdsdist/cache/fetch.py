@@ -1,6 +1,6 @@
-"""Fetch one shard into its part, whose room is reserved, and verify that it is what the manifest lists.
+"""Fetch one shard into its part file, whose space is reserved, and verify it against the manifest.
 
-A compressed shard is decompressed into the part; where it is remote, it is fetched into a file without a name before.
+A compressed shard is decompressed into the part; where it is remote, it is first fetched into an unnamed file.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from wdsdist.shards.index import ShardIndex, Stored
 from wdsdist.storage import compression
 
 _ATTEMPTS = 3
-"""Times that a shard is fetched whose bytes are wrong."""
+"""Attempts to fetch a shard whose bytes are wrong."""
 
 _log = logging.getLogger("wdsdist")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fetched:
-    """A shard in its part, which was verified."""
+    """A shard fetched into its part file and verified."""
 
     index: ShardIndex
     sidecar: bytes | None
-    """The index as it is kept beside the copy; none where it stands in the folder of index.json."""
+    """The bytes of the index to keep beside the copy; ``None`` where it lies in the folder of index.json."""
     sha256: str
-    """Of the copy."""
+    """Digest of the copy."""
     made_of: str
-    """What tells the compressed file that it was made of from another one; empty where there is none."""
+    """Identity of the compressed file that it was decompressed from; empty where there is none."""
 
 
 def fetch(request: ShardRequest, count_retries: Callable[[int], None]) -> Fetched:
-    """Fetch a shard into its part until its bytes are right.
+    """Fetch a shard into its part, with retries while its bytes are wrong.
 
     Args:
         request: the shard.
-        count_retries: called with the number of requests, or of whole fetches, that were made again.
+        count_retries: called with the number of retried requests, or of retried fetches.
 
-    Raises `ShardNotFoundError` and `StorageError` as storage does, `ShardDamagedError` where it is not what the
-    manifest and the index beside it promise.
+    Raises `ShardNotFoundError` and `StorageError` as storage does, `ShardDamagedError` where it differs from
+    the manifest or from the index beside it.
     """
     attempt = 1
     while True:
@@ -63,11 +63,11 @@ def fetch(request: ShardRequest, count_retries: Callable[[int], None]) -> Fetche
                 raise ShardDamagedError(f"{error} (after {attempt} attempts)") from error
         attempt += 1
         count_retries(1)
-        request = request.again()  # its index may be what came wrong
+        request = request.again()  # its index may be the wrong one
 
 
 def _fetch_once(request: ShardRequest, count_retries: Callable[[int], None]) -> Fetched:
-    part = request.paths.part  # whatever this does, it keeps its inode
+    part = request.paths.part  # every write below keeps its inode, which is locked
     made_of = request.made_of()
     if request.listed.is_compressed:
         _warn_of_decompressing(request.paths.folder.parent)
@@ -80,7 +80,7 @@ def _fetch_once(request: ShardRequest, count_retries: Callable[[int], None]) -> 
         tar = scan_local.stored(part)
     else:
         with _begin_fetch(request, part) as shard:
-            _ = request.sidecar  # comes while the shard does
+            _ = request.sidecar  # fetched while the shard is
             count_retries(shard.result().retries)
         file = tar = scan_local.stored(part)
         _check(request, "index.json", file, _listed(request))
@@ -95,14 +95,14 @@ def _fetch_once(request: ShardRequest, count_retries: Callable[[int], None]) -> 
 
 
 def scan(request: ShardRequest, tar: Path, file: Stored) -> ShardIndex:
-    """Make the index of a tar, which stands for a compressed ``file`` where the shard is one."""
+    """Scan a tar and return its index; that of a compressed shard names its compressed ``file``."""
     index = scan_local.scan_shard(tar, label=request.shown)
     return dataclasses.replace(index, stored=file) if request.listed.is_compressed else index
 
 
 @contextlib.contextmanager
 def _compressed_file(request: ShardRequest, count_retries: Callable[[int], None]) -> Iterator[Path]:
-    """Give the compressed file of a shard; one that was fetched has no name, so that none is left behind."""
+    """Give the compressed file of a shard; a fetched one is unnamed, so that a crash leaves nothing behind."""
     if not request.is_remote:
         yield storage.local_path(request.location)
         return
@@ -134,5 +134,5 @@ def _check(request: ShardRequest, promise: str, found: Stored, expected: Stored)
 
 @functools.cache
 def _warn_of_decompressing(root: Path) -> None:
-    """Say once in each process what takes the time and the room."""
+    """Warn once per process that shards are decompressed, which takes time and disk space."""
     _log.warning("some shards are compressed: each is decompressed once on this node, into %s", root)

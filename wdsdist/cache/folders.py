@@ -1,7 +1,7 @@
-"""The folders of a cache, which only this user may be able to write, and how files are written in them.
+"""Cache folders, which only this user may be able to write, and writes of files in them.
 
-Whoever could write there could plant a copy together with the stamp that says it was verified. Parents that a group or
-another user owns are not refused: whoever moves the folder away can put nothing in its place that this user owns.
+Another user who could write there could plant a copy together with a stamp that marks it as verified. Parents that a
+group or another user owns are accepted: whoever moves the folder away cannot replace it by one that this user owns.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import os
 import stat
 from pathlib import Path
 
-from wdsdist.distributed import TRUST_ALL, open_parent, why_not_own
+from wdsdist._util.ownership import TRUST_ALL, open_parent, why_not_own
 from wdsdist.errors import CacheError
 
 
 def make_root(root: Path) -> None:
-    """Make sure of a cache folder that this user alone can write. Raises what `check_root` raises."""
+    """Create a cache folder that this user alone can write, or check it. Raises what `check_root` raises."""
     with contextlib.suppress(FileExistsError):
         try:
             root.mkdir(mode=0o700)
@@ -30,9 +30,9 @@ def make_root(root: Path) -> None:
 
 
 def check_root(root: Path) -> None:
-    """Raise `CacheError` where others own or can write a cache folder, or can put another one in its place.
+    """Raise `CacheError` where other users own, can write or can replace a cache folder.
 
-    A link to it is followed: it is checked, each time before it is used, where that leads.
+    A link to it is followed, and its target is checked before each use.
     """
     found = root.stat()
     if not stat.S_ISDIR(found.st_mode):
@@ -43,7 +43,7 @@ def check_root(root: Path) -> None:
     _check_parents(root)
 
 
-@functools.cache  # of what is right: what is raised is looked at again
+@functools.cache  # only successes are cached: an error is checked again
 def _check_parents(root: Path) -> None:
     if parent := open_parent(root):
         mode = stat.S_IMODE(parent.stat().st_mode)
@@ -59,24 +59,24 @@ def _unsafe(root: Path, why: str, remedy: str) -> CacheError:
 
 
 def make_folder(folder: Path) -> None:
-    """Make sure of a folder in a cache, which is closed to others. Raises `CacheError` where it is not this user's."""
+    """Create a private folder in a cache, or check it. Raises `CacheError` where it is not this user's."""
     folder.mkdir(mode=0o700, exist_ok=True)
     check_folder(folder)
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `CacheError` where a folder in a cache is a link or another user's; keep others from writing there."""
+    """Raise `CacheError` where a folder in a cache is a link or another user's; remove others' write permission."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise CacheError(f"{folder} must be a folder of the cache but is a link or a file: remove it")
     if why := why_not_own(found):
         if found.st_uid != os.geteuid():
             raise CacheError(f"{folder} is not safe as a folder of the cache: {why}: remove it")
-        folder.chmod(0o700)  # made by an earlier version; each file in it is looked at as well
+        folder.chmod(0o700)  # made by an earlier version; each file in it is checked as well
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file that this user alone can read, and not through a link, which leads to somebody's data."""
+    """Write a file that this user alone can read, never through a link, whose target may be somebody's data."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags, 0o600)

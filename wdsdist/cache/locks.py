@@ -1,4 +1,4 @@
-"""Advisory locks on open files (flock): the system frees them when their process dies, and no fork passes them on."""
+"""Advisory file locks (flock): the system frees them when their process dies, and forks do not inherit them."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from collections.abc import Iterator
 from pathlib import Path
 from sys import is_finalizing
 
-from wdsdist.distributed import is_owner
+from wdsdist._util.ownership import is_owner
 from wdsdist.errors import CacheError
 
 _LONGEST_PAUSE = 0.02  # seconds
 
 _open_files: weakref.WeakSet[LockableFile] = weakref.WeakSet()
-# Held while files are opened and closed, so that no fork comes between a descriptor and the note of it. Reentrant,
-# because collected garbage may close a file at any line.
+# Held while files are opened and closed, so that no fork runs between the opening of a descriptor and its record.
+# Reentrant, because garbage collection may close a file at any line.
 _changing = threading.RLock()
 
 
 _NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
-"""What the system says of a link, a folder, and a socket."""
+"""Error numbers for a link, a folder, and a socket."""
 
 
 class PlantedError(OSError):
-    """In a cache folder there is something that no cache of this user has made."""
+    """A cache folder holds an entry that no cache of this user has made."""
 
 
 class LockableFile:
-    """An open file that can be locked; dropped, it is closed and so unlocked.
+    """An open file with an advisory lock, which is freed when the object is dropped.
 
     A lock belongs to the open file, not to the process: two threads that open a path twice exclude each other. A
     forked child would share its parent's locks and keep them alive, so all these files are closed in it.
 
-    Raises `PlantedError` where there is something else than a file of this user's.
+    Raises `PlantedError` where the path is not a regular file of this user.
     """
 
     def __init__(self, path: Path, *, writable: bool = False, create: bool = False) -> None:
         self.path = path
         self._descriptor = -1
-        # A link in a cache folder was put there by somebody else, and leads to what is not ours.
-        # A named pipe would keep whoever opens it waiting, but for O_NONBLOCK.
+        # A link in a cache folder was planted by somebody else.
+        # Without O_NONBLOCK, opening a named pipe would block until somebody writes to it.
         flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         flags |= (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT if create else 0)
         with _changing:
@@ -73,16 +73,16 @@ class LockableFile:
         return os.fstat(self._descriptor)
 
     def is_at(self, path: Path) -> bool:
-        """Say whether a path still names this file."""
+        """Return whether a path still names this file."""
         try:
             return self.is_open and os.path.samestat(self.stat(), path.lstat())
         except FileNotFoundError:
             return False
 
     def lock(self, *, alone: bool) -> bool:
-        """Lock the file, alone or together with others, and say whether that could be done at once.
+        """Try to lock the file, exclusively (``alone``) or shared, without waiting; return whether it is locked.
 
-        Where it could not, a lock that was held before is lost too.
+        After a failure, a lock that was held before is lost too.
         """
         try:
             fcntl.flock(self._descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
@@ -100,7 +100,7 @@ class LockableFile:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        if is_finalizing():  # the system closes it, and a thread that has ended with the interpreter may hold the lock
+        if is_finalizing():  # the system closes it, and a thread that the interpreter has ended may hold the lock
             return
         with _changing:
             if self.is_open:
@@ -112,14 +112,14 @@ class LockableFile:
 
 
 def pauses(deadline: float, longest: float = _LONGEST_PAUSE) -> Iterator[None]:
-    """Yield at once, and then after pauses that grow, until a time of ``time.monotonic``."""
+    """Yield at once, then after growing pauses (backoff with jitter), until a deadline of ``time.monotonic``."""
     pause = 0.001
     while True:
         yield
         left = deadline - time.monotonic()
         if left <= 0:
             return
-        time.sleep(min(left, pause * random.uniform(0.7, 1.3)))  # in step, the same one would come first each time
+        time.sleep(min(left, pause * random.uniform(0.7, 1.3)))  # jitter: in step, the same process would win each time
         pause = min(1.5 * pause, longest)
 
 

@@ -1,7 +1,7 @@
-"""The names in a cache folder: pure, nothing is opened.
+"""Paths in a cache folder. Pure: no file is opened.
 
-Of each shard there may be four files, ``<root>/<24 hex digits of its store's folder>/<name><suffix>``: the copy, its
-index, its stamp (what was verified, or how much room is reserved), and the part that is being fetched.
+Each shard may have four files, ``<root>/<24 hex digits of its store's folder>/<name><suffix>``: the copy, its
+index, its stamp (the verified digest, or the reserved space), and the part that is being fetched.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wdsdist import storage
-from wdsdist.shards import index as shardindex
+from wdsdist.shards.index import beside
 from wdsdist.shards.manifest import Manifest
 
 LOCK = ".lock"
@@ -25,14 +25,14 @@ _STORE = re.compile(r"[0-9a-f]{24}")
 
 @dataclass(frozen=True, slots=True)
 class CopyPaths:
-    """The paths of the copy of one shard, and of what belongs to it, whether they exist or not."""
+    """The paths of the files of one shard in a cache, whether they exist or not."""
 
     folder: Path
     name: str
 
     @property
     def key(self) -> str:
-        """What the readers of a cache call it."""
+        """Key of the copy in the lists of readers."""
         return f"{self.folder.name}/{self.name}"
 
     @property
@@ -41,7 +41,7 @@ class CopyPaths:
 
     @property
     def index(self) -> Path:
-        return shardindex.beside(self.copy)
+        return beside(self.copy)
 
     @property
     def stamp(self) -> Path:
@@ -53,9 +53,9 @@ class CopyPaths:
 
 
 def copy_paths(root: Path, manifest: Manifest, number: int) -> CopyPaths:
-    """Return the paths of a shard's copy in a cache folder.
+    """Return the paths of a shard's files in a cache folder.
 
-    That of a compressed one has a name that no other shard has, as ``x.tar`` might be.
+    The copy of a compressed shard has a name that no other shard can have, unlike ``x.tar``.
     """
     manifest, number = manifest.part(number)
     folder, name = storage.split(manifest.location(number))
@@ -66,7 +66,7 @@ def copy_paths(root: Path, manifest: Manifest, number: int) -> CopyPaths:
 
 
 def copy_key(manifest: Manifest, number: int) -> str:
-    """Return what the readers of a cache call the copy of a shard, the same in every process.
+    """Return the key of a shard's copy, the same in every process.
 
     >>> from wdsdist.shards.manifest import Shard
     >>> copy_key(Manifest.of("s3://bucket/train", [Shard("00.tar", 1, -1, "")]), 0)
@@ -76,5 +76,5 @@ def copy_key(manifest: Manifest, number: int) -> str:
 
 
 def is_store(name: str) -> bool:
-    """Say whether a folder in a cache is one that holds copies."""
+    """Return whether a folder in a cache holds copies, by its name."""
     return bool(_STORE.fullmatch(name))

@@ -1,4 +1,4 @@
-"""A shard that may be read, because it is locked."""
+"""`Pinned`: a shard that is locked against eviction while it is read."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from wdsdist.shards.index import ShardIndex
 
 
 class Pinned:
-    """A whole, verified shard on a local disk, which nobody evicts while it is locked.
+    """A verified shard on a local disk, locked against eviction.
 
-    ``path`` says where it is and ``index`` what is in it. To map it, open ``path`` anew: a map keeps the file open
-    that it was made of, also in forked children, and would keep a lock on that one.
+    ``path`` is its file and ``index`` its index. To map it, open ``path`` anew: a map keeps its file open, also in
+    forked children, and would keep the lock.
     """
 
     def __init__(self, path: Path, index: ShardIndex, file: LockableFile | None) -> None:
@@ -26,18 +26,18 @@ class Pinned:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether it is a local shard, which no cache ever touches."""
+        """Whether it is a local shard, which the cache never changes."""
         return self._file is None
 
     @property
     def is_locked(self) -> bool:
-        """Whether the shard may be read now. In a forked child nothing is that was locked before."""
+        """Whether the shard is locked and may be read. Locks do not survive a fork in the child."""
         return self._is_locked and (self._file is None or self._file.is_open)
 
     def lock(self) -> bool:
-        """Lock the shard again; false where it was evicted or altered, or is being looked at: then pin it anew.
+        """Lock the shard again; return false where it was evicted, altered or is being verified: then pin it anew.
 
-        One that was altered while it was locked stays so, for what still refers to its bytes.
+        A shard that was altered while it was locked stays locked, for the values that refer to its bytes.
         """
         was_locked = self.is_locked
         if not was_locked and self._file is not None and not (self._file.is_open and self._file.lock(alone=False)):
@@ -51,13 +51,13 @@ class Pinned:
 
     @property
     def must_be_replaced(self) -> bool:
-        """Whether this process keeps a copy that was altered from being discarded, as it refers to its bytes."""
+        """Whether this process holds the lock of an altered copy in the cache, so that it cannot be discarded."""
         return self.is_locked and self._file is not None and self._file.is_at(self.path)
 
     def check_in_place(self) -> None:
-        """Raise `ShardDamagedError` where a local shard has other bytes than its index says, after it has changed.
+        """Raise `ShardDamagedError` where a local shard that has changed no longer agrees with its index.
 
-        One that was only touched may be read on; so may one that another file has replaced, for a map is of the old.
+        A shard with a new time only may be read on; so may a replaced one, because its map is of the old file.
         """
         now = self._identity()
         if now[:1] == self._opened[:1] and (now[2] != self.index.size or sha256(self.path) != self.index.sha256):
@@ -68,7 +68,7 @@ class Pinned:
         self._seen = now
 
     def unlock(self) -> None:
-        """Allow that the shard is evicted."""
+        """Unlock the shard, so that it may be evicted."""
         self._is_locked = False
         if self._file is not None:
             self._file.unlock()
@@ -86,7 +86,7 @@ class Pinned:
         self.close()
 
     def _identity(self) -> tuple[int, ...]:
-        """Return what tells the file from others and from what it was, inode first; nothing where it has gone."""
+        """Return inode, links, size and times of the file, which change with it; empty where it is gone."""
         try:
             found = self.path.stat() if self._file is None else self._file.stat()
         except FileNotFoundError:

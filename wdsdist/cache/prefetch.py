@@ -1,8 +1,8 @@
-"""Prefetch of the shards that a rank needs next, while the process that reads makes its batches.
+"""Prefetch of the shards that a rank needs next, while a worker makes its batches.
 
-Every process that reads does this from its own place in the epoch on, with threads of its own; those of one node share
-the work because each shard is fetched by one of them. What cannot be fetched ahead is left to who needs it, and
-its error too.
+Every worker prefetches from its own position in the epoch, with its own threads; the workers of one node share the work
+because each shard is fetched by one of them. A shard that cannot be prefetched is fetched when it is needed, and raises
+its error then.
 
 `PrefetchSchedule` decides what to fetch and is pure; `FetchQueue` hands it to threads; `Prefetch` ties both to the
 cache.
@@ -29,20 +29,20 @@ from wdsdist.shards.manifest import Manifest
 
 _BYTES_AT_A_TIME = 192 << 20
 _LEAST_THREADS, _MOST_THREADS = 2, 8
-"""Shards are fetched at a time until they make up so many bytes, or are so many: what all connections of a process
-carry, and half as much again that is being verified. Else they would idle in step while all shards are hashed."""
+"""Bounds of the shards that are fetched at once, in bytes and threads: enough for all connections of a process, and
+half as much again that is being verified. Else the connections would idle while all shards are hashed."""
 
 _PATIENCE = 50
-"""Other processes may have made room at any time. To look for it takes the lock of the whole cache, so it is done again
-only after this many times the time that it took."""
+"""Other processes may free space at any time. To check takes the lock of the whole cache, so a check is repeated only
+after this many times its own duration."""
 
 _PAUSE = 0.01
-"""Seconds after which to look again whether another process has fetched a shard that the first batch waits for."""
+"""Seconds between checks whether another process has fetched a shard that the first batch waits for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """The shards to have from one batch on."""
+    """The shards to prefetch from one batch on."""
 
     first_use: dict[int, int]
     """The shards, nearest first, each with the batch that first needs it."""
@@ -51,7 +51,7 @@ class Ahead:
 
 
 class PrefetchSchedule:
-    """Decides how far to look ahead: pure, nothing is fetched.
+    """Decides which shards to prefetch. Pure: nothing is fetched.
 
     Args:
         uses: the shards that the process needs from its first batch on, as `shard_schedule.upcoming` yields them.
@@ -73,11 +73,11 @@ class PrefetchSchedule:
         self._sizes = sizes
         self._room = room
         self._known: list[Use] = []  # nearest first
-        self._following: Use | None = None  # the first of those that are not known
-        self._until = -1  # the last batch for which they hold
+        self._following: Use | None = None  # the first one after them
+        self._until = -1  # the last batch for which they are valid
 
     def advance(self, batch: int) -> Ahead | None:
-        """Return what to have from a batch on; nothing where that is what was returned last."""
+        """Return the shards to prefetch from a batch on; ``None`` where they have not changed since the last call."""
         if batch <= self._until:
             return None
         is_first = self._until < 0
@@ -99,23 +99,23 @@ class PrefetchSchedule:
 
 
 class FetchQueue:
-    """The shards to fetch, nearest first, for the threads that fetch them.
+    """The queue of shards to fetch, nearest first, for the prefetch threads.
 
-    Where there was no room for one of them, none is handed out until `try_again`: what is needed later must not take
-    the room for which something nearer waits.
+    Where there was no space for a shard, `take` returns none until `try_again`: a shard that is needed later must not
+    take the space that a nearer one waits for.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         # All below is changed under the condition's lock only.
         self._shards: list[int] = []  # nearest first
-        self._taken: set[int] = set()  # those of them that are there, or being fetched
+        self._taken: set[int] = set()  # those of them that are cached, or being fetched
         self._urgent: set[int] = set()
-        self._retry_at: float | None = None  # set where there was no room
+        self._retry_at: float | None = None  # set where there was no space
         self.is_closed = False
 
     def replace(self, shards: list[int], urgent: frozenset[int]) -> None:
-        """Set the shards to fetch; what is being fetched goes on."""
+        """Replace the shards to fetch; running fetches continue."""
         with self._changed:
             self._shards = shards
             self._taken.intersection_update(shards)
@@ -124,11 +124,11 @@ class FetchQueue:
             self._changed.notify_all()
 
     def take(self) -> int | None:
-        """Wait for the nearest shard that is to be fetched; ``None`` once the queue is closed."""
+        """Wait for the nearest shard to fetch and return it; ``None`` once the queue is closed."""
         with self._changed:
             while not self.is_closed:
                 shard = next((one for one in self._shards if one not in self._taken), None)
-                # What is fetched ahead must not take bandwidth from what the first batch waits for.
+                # Prefetch must not take bandwidth from the shards that the first batch waits for.
                 is_time = not self._urgent or shard in self._urgent
                 if shard is not None and is_time and self._retry_at is None:
                     self._taken.add(shard)
@@ -137,11 +137,11 @@ class FetchQueue:
         return None
 
     def is_urgent(self, shard: int) -> bool:
-        """Say whether the first batch waits for a shard."""
+        """Return whether the first batch waits for a shard."""
         return shard in self._urgent and not self.is_closed
 
     def done(self, shard: int, *, retry_at: float | None) -> None:
-        """Note that a shard was fetched, or, with ``retry_at``, that there was no room for it until then."""
+        """Record that a shard was fetched, or, with ``retry_at``, that there was no space for it: retry then."""
         with self._changed:
             self._urgent.discard(shard)
             if retry_at is not None:
@@ -150,21 +150,21 @@ class FetchQueue:
             self._changed.notify_all()
 
     def try_again(self) -> None:
-        """Hand out shards again where there was no room a while ago."""
+        """Let `take` return shards again once the time to retry is over."""
         if self._retry_at is not None and time.monotonic() > self._retry_at:
             with self._changed:
                 self._retry_at = None
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Hand out nothing more."""
+        """Close the queue: `take` returns ``None`` from now on."""
         with self._changed:
             self.is_closed = True
             self._changed.notify_all()
 
 
 class Prefetch:
-    """Follows one process through an epoch, and fetches what it will read.
+    """Prefetches the shards of one worker through an epoch.
 
     Args:
         cache: where shards are fetched to.
@@ -179,7 +179,7 @@ class Prefetch:
         self._manifest = manifest
         self._job = job
         sizes = copy_sizes(manifest.counts, manifest.read_sizes)
-        sizes = np.where(sizes > 0, sizes, _BYTES_AT_A_TIME)  # where none is known: look ahead, but not for ever
+        sizes = np.where(sizes > 0, sizes, _BYTES_AT_A_TIME)  # unknown sizes: look ahead, but not without limit
         at_a_time = -(-_BYTES_AT_A_TIME // max(1, int(sizes.mean())))
         self._threads = max(_LEAST_THREADS, min(_MOST_THREADS, at_a_time))
         self._schedule = PrefetchSchedule(uses, sizes, room=room)
@@ -188,7 +188,7 @@ class Prefetch:
         self._is_started = False
 
     def reach(self, batch: int) -> None:
-        """Note that the process makes this batch now, and will read what comes after it."""
+        """Record that the worker makes this batch now, and prefetch for the batches after it."""
         ahead = self._schedule.advance(batch)
         if ahead is None:
             self._queue.try_again()
@@ -202,13 +202,13 @@ class Prefetch:
 
     def _start(self) -> None:
         self._is_started = True
-        # An iteration that the program leaves unfinished is dropped when modules are gone that closing needs.
+        # An unfinished iteration is dropped at exit, after modules that `close` needs are unloaded.
         atexit.register(self.close)
         for number in range(self._threads):
             threading.Thread(target=self._fetch_all, name=f"wdsdist-prefetch-{number}", daemon=True).start()
 
     def _fetch_all(self) -> None:
-        """Fetch what the queue hands out; each thread runs this."""
+        """Fetch shards from the queue until it is closed; the target of each thread."""
         while (shard := self._queue.take()) is not None:
             began = time.monotonic()
             outcome = self._cache.fetch_ahead(self._manifest, shard)
@@ -220,8 +220,8 @@ class Prefetch:
             self._queue.done(shard, retry_at=ended + _PATIENCE * (ended - began) if is_refused else None)
 
     def close(self) -> None:
-        """End the threads; a shard that is being fetched is finished first, behind the caller's back."""
-        # A forked child may drop what it inherited, with a lock that a thread of its parent held.
+        """End the threads without waiting; running fetches finish in the background."""
+        # A forked child may drop an inherited object, whose lock a thread of the parent may have held.
         if self._process == os.getpid() and not self._queue.is_closed:
             self._queue.close()
             self._cache.expect([], self._job)

@@ -1,7 +1,7 @@
-"""Who needs which copy how soon: each process that reads publishes its list, and eviction goes by all of them.
+"""Eviction priorities: each reading process publishes the copies that it needs, and eviction respects all lists.
 
-A process has two files in ``readers``: one that it keeps locked, so that others see whether it lives, and beside it
-its list, replaced as a whole.
+A process has two files in ``readers``: one that it keeps locked, so that others can tell whether it is alive, and its
+list beside it, replaced atomically.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
+from wdsdist._util.ownership import read_own
 from wdsdist.cache import folders
 from wdsdist.cache.locks import LockableFile, PlantedError
-from wdsdist.distributed import read_own
 
 Rank = tuple[int | str, ...]
-"""The lower, the sooner a copy is needed. First come the shards of batches that are being made and lack some of them,
-in the order in which these were started to be made: so the eldest batch gets all of its shards, then the next, and no
-process waits for ever. Then what will be needed, by how many batches its job is from it."""
+"""Eviction priority; the lower, the sooner a copy is needed. First the copies that blocked batches wait for, in the
+order in which these batches were started: so the oldest batch gets all of its shards, then the next, and no process
+starves. Then copies by the number of batches until their use."""
 
 NEVER: Rank = (2,)
 
@@ -38,19 +38,19 @@ class Need:
     """A copy that a process will read."""
 
     key: str
-    """What `copy_key` gives."""
+    """Key of the copy, from `copy_key`."""
     batch: int
-    """The number of the batch that it is needed for."""
+    """The first batch that needs it."""
 
 
 class Reader:
-    """This process, as the others that share the cache see it."""
+    """This process as a reader of the cache: its lock file and its published list."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file: LockableFile | None = None
         self._name = ""
-        # Reentrant: collected garbage may end the reading of another epoch, and so change the list, at any line.
+        # Reentrant: garbage collection may end the iteration of another epoch, and so change the list, at any line.
         self._changing = threading.RLock()
         self._job = ""
         self._upcoming: list[tuple[str, int]] = []
@@ -58,13 +58,13 @@ class Reader:
 
     @property
     def has_joined(self) -> bool:
-        """Whether the others see this process; a fork of one that they see has to join anew."""
+        """Whether this process is registered; a fork of a registered process has to join anew."""
         return self._file is not None and self._file.is_open
 
     def join(self) -> None:
-        """Let the others see this process, and remove what dead ones have left.
+        """Register this process, and remove the files of dead ones.
 
-        Only under the lock of the folder, for the others sweep what is not locked.
+        Needs the lock of the folder, because other processes delete reader files that are not locked.
         """
         folders.make_folder(self._folder)
         _living(self._folder)
@@ -76,9 +76,9 @@ class Reader:
         Finalize(self, _leave, (self._folder / self._name,), exitpriority=0)  # also where workers end, unlike atexit
 
     def expect(self, needs: Iterable[Need], job: str = "") -> None:
-        """Publish what this process will read, nearest first, with those that read the same epoch of the same job.
+        """Publish the copies that this process will read, nearest first, in an epoch of a job.
 
-        Nothing takes back what was published for that job; what was published since for another one stays.
+        An empty list withdraws the list of that job; a list that was published since for another job stays.
         """
         upcoming = [(need.key, need.batch) for need in needs]
         with self._changing:
@@ -87,10 +87,10 @@ class Reader:
                 self._publish()
 
     def claim(self, keys: Collection[str], latest: int) -> Rank:
-        """Publish that this thread is making a batch of these copies; return how soon it needs them.
+        """Publish that a batch of this thread waits for these copies; return their priority.
 
-        ``latest`` is the number of the latest claim of any process: the next number goes to a new claim, hence only
-        under the lock of the folder.
+        ``latest`` is the number of the latest claim of any process. A new claim gets the next number, so this needs the
+        lock of the folder.
         """
         thread = threading.get_ident()
         with self._changing:
@@ -102,7 +102,7 @@ class Reader:
         return 0, number, self._name
 
     def rest(self) -> None:
-        """Withdraw this thread's claim: its batch is made."""
+        """Withdraw this thread's claim, once its batch has all its copies."""
         if self.has_joined:  # else its lock may be one that a thread of the parent held at the fork
             with self._changing:
                 if threading.get_ident() in self._claims:
@@ -114,11 +114,11 @@ class Reader:
         new, known = (self._folder / f"{self._name}{suffix}" for suffix in (_NEW, _LIST))
         try:
             folders.write(new, content.encode())
-            with contextlib.suppress(FileNotFoundError):  # collected garbage has published what is newer
+            with contextlib.suppress(FileNotFoundError):  # garbage collection has published a newer list
                 new.replace(known)
         except OSError:
-            # A list that is no longer true must not stand. It is only advice: that the disk is full, or whatever else
-            # is wrong with it, shows where a shard cannot be fetched, and those that are there can be read.
+            # An outdated list must not stay. The list is only a hint: a full disk, or another fault of it, shows as an
+            # error where a shard cannot be fetched, and cached shards can still be read.
             with contextlib.suppress(OSError):
                 new.unlink(missing_ok=True)
                 known.unlink(missing_ok=True)
@@ -126,7 +126,7 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What all live processes need."""
+    """The priorities of copies, from the lists of all live processes."""
 
     ranks: dict[str, Rank]
     latest: int
@@ -137,7 +137,7 @@ class Needs:
 
 
 def all_needs(folder: Path) -> Needs:
-    """Read the lists of all live processes, and remove those of the dead; only under the lock of the folder."""
+    """Return the priorities from the lists of all live processes, and remove dead ones; needs the folder's lock."""
     ranks: dict[str, Rank] = {}
     latest = 0
     jobs: dict[str, list[tuple[str, int]]] = {}
@@ -149,7 +149,7 @@ def all_needs(folder: Path) -> Needs:
                 ranks[key] = min(ranks.get(key, NEVER), (0, number, name))
         jobs.setdefault(listed.get("job", ""), []).extend(listed.get("upcoming", ()))
     for upcoming in jobs.values():
-        # From the batch of the process that is furthest behind: what it needs must not go for what others need later.
+        # Counted from the batch of the process that is furthest behind: its copies must not be evicted for others'.
         first = min((batch for _, batch in upcoming), default=0)
         for key, batch in upcoming:
             ranks[key] = min(ranks.get(key, NEVER), (1, batch - first))
@@ -157,7 +157,7 @@ def all_needs(folder: Path) -> Needs:
 
 
 def _living(folder: Path) -> list[str]:
-    """Return the names of all live processes, and remove what the dead have left; only under the lock of the folder."""
+    """Return the names of all live processes, and remove the files of dead ones; needs the lock of the folder."""
     living = []
     for name in sorted({path.name.partition(".")[0] for path in folder.glob("*")}):
         if _NAME.fullmatch(name) is None:
@@ -184,6 +184,6 @@ def _is_dead(path: Path) -> bool:
 
 
 def _listed(path: Path) -> dict[str, Any]:
-    """Return what a process has published; nothing where it has not yet, or it is none of this user's."""
+    """Return the published list of a process; empty where there is none, or it is not this user's."""
     content: dict[str, Any] = json.loads(read_own(path) or b"{}")
     return content

@@ -1,4 +1,4 @@
-"""The request for a copy of one shard: what the manifest lists of it, and what its store and its index say of it."""
+"""The request for a copy of one shard: its manifest entry, store entry, index, paths and deadline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wdsdist.shards.manifest import Manifest, Shard
 
 
 class ShardRequest:
-    """A shard of which a copy must be had before a deadline. What its store says of it is asked once.
+    """A request for a copy of a shard before a deadline. Answers of the store are kept, so that each is asked for once.
 
     Args:
         manifest: the data set.
@@ -37,15 +37,15 @@ class ShardRequest:
         self.options = manifest.client_options
         name = storage.split(storage.beside(self.location, shard_index.SUFFIX))[1]
         self.listed_index = None if storage.is_remote(manifest.base) else storage.local_path(manifest.base) / name
-        """Where its index may stand beside the index.json that lists it."""
+        """Where its index may lie beside the index.json that lists it; ``None`` for a remote data set."""
 
     def again(self) -> ShardRequest:
-        """Return the same request, with everything to be asked anew."""
+        """Return the same request without the kept answers of the store."""
         return ShardRequest(*self._given, self.deadline)
 
     @property
     def described(self) -> str:
-        """The shard, in a message about its room."""
+        """The shard and its size, for messages."""
         return self.shown if self.listed_size < 0 else f"{self.shown} of {self.listed_size:,} bytes"
 
     @functools.cached_property
@@ -60,7 +60,7 @@ class ShardRequest:
 
     @functools.cached_property
     def sidecar(self) -> bytes | None:
-        """The index beside the shard; none where there is none, or none is needed."""
+        """The bytes of the index beside the shard; ``None`` where there is none, or none is needed."""
         if self.has_listed_index():
             return None
         try:
@@ -70,9 +70,10 @@ class ShardRequest:
             return None
 
     def index_bytes(self, *, ask: bool) -> int:
-        """Return the bytes to reserve for the index, as its store tells, which is a round trip of its own.
+        """Return the bytes to reserve for the index.
 
-        Unless it is asked, and for an index that has to be made, more than members of some size give.
+        With ``ask`` the store is asked, which takes a round trip. Otherwise, and for an index that has to be made, an
+        estimate, which is ample unless members are very small.
         """
         if ask and self.sidecar is not None:
             return len(self.sidecar)
@@ -82,14 +83,14 @@ class ShardRequest:
 
     @property
     def extra_bytes(self) -> int:
-        """Bytes needed beside the copy until it is there: of the compressed file that it is made of."""
+        """Bytes needed beside the copy until it is complete: those of the compressed file."""
         if not (self.listed.is_compressed and self.is_remote):
             return 0
         index = self.known_index() if self.listed.size < 0 else None
         return max(0, self.listed.size if index is None else index.file.size)
 
     def made_of(self) -> str:
-        """Return what tells the compressed file that is listed from another one; hashing a local one would be slow."""
+        """Return the identity of the compressed file: its size and digest, or times and inode of a local one."""
         if not self.listed.is_compressed:
             return ""
         if self.is_remote:
@@ -101,18 +102,18 @@ class ShardRequest:
         return f"{found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino}"
 
     def look(self, deadline: storage.Deadline) -> storage.Entry:
-        """Return what the store says of the shard. Raises `ShardNotFoundError` or `StorageError` where it does not."""
+        """Return the store's entry of the shard. Raises `ShardNotFoundError` or `StorageError`."""
         try:
             return storage.entry(self.location, self.options, deadline=deadline)
         except FileNotFoundError as error:
             raise ShardNotFoundError(f"{self.shown} does not exist") from error
 
     def has_listed_index(self) -> bool:
-        """Say whether the index stands beside the index.json that lists the shard."""
+        """Return whether the index is in the folder of the index.json that lists the shard."""
         return self.listed_index is not None and self.listed_index.exists()
 
     def known_index(self) -> ShardIndex | None:
-        """Return the index that stands beside the shard, or beside index.json, if there is one."""
+        """Return the index beside the shard or beside index.json; ``None`` where there is none."""
         if self.sidecar is None:
             try:
                 return shard_index.load(self.listed_index) if self.listed_index else None

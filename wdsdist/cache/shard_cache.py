@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsdist import storage
+from wdsdist._util.host import user_cache_dir
 from wdsdist.cache import stamps
 from wdsdist.cache.counters import Counters
 from wdsdist.cache.fetch import fetch
@@ -23,49 +24,48 @@ from wdsdist.cache.priorities import Need
 from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.space import CacheSpace, Refusal
 from wdsdist.cache.verify_copy import verified_index, verify_bytes
-from wdsdist.distributed import user_cache_dir
 from wdsdist.errors import CacheError, ShardDamagedError, WdsdistError
 from wdsdist.shards import scan_local
 from wdsdist.shards.manifest import Manifest
 
 TIMEOUT = 300.0
-"""Seconds in which a shard has to be had."""
+"""Default timeout in seconds of a request for a shard."""
 
 _PATIENCE_AHEAD = 0.8
-"""Part of the timeout in which a shard is fetched ahead: who waits for it then has time to find out what is wrong."""
+"""Part of the timeout that a prefetch may take: a process that waits for the shard then has time to find the error."""
 
 _LAST_LOOK = 2.0
-"""Seconds for the store to say what is wrong, once the time is over for a shard that another process was to fetch."""
+"""Seconds to ask the store for the error, after the timeout of a shard that another process was fetching."""
 
 _BUSY = Refusal("another process is fetching it, or looking at its copy")
 _EVICTED = Refusal("it was evicted as soon as it was there")
 
 
 class FetchAhead(enum.Enum):
-    """What came of fetching a shard ahead."""
+    """The result of a prefetch."""
 
     THERE = enum.auto()
-    """There is a copy now."""
+    """The copy is in the cache."""
     BUSY = enum.auto()
-    """Another process or thread is fetching it, or looks at its copy."""
+    """Another process or thread is fetching it, or verifies its copy."""
     REFUSED = enum.auto()
-    """There is no room for it, or it cannot be had: `ShardCache.pin` raises what is wrong."""
+    """There is no space for it, or it cannot be fetched: `ShardCache.pin` raises the error."""
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class ShardCache:
-    """The copies of remote shards in one folder, which all processes of a node share.
+    """The cache of remote shards in one folder, which all processes of a node share.
 
-    A copy is verified before it gets its name, and again where the file has changed since. With a limit, room is made
-    by evicting copies that nobody is reading, those first whose next use is furthest. Local shards are read in place.
+    A copy is verified before it gets its name, and again where the file has changed since. With a limit, copies that no
+    process is reading are evicted to free space, furthest next use first. Local shards are read in place.
 
     Args:
         folder: where the copies are; by default ``shards`` in the user's cache folder.
-        limit: bytes that the folder may take at any time, parts and indexes included, the short lists of who needs
-            what aside. Without one nothing is evicted.
-        timeout: seconds in which a shard has to be had, with all attempts and all waiting.
+        limit: bytes that the folder may take at any time, with parts and indexes, but without the short lists of
+            readers. Without a limit nothing is evicted.
+        timeout: seconds for each request for a shard, all retries and waits included.
     """
 
     def __init__(self, folder: Path | None = None, *, limit: int | None = None, timeout: float = TIMEOUT) -> None:
@@ -73,24 +73,24 @@ class ShardCache:
         self.limit = limit
         self.timeout = timeout
         self.hits = 0
-        """Shards that were asked for and that this process did not have to fetch."""
+        """Requests that this process served from a copy, without a fetch."""
         self.fetches = 0
-        """Shards that this process has fetched."""
+        """Shards fetched by this process."""
         self.bytes_fetched = 0
-        """Bytes of those shards."""
+        """Bytes of the fetched shards."""
         self.retries = 0
-        """Requests that were made again, and fetches whose bytes were wrong."""
+        """Retries: of requests that failed, and of fetches whose bytes were wrong."""
         self.seconds_waited = 0.0
-        """Time in `pin` for shards that were not there."""
+        """Time that `pin` waited for shards that were not in the cache."""
 
         self._when_fetched: Callable[[], None] = lambda: None
 
     def counters(self) -> Counters:
-        """Return what this process has had so far."""
+        """Return the cache counters of this process."""
         return Counters(self.hits, self.fetches, self.bytes_fetched, self.retries)
 
     def tell(self, when_fetched: Callable[[], None]) -> None:
-        """Call something, from any thread, after each shard that was fetched, before others can read that."""
+        """Set a callback, called from any thread after each fetch, before other processes can read the shard."""
         self._when_fetched = when_fetched
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -110,22 +110,22 @@ class ShardCache:
         let_go: Callable[[], object] | None = None,
         anew: bool = False,
     ) -> Pinned:
-        """Return a shard, locked; fetch it where it is remote and there is no copy.
+        """Return a shard, locked against eviction; fetch it where it is remote and not cached.
 
         Args:
             manifest: the data set.
             number: which of its shards.
-            batch: all shards that are needed at the same time. Until `rest`, none of them is evicted for a process
-                that began to wait later.
-            let_go: called before each pause, to unlock what is locked: two processes that each hold what the other
-                waits for would wait for ever.
-            anew: fetch it even where there is a copy.
+            batch: all shards that are needed at once. Until `rest`, none of them is evicted for a process that began
+                to wait later.
+            let_go: called before each pause, to unlock the shards of the batch: two processes that each hold a shard
+                that the other waits for would deadlock.
+            anew: fetch it even where a copy is cached.
 
         Raises:
-            ShardNotFoundError: the store does not have it.
-            ShardDamagedError: it is not what the manifest lists, however often it is fetched.
+            ShardNotFoundError: it is not in the store.
+            ShardDamagedError: it differs from the manifest, also after retries.
             StorageError: it cannot be read from its store.
-            CacheError: there is no room for it, or none in time, or the folder cannot be written.
+            CacheError: there is no space for it, or none in time, or the folder cannot be written.
         """
         if not manifest.is_copied[number]:
             part, number = manifest.part(number)
@@ -147,9 +147,9 @@ class ShardCache:
                     self.rest()
 
     def fetch_ahead(self, manifest: Manifest, number: int) -> FetchAhead:
-        """Fetch a remote shard that will be needed, where there is room for it.
+        """Prefetch a remote shard, where there is space for it.
 
-        Nothing that is needed sooner is evicted for it.
+        No copy that is needed sooner is evicted for it.
         """
         if not manifest.is_copied[number]:
             return FetchAhead.THERE
@@ -167,9 +167,9 @@ class ShardCache:
         return FetchAhead.BUSY if found is _BUSY else FetchAhead.REFUSED
 
     def refetch(self, manifest: Manifest, number: int) -> Path:
-        """Fetch a remote shard even where there is a copy, which it replaces once it has proved to be whole.
+        """Fetch a remote shard again, and replace its cached copy once the new one is verified.
 
-        Raises what `pin` raises; the copy stays as it is then.
+        Raises what `pin` raises, and keeps the old copy then.
         """
         request = self._request(manifest, number)
         with self._clear_errors(request.described):
@@ -177,21 +177,21 @@ class ShardCache:
         return request.paths.copy
 
     def expect(self, needs: Sequence[Need], job: str = "") -> None:
-        """Say what this process will read, nearest first: others evict what nobody needs, or needs last.
+        """Publish the copies that this process will read, nearest first, as eviction priorities for all processes.
 
-        ``job`` is the same for all processes that go through the same batches.
+        ``job`` is the same for all processes that read the same batches.
         """
         if needs or self._space.reader.has_joined:
             with self._clear_errors("the list of what this process needs"):
                 self._space.expect(needs, job, storage.Deadline(self.timeout))
 
     def rest(self) -> None:
-        """Say that this thread has all the shards of a batch, locked, and waits for none."""
+        """Record that this thread holds all shards of its batch, and waits for none."""
         if "_space" in self.__dict__:
             self._space.reader.rest()
 
     def path(self, manifest: Manifest, number: int) -> Path:
-        """Return where the copy of a remote shard is, or would be."""
+        """Return the path of the cached copy of a remote shard, which need not exist."""
         return copy_paths(self._space.root, manifest, number).copy
 
     def _check_limit(self, needed: int, shards: int) -> None:
@@ -207,7 +207,7 @@ class ShardCache:
     def _obtain(
         self, request: ShardRequest, batch: Collection[str], let_go: Callable[[], object] | None, *, anew: bool = False
     ) -> Pinned:
-        """Fetch a shard, or wait until another process has."""
+        """Fetch a shard, or wait until another process has fetched it."""
         refusal = _BUSY
         for _ in pauses(request.deadline.end):
             if not anew and (pinned := self._open_copy(request)):
@@ -220,7 +220,7 @@ class ShardCache:
             if let_go is not None:
                 let_go()
         if refusal is _BUSY:
-            request.look(storage.Deadline(_LAST_LOOK))  # what keeps the others from it
+            request.look(storage.Deadline(_LAST_LOOK))  # raises the error that kept the other process from it
         raise CacheError(
             f"{request.shown} could not be had within {self.timeout:g} seconds: {refusal.reason}; raise "
             f"download_timeout if the store is slow, or cache_limit if the processes that share {self._space.root} "
@@ -228,11 +228,11 @@ class ShardCache:
         )
 
     def _open_copy(self, request: ShardRequest) -> Pinned | None:
-        """Return the copy of a shard, locked; nothing where there is none, or somebody else is about to change it."""
+        """Return the copy of a shard, locked; ``None`` where there is none, or another process is changing it."""
         self._space.check(request.paths)
         try:
             file = LockableFile(request.paths.copy)
-        except (FileNotFoundError, PlantedError):  # a link is none of ours: the copy will replace it
+        except (FileNotFoundError, PlantedError):  # a planted link: the copy will replace it
             return None
         pinned = self._verified(request, file)
         if pinned is None:
@@ -240,7 +240,7 @@ class ShardCache:
         return pinned
 
     def _verified(self, request: ShardRequest, file: LockableFile) -> Pinned | None:
-        """Return an open copy, locked, once its bytes and its index are verified; discard what is wrong."""
+        """Verify the bytes and the index of an open copy and return it locked; discard it where they are wrong."""
         paths = request.paths
         if not (file.lock(alone=False) and file.is_at(paths.copy)):
             return None
@@ -265,7 +265,7 @@ class ShardCache:
         return Pinned(paths.copy, index, file)
 
     def _fetch(self, request: ShardRequest, batch: Collection[str] | None, *, anew: bool = False) -> Pinned | Refusal:
-        """Fetch a shard and return it locked: take its part, reserve room, fetch, install."""
+        """Fetch a shard and return it locked: take its part, reserve space, fetch, install."""
         paths = request.paths
         part = self._space.take(paths, request.deadline, anew=anew)
         if part is None:
@@ -275,16 +275,16 @@ class ShardCache:
                 self._space.give_up(part, paths, request.deadline)
                 return refusal
             fetched = fetch(request, self._count_retries)
-            # Before others find it, and may be done with the epoch before this thread goes on.
+            # Before other processes find it, which may end the epoch before this thread continues.
             self.fetches += 1
             self.bytes_fetched += fetched.index.size
             self._when_fetched()
             self._space.install(part, request, fetched)
         except BaseException:
-            with contextlib.suppress(CacheError):  # whoever looks for room next sweeps it up
+            with contextlib.suppress(CacheError):  # the next process that looks for space deletes it
                 self._space.give_up(part, paths, request.deadline)
             raise
-        # The system gives up the one lock before it gives the other: somebody may have come between.
+        # flock releases the exclusive lock before it takes the shared one: another process may have come between.
         if part.lock(alone=False) and part.is_at(paths.copy):
             return Pinned(paths.copy, fetched.index, part)
         return _EVICTED
@@ -294,12 +294,12 @@ class ShardCache:
 
     @contextlib.contextmanager
     def _clear_errors(self, what: str) -> Iterator[None]:
-        """Turn what the system says of the folder, when something is to be kept there, into errors that help."""
+        """Turn ``OSError`` of the cache folder into `CacheError` with a remedy."""
         root = self._space.root
         try:
             yield
         except OSError as error:
-            cause: BaseException | None = error  # storage wraps what befalls the file that it fills
+            cause: BaseException | None = error  # storage wraps errors of the file that it writes
             while cause is not None:
                 if isinstance(cause, OSError) and cause.errno in _FULL:
                     raise CacheError(

@@ -1,6 +1,6 @@
-"""The space in a cache folder: reserve room for a part, evict copies, install what was fetched.
+"""The space of a cache folder: reserve space for a part, evict copies, install fetched ones.
 
-Files get and lose their names only here, under one lock that is held for moments.
+Files are created, renamed and deleted only here, under one lock that is held briefly.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wdsdist.cache import folders, stamps
-from wdsdist.cache import paths as names
 from wdsdist.cache.fetch import Fetched
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses
-from wdsdist.cache.paths import CopyPaths
+from wdsdist.cache.paths import LOCK, READERS, CopyPaths
 from wdsdist.cache.priorities import NEVER, Need, Needs, Rank, Reader, all_needs
 from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.usage import STAMP_BYTES, Held, Ledger, all_held, reserved_for, size_of
@@ -25,18 +24,18 @@ from wdsdist.errors import CacheError
 from wdsdist.storage import Deadline
 
 _SLACK = 64
-"""What is evicted at once may leave this part of the limit free: to look through a full folder takes its time."""
+"""An eviction may free one such part of the limit in excess, because a scan of a full folder is slow."""
 
 _MOMENT = 0.002
-"""Seconds after which to look again whether the folder is still locked."""
+"""Longest pause in seconds between attempts to lock the folder."""
 
 _PATIENCE = 10.0
-"""Seconds in which the folder is locked whatever the deadline: what was fetched at the last moment is not lost."""
+"""Least seconds to wait for the folder's lock, whatever the deadline, so that a late fetch is not lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a shard cannot be fetched now; it may be asked for again."""
+    """The reason why a shard cannot be fetched now; the request may be repeated."""
 
     reason: str
 
@@ -52,13 +51,13 @@ class CacheSpace:
     def __init__(self, root: Path, limit: int | None) -> None:
         self.root = root
         self._limit = limit
-        self.reader = Reader(root / names.READERS)
+        self.reader = Reader(root / READERS)
 
     @contextlib.contextmanager
     def alone(self, deadline: Deadline) -> Iterator[Ledger]:
-        """Keep all others from changing which files there are; what processes that died left is removed at first."""
+        """Hold the folder's lock; the first time, register this process and delete the files of dead ones."""
         folders.make_root(self.root)
-        with contextlib.closing(LockableFile(self.root / names.LOCK, writable=True, create=True)) as file:
+        with contextlib.closing(LockableFile(self.root / LOCK, writable=True, create=True)) as file:
             for _ in pauses(max(deadline.end, time.monotonic() + _PATIENCE), _MOMENT):
                 if file.lock(alone=True):
                     break
@@ -71,15 +70,15 @@ class CacheSpace:
             yield ledger
 
     def check(self, paths: CopyPaths) -> None:
-        """Raise `CacheError` where others can have put something in the way to a copy, if there is one."""
+        """Raise `CacheError` where other users can have replaced the folders of a copy."""
         with contextlib.suppress(FileNotFoundError):
             folders.check_root(self.root)
             folders.check_folder(paths.folder)
 
     def take(self, paths: CopyPaths, deadline: Deadline, *, anew: bool = False) -> LockableFile | None:
-        """Open and lock the part of a shard, to fetch it; nothing where that is done already, or being done.
+        """Create and lock the part file of a shard, to fetch it; ``None`` where it is cached or being fetched.
 
-        With ``anew`` the shard is to be fetched even where there is a copy.
+        With ``anew`` the shard is fetched even where a copy is cached.
         """
         with self.alone(deadline):
             folders.make_folder(paths.folder)
@@ -89,16 +88,16 @@ class CacheSpace:
             return part if part.lock(alone=True) else None
 
     def expect(self, needs: Iterable[Need], job: str, deadline: Deadline) -> None:
-        """Publish what this process will read, nearest first."""
+        """Publish the copies that this process will read, nearest first."""
         if not self.reader.has_joined:
             with self.alone(deadline):
                 pass
         self.reader.expect(needs, job)
 
     def reserve(self, part: LockableFile, request: ShardRequest, batch: Collection[str] | None) -> Refusal | None:
-        """Reserve room for a part and its index, evicting what is needed later; return why where there is not enough.
+        """Reserve space for a part and its index, and evict copies that are needed later; return why it is refused.
 
-        ``batch`` lists all copies that the batch in the making needs; it is ``None`` where one is fetched ahead.
+        ``batch`` lists all copies that the current batch needs; it is ``None`` for a prefetch.
         """
         paths, size = request.paths, request.size
         if size < 0 and self._limit is not None:
@@ -114,9 +113,9 @@ class CacheSpace:
             )
         with self.alone(request.deadline) as ledger:
             if self._limit is not None:
-                needs = all_needs(self.root / names.READERS)
+                needs = all_needs(self.root / READERS)
                 rank = needs.rank(paths.key) if batch is None else self.reader.claim(batch, needs.latest)
-                if rank == NEVER and needs.ranks:  # it was read and evicted since somebody chose to fetch it ahead
+                if rank == NEVER and needs.ranks:  # read and evicted since its prefetch was scheduled
                     return Refusal("nobody needs it any more")
                 if refusal := self._make_room(ledger, paths, reserved, rank, needs):
                     return refusal
@@ -127,77 +126,77 @@ class CacheSpace:
         return None
 
     def give_up(self, part: LockableFile, paths: CopyPaths, deadline: Deadline) -> None:
-        """Remove a part that this process has taken."""
+        """Delete a part that this process has taken."""
         with contextlib.closing(part), self.alone(deadline) as ledger, ledger.changing(paths):
             _remove(paths.part)
             if not paths.copy.exists():
                 _remove(paths.index, paths.stamp)
 
     def install(self, part: LockableFile, request: ShardRequest, fetched: Fetched) -> None:
-        """Give a part that was verified the name of the copy, and its index the name beside it."""
+        """Rename a verified part to the copy, and write its index beside it."""
         paths, sidecar = request.paths, fetched.sidecar
         taken = part.stat().st_size + len(sidecar or b"") + STAMP_BYTES
         with self.alone(request.deadline) as ledger, ledger.changing(paths):
             _remove(paths.index)  # never written over: others may have mapped it
-            # Of an index that had to be made the size was not known: where it takes more than its room it is not kept.
+            # The size of an index that had to be made was an estimate: where it exceeds its reservation it is not kept.
             if sidecar is not None and (self._limit is None or taken <= reserved_for(paths)):
                 folders.write(paths.index, sidecar)
             paths.part.replace(paths.copy)
             stamps.stamp(part.fileno(), paths.stamp, fetched.sha256, fetched.made_of)
 
     def discard(self, paths: CopyPaths, copy: LockableFile, deadline: Deadline) -> None:
-        """Remove a copy that this process has opened and locked alone."""
+        """Delete a copy that this process has opened and locked exclusively."""
         with self.alone(deadline) as ledger, ledger.changing(paths):
             if copy.is_at(paths.copy):
                 _drop(paths, copy)
 
     def stamp(self, request: ShardRequest, copy: LockableFile, sha256: str) -> None:
-        """Note that the bytes of a copy, which this process has locked alone, have been found right.
+        """Stamp a copy, locked exclusively by this process, as verified.
 
-        One that somebody else has put there becomes the cache's own.
+        A file that the user has put there becomes part of the cache.
         """
         paths = request.paths
         with self.alone(request.deadline) as ledger, ledger.changing(paths):
             stamps.stamp(copy.fileno(), paths.stamp, sha256, request.made_of())
 
     def may_fit(self, request: ShardRequest) -> bool:
-        """Say whether there can be room to fetch a shard ahead, before its store is asked for anything."""
+        """Return whether there can be space to prefetch a shard, before its store is asked for anything."""
         if self._limit is None:
             return True
         with self.alone(request.deadline) as ledger:
             if self._fits(ledger, request.paths, request.listed_size):
                 return True
-            needs = all_needs(self.root / names.READERS)
+            needs = all_needs(self.root / READERS)
             rank = needs.rank(request.paths.key)
             missing, _, later = self._shortage(ledger, request.paths, request.listed_size, rank, needs)
         return missing <= sum(one.size for one in later)
 
     def _fits(self, ledger: Ledger, paths: CopyPaths, wanted: int) -> bool:
-        """Say whether the ledger shows that there is room for a shard."""
+        """Return whether the ledger shows enough space for a shard."""
         used = ledger.read()
         return used is not None and self._missing(used, paths, wanted) <= 0
 
     def _missing(self, used: int, paths: CopyPaths, wanted: int) -> int:
-        """Return how many bytes are missing for a shard where so many are in use, also for what is there of it."""
+        """Return the bytes that are missing for a shard when ``used`` bytes are in use, its own files included."""
         return used - (0 if paths.copy.exists() else size_of(paths)) + wanted - (self._limit or 0)
 
     def _shortage(
         self, ledger: Ledger, paths: CopyPaths, wanted: int, rank: Rank, needs: Needs
     ) -> tuple[int, list[Held], list[Held]]:
-        """Return how many bytes are missing for a shard, the copies that are there, and those needed later than it."""
+        """Return the bytes that are missing for a shard, all copies, and those that are needed later than it."""
         held = self._all_held(ledger)
         whole = [one for one in held if one.is_whole]
         missing = self._missing(sum(one.size for one in held), paths, wanted)
         return missing, whole, [one for one in whole if needs.rank(one.paths.key) > rank]
 
     def _make_room(self, ledger: Ledger, paths: CopyPaths, wanted: int, rank: Rank, needs: Needs) -> Refusal | None:
-        """Evict copies that are needed later than ``rank``, as far as need be; return why where that is not enough."""
+        """Evict copies of lower priority than ``rank`` until a shard fits; return why where that is not enough."""
         if self._fits(ledger, paths, wanted):
             return None
         missing, whole, later = self._shortage(ledger, paths, wanted, rank, needs)
         sooner = sum(one.size for one in whole) - sum(one.size for one in later)
         if 0 < missing <= sum(one.size for one in later):
-            # Those that nobody needs go by their last use, the others by the next, furthest first.
+            # Copies that no process needs by their last use, then the others by their next use, furthest first.
             later.sort(key=lambda one: one.last_use)
             later.sort(key=lambda one: needs.rank(one.paths.key), reverse=True)
             missing -= self._evict(ledger, later, missing)
@@ -209,7 +208,7 @@ class CacheSpace:
         )
 
     def _evict(self, ledger: Ledger, copies: Iterable[Held], missing: int) -> int:
-        """Evict copies in this order until so many bytes are free, and a few more; return how many are."""
+        """Evict copies in this order until ``missing`` bytes are free, and a few more; return the bytes freed."""
         used, freed = ledger.read(), 0
         ledger.forget()
         most = missing + (self._limit or 0) // _SLACK
@@ -221,7 +220,7 @@ class CacheSpace:
         return freed
 
     def _all_held(self, ledger: Ledger) -> list[Held]:
-        """List all that is in the folder, which takes its time where there is much."""
+        """List all shards in the folder, which is slow for a large cache, and write their sum to the ledger."""
         ledger.forget()
         held = all_held(self.root)
         ledger.write(sum(one.size for one in held))
@@ -229,7 +228,7 @@ class CacheSpace:
 
 
 def _is_there(copy: Path) -> bool:
-    """Say whether there is a copy; what others have put in its paths will be replaced."""
+    """Return whether there is a copy; planted files in its place do not count, and will be replaced."""
     try:
         LockableFile(copy).close()
     except (FileNotFoundError, PlantedError):
@@ -238,7 +237,7 @@ def _is_there(copy: Path) -> bool:
 
 
 def _evict(paths: CopyPaths) -> bool:
-    """Remove a copy and what belongs to it; say whether that could be done, because nobody is reading it."""
+    """Evict a copy and its files, unless a process is reading it; return whether it was evicted."""
     try:
         with contextlib.closing(LockableFile(paths.copy)) as file:
             if file.lock(alone=True):
@@ -250,12 +249,12 @@ def _evict(paths: CopyPaths) -> bool:
 
 
 def _drop(paths: CopyPaths, copy: LockableFile) -> None:
-    """Remove a copy that is locked alone, with its index and its stamp."""
+    """Delete a copy that is locked exclusively, with its index and its stamp."""
     if copy.stat().st_nlink == 1:
-        # A map that somebody has kept must not keep the room. Of several names one may be that of somebody's data.
-        os.truncate(f"/proc/self/fd/{copy.fileno()}", 0)  # that file, whatever the name leads to by now
+        # A map of it must not keep the disk space. A file with several names may be the user's data: it is not emptied.
+        os.truncate(f"/proc/self/fd/{copy.fileno()}", 0)  # this file, whatever its path leads to by now
     paths.copy.unlink()
-    # Last the stamp: what is killed before leaves something that the next one knows to be the cache's own.
+    # The stamp last: if this process is killed before, the stamp marks the leftover files as the cache's own.
     _remove(paths.index, paths.stamp)
 
 
@@ -265,7 +264,7 @@ def _remove(*paths: Path) -> None:
 
 
 def _allocate(descriptor: int, size: int) -> None:
-    """Give a file its size and its room on the disk, so that a full disk shows before anything is fetched."""
+    """Allocate the disk space of a file, so that a full disk is found before anything is fetched."""
     if size > 0:
         try:
             os.posix_fallocate(descriptor, 0, size)

@@ -1,4 +1,4 @@
-"""What was verified of a copy, so that it is hashed once; and how much room is reserved for a part."""
+"""Stamps: the verified digest and file times of a copy, so that it is hashed once, or the space reserved for a part."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from wdsdist._util.ownership import read_own, why_not_own
 from wdsdist.cache import folders
-from wdsdist.distributed import read_own, why_not_own
 
 _EARLIER = 10_000_000_000  # nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """A file as it was when its bytes were found right."""
+    """Digest, size, times and inode of a file when it was verified."""
 
     sha256: str = ""
     size: int = -1
@@ -25,21 +25,21 @@ class Stamp:
     ctime_ns: int = 0
     inode: int = 0
     boot: str = ""
-    """Which start of the system: data that a crash of the machine kept from the disk may leave a file of zeros."""
+    """Boot id of the system: data that was not on disk at a crash may leave a file of zeros."""
     made_of: str = ""
-    """What tells the file that was decompressed from one that has replaced it since."""
+    """Identity of the compressed file that was decompressed, as `ShardRequest.made_of` returns it."""
     reserved: int = 0
-    """Bytes that a part and what belongs to it may come to take."""
+    """Bytes reserved for a part and its files."""
 
     def agrees(self, found: os.stat_result) -> bool:
-        """Say whether a file is still the one that was verified, and this user alone can have changed it."""
+        """Return whether a file is unchanged since it was verified, and writable by this user alone."""
         return _seen(self.sha256, self.made_of, found) == self and not why_not_own(found)
 
 
 def stamp(descriptor: int, path: Path, sha256: str, made_of: str) -> None:
-    """Note that the bytes of an open file have been found right."""
+    """Write the stamp of an open file whose bytes are verified."""
     now = os.stat(descriptor).st_atime_ns
-    # A write within the same tick of the clock must show: it can only set a time that is later than this one.
+    # The time is set into the past, so that a write within the same clock tick changes it.
     with contextlib.suppress(PermissionError):  # another user's file
         os.fchmod(descriptor, os.stat(descriptor).st_mode & 0o755)
         os.utime(descriptor, ns=(now, os.stat(descriptor).st_mtime_ns - _EARLIER))
@@ -47,8 +47,8 @@ def stamp(descriptor: int, path: Path, sha256: str, made_of: str) -> None:
 
 
 def touch(path: Path) -> None:
-    """Note that a copy is used now: the time of its stamp says so."""
-    with contextlib.suppress(OSError):  # it goes by an older time then
+    """Record that a copy is used now, by the time of its stamp."""
+    with contextlib.suppress(OSError):  # it keeps an older time of use then
         os.utime(path)
 
 
@@ -57,7 +57,7 @@ def write(path: Path, content: Stamp) -> None:
 
 
 def read(path: Path) -> Stamp | None:
-    """Return a stamp; nothing where there is none of this user's, or none that was written to its end."""
+    """Read a stamp; ``None`` where there is none, or it is incomplete or not this user's."""
     try:
         return Stamp(**json.loads(read_own(path) or b""))
     except (ValueError, TypeError):
@@ -70,7 +70,7 @@ def _seen(sha256: str, made_of: str, found: os.stat_result) -> Stamp:
 
 @functools.cache
 def boot() -> str:
-    """Return what tells this start of the system from others; nothing where the system does not say."""
+    """Return the boot id of the system; empty where it has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,8 +1,8 @@
-"""The bytes in use in a cache folder: its copies, and its parts at the size that is reserved for them.
+"""Disk usage of a cache folder: the bytes of its copies, and the bytes reserved for its parts.
 
-Thousands of copies take longer to look through than one of them to fetch, so a `Ledger` keeps their sum in the file
-that is locked. Whoever changes the folder empties the ledger first and writes the new sum afterwards: who is killed in
-between leaves an empty one, and the next one adds up.
+A scan of thousands of copies takes longer than the fetch of one, so a `Ledger` keeps their sum in the lock file. A
+process that changes the folder empties the ledger first and writes the new sum afterwards: if it is killed in between,
+the next process finds an empty ledger and scans the folder.
 """
 
 from __future__ import annotations
@@ -13,23 +13,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from wdsdist.cache import paths as names
 from wdsdist.cache import stamps
 from wdsdist.cache.locks import LockableFile, PlantedError
-from wdsdist.cache.paths import CopyPaths
+from wdsdist.cache.paths import PART, STAMP, CopyPaths, is_store
 from wdsdist.shards.index import SUFFIX
 
 STAMP_BYTES = 512
-"""More than a stamp takes, which is written anew at any time: each counts as this."""
+"""Bytes counted for each stamp, which may be rewritten at any time; more than one takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A shard of which something is in the cache."""
+    """A shard with files in the cache."""
 
     paths: CopyPaths
     size: int
-    """Bytes of all its files, or the bytes that are reserved for them where that is more."""
+    """Bytes of all its files, or those reserved for them where that is more."""
     is_whole: bool
     """Whether there is a copy, and no part."""
     last_use: int
@@ -37,41 +36,41 @@ class Held:
 
 
 def all_held(root: Path) -> list[Held]:
-    """List all that is in a cache folder, after removing what processes that died have left; only under its lock."""
+    """List all shards in a cache folder, and delete the files of dead processes; needs the folder's lock."""
     with os.scandir(root) as entries:
-        stores = [entry for entry in entries if names.is_store(entry.name) and entry.is_dir(follow_symlinks=False)]
+        stores = [entry for entry in entries if is_store(entry.name) and entry.is_dir(follow_symlinks=False)]
     return [held for store in stores for held in _held_in(Path(store))]
 
 
 def size_of(paths: CopyPaths) -> int:
-    """Return the bytes of one shard in the cache, as `all_held` tells them; 0 where nothing of it is there."""
+    """Return the bytes of one shard in the cache, counted as in `all_held`; 0 where it has no files."""
     found = {}
-    for name in (paths.name, paths.name + SUFFIX, paths.name + names.PART, paths.name + names.STAMP):
+    for name in (paths.name, paths.name + SUFFIX, paths.name + PART, paths.name + STAMP):
         with contextlib.suppress(FileNotFoundError):
             found[name] = (paths.folder / name).lstat()
-    if paths.name + names.STAMP in found or paths.name + names.PART in found:
+    if paths.name + STAMP in found or paths.name + PART in found:
         return _held(paths, found).size
     return 0
 
 
 def reserved_for(paths: CopyPaths) -> int:
-    """Return how many bytes are reserved for a part and what belongs to it."""
+    """Return the bytes that are reserved for a part and its files."""
     stamp = stamps.read(paths.stamp)
     return 0 if stamp is None else stamp.reserved
 
 
 def _held_in(folder: Path) -> Iterator[Held]:
-    # There may be many thousands of copies, and the folder is locked meanwhile: no paths where names will do.
+    # There may be many thousands of copies, and the folder is locked: names are faster than paths.
     with os.scandir(folder) as entries:
         found = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
     # Only what has a stamp or is a part is the cache's own: other files may lie here too.
-    stamped = {name.removesuffix(names.STAMP) for name in found if name.endswith(names.STAMP)}
-    parts = {name.removesuffix(names.PART) for name in found if name.endswith(names.PART)}
+    stamped = {name.removesuffix(STAMP) for name in found if name.endswith(STAMP)}
+    parts = {name.removesuffix(PART) for name in found if name.endswith(PART)}
     for name in stamped | parts:
         paths = CopyPaths(folder, name)
         if name in parts and _was_left(paths):
             paths.part.unlink()
-            del found[name + names.PART]
+            del found[name + PART]
             parts.remove(name)
         if name not in parts and name not in found:
             paths.index.unlink(missing_ok=True)
@@ -81,19 +80,19 @@ def _held_in(folder: Path) -> Iterator[Held]:
 
 
 def _held(paths: CopyPaths, found: dict[str, os.stat_result]) -> Held:
-    """Return what there is of a shard, of the files that were found."""
+    """Return the usage of a shard, from the files that were found."""
     name = paths.name
-    stats = [found[one] for one in (name, name + SUFFIX, name + names.PART) if one in found]
-    stamp = found.get(name + names.STAMP)
+    stats = [found[one] for one in (name, name + SUFFIX, name + PART) if one in found]
+    stamp = found.get(name + STAMP)
     size = sum([one.st_size for one in stats]) + (STAMP_BYTES if stamp else 0)
-    is_whole = name + names.PART not in found
+    is_whole = name + PART not in found
     if not is_whole:
         size = max(size, reserved_for(paths))
     return Held(paths, size, is_whole, (stamp or stats[-1]).st_mtime_ns)
 
 
 def _was_left(paths: CopyPaths) -> bool:
-    """Say whether nobody is fetching a part any more."""
+    """Return whether a part was left by a dead process, because no process holds its lock."""
     try:
         file = LockableFile(paths.part, writable=True)
     except PlantedError:
@@ -103,11 +102,11 @@ def _was_left(paths: CopyPaths) -> bool:
 
 
 class Ledger:
-    """The sum as it stands while the folder is locked.
+    """The sum of the bytes in use, valid while the folder is locked.
 
     Args:
-        file: that is locked.
-        is_kept: whether this process keeps account of what it changes.
+        file: the lock file, locked.
+        is_kept: whether this process updates the sum.
     """
 
     def __init__(self, file: LockableFile, *, is_kept: bool) -> None:
@@ -115,7 +114,7 @@ class Ledger:
         self._is_kept = is_kept and bool(stamps.boot())
 
     def read(self) -> int | None:
-        """Return the bytes in use; nothing where that is not known, also of what was written before a crash."""
+        """Return the bytes in use; ``None`` where they are unknown, or were written before the last boot."""
         used, _, boot = os.pread(self._file.fileno(), 100, 0).decode().partition(" ")
         return int(used) if boot == f"{stamps.boot()}\n" and self._is_kept else None
 
@@ -124,12 +123,12 @@ class Ledger:
             os.pwrite(self._file.fileno(), f"{used} {stamps.boot()}\n".encode(), 0)
 
     def forget(self) -> None:
-        """Let the next one add up what is there."""
+        """Empty the ledger, so that the next process scans the folder."""
         os.ftruncate(self._file.fileno(), 0)
 
     @contextlib.contextmanager
     def changing(self, paths: CopyPaths) -> Iterator[None]:
-        """Keep account of what changes of one shard. After an error nothing is known."""
+        """Update the sum by the change of one shard within a block; after an error the ledger stays empty."""
         used, before = self.read(), size_of(paths) if self._is_kept else 0
         self.forget()
         yield

@@ -1,22 +1,22 @@
-"""Verify a copy that is in the cache already: its bytes, and the index that is kept beside it."""
+"""Verify a cached copy: its bytes, and the index beside it."""
 
 from __future__ import annotations
 
 from wdsdist._util import files
+from wdsdist._util.ownership import is_own_file
 from wdsdist.cache import folders
 from wdsdist.cache.fetch import scan
 from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.stamps import Stamp
-from wdsdist.distributed import is_own_file
 from wdsdist.errors import IndexFormatError, ShardDamagedError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import ShardIndex, Stored
 
 
 def verify_bytes(request: ShardRequest, known: Stamp, *, is_trusted: bool) -> str:
-    """Return the digest of the copy. Raises `ShardDamagedError` where it is not the shard that is listed.
+    """Return the digest of a copy. Raises `ShardDamagedError` where it is not the listed shard.
 
-    ``known`` is what was verified of it; that is trusted where the file has not changed since.
+    ``known`` is its stamp, which is trusted where the file has not changed since.
     """
     copy = request.paths.copy
     sha256 = known.sha256 if is_trusted else files.sha256(copy)
@@ -27,9 +27,9 @@ def verify_bytes(request: ShardRequest, known: Stamp, *, is_trusted: bool) -> st
 
 
 def verified_index(request: ShardRequest, size: int, sha256: str) -> ShardIndex:
-    """Return the index of a copy whose bytes are right; one that was not kept is made anew.
+    """Return the index of a verified copy; without one the copy is scanned.
 
-    Raises `ShardDamagedError` where it is damaged, or that of another shard.
+    Raises `ShardDamagedError` where the index is damaged or belongs to another shard.
     """
     kept = request.paths.index
     is_believed = is_own_file(kept)

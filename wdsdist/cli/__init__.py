@@ -1,4 +1,4 @@
-"""The command line: parse, call the library, show what comes out. It never imports torch or webdataset."""
+"""The command line: parse arguments, call the library, print its results. It never imports torch or webdataset."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BROKEN_PIPE = 128 + 13  # as shells report SIGPIPE
 
 
 class _Group(click.Group):
-    """Turns what can go wrong into one line and an exit status."""
+    """A command group that turns errors into one line and an exit status."""
 
     def make_context(self, *args: Any, **more: Any) -> click.Context:
         with _clean_usage():
@@ -59,7 +59,7 @@ class _Group(click.Group):
 
 @contextlib.contextmanager
 def _clean_usage() -> Iterator[None]:
-    """Escape what click repeats of the arguments: a pattern of the shell may have put names of files there."""
+    """Escape arguments in the messages of click: a shell pattern may expand to hostile file names."""
     try:
         yield
     except click.ClickException as error:
@@ -68,7 +68,7 @@ def _clean_usage() -> Iterator[None]:
 
 
 def _give_up_output() -> None:
-    """Drop what is still to be written: Python would try again at exit, and complain once more."""
+    """Discard buffered output: Python would try to write it again at exit, and report a second error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

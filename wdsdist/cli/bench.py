@@ -1,4 +1,4 @@
-"""The command that measures: ``bench``."""
+"""The command ``bench``, which measures the throughput of loading."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist.cli.opening import allow_elsewhere, opened
-from wdsdist.cli.output import say, say_json
-from wdsdist.cli.sizes import contents, human
+from wdsdist._util.validation import human
+from wdsdist.cli.options import allow_elsewhere, opened
+from wdsdist.cli.output import contents, say, say_json
 
 if TYPE_CHECKING:
     from wdsdist.diagnostics.profiling import Costs, Rate
@@ -20,7 +20,7 @@ _IMAGES = ("jpg", "jpeg", "png", "webp")
 
 
 def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int]:
-    """Read a list such as ``0,2,4``; without one, double the workers up to the number of cores."""
+    """Parse a list such as ``0,2,4``; without one, double the workers up to the number of cores."""
     from wdsdist._util.host import cpu_count
 
     if value is None:
@@ -36,7 +36,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> l
 
 
 def _dtypes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
-    """Read pairs such as ``bin=uint16``."""
+    """Parse pairs such as ``bin=uint16``."""
     import numpy as np
 
     found: dict[str, Any] = {}
@@ -67,7 +67,7 @@ def _dtypes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
 def bench(
     shards: tuple[str, ...], workers: list[int], batch_size: int, seconds: float, step: float, as_json: bool, **how: Any
 ) -> None:
-    """Measure how fast SHARDS load here, what the time goes into, and suggest a number of workers."""
+    """Measure how fast SHARDS load here and the cost of each step, and suggest a number of workers."""
     from wdsdist.diagnostics import profiling
 
     dataset = _dataset(shards, **how)

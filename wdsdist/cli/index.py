@@ -1,4 +1,4 @@
-"""The command for shards that others made: ``index``."""
+"""The command ``index``, for shards that other tools wrote."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wdsdist.cli.opening import allow_elsewhere, opened
-from wdsdist.cli.output import say
+from wdsdist.cli.options import allow_elsewhere, opened
+from wdsdist.cli.output import contents, counted, say
 from wdsdist.cli.progress import meter
-from wdsdist.cli.sizes import contents, counted
 
 if TYPE_CHECKING:
     from wdsdist.shards.build_index import IndexProgress
@@ -60,7 +59,7 @@ def index(
 
 
 def _opened(shards: tuple[str, ...], allow_elsewhere: bool) -> Manifest | None:
-    """Return the data set that a folder or an index.json is, if it is one."""
+    """Open the data set of a folder or an index.json; ``None`` where there is none."""
     from wdsdist.errors import IndexNotFoundError
     from wdsdist.shards.tar import is_tar
 

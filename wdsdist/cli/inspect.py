@@ -1,4 +1,4 @@
-"""Commands that look into data sets: ``info``, ``ls`` and ``cat``."""
+"""The commands ``info``, ``ls`` and ``cat``, which inspect data sets."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist.cli.opening import allow_elsewhere, opened
-from wdsdist.cli.output import say, say_json, write_member
-from wdsdist.cli.sizes import counted, human
+from wdsdist._util.validation import human
+from wdsdist.cli.options import allow_elsewhere, opened
+from wdsdist.cli.output import counted, say, say_json, write_member
 
 if TYPE_CHECKING:
     from wdsdist.samples.shard_reader import MappedShard
@@ -24,7 +24,7 @@ _NAMED = 10  # classes that `info` names before it only counts
 @allow_elsewhere
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(shards: tuple[str, ...], allow_elsewhere: bool, as_json: bool) -> None:
-    """Say what SHARDS hold: samples, shards, bytes, fields and classes."""
+    """Show the contents of SHARDS: samples, shards, bytes, fields and classes."""
     manifest = opened(shards, allow_elsewhere=allow_elsewhere)
     facts = _facts(manifest)
     if as_json:
@@ -75,7 +75,7 @@ def cat(shards: str, sample: str, field: str | None, allow_elsewhere: bool) -> N
     Without FIELD, list the members of the sample instead. A terminal gets text only, with control characters escaped.
     """
     from wdsdist import storage
-    from wdsdist.cli.lookup import find_sample, member
+    from wdsdist.cli.find_sample import find_sample, member
 
     shard, number = find_sample(opened((shards,), allow_elsewhere=allow_elsewhere), sample)
     if field is None:
@@ -88,7 +88,7 @@ def cat(shards: str, sample: str, field: str | None, allow_elsewhere: bool) -> N
 
 def _facts(manifest: Manifest) -> dict[str, Any]:
     from wdsdist import storage
-    from wdsdist.cli.lookup import mapped
+    from wdsdist.cli.find_sample import mapped
 
     extra = manifest.extra
     if "fields" not in extra or "payload_bytes" not in extra:
@@ -123,7 +123,7 @@ def _shard_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
 
 
 def _sample_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
-    from wdsdist.cli.lookup import mapped
+    from wdsdist.cli.find_sample import mapped
 
     for first, shard in mapped(manifest):
         yield from _lines_of(first, shard)

@@ -1,14 +1,18 @@
-"""What the command line prints: every line goes through here, so that names and messages cannot steer a terminal."""
+"""Output of the command line: every line goes through here, so that names and messages cannot steer a terminal."""
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from wdsdist._util.validation import human
 from wdsdist.errors import SampleError, printable
+
+if TYPE_CHECKING:
+    from wdsdist.shards.manifest import Manifest
 
 
 def say(*columns: object, err: bool = False) -> None:
@@ -37,3 +41,18 @@ def write_member(data: memoryview, name: str) -> None:
         raise SampleError(f"{name} is no text, but {len(data):,} bytes: send them to a file with >")
     for line in text.removesuffix("\n").split("\n") if text else ():
         say(*line.removesuffix("\r").split("\t"))
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "shard"), counted(6553, "sample")
+    ('1 shard', '6,553 samples')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def contents(manifest: Manifest) -> str:
+    """Return the samples, shards and bytes of a data set, as text."""
+    samples, shards = counted(manifest.num_samples, "sample"), counted(len(manifest.counts), "shard")
+    return f"{samples} in {shards}, {human(manifest.num_bytes)}"

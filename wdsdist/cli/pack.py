@@ -1,4 +1,4 @@
-"""The command that makes data sets: ``pack``."""
+"""The command ``pack``, which writes a data set."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist.cli.opening import allow_elsewhere
-from wdsdist.cli.output import say
+from wdsdist._util.validation import human
+from wdsdist.cli.options import allow_elsewhere, byte_count
+from wdsdist.cli.output import contents, counted, say
 from wdsdist.cli.progress import meter
-from wdsdist.cli.sizes import byte_count, contents, counted, human
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str] | None:
-    """Read the values of a repeated option: ``image=jpg``."""
+    """Parse the values of a repeated option such as ``image=jpg``."""
     found: dict[str, str] = {}
     for value in values:
         name, equals, what = value.rpartition("=")
@@ -117,7 +117,7 @@ def pack(
     my_module:make_dataset. An interrupted command goes on where it stopped when it is run again; a finished one
     returns at once.
     """
-    from wdsdist.cli import launched
+    from wdsdist.cli.run_once import once
     from wdsdist.packing import pack as run
 
     last: PackProgress | None = None
@@ -135,13 +135,13 @@ def pack(
             return run(source, dest, progress=show, executor=executor, **options)
 
         options = {**given, "shuffle_seed": None if no_shuffle else "auto" if seed is None else seed}
-        manifest = launched.once(pack, (source, dest, options), scope=scope, directory=dest, quiet=quiet)
+        manifest = once(pack, (source, dest, options), scope=scope, directory=dest, quiet=quiet)
     if not quiet:
         _sum_up(manifest, last, time.monotonic() - began)
 
 
 def _progress(state: PackProgress, seconds: float) -> str:
-    """Say how far packing has come."""
+    """Return the progress of packing as text."""
     note = f"{_of(state.samples_done, state.samples)} samples, {_of(state.shards_done, state.shards)} shards"
     if state.left_out:
         note += f", {state.left_out:,} left out"
@@ -151,7 +151,7 @@ def _progress(state: PackProgress, seconds: float) -> str:
 
 
 def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> None:
-    """Say what has been packed."""
+    """Print a summary of the packed data set."""
     from wdsdist.packing import report
     from wdsdist.storage import shown as shown_location
 
@@ -184,7 +184,7 @@ def _of(done: int, total: int | None) -> str:
 
 
 def _becomes(extension: str) -> str:
-    """Say what became of a column."""
+    """Return what a column was packed as, as text."""
     if not extension:
         return "left out"
     return "gives the key" if extension == "__key__" else f"as {extension}".replace("*", "its files are")

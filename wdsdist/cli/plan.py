@@ -1,4 +1,4 @@
-"""The command that tells what an epoch will be like: ``plan``."""
+"""The command ``plan``, which reports an epoch before training."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist.cli.opening import allow_elsewhere, opened
+from wdsdist._util.validation import human
+from wdsdist.cli.options import allow_elsewhere, byte_count, opened
 from wdsdist.cli.output import say, say_json
-from wdsdist.cli.sizes import byte_count, human
 
 if TYPE_CHECKING:
-    from wdsdist.diagnostics.epoch_report import Forecast, World
+    from wdsdist.diagnostics.epoch_report import EpochReport, World
 
 _SHOWN = 8  # samples of a batch, and shards of a rank, that are printed before they are only counted
 
@@ -46,18 +46,18 @@ _SHOWN = 8  # samples of a batch, and shards of a rank, that are printed before 
     "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw which shards ranks read (png, svg)."
 )
 def plan(rank: int | None, workers: int, as_json: bool, plot: Path | None, **options: Any) -> None:
-    """Tell what an epoch over SHARDS will be like, without reading any data.
+    """Report an epoch over SHARDS before training, without reading any data.
 
     For data that is not there yet, give --shards and --samples instead.
     """
     from wdsdist._util.validation import check_integer
-    from wdsdist.diagnostics.epoch_report import forecast
+    from wdsdist.diagnostics.epoch_report import epoch_report
 
     check_integer("workers", workers, 0)
     world = _world(**options)
     if rank is not None:
         check_integer("rank", rank, 0, world.plan.num_replicas - 1)
-    found = forecast(world)
+    found = epoch_report(world)
     facts = _facts(world, found, workers)
     of_rank = None if rank is None else _rank_facts(world, rank, workers)
     if as_json:
@@ -115,7 +115,7 @@ def _world(
     return World(counts=counts, sizes=sizes, settings=settings, plan=plan, ranks_per_node=ranks_per_node, epoch=epoch)
 
 
-def _facts(world: World, found: Forecast, workers: int) -> dict[str, Any]:
+def _facts(world: World, found: EpochReport, workers: int) -> dict[str, Any]:
     settings = asdict(world.settings)
     return {
         "samples": world.plan.num_samples,
@@ -132,7 +132,7 @@ def _facts(world: World, found: Forecast, workers: int) -> dict[str, Any]:
     }
 
 
-def _lines(world: World, found: Forecast, workers: int) -> list[str]:
+def _lines(world: World, found: EpochReport, workers: int) -> list[str]:
     total, settings = world.plan.num_samples, world.settings
     nodes = len(world.nodes())
     window = f", windows of {settings.window:,} samples" if settings.name == "shard" and settings.shuffle else ""

@@ -1,4 +1,4 @@
-"""Draw which shards ranks read over an epoch."""
+"""Plot the shards that ranks read over an epoch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KINDS = (".png", ".svg")
 
 
 def draw(world: World, path: Path, *, rank: int | None = None) -> None:
-    """Draw the shards that ranks read, batch after batch, into a png or svg file.
+    """Plot the shards that ranks read, by batch, into a png or svg file.
 
     Where there are more than eight ranks, eight of them are drawn, spread evenly; or the one that is asked for.
 

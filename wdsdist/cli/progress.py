@@ -1,4 +1,4 @@
-"""How far a long command has come, on standard error: a bar on a terminal, now and then a line elsewhere."""
+"""Progress of a command on standard error: a progress bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
+from wdsdist._util.validation import human
 from wdsdist.cli.output import say
-from wdsdist.cli.sizes import human
 from wdsdist.errors import printable
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ _INTERVAL = 5.0  # seconds between lines: a log of an hour's packing stays reada
 
 
 class Meter(Protocol):
-    """Shows progress between ``with`` and its end."""
+    """A progress display, active within a ``with`` block."""
 
     def __enter__(self) -> Meter: ...
 
@@ -27,15 +27,15 @@ class Meter(Protocol):
     ) -> None: ...
 
     def update(self, done: int, total: int | None, note: str) -> None:
-        """Show that ``done`` of ``total`` bytes are done; ``note`` says it in other words.
+        """Show that ``done`` of ``total`` bytes are done, with a note.
 
-        ``None`` is a total that shows only at the end.
+        ``total`` is ``None`` where it is not known yet.
         """
         ...
 
 
 def meter(what: str, *, quiet: bool = False) -> Meter:
-    """Return the meter that suits where standard error goes."""
+    """Return a progress bar for a terminal, lines for a log, or a silent meter."""
     if quiet:
         return _Silent()
     if sys.stderr.isatty():
@@ -89,7 +89,7 @@ class _Lines:
 
 
 class _Bar:
-    """Draws a bar that moves. It starts no thread: packing forks its workers while the bar is there."""
+    """A progress bar. It starts no thread, because packing forks its workers while it is shown."""
 
     def __init__(self, what: str, console: Console) -> None:
         from rich import progress
@@ -121,7 +121,7 @@ class _Bar:
 
 
 def _duration(seconds: float) -> str:
-    """Return a time to come in the two units that matter.
+    """Format a duration in its two largest units.
 
     >>> _duration(42), _duration(200), _duration(7300)
     ('42 s', '3 min 20 s', '2 h 1 min')

@@ -1,4 +1,4 @@
-"""Commands whose answer may be no: ``verify``."""
+"""The command ``verify``, which checks shards and exits with 1 where they are damaged."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wdsdist.cli.opening import allow_elsewhere, opened
-from wdsdist.cli.output import say
+from wdsdist.cli.options import allow_elsewhere, opened
+from wdsdist.cli.output import contents, say
 from wdsdist.cli.progress import meter
-from wdsdist.cli.sizes import contents
 
 if TYPE_CHECKING:
     from wdsdist.diagnostics.verify import Damage, VerifyProgress

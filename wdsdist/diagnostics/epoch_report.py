@@ -1,4 +1,4 @@
-"""What an epoch will be like, told before any data is there: batches, shards and bytes on each node, mixing."""
+"""Report of an epoch before training: batches, shards and bytes per node, cache size, and how well its order mixes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import check_integer
-from wdsdist.diagnostics import mixing
-from wdsdist.diagnostics.mixing import Mixing
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import Order, OrderSettings, ShardOrder, epoch_order
 from wdsdist.sampling.working_set import Readers, bytes_at_once
 
+_MOST_BATCHES = 200
+"""Batches of each rank that are measured for mixing, spread evenly over the epoch."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """Who trains, and on what: all that a forecast needs."""
+    """Input of an epoch report: shards, order, batches, world size and ranks per node."""
 
     counts: Int64s
     """int64 [shards]: samples in each."""
@@ -39,7 +40,7 @@ class World:
         return epoch_order(self.counts, self.settings, self.epoch)
 
     def readers(self) -> Readers:
-        """Return what the ranks of one node read, all of it through a cache."""
+        """Return the readers of one node, whose ranks read all shards through the cache."""
         ranks = min(self.ranks_per_node, self.plan.num_replicas)
         return Readers(counts=self.counts, sizes=self.sizes, num_replicas=self.plan.num_replicas, ranks=ranks)
 
@@ -50,33 +51,46 @@ class World:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
-    """The figures of one epoch."""
+class Mixing:
+    """How well the samples of a rank are mixed."""
+
+    same_shard: float
+    """Share of neighbours in a batch that come from the same shard, 0 to 1."""
+    moved: float
+    """Mean distance between a sample's place in the data set and its place in the epoch, as a share of all samples."""
+    batch_entropy: float
+    """Mean entropy of the classes in a batch, in bits, if the data set were sorted by class."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochReport:
+    """Report of one epoch."""
 
     batches_per_rank: int
     samples_per_rank: int
-    """Samples in those batches."""
+    """Samples in the batches of a rank."""
     samples_dropped: int
-    """Samples of the data set that no rank sees."""
+    """Samples of the data set that no rank reads."""
     samples_repeated: int
-    """Samples that are seen twice so that ranks are even."""
+    """Samples that are read twice so that all ranks have as many."""
     shards_per_node: tuple[int, ...]
     """Shards that each node opens."""
     bytes_per_node: tuple[int, ...]
-    """Bytes of those shards: what a node fetches when they are remote."""
+    """Bytes of those shards, which each node fetches where they are remote."""
     cache_bytes_per_rank: int
     """The most bytes of copies that a rank needs at once, for the current and the next window of its lanes."""
     cache_bytes_per_node: int
     """The same for all ranks of a node."""
     mixing: Mixing
     uniform: Mixing
-    """The same figures for a uniform shuffle."""
+    """Mixing of a uniform shuffle, for comparison."""
 
 
-def forecast(world: World) -> Forecast:
-    """Tell what an epoch will be like. Memory and time grow with the shards and ranks, not with the samples.
+def epoch_report(world: World) -> EpochReport:
+    """Report an epoch: batches, shards, bytes, cache size and mixing.
 
-    That does not hold for ``order="sampler"``, which holds an array of all samples, as ``DistributedSampler`` does.
+    Memory and time grow with the shards and ranks, not with the samples; except for ``order="sampler"``, which holds an
+    array of all samples, as ``DistributedSampler`` does.
     """
     plan, order = world.plan, world.order()
     per_rank = plan.samples_per_rank
@@ -85,7 +99,7 @@ def forecast(world: World) -> Forecast:
     taken = per_rank * plan.num_replicas
     opened = [np.unique(np.concatenate([_shards_of(order, plan, rank) for rank in ranks])) for ranks in world.nodes()]
     readers = world.readers()
-    return Forecast(
+    return EpochReport(
         batches_per_rank=plan.batches_per_rank,
         samples_per_rank=per_rank,
         samples_dropped=max(0, plan.num_samples - taken),
@@ -94,8 +108,8 @@ def forecast(world: World) -> Forecast:
         bytes_per_node=tuple(int(world.sizes[shards].sum()) for shards in opened),
         cache_bytes_per_rank=bytes_at_once(readers, world.settings, ranks=1, epoch=world.epoch),
         cache_bytes_per_node=bytes_at_once(readers, world.settings, ranks=readers.ranks, epoch=world.epoch),
-        mixing=mixing.measure(order, world.counts, plan),
-        uniform=mixing.uniform(world.counts, plan),
+        mixing=measure_mixing(order, world.counts, plan),
+        uniform=uniform_mixing(world.counts, plan),
     )
 
 
@@ -105,3 +119,60 @@ def _shards_of(order: Order, plan: EpochPlan, rank: int) -> Int64s:
         return np.unique(order.locate(np.arange(rank, plan.num_samples, plan.num_replicas))[0])
     lanes = order.lanes_of(rank, plan.num_replicas)
     return np.concatenate([order.lane_shards(lane, *order.lane_stretches(lane)[[0, -1]].tolist()) for lane in lanes])
+
+
+def measure_mixing(order: Order, counts: Int64s, plan: EpochPlan, *, ranks: int = 8, classes: int = 100) -> Mixing:
+    """Measure how well the order of an epoch mixes, on some ranks and some of their batches.
+
+    Args:
+        order: the epoch's order, over shards of ``counts`` samples.
+        counts: int64 [shards].
+        plan: the epoch's batches.
+        ranks: how many ranks to measure, spread evenly over the world.
+        classes: classes of equal size by which the data set is assumed to be sorted, for the entropy.
+
+    Figures that need a batch of two samples are NaN without one.
+    """
+    starts = np.cumsum(counts) - counts
+    same, moved, entropy = [], [], []
+    chosen = np.unique(np.linspace(0, plan.batches_per_rank, _MOST_BATCHES, endpoint=False).astype(int))
+    for rank in np.unique(np.linspace(0, plan.num_replicas - 1, ranks).astype(int)):
+        for batch in chosen if plan.batches_per_rank else ():
+            positions = plan.positions(rank=int(rank), batch=int(batch))
+            shards, samples = order.locate(positions)
+            numbers = starts[shards] + samples
+            same.append(np.mean(shards[1:] == shards[:-1]) if len(shards) > 1 else np.nan)
+            moved.append(np.mean(np.abs(numbers - positions)) / plan.num_samples)
+            entropy.append(_entropy(numbers * classes // plan.num_samples))
+    return Mixing(
+        same_shard=_mean(same),
+        moved=_mean(moved),
+        batch_entropy=_mean(entropy),
+    )
+
+
+def uniform_mixing(counts: Int64s, plan: EpochPlan, *, classes: int = 100, draws: int = 400) -> Mixing:
+    """Return the mixing of a uniform shuffle: by formula, but the entropy by sampling (seeded).
+
+    Sources: two random samples share shard s with probability (n_s / N)^2; two random places are N / 3 apart on
+    average.
+    """
+    total = int(counts.sum())
+    random = np.random.default_rng(0)
+    size = min(plan.batch_size, total)
+    batches = random.integers(0, classes, (draws, size))
+    return Mixing(
+        same_shard=float(np.sum((counts / total) ** 2)),
+        moved=1 / 3,
+        batch_entropy=_mean([_entropy(batch) for batch in batches]),
+    )
+
+
+def _entropy(labels: Int64s) -> float:
+    shares = np.unique(labels, return_counts=True)[1] / len(labels)
+    return float(-np.sum(shares * np.log2(shares)))
+
+
+def _mean(values: list[float]) -> float:
+    known = [value for value in values if not np.isnan(value)]
+    return float(np.mean(known)) if known else float("nan")

@@ -1,4 +1,4 @@
-"""The indexes of other tools for a data set: NVIDIA DALI, Megatron-Energon, wids and timm.
+"""Export the index of another tool: NVIDIA DALI, Megatron-Energon, wids or timm.
 
 Sources: DALI's `wds2idx`, index version v1.2; Megatron-Energon's "Dataset Format on Disk" and its `TarIndexReader`;
 the wids shard index, version 1; timm's `reader_wds`.
@@ -20,17 +20,16 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.files import atomic_write, lies_in
 from wdsdist._util.pools import pool
 from wdsdist.errors import ArgumentError, DestinationError, SampleError, StorageError
-from wdsdist.shards import manifest as manifests
-from wdsdist.shards import open as catalog
-from wdsdist.shards import scan_local as tarindex
-from wdsdist.shards.manifest import Manifest
+from wdsdist.shards import scan_local
+from wdsdist.shards.manifest import Manifest, trusted_digests
 from wdsdist.shards.open import Location, Shards
+from wdsdist.shards.open import open as open_shards
 
 _ENERGON_VERSION = "7.4.1"
-"""The release whose format this is; Energon converts what older ones wrote."""
+"""The release of this format; Energon converts the files of older ones."""
 _SPLITS = ("train", "val", "test")
 _STREAMED = re.compile(r"(?:gz|bz2?|xz)(?:\?|$)", re.IGNORECASE)
-"""How the names of those compressed tars end that Python's tarfile reads, and so webdataset, which timm reads by."""
+"""Suffixes of compressed tars that Python's tarfile can read, and so webdataset, which timm uses."""
 _BLANKS = (" ", "\t", "\n", "\r", "\v", "\f")
 
 
@@ -38,13 +37,13 @@ _BLANKS = (" ", "\t", "\n", "\r", "\v", "\f")
 class _Job:
     manifest: Manifest
     folder: Path
-    """Where the files go."""
+    """The folder to write into."""
     split: str
     workers: int | None
 
     @property
     def is_beside(self) -> bool:
-        """Whether the files go where all the shards lie."""
+        """Whether the files are written into the folder of all shards."""
         return all(
             storage.split(self.manifest.location(number))[0] == str(self.folder)
             for number in range(len(self.manifest.counts))
@@ -52,7 +51,7 @@ class _Job:
 
     @property
     def names(self) -> list[str]:
-        """The shards as the files name them: as short as they can."""
+        """The names of the shards in the files: relative where possible."""
         locations = [self.manifest.location(number) for number in range(len(self.manifest.counts))]
         return [storage.split(location)[1] for location in locations] if self.is_beside else locations
 
@@ -110,7 +109,7 @@ def export(
     """
     if format not in _WRITERS:
         raise ArgumentError(f"format is {format!r}: it can be {', '.join(map(repr, _WRITERS))}")
-    manifest = catalog.open(shards)
+    manifest = open_shards(shards)
     for number, shard in enumerate(manifest.shards):
         if shard.is_compressed and not (format == "timm" and _STREAMED.search(shard.name)):
             raise ArgumentError(
@@ -149,7 +148,7 @@ def _wids(job: _Job) -> dict[Path, bytes]:
     }
     content = _json(index)
     if not job.is_beside:
-        manifests.record(content)
+        trusted_digests.record(content)
     return {job.folder / "wids.json": content}
 
 
@@ -185,9 +184,9 @@ def _energon(job: _Job) -> dict[Path, bytes]:
 
 
 def _sample_starts(path: Path, base: str) -> Int64s:
-    """Return where each sample's first header starts, and where the last one's data end: int64 [n + 1]."""
-    index = tarindex.shard_index(path, listed_in=base)
-    members = tarindex.scan_members(path)
+    """Return the offset of each sample's first header, and of the closing blocks: int64 [n + 1]."""
+    index = scan_local.shard_index(path, listed_in=base)
+    members = scan_local.scan_members(path)
     first = index.offsets[index.sample_starts[:-1]]
     return np.append(members.headers[np.searchsorted(members.offsets, first)], members.end).astype(np.int64)
 
@@ -203,7 +202,7 @@ def _dali(job: _Job) -> dict[Path, bytes]:
 
 
 def _dali_lines(path: Path, base: str) -> bytes:
-    index = tarindex.shard_index(path, listed_in=base)
+    index = scan_local.shard_index(path, listed_in=base)
     lines = [f"v1.2 {index.num_samples}"]
     for sample in range(index.num_samples):
         key = index.key(sample)

@@ -1,4 +1,4 @@
-"""How fast a data set loads on this machine, what each part of the work costs, and how many workers it takes."""
+"""Profile loading on this machine: throughput, the cost of each step of a sample, and the number of workers."""
 
 from __future__ import annotations
 
@@ -23,43 +23,43 @@ Collate = Callable[[list[Any]], Any]
 
 _PAGE = 4096
 _PIPE = 32 << 10
-"""Bytes that a pipe takes without a reader."""
+"""Bytes that a pipe buffers without a reader."""
 _MANY = 1 << 20
-"""Batches of an epoch: more than a group ever has."""
+"""Batches of an epoch: more than any group has."""
 _ENOUGH = 0.95
-"""Of the best rate: what more workers add beyond it is within the noise."""
+"""Part of the best throughput beyond which the gain of more workers is noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What a sample costs on one core: seconds, by what they are spent on."""
+    """Seconds that a sample costs on one core, by step."""
 
     read: float
     """Planning, finding members, and reading their bytes from the page cache or the disk."""
     decode: float
     """Decoding, transforming and collating."""
     transport: float
-    """The way from a worker to this process, on both sides."""
+    """Transfer from a worker to this process, on both sides."""
     sample_bytes: float
-    """Of the members that are read."""
+    """Bytes of the members that are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """What a loader delivered."""
+    """Throughput of a loader with some number of workers."""
 
     workers: int
     samples_per_second: float
     first_batch: float
     """Seconds from the start of the workers to the first batch."""
     waiting: float
-    """The part of the time that the training loop waited for batches: nearly all, where it does nothing else."""
+    """Part of the time that the training loop waited for batches: nearly all, where it does nothing else."""
 
 
 def costs(
     dataset: StreamingDataset, batch_size: int = 64, *, collate_fn: Collate | None = None, seconds: float = 2.0
 ) -> Costs:
-    """Measure what a sample costs in this process: raw, then decoded, then across shared memory.
+    """Measure the cost of a sample in this process: read, then decoded, then transferred through shared memory.
 
     Args:
         dataset: what is to be loaded.
@@ -101,7 +101,7 @@ def costs(
 
 
 def _transport(group: list[Any], batch_bytes: int, seconds: float) -> float:
-    """Return the seconds that batches take from a worker's hands to the main process's."""
+    """Return the seconds that batches take from a worker to the main process."""
     channel = Channel(shared_memory=True)
     channel.prepare(1, 2, batch_bytes, group=len(group))
     send = channel.sender(0)
@@ -109,7 +109,7 @@ def _transport(group: list[Any], batch_bytes: int, seconds: float) -> float:
 
     def cross() -> None:
         message = pickle.dumps(send(group))
-        if len(message) > _PIPE:  # no slot was to be had: it would wait for a reader for ever
+        if len(message) > _PIPE:  # no slot was free: a write to the pipe would deadlock without a reader
             _touch_all(pickle.loads(message))
             return
         theirs.send_bytes(message)
@@ -128,7 +128,7 @@ def rate(
     seconds: float = 3.0,
     step: float = 0.0,
 ) -> Rate:
-    """Measure what a loader delivers.
+    """Measure the throughput of a loader.
 
     Args:
         dataset: what is to be loaded.
@@ -166,7 +166,7 @@ def rate(
 
 
 def suggested(rates: Sequence[Rate]) -> int:
-    """Return the fewest workers whose rate is as good as the best.
+    """Return the fewest workers whose throughput is as good as the best.
 
     >>> def measured(workers, rate):
     ...     return Rate(workers=workers, samples_per_second=rate, first_batch=0, waiting=1)
@@ -215,6 +215,6 @@ def _touch(batch: Any) -> int:
             for part in column.parts:
                 np.frombuffer(part, np.uint8)[::_PAGE].max(initial=0)
         elif isinstance(column, torch.Tensor):
-            # Its memory, whatever the strides say: to flatten an image that is stored by channels would copy it.
+            # Its storage, whatever the strides: flattening a channels-last image would copy it.
             torch.empty(0, dtype=torch.uint8).set_(column.untyped_storage())[::_PAGE].any()
     return size

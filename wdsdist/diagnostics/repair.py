@@ -1,4 +1,4 @@
-"""Mend damaged shards: make an index anew, or replace a damaged copy by a whole one."""
+"""Repair damaged shards: rebuild an index, or replace a damaged tar by a verified copy."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from wdsdist import cache, storage
 from wdsdist._util.files import lies_in
 from wdsdist.diagnostics.verify import Damage, Task, check, find_tasks, index_path
 from wdsdist.errors import ShardDamagedError, WdsdistError
-from wdsdist.shards import index as shardindex
-from wdsdist.shards import open as catalog
-from wdsdist.shards import scan_local as tarindex
+from wdsdist.shards import index as shard_index
+from wdsdist.shards import scan_local
 from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.shards.open import Location, Shards
+from wdsdist.shards.open import open as open_shards
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What became of one damaged shard."""
+    """The result of the repair of one shard."""
 
     shard: str
     """Its name in the manifest."""
     done: bool
-    """Whether all that was wrong is right now."""
+    """Whether all damage of the shard is repaired."""
     what: str
-    """What was done, or why nothing could be."""
+    """What was done, or why the shard could not be repaired."""
 
 
 class _CannotRepairError(Exception):
-    """Why a shard stays as it is."""
+    """A shard cannot be repaired; the message says why."""
 
 
 def repair(
@@ -45,18 +45,18 @@ def repair(
     cache_dir: Path | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[Repair]:
-    """Mend what `wdsdist.verify` found, as far as that is possible, and say of each shard what became of it.
+    """Repair the damage that `wdsdist.verify` found, as far as possible, and return the result for each shard.
 
-    An index that is missing or wrong is made anew from a whole tar. A damaged tar is replaced by a copy from
-    ``source``, or, where it is the cached copy of a remote shard, from its store; not before that copy has proved to
-    be what ``index.json`` lists. Nothing else ever touches a tar. A member that does not decode is in every copy of a
-    shard, so it stays.
+    An index that is missing or wrong is rebuilt from a whole tar. A damaged tar is replaced by a copy from
+    ``source``, or, where it is the cached copy of a remote shard, from its store; only after that copy agrees with
+    ``index.json``. Nothing else changes a tar. A member that does not decode is in every copy of a shard, so it cannot
+    be repaired.
 
     Args:
-        shards, cached, cache_dir: as they were given to `wdsdist.verify`.
-        damage: what it returned.
+        shards, cached, cache_dir: as passed to `wdsdist.verify`.
+        damage: its result.
         source: a folder or URL that holds whole shards of the same names.
-        storage_options: as they were given to `wdsdist.verify`. A ``source`` in another store gets none of them, unless
+        storage_options: as passed to `wdsdist.verify`. A ``source`` in another store gets none of them, unless
             they say so by store; where ``shards`` is local, they are for ``source``.
 
     >>> import tempfile, pathlib
@@ -70,7 +70,7 @@ def repair(
     >>> repair(manifest, verify(manifest))
     [Repair(shard='shard-000000.tar', done=True, what='indexed anew')]
     """
-    manifest = catalog.open(shards, storage_options=storage_options)
+    manifest = open_shards(shards, storage_options=storage_options)
     if source is not None and not manifest.client_options.stores:
         given = storage_options or manifest.storage_options
         manifest = replace(manifest, storage_options=dict(given), stores=(os.fspath(source),))
@@ -99,14 +99,14 @@ def repair(
 def _mend(
     manifest: Manifest, number: int, task: Task, parts: set[str], *, source: Location | None, cache_dir: Path | None
 ) -> str:
-    """Do what can be done for one shard; say what that was."""
+    """Repair one shard as far as possible; return what was done."""
     if storage.is_remote(task.location):
         raise _CannotRepairError("it lies in a store: upload a whole copy of it there")
     path = storage.local_path(task.location)
     _check_place(manifest, number, task, path)
     if "tar" not in parts:
         if "index" in parts:
-            tarindex.write_index(path, index_path(path, task.folder).parent)
+            scan_local.write_index(path, index_path(path, task.folder).parent)
             return "indexed anew"
         return "nothing done"
     place = index_path(path, task.folder)
@@ -125,12 +125,12 @@ def _mend(
             "pack again"
         )
     if not place.exists():
-        tarindex.write_index(path, place.parent)
+        scan_local.write_index(path, place.parent)
     return done
 
 
 def _check_place(manifest: Manifest, number: int, task: Task, path: Path) -> None:
-    """Raise an error where to mend a shard would write outside the data set's folder, and the user did not name it."""
+    """Raise where a repair would write outside the data set's folder, to a shard that the user did not name."""
     part, _ = manifest.part(number)
     if task.is_copy or part.is_named:
         return
@@ -142,20 +142,20 @@ def _check_place(manifest: Manifest, number: int, task: Task, path: Path) -> Non
 
 
 def _replace(path: Path, whole: str, task: Task) -> None:
-    """Put a copy of a shard in the place of a damaged one, once the copy has proved to be whole."""
+    """Replace a damaged shard by a copy, once that is verified."""
     with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as folder:
         copy = Path(folder) / path.name
         storage.fetch(whole, copy, task.options)
         _check_copy(copy, whole, task.listed)
         with copy.open("rb") as stream:
             os.fsync(stream.fileno())
-        # Without its index the old tar counts for nothing, so no process can pair the new one with the old index.
-        shardindex.beside(path).unlink(missing_ok=True)
+        # The old index goes first, so that no process can pair it with the new tar.
+        shard_index.beside(path).unlink(missing_ok=True)
         copy.replace(path)
 
 
 def _check_copy(copy: Path, whole: str, listed: Shard) -> None:
-    found = tarindex.scan_shard(copy, label=storage.shown(whole), tar_size=listed.tar_size)
+    found = scan_local.scan_shard(copy, label=storage.shown(whole), tar_size=listed.tar_size)
     for what, has, promised in (
         ("bytes", found.file.size, listed.size if listed.size >= 0 else found.file.size),
         ("samples", found.num_samples, listed.num_samples),

@@ -1,9 +1,11 @@
-"""Check that the shards of a data set are what their indexes say, byte for byte."""
+"""Verify the shards of a data set against their indexes, byte for byte, and decode their members."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
+import mmap
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,35 +18,38 @@ from wdsdist import cache, storage
 from wdsdist._util.files import sha256
 from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_integer
-from wdsdist.diagnostics.decodable import undecodable_members
-from wdsdist.errors import IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
-from wdsdist.shards import index as shardindex
-from wdsdist.shards import open as catalog
-from wdsdist.shards import scan_local as tarindex
+from wdsdist.errors import DecodeError, IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
+from wdsdist.shards import index as shard_index
+from wdsdist.shards import scan_local
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.shards.open import Shards
+from wdsdist.shards.open import open as open_shards
+from wdsdist.storage.compression import Expansion
 
 Part = Literal["tar", "index", "member"]
+
+_NAMED = 10
+"""Most members to name for each shard; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One thing that is wrong with a shard."""
+    """One damage of a shard."""
 
     shard: str
     """Its name in the manifest."""
     problem: str
-    """What is wrong, and what to do about it."""
+    """The problem, and its remedy."""
     part: Part = "tar"
-    """What has to be mended: the tar, the index beside it, or a member, which no other copy has any better."""
+    """What is damaged: the tar, its index, or a member, which is the same in every copy."""
     number: int = 0
-    """Which shard of the manifest it is."""
+    """Number of the shard in the manifest."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyProgress:
-    """How far verification has come."""
+    """Progress of verification."""
 
     shards_done: int
     shards: int
@@ -59,12 +64,12 @@ class Task:
     """One shard to check."""
 
     name: str
-    """As it may be shown."""
+    """Name for messages."""
     location: str
-    """Where it lies, local or remote."""
+    """Path or URL."""
     listed: Shard
     folder: str
-    """Where the index.json that lists it stands."""
+    """Folder of the index.json that lists it."""
     options: storage.StorageOptions
     deep: bool
     is_copy: bool = False
@@ -81,11 +86,11 @@ def verify(
     storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[VerifyProgress], None] | None = None,
 ) -> list[Damage]:
-    """Read every shard of a data set and return all that is wrong, in the order of the shards.
+    """Verify every shard of a data set and return all damage, in the order of the shards.
 
     Each shard must be there with the size, digest and number of samples that ``index.json`` gives, must be a whole
-    tar, and must have an index that agrees with both. An empty list means that all is well. Remote shards are
-    fetched, a few at a time, checked and let go; compressed ones are decompressed in the same way.
+    tar, and must have an index that agrees with both. An empty list means no damage. Remote shards are fetched, a
+    few at a time, checked and deleted; compressed ones are decompressed in the same way.
 
     Args:
         shards: what `wdsdist.open` takes.
@@ -113,7 +118,7 @@ def verify(
     """
     if workers is not None:
         check_integer("workers", workers, 1)
-    manifest = catalog.open(shards, storage_options=storage_options)
+    manifest = open_shards(shards, storage_options=storage_options)
     tasks = find_tasks(manifest, deep=deep, cached=cached, cache_dir=cache_dir)
     found: dict[int, list[Damage]] = {}
     bytes_done = 0
@@ -133,7 +138,7 @@ def verify(
 
 
 def find_tasks(manifest: Manifest, *, deep: bool, cached: bool, cache_dir: Path | None) -> dict[int, Task]:
-    """Return what is to be checked, by the number of the shard."""
+    """Return the shards to check, by number."""
     tasks = {}
     for number in range(len(manifest.counts)):
         location = manifest.location(number)
@@ -152,16 +157,16 @@ def find_tasks(manifest: Manifest, *, deep: bool, cached: bool, cache_dir: Path 
 
 
 def _decompressed(listed: Shard, copy: Path) -> Shard:
-    """Return what the decompressed copy of a shard must be: index.json gives no digest of it, but its index does."""
+    """Return the manifest entry of a decompressed copy, whose digest is in its index, not in index.json."""
     try:
-        index = shardindex.load(shardindex.beside(copy))
+        index = shard_index.load(shard_index.beside(copy))
     except (OSError, IndexFormatError):  # which is damage of its own
         return replace(listed, size=listed.tar_size, sha256="")
     return replace(listed, size=index.size, sha256=index.sha256)
 
 
 def check(task: Task, number: int = 0) -> list[Damage]:
-    """Return everything that is wrong with one shard."""
+    """Return all damage of one shard."""
     if not storage.is_remote(task.location):
         path = storage.local_path(task.location)
         # A copy that is evicted while it is mapped would kill the process that reads it.
@@ -182,14 +187,14 @@ def check(task: Task, number: int = 0) -> list[Damage]:
 
 def _fetch(task: Task, path: Path) -> None:
     storage.fetch(task.location, path, task.options)
-    sidecar = storage.beside(task.location, shardindex.SUFFIX)
+    sidecar = storage.beside(task.location, shard_index.SUFFIX)
     if storage.exists(sidecar, task.options):
-        storage.fetch(sidecar, shardindex.beside(path), task.options)
+        storage.fetch(sidecar, shard_index.beside(path), task.options)
 
 
 def index_path(path: Path, folder: str) -> Path:
-    """Return where the index of a local tar stands: beside it, or else beside the index.json that lists it."""
-    beside = shardindex.beside(path)
+    """Return the path of a local tar's index: beside the tar, or else beside the index.json that lists it."""
+    beside = shard_index.beside(path)
     if beside.exists() or storage.is_remote(folder):
         return beside
     elsewhere = storage.local_path(folder) / beside.name
@@ -201,14 +206,14 @@ def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
     problems: list[tuple[Part, str]] = []
     scanned = None
     try:
-        size = tarindex.regular(path).st_size
+        size = scan_local.regular(path).st_size
         if listed.size >= 0 and size != listed.size:
             how = "short of" if size < listed.size else "longer than"
             gap = f"is {abs(size - listed.size):,} bytes {how} what index.json gives ({listed.size:,})"
             problems.append(("tar", f"{gap}: fetch it again, or delete it and pack again"))
         scanned = _scan(path, listed, problems)
         if task.deep and scanned is not None:
-            with tarindex.decompressed(path, tar_size=scanned.size) as tar:
+            with scan_local.decompressed(path, tar_size=scanned.size) as tar:
                 problems += [("member", problem) for problem in undecodable_members(tar, scanned)]
     except FileNotFoundError:
         problems.append(("tar", "is not there: fetch it, or pack again, which writes what is missing"))
@@ -221,10 +226,10 @@ def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
 
 
 def _scan(path: Path, listed: Shard, problems: list[tuple[Part, str]]) -> ShardIndex | None:
-    """Read a tar; note where its bytes or its samples are not those that the manifest lists."""
+    """Scan a tar; add a problem where its digest or its samples differ from the manifest."""
     scanned = None
     try:
-        scanned = tarindex.scan_shard(path, tar_size=listed.tar_size)
+        scanned = scan_local.scan_shard(path, tar_size=listed.tar_size)
         digest = scanned.file.sha256
         if scanned.num_samples != listed.num_samples:
             counts = f"{scanned.num_samples:,} samples, not the {listed.num_samples:,} of index.json"
@@ -244,10 +249,41 @@ def _scan(path: Path, listed: Shard, problems: list[tuple[Part, str]]) -> ShardI
     return scanned
 
 
+def undecodable_members(path: Path, index: ShardIndex) -> list[str]:
+    """Decode every member of a whole shard, images to their last pixel, and return the problem of each that fails.
+
+    Members with extensions that no codec reads are skipped; no code in a member is run.
+
+    Raises `DecodeError` where a package that a codec needs is missing.
+    """
+    from wdsdist.samples.sample_spec import Decoder
+
+    decoder = Decoder("rgb8")
+    expansion = Expansion(index.file.size, len(index.sizes))
+    problems: list[str] = []
+    failed = 0
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        for sample in range(index.num_samples):
+            first = int(index.sample_starts[sample])
+            for member, (extension, offset, size) in enumerate(index.members(sample), first):
+                try:
+                    unzip = functools.partial(expansion.unzip, member)
+                    decoder(extension, content[offset : offset + size], unzip=unzip)
+                except DecodeError as error:
+                    if isinstance(error.__cause__, ImportError):
+                        raise
+                    failed += 1
+                    if failed <= _NAMED:
+                        problems.append(f"holds {index.key(sample)}.{extension} at byte {offset:,}, of which {error}")
+    if failed > _NAMED:
+        problems.append(f"holds {failed - _NAMED:,} more members that do not decode")
+    return problems
+
+
 def _check_index(sidecar: Path, listed: Shard, scanned: ShardIndex | None) -> str:
-    """Say what is wrong with the index of a shard; nothing where all is well."""
+    """Return the problem of a shard's index; an empty text where there is none."""
     try:
-        known = shardindex.load(sidecar)
+        known = shard_index.load(sidecar)
     except FileNotFoundError:
         return f"has no index {sidecar.name} beside it: run `wdsdist index`, or pack again"
     except IndexFormatError as error:
@@ -267,7 +303,7 @@ def _check_index(sidecar: Path, listed: Shard, scanned: ShardIndex | None) -> st
 
 
 def _differences(known: ShardIndex, scanned: ShardIndex) -> list[str]:
-    """Say in which respects two indexes of one tar are not the same."""
+    """Return the names of the parts in which two indexes of one tar differ."""
     found = []
     if known.size != scanned.size:
         found.append("size")

@@ -1,4 +1,4 @@
-"""Values that must be the same on all ranks, compared through the store of the process group without any waiting."""
+"""Check that a value is the same on all ranks, through the store of the process group, without a barrier."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from wdsdist.distributed.membership import stamped
 from wdsdist.errors import DataMismatchError
 
 _compared: Counter[str] = Counter()
-"""How often this process has compared a value of each name: the first with the first of others, and so on."""
+"""Comparisons of each name in this process: the first is compared with the other ranks' first, and so on."""
 
 
 def check_same(name: str, value: str) -> None:
-    """Check that a value is that of the first rank that came here with one of this name; the first one leaves its own.
+    """Raise `DataMismatchError` where this rank's value differs from that of the first rank to call this with ``name``.
 
-    Nobody waits: ranks that never come are not missed. Without a process group there is nothing to compare with.
-
-    Raises `DataMismatchError` with both ranks and values where they differ.
+    The first rank stores its value. No rank waits for another. Without a process group nothing is compared. The error
+    names both ranks and values.
 
     >>> check_same("index.json of s3://bucket/train", "6f0c...")
     """
@@ -30,10 +29,10 @@ def check_same(name: str, value: str) -> None:
     _compared[name] += 1
     key = f"same/{hashlib.sha256(name.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}/{_compared[name]}"
     first = None
-    with contextlib.suppress(RuntimeError):  # a store that its host has taken along: others tell of that
+    with contextlib.suppress(RuntimeError):  # the store ended with its host: other calls report that
         member = member_of(dist)
         (written,) = member.read([key])
-        if not (written and member.is_current(json.loads(written))):  # nothing, or by an earlier attempt at the job
+        if not (written and member.is_current(json.loads(written))):  # none, or of an earlier attempt
             mine = stamped(member.store, rank=member.rank, value=value)
             written = member.store.compare_set(key, (written or b"").decode(), mine)
         first = json.loads(written)

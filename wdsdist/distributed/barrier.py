@@ -1,14 +1,14 @@
-"""A barrier that waits on the store of the process group, so that a long wait aborts nothing.
+"""A barrier that waits on the store of the process group, so that a long wait aborts no collective.
 
 No collective is involved: NCCL's watchdog and the process group's timeout see no operation in flight.
 
-How one meeting goes. A rank leaves its mark; once all ranks are known, it adds to the count that their names share,
-and the last one to come writes the verdict ``met``. A rank whose deadline passes, or which sees a posted failure,
-writes that verdict instead. The store accepts the first verdict only, and every rank obeys the one it finds, so a
-meeting ends alike for all: nobody passes a barrier that another rank gave up.
+The protocol of one barrier (a meeting). A rank writes that it has arrived; once all ranks have signed in, it increments
+a counter that they share, and the last one writes the verdict ``met``. A rank whose deadline passes, or which sees a
+posted failure, writes that verdict instead. The store accepts the first verdict only, and every rank obeys the one it
+reads, so a barrier ends alike for all: no rank passes a barrier that another rank gave up.
 
-Meetings have numbers, which each process counts for itself: where a rank has died, all of them start anew. They then
-find in the store what the dead have left there, under the same numbers; `Member` tells it apart.
+Each process numbers its barriers. After a rank has died, torchrun restarts all ranks, which count from 1 again and find
+the keys of the earlier attempt in the store, under the same numbers; `Member` tells them apart.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 _NAMED = 8
-"""How many missing ranks an error names before it only counts."""
+"""Missing ranks that an error names; it only counts the others."""
 
 _LINGER = 10.0
 """Seconds that rank 0 waits for the others to read the verdict: it often hosts the store, and may exit next."""
 
 _POLLS_PER_SECOND = 10_000
-"""How often all ranks together may ask the store: one server thread answers some 100,000 requests a second."""
+"""Polls of the store by all ranks together: one server thread answers some 100,000 requests a second."""
 
 _unswept: list[str] = []
 """Keys of meetings that ended before every rank had read the verdict; rank 0 deletes them at the next one."""
 
 
 def barrier(timeout: float = 1800.0) -> None:
-    """Wait until every rank has called this.
+    """Wait until every rank has reached the barrier, without a collective.
 
     Needs an initialised ``torch.distributed`` with any backend, unless there is a single process: that one
     returns at once, and without torch. A barrier ends alike on every rank. It passes on all of them, or it
@@ -51,11 +51,11 @@ def barrier(timeout: float = 1800.0) -> None:
     soon as they come, and every rank's next call is the next barrier. One call at a time in each process.
 
     Args:
-        timeout: longest wait in seconds, above 0; ``math.inf`` waits for ever. The shortest of all ranks decides.
+        timeout: longest wait in seconds, above 0; ``math.inf`` sets no deadline. The shortest of all ranks counts.
 
     Raises:
         ArgumentError: ``timeout`` is not a number above 0.
-        BarrierTimeoutError: some ranks did not come in time; the message names them.
+        BarrierTimeoutError: some ranks did not reach it in time; the message names them.
         BarrierError: ``data_download`` failed on another rank, whose number and error the message gives; there
             is no process group; or its store is gone.
 
@@ -107,13 +107,13 @@ def _meet(member: Member, seconds: float) -> None:
 
 @dataclass(slots=True)
 class _Meeting:
-    """One barrier, as one rank goes through it."""
+    """The state of one rank in one barrier."""
 
     member: Member
     store: Store
     number: int
     _counted: str | None = None
-    """The roster among which this rank has counted itself."""
+    """The roster in whose counter this rank has counted itself."""
 
     @staticmethod
     def arrive(member: Member) -> _Meeting:
@@ -123,7 +123,7 @@ class _Meeting:
         return meeting
 
     def look(self) -> dict[str, Any] | None:
-        """Return the verdict once there is one, and pronounce it where a rank has failed or all have come."""
+        """Return the verdict, or ``None``; write it where a rank has failed or all have arrived."""
         verdict = self._verdict()
         if verdict is not None:
             return verdict
@@ -134,7 +134,7 @@ class _Meeting:
 
     def give_up(self, seconds: float) -> dict[str, Any]:
         missing = self._missing()
-        if not missing:  # the last rank came while we looked
+        if not missing:  # the last rank arrived in the meantime
             return self._decide(end="met")
         return self._decide(
             end="late", by=self.member.rank, seconds=seconds, missing=missing[:_NAMED], count=len(missing)
@@ -146,7 +146,7 @@ class _Meeting:
             return
         world_size = self.member.world_size
         # Were rank 0 to end now and the store with it, a rank that is still to read the verdict would find its
-        # connection reset instead. Those that never came to a failed meeting are not waited for.
+        # connection reset instead. Ranks that never reached a failed barrier are not waited for.
         awaited = world_size if verdict["end"] == "met" else world_size - len(self._missing())
         if left < awaited:
             _poll(lambda: self._left(verdict) >= awaited, time.monotonic() + _LINGER, world_size)
@@ -158,7 +158,7 @@ class _Meeting:
             _unswept.clear()
 
     def _is_last(self) -> bool:
-        """Count this rank in, once all are known, and say whether it completes them."""
+        """Count this rank, once all have signed in, and return whether it is the last."""
         if not self.member.has_full_roster() or self.member.roster == self._counted:
             return False
         self._counted = self.member.roster
@@ -176,7 +176,7 @@ class _Meeting:
         return int(self.store.add(f"left/{verdict['id']}", 0))
 
     def _decide(self, **verdict: Any) -> dict[str, Any]:
-        """Pronounce a verdict, unless another rank was first, and return the one that holds."""
+        """Write a verdict, unless another rank was first, and return the one in the store."""
         (stale,) = self.member.read([self._key])
         if stale and self._holds(json.loads(stale)):
             return dict(json.loads(stale))
@@ -189,7 +189,7 @@ class _Meeting:
         return verdict if verdict and self._holds(verdict) else None
 
     def _holds(self, verdict: dict[str, Any]) -> bool:
-        # All had signed in when they met; one that comes late to its first meeting had not when others gave it up.
+        # At a verdict "met" all ranks had signed in; at others, a rank that is late for its first barrier had not.
         return self.member.is_certain(verdict) if verdict["end"] == "met" else self.member.is_current(verdict)
 
     @property
@@ -198,7 +198,7 @@ class _Meeting:
 
 
 def _poll(look: Callable[[], Any], deadline: float, world_size: int) -> Any:
-    """Call ``look`` until it returns something true or the deadline has passed; return what it returned last.
+    """Poll ``look`` until it returns a true value or the deadline passes; return its last value.
 
     A ``Store.wait`` in slices would do the same, but each slice that runs out logs two warnings of c10d's on
     every rank, and a long one cannot be interrupted.

@@ -1,4 +1,4 @@
-"""What was asked of a ``data_download`` function, as one digest that every process computes alike."""
+"""The key of a ``data_download`` call: a digest of function and arguments, the same in every process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wdsdist.errors import ArgumentTypeError
 
 
 def fingerprint(function: Callable[..., Any], arguments: inspect.BoundArguments) -> str:
-    """Digest which function is called with what.
+    """Return the digest of a function and the arguments of a call.
 
     Included: the file the function is defined in (for code that is in no file, the name of its module), its
     qualified name, its source from ``def`` on (its byte code where there is no source), and all arguments by
@@ -53,7 +53,7 @@ def fingerprint(function: Callable[..., Any], arguments: inspect.BoundArguments)
 
 
 def describe(value: Any, inside: tuple[int, ...] = ()) -> str:
-    """Write ``value`` as text that depends on its type and content only.
+    """Return a value as text that depends on its type and content only.
 
     Raises:
         Exception: whatever its ``__reduce_ex__`` raises where it cannot be pickled.
@@ -98,7 +98,7 @@ def _describe_named(value: Any) -> str:
 
 
 def _place(function: Callable[..., Any]) -> str:
-    """Name the file a function is in, which says more than its module: every script is ``__main__``."""
+    """Return the file that defines a function, which is more precise than its module: every script is ``__main__``."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     path = Path(code.co_filename) if code is not None else None
     if path is None or not path.is_file():  # a notebook's cell, or python -c

@@ -1,8 +1,7 @@
-"""The key-value store of the process group, and the failures that ranks post there.
+"""Failures that ranks post in the key-value store of the process group.
 
-A rank whose ``data_download`` failed posts its error, so that ranks which wait in ``barrier()`` need not wait
-for the deadline. A posted failure stands until its rank calls ``data_download`` or ``barrier`` again: a rank
-that comes back has evidently coped with it.
+A rank whose ``data_download`` failed posts its error, so that ranks in ``barrier()`` need not wait for the deadline. A
+posted failure counts until its rank calls ``data_download`` or ``barrier`` again: such a rank has handled the error.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 _COUNT = "failed"
-"""How many ranks have a failure posted: one key to look at, however many ranks there are."""
+"""Key of the number of ranks with a posted failure: one key to read, however many ranks there are."""
 
 _LATEST = "failed/latest"
-"""The rank that was the last to post one."""
+"""Key of the rank that posted last."""
 
 _posted = False
-"""Whether this process has a failure posted; saves a round trip to the store in every call that has not."""
+"""Whether this process has posted a failure; saves a round trip to the store in every call without one."""
 
 
 def process_group() -> Any | None:
@@ -45,24 +44,24 @@ def process_group() -> Any | None:
 
 
 def shared_store(dist: Any) -> Store:
-    """Return the store of the default process group of ``dist``, with our keys kept apart from everyone else's."""
+    """Return the store of the default process group of ``dist``, under a key prefix of our own."""
     store: Store = dist.PrefixStore("wdsdist", dist.distributed_c10d._get_default_store())
     return store
 
 
 def member_of(dist: Any) -> Member:
-    """Return what this process is in the default process group of ``dist``."""
+    """Return this process as a `Member` of the default process group of ``dist``."""
     group_store = dist.distributed_c10d._get_default_store()
     return Member.of(group_store, shared_store(dist), dist.get_rank(), dist.get_world_size())
 
 
 def post_failure(message: str) -> None:
-    """Tell every rank that waits in a barrier, now or later, that this rank has failed; without a group, nothing."""
+    """Post that this rank has failed, for every rank in a barrier, now or later; without a group, do nothing."""
     global _posted
     dist = process_group()
     if dist is None:
         return
-    # The error that is being posted matters more than a store that its host has taken along.
+    # The error that is being posted matters more than a store that has ended with its host.
     with contextlib.suppress(RuntimeError, ValueError):
         store, rank = shared_store(dist), dist.get_rank()
         standing = _failure(store, rank)
@@ -74,7 +73,7 @@ def post_failure(message: str) -> None:
 
 
 def withdraw_failure() -> None:
-    """Take back what this process has posted, if anything."""
+    """Withdraw the failure that this process has posted, if any."""
     global _posted
     dist = process_group()
     if not _posted or dist is None:
@@ -85,18 +84,18 @@ def withdraw_failure() -> None:
 
 
 def withdraw(store: Store, rank: int) -> None:
-    """Take back what ``rank`` has posted, also where an earlier process of that rank did."""
+    """Withdraw the failure of a rank, also one that an earlier process of that rank has posted."""
     if store.add(_COUNT, 0) > 0 and _failure(store, rank) is not None:
-        # Emptied, not deleted: a rank that has just seen the key and reads it would wait for it to come back.
+        # Emptied, not deleted: a rank that has just checked for the key would block in its read.
         store.set(_key(rank), "")
         store.add(_COUNT, -1)
 
 
 def posted_failure(store: Store, member: Member) -> tuple[int, str] | None:
-    """Return a rank whose failure stands and what it said, if there is one."""
+    """Return a rank with a posted failure, and its message; ``None`` where there is none."""
     if store.add(_COUNT, 0) <= 0:
         return None
-    # The latest first: were every rank of a large job to look through all of them, the store would drown.
+    # The latest first: if every rank of a large job read the keys of all ranks, the store would be overloaded.
     latest = [int(store.get(_LATEST))] if store.check([_LATEST]) else []
     for rank in (*latest, *range(member.world_size)):
         failure = _failure(store, rank)

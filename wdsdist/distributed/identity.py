@@ -1,4 +1,4 @@
-"""Which process this is: its rank, its world, its place on the node."""
+"""Rank, world size, local rank and node rank of this process."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ Source = Literal["arguments", "torch.distributed", "torchrun", "slurm", "openmpi
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """One process among those that train together."""
+    """Rank, world size and node of one process of a distributed job."""
 
     rank: int
     """Number of this process among all, from 0."""
     world_size: int
-    """How many processes there are."""
+    """Number of processes."""
     local_rank: int
     """Number of this process among those on its node, from 0."""
     local_world_size: int
-    """How many of the processes are on this node."""
+    """Number of processes on this node."""
     node_rank: int
     """Number of this node, from 0."""
     source: Source
-    """Where ``rank`` and ``world_size`` came from; ``"arguments"`` as soon as one of them was given."""
+    """The source of ``rank`` and ``world_size``; ``"arguments"`` where either was passed."""
 
 
 _ALONE = Identity(0, 1, 0, 1, 0, "single process")
 
 
 def identity(*, rank: int | None = None, num_replicas: int | None = None, model_parallel: bool = False) -> Identity:
-    """Find out which process this is.
+    """Return the rank, world size and node of this process.
 
     Arguments come first, then an initialised ``torch.distributed``, then the launcher's environment variables
     (torchrun, Slurm's ``srun``, Open MPI); without any of them there is a single process. As with
     ``DistributedSampler``, one argument without the other is completed from the rest.
 
     ``local_rank``, ``local_world_size`` and ``node_rank`` describe the process itself, whatever ``rank`` and
-    ``num_replicas`` say, and come from the launcher; where it does not tell them, all processes are taken to be
+    ``num_replicas`` say, and come from the launcher; where it does not set them, all processes are taken to be
     on this node.
 
     Args:
@@ -69,7 +69,7 @@ def identity(*, rank: int | None = None, num_replicas: int | None = None, model_
     except ArgumentError:
         if rank is None or num_replicas is None:
             raise
-        # Both arguments are the way out of a broken environment, so they must not need a sound one.
+        # Both arguments are the remedy for a broken environment, so they must work in one.
         found = _ALONE
     if rank is None and num_replicas is None:
         return found
@@ -89,7 +89,7 @@ def identity(*, rank: int | None = None, num_replicas: int | None = None, model_
 
 
 def _detect() -> Identity:
-    """Ask torch.distributed, then the launcher."""
+    """Return the identity from torch.distributed, or else from the launcher."""
     dist = process_group()
     if dist is None:
         return _launched() or _unlaunched()
@@ -105,7 +105,7 @@ def _detect() -> Identity:
 
 
 class _Variables(NamedTuple):
-    """The environment variables by which a launcher tells a process its place."""
+    """The names of a launcher's environment variables."""
 
     source: Source
     rank: str
@@ -152,7 +152,7 @@ def _unlaunched() -> Identity:
 
 
 def _slurm_tasks_here(node: int) -> int | None:
-    """Read this node's entry of ``SLURM_STEP_TASKS_PER_NODE``, such as ``4(x2),3`` for 4, 4 and 3 tasks."""
+    """Return this node's entry of ``SLURM_STEP_TASKS_PER_NODE``, such as ``4(x2),3`` for 4, 4 and 3 tasks."""
     name = "SLURM_STEP_TASKS_PER_NODE"
     text = os.environ.get(name)
     if text is None:
@@ -169,7 +169,7 @@ def _slurm_tasks_here(node: int) -> int | None:
 
 
 def _placed(names: _Variables) -> Identity | None:
-    """Check what a launcher said and fill in what it left out; `None` where it has not started this process."""
+    """Return the identity from one launcher's variables, checked and completed; `None` where they are not set."""
     rank, world = _variable(names.rank), _variable(names.world)
     if rank is None or world is None:
         return None
@@ -194,7 +194,7 @@ def _placed(names: _Variables) -> Identity | None:
 
 
 def _variable(name: str) -> int | None:
-    """Read a whole number. An empty variable is an error: it comes of a script that found no number to set."""
+    """Read a whole number. An empty variable is an error: a script had no number to set."""
     text = os.environ.get(name)
     if text is None:
         return None

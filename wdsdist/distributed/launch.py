@@ -1,4 +1,4 @@
-"""Which run of a job this process belongs to, and since when."""
+"""The run of a job that this process belongs to: its id, and when it began."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LAUNCHER_VARIABLES = (
 )
 
 _COUNTED_BY_NODE = "TORCHELASTIC_RESTART_COUNT"
-"""Leaves out the restarts that another node caused, so that after one the nodes of a run need not agree on it."""
+"""Counts only the restarts that this node caused, so that the nodes of a run may disagree on it."""
 
 _LOADED = time.time()
 
@@ -30,25 +30,25 @@ _LOADED = time.time()
 class Run:
     """One launch of a job, as one of its processes sees it.
 
-    What a launcher says tells apart jobs that run at the same time, but not a job from its repetition: static
-    torchrun has the same run id, address and port every time, and a shell starts every run of a script. So a
-    moment counts too: what happened before this process began was not in its run.
+    The launcher's variables tell jobs apart that run at the same time, but not a job from its repetition: static
+    torchrun has the same run id, address and port every time, and a shell starts every run of a script. So times count
+    too: an event before this process began was not in its run.
     """
 
     id: str
-    """A digest of what the launcher says; of the parent process, where nothing was launched."""
+    """Digest of the launcher's variables; of the parent process, where there is no launcher."""
     began: float
     """When this process began, in seconds since 1970."""
     launched: float
-    """When its launcher began where that is known to have started this run only, else ``began``."""
+    """When its launcher began, where that is known to serve this run only, else ``began``."""
 
 
 def this_run(*, across_nodes: bool = False) -> Run:
-    """Describe the run of this process.
+    """Return the run of this process.
 
     Args:
-        across_nodes: whether the processes of other nodes must come to the same ``id``; otherwise it changes when
-            torchrun starts the processes of this node anew.
+        across_nodes: whether ``id`` must be the same on all nodes; otherwise it changes when torchrun restarts the
+            processes of this node.
 
     Example:
         >>> this_run().began <= time.time()
@@ -68,7 +68,7 @@ def this_run(*, across_nodes: bool = False) -> Run:
 
 
 def _began(pid: int) -> float | None:
-    """Return when a process began, in seconds since 1970, where ``/proc`` tells."""
+    """Return when a process began, in seconds since 1970; ``None`` where ``/proc`` does not say."""
     ticks = _start_ticks(pid)
     if ticks is None:
         return None

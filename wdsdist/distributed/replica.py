@@ -1,4 +1,4 @@
-"""Which part of the samples this process is given: that of one data-parallel replica."""
+"""The data-parallel replica of this process, given by rank and number of replicas, or by a ``DeviceMesh``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MODEL_PARALLEL |= {"tensor", "pipeline", "context", "sequence", "expert", "mode
 
 
 class Mesh(Protocol):
-    """What is used of torch's ``DeviceMesh``."""
+    """The parts of torch's ``DeviceMesh`` that are used."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -27,7 +27,7 @@ class Mesh(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """What was said of the replica that this process is; the rest is looked up when it is asked for."""
+    """The rank and number of replicas that the user gave; the rest is detected when `identity` is called."""
 
     rank: int | None = None
     num_replicas: int | None = None
@@ -37,32 +37,32 @@ class Replica:
     def of(cls, rank: int | None, num_replicas: int | None, mesh: Mesh | None) -> Replica:
         """Return the replica of a rank among ``num_replicas``, or of this process in a mesh.
 
-        Raises `ArgumentError` for what contradicts itself, and for a mesh that this process is not in, or that has
-        dimensions of a model-parallel kind.
+        Raises `ArgumentError` for arguments that contradict each other, and for a mesh without this process or with
+        model-parallel dimensions.
         """
         if mesh is None:
             made = cls(rank, num_replicas)
             if rank is not None and num_replicas is not None:
-                made.identity()  # what is wrong with them is said here, not in the training loop
+                made.identity()  # raises here, not in the training loop
             return made
         if rank is not None or num_replicas is not None:
             raise ArgumentError("mesh= decides rank and num_replicas: pass it, or them")
         return cls(*_place(mesh), is_of_mesh=True)
 
     def identity(self) -> Identity:
-        """Return the rank and world size that samples are split for, as they are known now."""
+        """Return the rank and world size among which samples are split, as known now."""
         return identity(rank=self.rank, num_replicas=self.num_replicas, model_parallel=self.is_of_mesh)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if process_group() is None:
             return Replica, (self.rank, self.num_replicas, self.is_of_mesh)
-        # A worker that is not forked has no process group to ask.
+        # A spawned worker has no process group to detect them from.
         here = self.identity()
         return Replica, (here.rank, here.world_size, self.is_of_mesh)
 
 
 def _place(mesh: Mesh) -> tuple[int, int]:
-    """Return this process's number within a mesh, and how many there are; every dimension counts."""
+    """Return this process's rank within a mesh, and the size of the mesh, over all dimensions."""
     if not hasattr(mesh, "get_coordinate"):
         raise ArgumentTypeError(f"mesh is {mesh!r}: it must be a DeviceMesh, such as mesh['dp']")
     names = mesh.mesh_dim_names or ()

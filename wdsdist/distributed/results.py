@@ -1,4 +1,4 @@
-"""How a ``data_download`` call ended, and the files that tell other processes.
+"""The result of a ``data_download`` call, and the files that share it between processes.
 
 Values and exceptions are pickled. That is safe only because the files are in a directory that this user alone
 can enter, and because a file of another owner is not read.
@@ -28,20 +28,20 @@ _TEMPORARY = "tmp-"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of one call: what it returned, or what it raised."""
+    """The outcome of one call: its return value or its exception."""
 
     function: str
     """Name of the function, for messages."""
     run: str
-    """Digest of the run it was called in."""
+    """Id of the run it was called in."""
     payload: bytes
     """The pickled value or exception; empty for an exception that cannot be pickled."""
     raised: bool = False
     """Whether it raised."""
     attempt: int = 0
-    """How many failures of this call the process had seen in this run before."""
+    """Failures of this call that the process had seen in this run before."""
     paths: tuple[str, ...] = ()
-    """The paths in the value that existed; where one of them has gone, the call must be made again."""
+    """The paths in the value that existed; where one of them is gone, the function must run again."""
     message: str = ""
     """Type and message of the exception."""
     trace: str = ""
@@ -55,10 +55,10 @@ class Outcome:
 
     @staticmethod
     def returned(function: str, run: str, value: object) -> Outcome:
-        """Keep a value.
+        """Return the outcome of a call that returned a value.
 
         Raises:
-            DataDownloadError: it cannot be pickled, so the other processes could not have it.
+            DataDownloadError: it cannot be pickled, so the other processes could not receive it.
         """
         try:
             payload = pickle.dumps(value)
@@ -72,7 +72,7 @@ class Outcome:
 
     @staticmethod
     def failed(function: str, run: str, error: Exception, attempt: int) -> Outcome:
-        """Keep an exception, as well as it lets itself be kept."""
+        """Return the outcome of a call that raised an exception, which need not pickle."""
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         payload = b""
         with contextlib.suppress(Exception):  # a pickle may raise anything, and the text of the error will do
@@ -80,15 +80,15 @@ class Outcome:
         return Outcome(function, run, payload, raised=True, attempt=attempt, message=worded(error), trace=trace)
 
     def complete(self) -> bool:
-        """Tell whether the call returned, and all it made is still there."""
+        """Return whether the call succeeded and all paths that it returned still exist."""
         return not self.raised and all(_exists(path) for path in self.paths)
 
     def value(self) -> Any:
-        """Rebuild what was returned; raises whatever unpickling raises."""
+        """Unpickle the return value; raises whatever unpickling raises."""
         return pickle.loads(self.payload)
 
     def error(self) -> Exception:
-        """Rebuild what was raised, with the process that raised it as its cause."""
+        """Unpickle the exception, with the process that raised it as its cause."""
         origin = DataDownloadError(
             f"{self.function}() failed in process {self.pid} on {self.host}: {self.message}\n\n{self.trace}"
         )
@@ -106,18 +106,18 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """The files of one call in a private directory."""
+    """The files of one call in a private directory: its lock, its holder and its outcome."""
 
     directory: Path
     key: str
 
     @property
     def lock(self) -> Path:
-        """Held by the process that runs the function; stays when nobody does."""
+        """The lock file, held by the process that runs the function; the file is never deleted."""
         return self.directory / f"{self.key}.lock"
 
     def read(self) -> Outcome | None:
-        """Return how the call ended, or None where it has not, or what was written cannot be used."""
+        """Return the outcome of the call; ``None`` where there is none, or its file cannot be used."""
         try:
             descriptor = self._open_outcome()
         except FileNotFoundError:
@@ -126,7 +126,7 @@ class Records:
             raise DestinationError(f"cannot read {self._outcome}: {error.strerror}") from error
         with os.fdopen(descriptor, "rb") as file:
             found = os.fstat(descriptor)
-            # Unpickling runs code. Asked of the open file: the name may come to mean another file at any time.
+            # Unpickling runs code. The open file is checked: its path may be given to another file at any time.
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
                 raise DestinationError(f"{self._outcome} was not written by this user: remove it")
             header, _, payload = file.read().partition(b"\n")
@@ -139,40 +139,40 @@ class Records:
             return None
 
     def _open_outcome(self) -> int:
-        """Open the outcome in the directory as it is now, which may be another than when the call began."""
+        """Open the outcome's file, after a check of the directory, which may be another by now."""
         folder = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             found = os.fstat(folder)
             if found.st_uid != os.geteuid() or found.st_mode & 0o022:
                 raise DestinationError(f"{self.directory} is not this user's alone any more: see who put it there")
-            # Without O_NONBLOCK, a named pipe would keep whoever opens it waiting.
+            # Without O_NONBLOCK, a named pipe would block until somebody writes to it.
             return os.open(self._outcome.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
         finally:
             os.close(folder)
 
     def write(self, outcome: Outcome) -> None:
-        """Keep an outcome, whole or not at all."""
+        """Write an outcome atomically."""
         said = asdict(outcome)
         payload = said.pop("payload")
         self._replace(self._outcome, json.dumps({"format": _FORMAT, **said}).encode() + b"\n" + payload)
 
     def discard(self) -> None:
-        """Forget how the call ended, so that a crash from here on leaves no claim that it is complete."""
+        """Delete the outcome, so that after a crash from here on the call does not count as complete."""
         self._outcome.unlink(missing_ok=True)
 
     def announce(self) -> None:
-        """Say that this process, which must, holds the lock; clear away what one that was killed was writing."""
+        """Record that this process holds the lock, and delete temporary files of killed ones; needs the lock."""
         for path in self.directory.glob(f"{self.key}.{_TEMPORARY}*"):
             path.unlink(missing_ok=True)
         self._replace(self._holder, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
 
     def withdraw(self) -> None:
-        """Take that back."""
+        """Delete the record that this process holds the lock."""
         with contextlib.suppress(OSError):
             self._holder.unlink()
 
     def holder(self) -> str:
-        """Name the process that holds the lock, for a message."""
+        """Return the process that holds the lock, for a message."""
         try:
             said = json.loads(self._holder.read_bytes())
             return f"process {said['pid']} on {said['host']}"
@@ -197,12 +197,12 @@ class Records:
 
 
 def worded(error: Exception) -> str:
-    """Return type and message of an exception, also of one that cannot say what it is."""
+    """Return type and message of an exception, also where its ``__str__`` fails."""
     return "".join(traceback.format_exception_only(type(error), error)).strip()
 
 
 def _existing_paths(value: object, inside: tuple[int, ...] = ()) -> list[str]:
-    """Return the paths that exist in ``value``: itself, or what it holds if it is a container or dataclass."""
+    """Return the existing paths in a value, which may be one, or hold some as a container or dataclass."""
     if id(value) in inside:
         return []
     inside = (*inside, id(value))

@@ -1,35 +1,49 @@
-"""Run a function in one process per node, and give its result to all of them."""
+"""``data_download``: run a function once per node, and share its result or its error among all processes."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import inspect
+import logging
 import os
+import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
+from filelock import FileLock, Timeout
+
 from wdsdist._util.host import private_dir, private_under
 from wdsdist._util.validation import check_seconds
 from wdsdist.distributed.call_key import fingerprint
-from wdsdist.distributed.election import elected
 from wdsdist.distributed.failures import post_failure, withdraw_failure
 from wdsdist.distributed.launch import Run, this_run
 from wdsdist.distributed.results import Outcome, Records, worded
-from wdsdist.errors import ArgumentError, ArgumentTypeError, DestinationError
+from wdsdist.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DataDownloadError,
+    DataDownloadTimeoutError,
+    DestinationError,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_log = logging.getLogger("wdsdist")
 
 Scope = Literal["node", "cluster"]
 
 _POLL_SECONDS: Mapping[Scope, float] = {"node": 0.05, "cluster": 0.5}  # each poll of a shared file system is traffic
 
 _attempts: dict[str, int] = {}
-"""By call: how many failures of this run this process has raised or caught up with. Only newer ones are news."""
+"""By call: failures in this run that this process has raised or seen; only later ones are raised again."""
+
+_here = threading.local()
+"""The keys of the calls that this thread runs: to wait for one of those would deadlock."""
 
 
 @overload
@@ -63,11 +77,11 @@ def data_download(
     directory: str | os.PathLike[str] | None = None,
     force: bool = False,
 ) -> Callable[P, T] | Callable[[Callable[P, T]], Callable[P, T]]:
-    """Make a function run in one process per node, while every process gets its return value, or its error.
+    """Decorate a function to run in one process per node, while every process gets its return value, or its error.
 
     Works before and without ``torch.distributed``. Of the processes that call the function with the same
-    arguments one runs it and the others wait. What it returned is kept, so that processes which come later, in
-    this run or the next, skip it. If the process that runs it dies, another takes over.
+    arguments one runs it and the others wait. Its return value is kept, so that later processes, in this run
+    or the next, skip it. If the process that runs it dies, another takes over.
 
     Two calls are the same if file, name and source of the function and all arguments are; give every rank the
     same arguments. Global variables and those of an enclosing function do not count, so pass what matters as
@@ -81,10 +95,10 @@ def data_download(
         function: a plain function; its return value must be picklable, and is best a path.
         scope: ``"node"`` runs it once on every node, ``"cluster"`` once for all nodes.
         timeout: longest wait in seconds for the process that runs it, above 0; None waits as long as it lives.
-        directory: where to keep what was returned, in a subdirectory that only this user can enter. By default
+        directory: where to keep the return value, in a subdirectory that only this user can enter. By default
             a private directory on the node, see ``private_dir``. ``scope="cluster"`` needs one on a file system
             with working locks that all nodes share.
-        force: run once in every run, whatever earlier runs have left.
+        force: run once in every run, even where an earlier run has left a result.
 
     Raises:
         ArgumentTypeError: ``function`` is not a plain function, or an argument of a call cannot be told apart.
@@ -123,7 +137,7 @@ def data_download(
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to run a function once; see ``data_download``."""
+    """Options of ``data_download``."""
 
     scope: Scope = "node"
     timeout: float | None = None
@@ -139,7 +153,7 @@ class Options:
             check_seconds("timeout", self.timeout)
 
     def records(self) -> Path:
-        """Make sure of the directory that records are kept in."""
+        """Create the directory that results are kept in, and return it."""
         if self.directory is None:
             return private_dir()
         directory = self.directory.expanduser().absolute()
@@ -159,7 +173,7 @@ def once_per_node(
 ) -> T:
     """Call ``function(*args, **kwargs)`` in one process per node and return its value in each.
 
-    What ``data_download`` makes of a function does this; arguments, errors and effects are described there.
+    ``data_download`` wraps a function in this; arguments, errors and effects are described there.
 
     Example:
         >>> import tempfile
@@ -182,7 +196,7 @@ def once_per_node(
 
 @dataclass(frozen=True, slots=True)
 class _Call(Generic[T]):
-    """One call in this process, and what it may make of what others left."""
+    """One call in this process, which may reuse the result of another process or run."""
 
     name: str
     perform: Callable[[], T]
@@ -191,21 +205,21 @@ class _Call(Generic[T]):
     options: Options
 
     def settle(self) -> T:
-        found = self._recall()  # without the lock: all of a node's workers may be reading this at every start
+        found = self._recall()  # without the lock: all of a node's workers may read it at every start
         if found is None:
-            with elected(self.name, self.records, self.options.timeout, _POLL_SECONDS[self.options.scope]):
+            with _elected(self.name, self.records, self.options.timeout, _POLL_SECONDS[self.options.scope]):
                 # Another process may have finished while this one waited, or died.
                 found = self._recall(with_failure=True) or (self._perform(),)
         return found[0]
 
     def _recall(self, *, with_failure: bool = False) -> tuple[T] | None:
-        """Return the value that another process or run left, or raise the failure of this run."""
+        """Return the stored value of another process or run, or raise the stored failure of this run."""
         outcome = self.records.read()
         if outcome is None:
             return None
         key, in_run = self.records.key, outcome.run == self.run.id
         if outcome.complete() and (not self.options.force or (in_run and outcome.time >= self.run.launched)):
-            with contextlib.suppress(Exception):  # kept by another version of its class: as good as not kept
+            with contextlib.suppress(Exception):  # pickled by another version of its class: run again
                 value = outcome.value()
                 _attempts.pop(key, None)
                 return (value,)
@@ -224,12 +238,57 @@ class _Call(Generic[T]):
             outcome = Outcome.returned(self.name, self.run.id, value)
         except Exception as error:
             _attempts[key] = attempt + 1
-            with contextlib.suppress(DestinationError):  # what failed matters more than that others must find out too
+            with contextlib.suppress(DestinationError):  # the failure matters more than that the others cannot read it
                 self.records.write(Outcome.failed(self.name, self.run.id, error, attempt))
             raise
         self.records.write(outcome)
         _attempts.pop(key, None)
         return value
+
+
+@contextlib.contextmanager
+def _elected(name: str, records: Records, timeout: float | None, poll_seconds: float) -> Iterator[None]:
+    """Hold the lock of a call, which elects this process to run it, and record for the others who holds it.
+
+    Args:
+        name: the function, for messages.
+        records: the files of the call.
+        timeout: longest wait for the lock in seconds; None waits while its holder lives.
+        poll_seconds: seconds between attempts to lock it.
+
+    Raises:
+        DataDownloadError: this thread already holds the lock.
+        DataDownloadTimeoutError: another process held it for too long.
+        DestinationError: the file system has no locks.
+    """
+    running: set[str] = _here.__dict__.setdefault("running", set())
+    if records.key in running:
+        raise DataDownloadError(f"{name}() calls itself with the same arguments: it would wait for itself")
+    # Without flock, filelock would fall back to a file that outlives a killed holder, and all others would deadlock.
+    lock = FileLock(records.lock, fallback_to_soft=False)
+    try:
+        try:
+            lock.acquire(0)
+        except Timeout:
+            _log.info("waiting for %s, which runs %s()", records.holder(), name.rpartition(".")[2])
+            lock.acquire(-1 if timeout is None else timeout, poll_seconds)
+    except Timeout:
+        raise DataDownloadTimeoutError(
+            f"{name}() was not finished within {timeout:g} s by {records.holder()}: see what it is doing, end it so "
+            "that another process takes over, or wait longer with timeout=..."
+        ) from None
+    except (OSError, NotImplementedError) as error:
+        raise DestinationError(f"cannot lock {records.lock} ({error}): choose another directory=...") from error
+    running.add(records.key)
+    try:
+        # Before the outcome is read: over NFS, only a change to the directory expires a cached lookup that found no
+        # file.
+        records.announce()
+        yield
+    finally:
+        running.discard(records.key)
+        records.withdraw()
+        lock.release()
 
 
 def _check_function(function: object) -> None:

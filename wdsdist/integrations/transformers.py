@@ -1,7 +1,7 @@
 """`StreamingTrainer`: the ``Trainer`` of Transformers on data sets that stream.
 
 ``Trainer`` makes its own loaders, splits their samples among the ranks, and resumes by reading through what was
-consumed. This one takes a `StreamingDataset` as it is and resumes from the position that its checkpoint names.
+consumed. This one takes a `StreamingDataset` and resumes from the position in its checkpoint.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ except ImportError as error:
 class StreamingTrainerMixin:
     """Makes any ``Trainer`` take a `StreamingDataset` for training, evaluation and prediction.
 
-    Put it before the trainer among the bases; data sets of other kinds are left to that. Samples go through the
+    Put it before the trainer among the bases, which handles data sets of other kinds. Samples go through the
     trainer's ``data_collator`` in the loader's workers, so give the data set a ``transform`` that makes the model's
     inputs, or a collator that does.
 
@@ -131,7 +131,7 @@ class LoaderPosition(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._loader: Any = None
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of this callback."""
+        """Return the state of this callback for a checkpoint."""
         position = self._loader.state_dict() if isinstance(self._loader, StreamingDataLoader) else None
         return {"args": {}, "attributes": {"position": position}}
 
@@ -143,7 +143,7 @@ class LoaderPosition(TrainerCallback, ExportableState):  # type: ignore[misc]
         train_dataloader: Any = None,
         **others: Any,
     ) -> None:
-        """Let the loader continue where the checkpoint was written."""
+        """Load the checkpoint's position into the loader."""
         self._loader = train_dataloader
         if not isinstance(train_dataloader, StreamingDataLoader) or not state.global_step:
             return

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler
 
+from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import check_integer
-from wdsdist.distributed import Identity, check_same, cpu_count, identity
+from wdsdist.distributed import Identity, check_same, identity
 from wdsdist.errors import ArgumentTypeError, DatasetTooSmallError
 from wdsdist.loader.checkpoint import Position, Progress, State, read_state
 from wdsdist.loader.dataset import StreamingDataset

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from wdsdist import storage
-from wdsdist._util.sizes import check_bytes
-from wdsdist._util.validation import check_integer
+from wdsdist._util.validation import check_bytes, check_integer
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import job_lock as destination
 from wdsdist.packing import report, sources

@@ -1,4 +1,4 @@
-"""Make data sets of tars that others wrote: `index` finds their samples and writes the indexes."""
+"""Index tars of other tools: `index` finds their samples and writes the shard indexes and ``index.json``."""
 
 from __future__ import annotations
 
@@ -24,18 +24,15 @@ from wdsdist.errors import (
     StorageError,
     printable,
 )
-from wdsdist.shards import index as shardindex
-from wdsdist.shards import manifest as manifests
-from wdsdist.shards import open as catalog
-from wdsdist.shards import scan_local as tarindex
-from wdsdist.shards import scan_remote as remotetar
+from wdsdist.shards import index as shard_index
+from wdsdist.shards import scan_local, scan_remote
 from wdsdist.shards.index import ShardIndex
-from wdsdist.shards.manifest import Manifest, Shard
-from wdsdist.shards.open import Location, Shards
+from wdsdist.shards.manifest import Manifest, Shard, index_json, trusted_digests
+from wdsdist.shards.open import Location, Shards, check_names, expand, refuse_folders, tars_in
 from wdsdist.shards.tar import is_tar
 
 _REMOTE_WORKERS = 16
-"""Shards that are read from a store at once: what takes time there is waiting, not work."""
+"""Shards that are read from a store at once: latency, not the CPU, limits the throughput there."""
 
 _log = logging.getLogger("wdsdist")
 
@@ -44,7 +41,7 @@ _NAME_A_FOLDER = "name a local folder for the indexes with `--output`"
 
 @dataclass(frozen=True, slots=True)
 class IndexProgress:
-    """How far indexing has come."""
+    """Progress of indexing."""
 
     shards_done: int
     shards: int
@@ -61,7 +58,7 @@ def index(
     storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[IndexProgress], None] | None = None,
 ) -> Manifest:
-    """Index tars that someone else made: write an index beside each, and ``index.json`` in their folder.
+    """Index tars of other tools: write an index beside each, and ``index.json`` in their folder.
 
     Remote tars whose members are large are indexed by reading their headers only, and have no digest then; others
     are streamed once. Compressed tars are decompressed into a temporary file, one for each worker.
@@ -69,7 +66,7 @@ def index(
     Args:
         shards: a folder or URL, one tar, a brace pattern or a list of tars, all in one folder.
         output: another local folder for the indexes and the ``index.json``, which then names the tars by their full
-            paths or URLs: for shards that lie where nothing can be written. Open the data set by this folder.
+            paths or URLs: for shards in places that cannot be written. Open the data set by this folder.
         workers: how many shards are read at once; by default one for each core, or 16 of a remote store.
         storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
         progress: called with an `IndexProgress` before the first shard and after each.
@@ -88,12 +85,12 @@ def index(
     """
     if workers is not None:
         check_integer("workers", workers, 1)
-    named = shards.stores or () if isinstance(shards, Manifest) else catalog.expand(shards)
+    named = shards.stores or () if isinstance(shards, Manifest) else expand(shards)
     options = storage.named(storage_options, named)
     locations = _tars(shards, options, together=output is None)
     target = storage.split(locations[0])[0] if output is None else storage.normalise(output)
     names = locations if output is not None else [storage.split(location)[1] for location in locations]
-    catalog.check_names(target, names, elsewhere=output is not None)
+    check_names(target, names, elsewhere=output is not None)
     if output is not None:
         _prepare(target, locations)
     elif storage.is_read_only(target):
@@ -117,9 +114,9 @@ def index(
 
 
 def _record(manifest: Manifest) -> None:
-    """Remember that the user named these locations, so that he may open what names them."""
+    """Record the manifest as trusted, because the user named its locations."""
     try:
-        manifests.record(manifests.dumps(manifest))
+        trusted_digests.record(index_json.dumps(manifest))
     except (DestinationError, ArgumentError, OSError) as error:
         _log.warning("%s cannot be recorded as named by you: open it with allow_elsewhere=True (%s)", manifest, error)
 
@@ -149,7 +146,7 @@ def _index_all(
     place: tuple[str, storage.StorageOptions],
     progress: Callable[[IndexProgress], None] | None,
 ) -> list[ShardIndex]:
-    """Index each tar, in any order; return the indexes in that of the tars."""
+    """Index all tars concurrently; return the indexes in the order of the tars."""
     futures = {
         executor.submit(_index_one, location, size, *place): number
         for number, (location, size) in enumerate(zip(locations, sizes, strict=True))
@@ -176,21 +173,21 @@ def _index_all(
 
 def _index_one(location: str, size: int | None, target: str, options: storage.StorageOptions) -> ShardIndex:
     if not storage.is_remote(location):
-        return tarindex.write_index(Path(location), Path(target))
-    found = remotetar.index_remote(location, size, options)
-    name = storage.split(location)[1] + shardindex.SUFFIX
+        return scan_local.write_index(Path(location), Path(target))
+    found = scan_remote.index_remote(location, size, options)
+    name = storage.split(location)[1] + shard_index.SUFFIX
     with _writable(target):
-        storage.write(storage.join(target, name), shardindex.dumps(found), options)
+        storage.write(storage.join(target, name), shard_index.dumps(found), options)
     return found
 
 
 def _save(manifest: Manifest, target: str, options: storage.StorageOptions) -> None:
     if storage.is_remote(target):
         with _writable(target):
-            storage.write(storage.join(target, manifests.FILE_NAME), manifests.dumps(manifest), options)
+            storage.write(storage.join(target, index_json.FILE_NAME), index_json.dumps(manifest), options)
         return
     try:
-        manifests.save(manifest, Path(target))
+        index_json.save(manifest, Path(target))
     except OSError as error:
         raise DestinationError(f"{target} cannot be written ({error.strerror}), so it gets no index.json") from error
 
@@ -212,7 +209,7 @@ def _size(location: str, options: storage.StorageOptions) -> int | None:
 
 
 def _prepare(folder: str, locations: list[str]) -> None:
-    """Make sure of a folder in which the indexes of all these tars can stand."""
+    """Create the folder for the indexes of all these tars, after checks of their names."""
     if storage.is_remote(folder):
         raise ArgumentError(f"output is {storage.shown(folder)}: it must be a local folder")
     names = Counter(storage.split(location)[1] for location in locations)
@@ -232,16 +229,16 @@ def _prepare(folder: str, locations: list[str]) -> None:
 
 
 def _classes(target: str, options: storage.StorageOptions) -> dict[str, Any]:
-    """Return the classes that the folder's present index.json names: no scan of the tars could find them again."""
+    """Return the classes from the folder's present index.json, because a scan of the tars cannot find them."""
     try:
-        known = manifests.load(storage.join(target, manifests.FILE_NAME), options, allow_elsewhere=True).extra
+        known = index_json.load(storage.join(target, index_json.FILE_NAME), options, allow_elsewhere=True).extra
     except (IndexNotFoundError, IndexFormatError, StorageError):
         return {}
     return {"classes": known["classes"]} if "classes" in known else {}
 
 
 def _notes(indexes: Iterable[ShardIndex]) -> dict[str, Any]:
-    """Return what index.json says of the data set beside the list of its shards."""
+    """Return the notes of index.json on the whole data set: fields, payload bytes, skipped entries."""
     fields: set[str] = set()
     payload = 0
     skipped: Counter[str] = Counter()
@@ -254,19 +251,19 @@ def _notes(indexes: Iterable[ShardIndex]) -> dict[str, Any]:
 
 
 def _tars(shards: Shards, options: storage.StorageOptions, *, together: bool) -> list[str]:
-    """Return the locations of the tars that are meant, all in one folder where they have to lie ``together``."""
+    """Return the locations of the tars; ``together`` requires that all lie in one folder."""
     if isinstance(shards, Manifest):
         locations = [shards.location(number) for number in range(len(shards.counts))]
         if together:
             _refuse_links(shards)
     else:
-        locations = catalog.expand(shards)
+        locations = expand(shards)
         if len(locations) == 1 and not is_tar(storage.split(locations[0])[1]):
             folder = locations[0]
-            locations = catalog.tars_in(folder, options)
+            locations = tars_in(folder, options)
             if not locations:
                 raise ShardNotFoundError(f"{storage.shown(folder)} holds no .tar files")
-    catalog.refuse_folders(locations)
+    refuse_folders(locations)
     for location in locations:
         if not storage.is_remote(location) and not Path(location).is_file():
             raise ShardNotFoundError(f"shard {location} does not exist")

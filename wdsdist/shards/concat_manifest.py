@@ -1,4 +1,4 @@
-"""Several data sets as one: their shards one after another, each known by the data set it comes from."""
+"""Concatenate the manifests of several data sets; each shard keeps the label of its data set."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from wdsdist.shards.manifest import Manifest
 
 @dataclass(frozen=True, eq=False, repr=False)
 class JoinedManifest(Manifest):
-    """The shards of several data sets, under their full locations."""
+    """A manifest of the shards of several data sets, under their full locations."""
 
     parts: tuple[Manifest, ...] = ()
     labels: tuple[str, ...] = ()
-    """What the samples of each part have as ``"__dataset__"``."""
+    """The value of ``"__dataset__"`` in the samples of each part."""
 
     def part(self, number: int) -> tuple[Manifest, int]:
         which = self._part_of(number)
@@ -43,7 +43,7 @@ class JoinedManifest(Manifest):
         return f"JoinedManifest({', '.join(map(repr, self.parts))})"
 
     def _values(self) -> dict[str, Any]:
-        # By value: what shares memory by itself can be sent to one process only once it is part of something shared.
+        # By value: a part that shares memory itself could not be pickled inside a value in shared memory.
         return {**super()._values(), "parts": [(type(part), part._values()) for part in self.parts]}
 
     @classmethod
@@ -55,7 +55,7 @@ class JoinedManifest(Manifest):
 
 
 def join(parts: Sequence[Manifest], labels: Sequence[str]) -> JoinedManifest:
-    """Return one manifest of the shards of several data sets.
+    """Concatenate manifests into one, whose shards have the labels of their data sets.
 
     Raises `ArgumentError` where there is none, or where two have the same label.
 

@@ -1,4 +1,4 @@
-"""Find data sets: `open` what is indexed, and tars that are not.
+"""Open data sets: `open` finds indexed shards, and single tars without an index.
 
 A tar without an index is scanned once; its index is kept beside it, or in the user's cache where that folder cannot
 be written.
@@ -15,9 +15,8 @@ from wdsdist import storage
 from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_seconds
 from wdsdist.errors import ArgumentError, ArgumentTypeError, IndexNotFoundError, ManifestError
-from wdsdist.shards import manifest as manifests
-from wdsdist.shards import scan_local as tarindex
-from wdsdist.shards.manifest import Manifest, Shard
+from wdsdist.shards import scan_local
+from wdsdist.shards.manifest import Manifest, Shard, check_location, index_json
 from wdsdist.shards.tar import is_tar
 from wdsdist.storage import Deadline
 
@@ -32,18 +31,18 @@ def open(  # noqa: A001
     download_timeout: float | None = None,
     allow_elsewhere: bool = False,
 ) -> Manifest:
-    """Open a data set: find its shards and how many samples each holds.
+    """Open a data set and return its manifest: the shards, with the number of samples in each.
 
     Args:
         shards: a folder or URL with an ``index.json``; the path or URL of an ``index.json``; one tar; a brace pattern
-            such as ``train-{000..127}.tar``; a list of tars; or a `Manifest`, which is returned as it is. Tars named
+            such as ``train-{000..127}.tar``; a list of tars; or a `Manifest`, which is returned unchanged. Tars named
             one by one need no ``index.json``: those without an index are scanned once. They may be compressed by
             gzip, bzip2, xz or zstd.
         storage_options: passed to fsspec for URLs: those of the stores that ``shards`` names, each of a list. Shards
             that the index lists at another host, bucket or scheme are read without. A mapping from stores to options,
             such as ``{"s3://bucket": {"anon": True}}``, says of each store what it gets.
-        download_timeout: seconds in which a remote ``index.json`` has to be had, all attempts included; by default it
-            is asked for again until 30 seconds after the first failure. Where its store does not answer by then, the
+        download_timeout: deadline in seconds for a remote ``index.json``, all retries included; by default it is
+            retried until 30 seconds after the first failure. Where its store does not answer by then, the
             copy that this user read last is used, with a warning.
         allow_elsewhere: let the ``index.json`` name shards outside its own folder: on other hosts, in other buckets,
             by absolute paths or ``..``. Look at what it names before. What you named to `wdsdist.index` needs it not.
@@ -63,16 +62,16 @@ def open(  # noqa: A001
         return _open_tars(locations, storage_options, deadline, allow_elsewhere=allow_elsewhere)
     location = locations[0]
     if location.endswith(".json"):
-        return manifests.load(location, storage_options, deadline, keep=True, allow_elsewhere=allow_elsewhere)
-    index = storage.join(location, manifests.FILE_NAME)
+        return index_json.load(location, storage_options, deadline, keep=True, allow_elsewhere=allow_elsewhere)
+    index = storage.join(location, index_json.FILE_NAME)
     try:
-        return manifests.load(index, storage_options, deadline, keep=True, allow_elsewhere=allow_elsewhere)
+        return index_json.load(index, storage_options, deadline, keep=True, allow_elsewhere=allow_elsewhere)
     except IndexNotFoundError:
         raise _no_index(location, storage.named(storage_options, locations)) from None
 
 
 def expand(shards: Location | Iterable[Location]) -> list[str]:
-    """Return the locations that a path, a URL, a brace pattern or a list of them means."""
+    """Expand a path, a URL, a brace pattern or a list of them to the locations of shards."""
     if not isinstance(shards, (str, os.PathLike, Iterable)):
         raise ArgumentTypeError(f"shards is {shards!r}: it must be a path, a URL or a list of them")
     listed = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
@@ -96,7 +95,7 @@ def expand(shards: Location | Iterable[Location]) -> list[str]:
 
 
 def refuse_folders(locations: list[str]) -> None:
-    """Raise `ArgumentError` where one of some locations is a folder."""
+    """Raise `ArgumentError` where one of several locations is a folder."""
     for location in locations:
         if not storage.is_remote(location) and Path(location).is_dir():
             raise ArgumentError(f"{location} is a folder, named together with others: name one folder, or tars only")
@@ -105,12 +104,12 @@ def refuse_folders(locations: list[str]) -> None:
 def _open_tars(
     locations: list[str], options: Mapping[str, Any] | None, deadline: Deadline | None, *, allow_elsewhere: bool
 ) -> Manifest:
-    """Open tars that are named one by one: from the ``index.json`` of their folder, or else each for itself."""
+    """Open single tars: from the ``index.json`` of their folder, or else by the index of each."""
     refuse_folders(locations)
     folder = storage.split(locations[0])[0]
     try:
-        index = storage.join(folder, manifests.FILE_NAME)
-        known = manifests.load(index, options, deadline, named=locations, keep=True, allow_elsewhere=allow_elsewhere)
+        index = storage.join(folder, index_json.FILE_NAME)
+        known = index_json.load(index, options, deadline, named=locations, keep=True, allow_elsewhere=allow_elsewhere)
         numbers = {known.location(number): number for number in range(len(known.counts))}
         return known.select(numbers[location] for location in locations)
     except (IndexNotFoundError, KeyError):
@@ -118,27 +117,27 @@ def _open_tars(
     remote = next((location for location in locations if storage.is_remote(location)), None)
     if remote is not None:
         raise IndexNotFoundError(
-            f"{storage.shown(folder)} has no {manifests.FILE_NAME} that lists {storage.split(remote)[1]}: "
+            f"{storage.shown(folder)} has no {index_json.FILE_NAME} that lists {storage.split(remote)[1]}: "
             f"run `wdsdist index` on its shards (with `--output DIR` where the store cannot be written), and open what "
             f"that makes"
         )
     paths = [Path(location) for location in locations]
     with pool(None, len(paths)) as executor:
-        found = list(executor.map(tarindex.shard_index, paths))
+        found = list(executor.map(scan_local.shard_index, paths))
     shards = (Shard.of(str(path), one) for path, one in zip(paths, found, strict=True))
     return Manifest.of(folder, shards, name=Path(folder).name, is_named=True)
 
 
 def tars_in(folder: str, options: storage.StorageOptions | None = None) -> list[str]:
-    """Return the locations of the tars in a folder; hidden files, such as what is half written, are none.
+    """Return the locations of the tars in a folder, without hidden files, such as unfinished ones.
 
-    Raises `IndexNotFoundError` for a folder that packing has not finished: others of its shards are not there yet.
+    Raises `IndexNotFoundError` for a folder that packing has not finished, where shards are missing.
     """
     names = storage.names(folder, "", options)
-    if manifests.PACK_RECORD in names and manifests.FILE_NAME not in names:
+    if index_json.PACK_RECORD in names and index_json.FILE_NAME not in names:
         raise IndexNotFoundError(
             f"{storage.shown(folder)} has not been packed to the end: run the same `wdsdist pack` again, which writes "
-            f"the rest, or delete {manifests.PACK_RECORD} there if what it holds is to be all"
+            f"the rest, or delete {index_json.PACK_RECORD} there if what it holds is to be all"
         )
     tars = [name for name in names if is_tar(name) and not name.startswith(".")]
     if storage.is_remote(folder):
@@ -147,10 +146,10 @@ def tars_in(folder: str, options: storage.StorageOptions | None = None) -> list[
 
 
 def check_names(folder: str, names: list[str], *, elsewhere: bool = False) -> None:
-    """Raise `ManifestError` for the first of some tars that no ``index.json`` in a folder could name."""
+    """Raise `ManifestError` for the first tar whose name an ``index.json`` in the folder may not hold."""
     for name in names:
         try:
-            manifests.check_location(folder, name, elsewhere=elsewhere)
+            check_location(folder, name, elsewhere=elsewhere)
         except ValueError as error:
             raise ManifestError(f"the tar {storage.shown(name)!a} {error}: rename it") from None
 

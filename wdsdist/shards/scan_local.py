@@ -1,4 +1,4 @@
-"""The index of a local tar: from beside it, from the user's cache, or by scanning the tar and keeping the result.
+"""The index of a local tar: read from beside it or from the user's cache, or made by a scan of the tar.
 
 A compressed tar is decompressed into a temporary file to be scanned. Its index says where the members lie in the tar,
 and of which compressed file.
@@ -18,48 +18,47 @@ from pathlib import Path
 
 from wdsdist import storage
 from wdsdist._util.files import atomic_write, lies_in, sha256
-from wdsdist.distributed import is_own_file, user_cache_dir
+from wdsdist._util.host import user_cache_dir
+from wdsdist._util.ownership import is_own_file
 from wdsdist.errors import DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
-from wdsdist.shards import index as shardindex
-from wdsdist.shards import tar as tarformat
-from wdsdist.shards.index import ShardIndex, Stored
-from wdsdist.shards.tar import Members
+from wdsdist.shards.index import SUFFIX, ShardIndex, Stored, beside, dumps, from_members, load
+from wdsdist.shards.tar import Members, is_compressed, scan
 from wdsdist.storage import compression
 
 
 def shard_index(path: Path, *, listed_in: str | None = None) -> ShardIndex:
-    """Return the index of a local tar: from beside it, from the user's cache, or by scanning the tar and keeping it.
+    """Return the index of a local tar: from beside it, from the user's cache, or by a scan, whose result is kept.
 
     ``listed_in`` is the folder of the ``index.json`` that lists the tar: its index may stand there too.
 
-    Raises `ShardNotFoundError` where there is no tar and `ShardDamagedError` where the tar is not as its index says.
+    Raises `ShardNotFoundError` where there is no tar and `ShardDamagedError` where the tar disagrees with its index.
     """
     return known_index(path, listed_in=listed_in) or _scan_and_keep(path, listed_in)
 
 
 def known_index(path: Path, *, listed_in: str | None = None) -> ShardIndex | None:
-    """Return the index of a local tar where there is one already. Raises what `shard_index` raises."""
+    """Return the stored index of a local tar, or ``None``. Raises what `shard_index` raises."""
     try:
         size = regular(path).st_size
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ShardNotFoundError(f"shard {path} does not exist") from error
     except OSError as error:
         raise StorageError(f"shard {path} cannot be read: {error.strerror}") from error
-    places = [shardindex.beside(path), _cached(path)]
+    places = [beside(path), _cached(path)]
     if listed_in is not None and not storage.is_remote(listed_in):
         places.insert(1, storage.local_path(listed_in) / places[0].name)
     for place in places:
         if place == _cached(path) and not is_own_file(place):
-            continue  # somebody else's: it may say of the tar what is not in it
+            continue  # another user's: it may be forged
         try:
-            known = shardindex.load(place)
+            known = load(place)
         except OSError:  # there is none, or its name would be longer than the file system allows
             continue
         except IndexFormatError:
             if place == _cached(path):
                 continue  # ours to make anew
             raise
-        expected = known.file.size if tarformat.is_compressed(path.name) else known.size
+        expected = known.file.size if is_compressed(path.name) else known.size
         if expected != size:
             if place == _cached(path):
                 continue  # the tar was written anew since; scan it again
@@ -69,26 +68,26 @@ def known_index(path: Path, *, listed_in: str | None = None) -> ShardIndex | Non
 
 
 def scan_shard(path: Path, *, label: str = "", tar_size: int = -1) -> ShardIndex:
-    """Read a whole tar and return its index, digest included.
+    """Scan a whole tar and return its index, digest included.
 
     Args:
         path: the tar, compressed or not.
-        label: names it in errors; by default its path.
+        label: its name in errors; by default its path.
         tar_size: bytes of the tar in a compressed one, where they are known.
     """
     label = label or str(path)
     regular(path)
     with decompressed(path, label=label, tar_size=tar_size) as tar, _mapped(tar, label) as content:
-        members = tarformat.scan(content, label=label)
+        members = scan(content, label=label)
         digest = hashlib.sha256(content).hexdigest()
-        index = shardindex.from_members(members, size=len(content), sha256=digest, label=label)
+        index = from_members(members, size=len(content), sha256=digest, label=label)
         return index if tar == path else dataclasses.replace(index, stored=stored(path))
 
 
 def regular(path: Path) -> os.stat_result:
-    """Return what the system says of a file. To open a pipe that was put in its place would wait for ever.
+    """Return the ``stat`` of a regular file, without opening it: opening a pipe could block indefinitely.
 
-    Raises `ShardDamagedError` for what is none, ``FileNotFoundError`` where there is nothing.
+    Raises `ShardDamagedError` for other kinds of file, ``FileNotFoundError`` where there is none.
     """
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
@@ -103,8 +102,8 @@ def stored(path: Path) -> Stored:
 
 @contextlib.contextmanager
 def decompressed(path: Path, *, label: str = "", tar_size: int = -1) -> Iterator[Path]:
-    """Give a tar itself, or, where its name says that it is compressed, a temporary file with what is in it."""
-    if not tarformat.is_compressed(path.name):
+    """Give the path of a tar; of a compressed one, by its name, that of a decompressed temporary file."""
+    if not is_compressed(path.name):
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="wdsdist-") as folder:
@@ -114,9 +113,9 @@ def decompressed(path: Path, *, label: str = "", tar_size: int = -1) -> Iterator
 
 
 def scan_members(path: Path) -> Members:
-    """Read the headers of a tar and return its regular files."""
+    """Scan the headers of a tar and return its regular files."""
     with _mapped(path, str(path)) as content:
-        return tarformat.scan(content, label=str(path))
+        return scan(content, label=str(path))
 
 
 @contextlib.contextmanager
@@ -138,14 +137,14 @@ def _sizes_differ(path: Path, size: int, expected: int) -> str:
 
 def _scan_and_keep(path: Path, listed_in: str | None) -> ShardIndex:
     found = scan_shard(path)
-    content = shardindex.dumps(found)
-    places = [shardindex.beside(path), _cached(path)]
+    content = dumps(found)
+    places = [beside(path), _cached(path)]
     if listed_in and not storage.is_remote(listed_in) and not lies_in(path, storage.local_path(listed_in)):
-        places.pop(0)  # a data set with a link to a folder must not make us write there
+        places.pop(0)  # a link in a data set must not make us write outside it
     for place in places:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            # That of the cache is believed where this user alone can write it.
+            # An index in the cache is trusted where this user alone can write it.
             with atomic_write(place, 0o644 if place == _cached(path) else 0o666) as stream:
                 stream.write(content)
             break
@@ -158,8 +157,8 @@ def write_index(path: Path, folder: Path) -> ShardIndex:
     """Scan a tar and write its index into a folder. Raises `DestinationError` where it cannot be written."""
     found = scan_shard(path)
     try:
-        with atomic_write(folder / shardindex.beside(path).name) as stream:
-            stream.write(shardindex.dumps(found))
+        with atomic_write(folder / beside(path).name) as stream:
+            stream.write(dumps(found))
     except OSError as error:
         raise DestinationError(
             f"{folder} cannot be written ({error.strerror}): name a folder for the indexes with `--output`"
@@ -174,4 +173,4 @@ def _cached(path: Path) -> Path:
     except OSError:
         changed = 0
     digest = hashlib.sha256(f"{path.absolute()}\0{changed}".encode("utf-8", "surrogateescape")).hexdigest()
-    return user_cache_dir() / "indexes" / f"{digest[:32]}{shardindex.SUFFIX}"
+    return user_cache_dir() / "indexes" / f"{digest[:32]}{SUFFIX}"

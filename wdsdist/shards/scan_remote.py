@@ -1,7 +1,7 @@
-"""The index of a remote tar: by reading only its headers where that takes less time, else all of it once.
+"""The index of a remote tar: by range requests of its headers where that is faster, else by one download.
 
-Each header says where the next one is, so the headers cost one request after another. While a request goes out and
-its answer comes back, the store could have sent a megabyte or two: only members larger than that are worth skipping.
+Each header locates the next one, so the requests are sequential. In the latency of one request the store could send a
+megabyte or two: only members larger than that are worth skipping.
 """
 
 from __future__ import annotations
@@ -11,34 +11,33 @@ from pathlib import Path
 
 from wdsdist import storage
 from wdsdist.errors import ShardDamagedError, ShardNotFoundError, StorageError
-from wdsdist.shards import index as shardindex
-from wdsdist.shards import scan_local as tarindex
-from wdsdist.shards import tar as tarformat
-from wdsdist.shards.index import ShardIndex
+from wdsdist.shards import scan_local
+from wdsdist.shards.index import ShardIndex, from_members
+from wdsdist.shards.tar import BLOCK, is_compressed, scan
 
 _FIRST = 1 << 20
-"""Bytes that are read to begin with."""
+"""Bytes of the first request."""
 _REQUEST = 16 << 10
-"""Bytes of a request for one header: what stands after it may be another, small member."""
+"""Least bytes of a request for a header, because another, small member may follow."""
 _WORTH_A_REQUEST = 2 << 20
-"""Bytes that a request must save on average."""
+"""Bytes that each request must save on average."""
 _TRIED = 4
-"""Requests after which their average is looked at."""
+"""Requests after which their average is checked."""
 
 
 class _TooFineError(Exception):
-    """The members are too small for a request each."""
+    """The members are too small for one request each."""
 
 
 class _Ranges:
-    """A remote file of which only the parts that are asked for are fetched, once each."""
+    """A remote file as a buffer whose parts are fetched on access, once each."""
 
     def __init__(self, location: str, size: int, options: storage.StorageOptions | None) -> None:
         self._location = location
         self._size = size
         self._options = options
         self._part = 0, b""  # what was fetched last, and where it starts
-        self._headers: dict[int, bytes] = {}  # looked at twice: as they are met, and for their checksums
+        self._headers: dict[int, bytes] = {}  # read twice: in the scan, and for their checksums
         self.requests = 0
 
     def __len__(self) -> int:
@@ -46,13 +45,13 @@ class _Ranges:
 
     def __getitem__(self, place: slice) -> bytes:
         start, stop, _ = place.indices(self._size)
-        if start in self._headers and stop - start <= tarformat.BLOCK:
+        if start in self._headers and stop - start <= BLOCK:
             return self._headers[start][: stop - start]
         first, part = self._part
         if not first <= start <= stop <= first + len(part):
             first, part = self._part = start, self._fetch(start, stop)
         found = part[start - first : stop - first]
-        if stop - start == tarformat.BLOCK:
+        if stop - start == BLOCK:
             self._headers[start] = found
         return found
 
@@ -67,7 +66,7 @@ class _Ranges:
 
 
 def index_remote(location: str, size: int | None, options: storage.StorageOptions | None = None) -> ShardIndex:
-    """Return the index of a remote tar of ``size`` bytes, ``None`` where its store does not say how many.
+    """Return the index of a remote tar of ``size`` bytes; ``None`` where its store does not give the size.
 
     Where only the headers were read, the index holds no digest.
 
@@ -76,12 +75,12 @@ def index_remote(location: str, size: int | None, options: storage.StorageOption
     """
     label = storage.shown(location)
     name = storage.split(location)[1]
-    if size is not None and size > 2 * _FIRST and not tarformat.is_compressed(name):
+    if size is not None and size > 2 * _FIRST and not is_compressed(name):
         try:
             ranges = _Ranges(location, size, options)
-            members = tarformat.scan(ranges, label=label)
-            return shardindex.from_members(members, size=size, sha256="", label=label)
-        except (_TooFineError, StorageError):  # or a store that gives no ranges: it may give the whole all the same
+            members = scan(ranges, label=label)
+            return from_members(members, size=size, sha256="", label=label)
+        except (_TooFineError, StorageError):  # or a store without range requests: it may give the whole file
             pass
         except FileNotFoundError as error:
             raise ShardNotFoundError(f"{label} does not exist") from error
@@ -90,4 +89,4 @@ def index_remote(location: str, size: int | None, options: storage.StorageOption
         storage.fetch(location, path, options)
         if size is not None and path.stat().st_size != size:
             raise ShardDamagedError(f"{label}: {path.stat().st_size:,} bytes came of its {size:,}: try again")
-        return tarindex.scan_shard(path, label=label)
+        return scan_local.scan_shard(path, label=label)

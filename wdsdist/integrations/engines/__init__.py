@@ -1,7 +1,6 @@
-"""Clusters that people have already, each as an executor for `wdsdist.pack`.
+"""Engines: dask and ray clusters as executors for `wdsdist.pack`.
 
-An engine only hands out work, and hands it out again where a worker was lost; what is handed out is in no way
-different from what runs on one machine.
+An engine only schedules tasks, and retries those of a lost worker; the tasks are the same as on one machine.
 """
 
 from __future__ import annotations

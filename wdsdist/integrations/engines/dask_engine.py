@@ -26,7 +26,7 @@ class _DaskExecutor(Executor):
 
 @contextlib.contextmanager
 def executor(address: str | None) -> Iterator[Executor]:
-    """Give the executor of a cluster; its scheduler runs a task again whose worker was lost."""
+    """Give the executor of a dask cluster, whose scheduler retries the tasks of a lost worker."""
     with _client(address) as client:
         try:
             yield _DaskExecutor(client)

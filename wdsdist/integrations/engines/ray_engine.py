@@ -31,7 +31,7 @@ class _RayExecutor(Executor):
 
 @contextlib.contextmanager
 def executor(address: str | None) -> Iterator[Executor]:
-    """Give the executor of a cluster; it runs a task again whose worker was lost."""
+    """Give the executor of a ray cluster, which retries the tasks of a lost worker."""
     ours = not ray.is_initialized()
     if ours:
         try:

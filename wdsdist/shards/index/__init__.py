@@ -1,4 +1,4 @@
-"""The index of one shard: where each member of each sample lies in its tar, as arrays that load by mmap."""
+"""The shard index: the offsets and sizes of the members of each sample in a tar, as arrays that load by mmap."""
 
 from wdsdist.shards.index.building import ShardIndexBuilder, from_members
 from wdsdist.shards.index.files import SUFFIX, beside, dumps, load, loads

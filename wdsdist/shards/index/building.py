@@ -1,4 +1,4 @@
-"""Make the index of a shard from the members of its tar."""
+"""Build the shard index from the members of a tar."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wdsdist.shards.tar import Members, group, split_stored_name
 
 
 class ShardIndexBuilder:
-    """Collects the members of a shard, in file order, and checks that they form samples.
+    """Builds a shard index from members in file order, and checks that they form samples.
 
     Raises `ShardDamagedError` from `add` for what would lose or mix samples: an extension that occurs twice in a
     sample, a sample whose members are not adjacent, a member named like an entry that readers add themselves.
@@ -75,7 +75,7 @@ def _key_arrays(keys: list[bytes]) -> dict[str, Any]:
 
 
 def from_members(members: Members, *, size: int, sha256: str, label: str) -> ShardIndex:
-    """Return the index of a tar whose members were scanned; ``label`` names it in errors."""
+    """Build the index of a tar from its scanned members; ``label`` is its name in errors."""
     samples = group(members.names)
     if samples is not None:
         return ShardIndex(

@@ -1,8 +1,8 @@
-"""The file of an index.
+"""The file format of a shard index (``.wdsindex``).
 
-It stands beside the shard, under its name and ``.wdsindex``: a preamble (magic, version, length of the header, CRC-32
-of that length and all that follows), a JSON header, then little-endian arrays on 64-byte boundaries. Nothing is
-parsed per sample.
+It lies beside the shard, under its name and ``.wdsindex``: a preamble (magic, version, length of the header, CRC-32 of
+that length and all that follows), a JSON header, then little-endian arrays on 64-byte boundaries. Nothing is parsed
+per sample.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ARRAYS = {
 
 
 def beside(tar: Path) -> Path:
-    """Return the path of the index that stands beside a tar.
+    """Return the path of the index beside a tar.
 
     >>> beside(Path("/data/00.tar")).name
     '00.tar.wdsindex'
@@ -47,7 +47,7 @@ def beside(tar: Path) -> Path:
 
 
 def dumps(index: ShardIndex) -> bytes:
-    """Return the bytes of an index file: the same index always gives the same bytes."""
+    """Serialize an index to the bytes of its file; the same index always gives the same bytes."""
     arrays: dict[str, tuple[int, int]] = {}
     data = bytearray()
     for name, dtype in _ARRAYS.items():
@@ -73,7 +73,7 @@ def dumps(index: ShardIndex) -> bytes:
 
 
 def load(path: Path) -> ShardIndex:
-    """Return the index in a file; its arrays are views of the mapped file.
+    """Load the index in a file; its arrays are views of the mapped file.
 
     Raises ``FileNotFoundError`` where there is none and `IndexFormatError` where it is damaged.
     """
@@ -86,7 +86,7 @@ def load(path: Path) -> ShardIndex:
 
 
 def loads(content: bytes | memoryview, label: str) -> ShardIndex:
-    """Return the index in the bytes of a file, which its arrays are views of; ``label`` names it in errors."""
+    """Parse the bytes of an index file; the arrays are views of them, and ``label`` is the name in errors."""
     content = memoryview(content)
     try:
         magic, version, length, crc, _ = _PREAMBLE.unpack_from(content)
@@ -133,7 +133,7 @@ def _stored(given: dict[str, Any]) -> Stored:
 
 
 def _check(index: ShardIndex) -> None:
-    """Raise ``ValueError`` where the parts of an index do not fit together, so that no reader steps out of them."""
+    """Raise ``ValueError`` where the arrays of an index disagree, so that no reader reads out of bounds."""
     samples, members = len(index.sample_starts) - 1, len(index.offsets)
     for what, fits in (
         ("lengths", len(index.sizes) == len(index.extension_ids) == members and len(index.key_starts) == samples + 1),
@@ -148,7 +148,7 @@ def _check(index: ShardIndex) -> None:
 
 
 def _is_divided(starts: Int64s, total: int) -> bool:
-    """Say whether starts, with the end as the last, divide a line of some length."""
+    """Return whether starts are non-decreasing from 0 to ``total``."""
     return len(starts) > 0 and starts[0] == 0 and starts[-1] == total and bool((np.diff(starts) >= 0).all())
 
 

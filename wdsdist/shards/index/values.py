@@ -1,4 +1,4 @@
-"""What an index says, as arrays."""
+"""`ShardIndex`: the samples and members of one shard, as arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wdsdist._util.array_types import Int64s
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The file that holds a tar in compressed form."""
+    """Size and digest of a shard's file, which may be compressed."""
 
     size: int
     sha256: str
@@ -41,11 +41,11 @@ class ShardIndex:
     key_bytes: npt.NDArray[np.uint8]
     """uint8: all keys, UTF-8, one after another."""
     skipped: dict[str, int] = field(default_factory=dict)
-    """Entries of the tar that belong to no sample, counted by what they are."""
+    """Number of entries of the tar that belong to no sample, by kind."""
     left_out: tuple[tuple[str, str], ...] = ()
-    """Samples that packing was to write but could not, as (key, reason)."""
+    """Samples that packing left out, as (key, reason)."""
     stored: Stored | None = None
-    """The shard's file where that is not the tar itself: all else here is of the tar, which is decompressed to read."""
+    """The shard's file where it is compressed: all other fields describe the decompressed tar."""
 
     @property
     def file(self) -> Stored:
@@ -58,7 +58,7 @@ class ShardIndex:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all samples have members of the same extensions in the same order; false where there is none."""
+        """Whether all samples have the same extensions in the same order; false without samples."""
         members, rest = divmod(len(self.offsets), max(self.num_samples, 1))
         if rest or not members:
             return False

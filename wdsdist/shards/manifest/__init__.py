@@ -1,8 +1,8 @@
-"""The manifest of a data set: which shards it has, with their sample counts, sizes and digests."""
+"""The manifest of a data set: its shards with sample counts, sizes and digests, and ``index.json`` on disk."""
 
-from wdsdist.shards.manifest.files import FILE_NAME, PACK_RECORD, dumps, load, save
-from wdsdist.shards.manifest.named import record
-from wdsdist.shards.manifest.trust import check_location
-from wdsdist.shards.manifest.values import Manifest, Shard
+from wdsdist.shards.manifest.allowed_locations import check_location
+from wdsdist.shards.manifest.index_json import FILE_NAME, PACK_RECORD, dumps, load, save
+from wdsdist.shards.manifest.manifest import Manifest, Shard
+from wdsdist.shards.manifest.trusted_digests import record
 
 __all__ = ["FILE_NAME", "PACK_RECORD", "Manifest", "Shard", "check_location", "dumps", "load", "record", "save"]

@@ -1,4 +1,4 @@
-"""The entries of an ``index.json``: each checked before anything is made of it. Pure."""
+"""Parse and validate the entries of an ``index.json``. Pure."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ import re
 from typing import Any
 
 from wdsdist import storage
-from wdsdist.shards.manifest.trust import ElsewhereError, check_base, check_location
-from wdsdist.shards.manifest.values import Shard
+from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_base, check_location
+from wdsdist.shards.manifest.manifest import Shard
 
 MOST = (1 << 62) - 1
-"""Samples or bytes, of one shard or all."""
+"""Most samples or bytes, of one shard or all."""
 
 _SHOWN = 100  # letters of a name in a message
 _DIGEST = re.compile(r"(?:[0-9a-fA-F]{64})?")
 
 
 class EntryError(ValueError):
-    """An entry that cannot be right, with its number and name in the message."""
+    """An entry is invalid; the message has its number and name."""
 
 
 class EntryElsewhereError(EntryError):
-    """An entry that only the user may allow, for it lies outside the data set's folder."""
+    """An entry lies outside the data set's folder, which only the user may allow."""
 
 
 def parse(data: dict[str, Any], folder: str, *, elsewhere: bool = False) -> tuple[str, list[Shard]]:
-    """Return the folder or URL that shards are relative to, and the shards.
+    """Parse the content of an ``index.json``: the folder or URL that shards are relative to, and the shards.
 
     Args:
         data: the content of an ``index.json``.
-        folder: where that stands.
+        folder: the folder that it lies in.
         elsewhere: whether shards may lie outside the folder.
 
-    Raises `EntryError` for the first entry that cannot be right.
+    Raises `EntryError` for the first invalid entry.
     """
     listed = data["shardlist"]
     if not isinstance(listed, list):
@@ -87,10 +87,14 @@ def _count(entry: dict[str, Any], key: str, least: int = 0) -> int:
 
 
 def _name(value: Any) -> str:
-    return _shown(storage.shown(value) if isinstance(value, str) else value)
+    """Return a shard's name for a message: without credentials, short, and with control characters escaped once."""
+    return _short(f"'{storage.shown(value)}'") if isinstance(value, str) else _shown(value)
 
 
 def _shown(value: Any) -> str:
-    """Return a value as it stands in a message: short, and without control characters."""
-    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    """Return a value for a message: short, and without control characters."""
+    return _short(ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value))
+
+
+def _short(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -1,4 +1,4 @@
-"""Tar headers to members and back: pure functions on buffers, no I/O.
+"""Parse and write tar headers: pure functions on buffers, no I/O.
 
 Reads what GNU tar, bsdtar, Python and webdataset write (USTAR, PAX, GNU long names, base-256 sizes); writes
 deterministic USTAR with a PAX header only where a name or size needs one.

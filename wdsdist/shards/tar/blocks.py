@@ -1,4 +1,4 @@
-"""The fields of tar header blocks: names, numbers, checksums, PAX records.
+"""Parse the fields of tar header blocks: names, numbers, checksums, PAX records.
 
 Sources: POSIX.1-2017 `pax`; the GNU tar manual, "Basic Tar Format" (base-256 numbers).
 """
@@ -19,7 +19,7 @@ Blocks = npt.NDArray[np.uint8]
 
 
 class Readable(Protocol):
-    """What a tar can be read from: ``bytes``, a mapped file, or something that fetches what is asked for."""
+    """Buffer protocol of the tar reader: ``bytes``, a mapped file, or a remote file that is fetched on access."""
 
     def __len__(self) -> int: ...
 
@@ -27,7 +27,7 @@ class Readable(Protocol):
 
 
 def gather(buffer: Readable, offsets: npt.NDArray[np.int64], width: int = BLOCK) -> Blocks:
-    """Return copies of the blocks at the given offsets, or of their starts; all lie inside the buffer."""
+    """Return copies of the blocks, or of their first ``width`` bytes, at the given offsets inside the buffer."""
     if isinstance(buffer, (bytes, mmap.mmap)):
         views = np.lib.stride_tricks.sliding_window_view(np.frombuffer(buffer, np.uint8), width)
         return views[offsets]
@@ -41,7 +41,7 @@ def wrong_checksums(blocks: Blocks) -> npt.NDArray[np.int64]:
     blocks[:, 148:156] = ord(" ")
     sums = blocks.sum(axis=1, dtype=np.uint32)
     unlike = np.flatnonzero(_spelled(sums).view(np.uint64)[:, 0] != stored.view(np.uint64)[:, 0])
-    # There are other spellings, and some old writers summed the bytes as signed numbers.
+    # Checksums have other spellings too, and some old writers summed the bytes as signed numbers.
     wrong = [
         row
         for row in unlike.tolist()
@@ -51,7 +51,7 @@ def wrong_checksums(blocks: Blocks) -> npt.NDArray[np.int64]:
 
 
 def _spelled(sums: npt.NDArray[np.uint32]) -> Blocks:
-    """Spell checksums as nearly all writers do: six octal digits, a NUL and a space."""
+    """Encode checksums as nearly all writers do: six octal digits, a NUL and a space."""
     text = np.zeros((len(sums), 8), np.uint8)
     text[:, :6] = (sums[:, None] >> np.arange(15, -1, -3, dtype=np.uint32) & 7) + ord("0")
     text[:, 7] = ord(" ")
@@ -59,12 +59,12 @@ def _spelled(sums: npt.NDArray[np.uint32]) -> Blocks:
 
 
 def decode(field: bytes) -> str:
-    """Read a NUL-terminated name; bytes that are not UTF-8 survive as surrogates, as in ``tarfile``."""
+    """Decode a NUL-terminated name; bytes that are not UTF-8 become surrogates, as in ``tarfile``."""
     return field.partition(b"\0")[0].decode("utf-8", "surrogateescape")
 
 
 def octal(field: bytes) -> int:
-    """Read octal digits between optional spaces and NULs; -1 where there is anything else."""
+    """Parse octal digits between optional spaces and NULs; -1 for anything else."""
     try:
         return int(field.rstrip(b"\0 ") or b"0", 8)
     except ValueError:
@@ -72,12 +72,12 @@ def octal(field: bytes) -> int:
 
 
 def number(field: bytes) -> int:
-    """Read a size field: octal digits, or base-256 where the first byte says so; below 0 where it is neither."""
+    """Parse a size field: octal digits, or base-256 by its first byte; negative for anything else."""
     return int.from_bytes(field[1:], "big") if field[0] == 0x80 else octal(field)
 
 
 def pax_records(body: bytes) -> dict[str, str] | None:
-    """Read the ``length keyword=value`` lines of a PAX header; ``None`` where they cannot be read.
+    """Parse the ``length keyword=value`` records of a PAX header; ``None`` where they are malformed.
 
     >>> pax_records(b"20 mtime=1700000000\\n")
     {'mtime': '1700000000'}

@@ -1,8 +1,8 @@
-"""Read a run of ordinary tar entries at once: the sizes in a tight loop, everything else with numpy.
+"""Parse a run of ordinary tar entries in bulk: the sizes in a tight loop, everything else with numpy.
 
-Ordinary are regular files with a plain octal size, entries without data, and single extended headers that set no size:
-PAX headers with a time, which webdataset puts before every member, and long names. At the first entry that is anything
-else the run ends, so that the walk, one entry at a time, decides what it is.
+Ordinary entries are regular files with a plain octal size, entries without data, and single extended headers that set
+no size: PAX headers with a time, which webdataset writes before every member, and long names. The run ends at the first
+entry of another kind, which the reader parses on its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KINDS[list(REGULAR)] = _FILE
 _KINDS[list(DATALESS)] = _EMPTY
 _KINDS[[_PAX, _LONG_NAME]] = _NOTES
 _SAMPLED, _DENSE = 16, 6 * BLOCK
-"""After so many headers, no further apart on average than this, all blocks are looked at."""
+"""After this many headers that are at most this far apart on average, all blocks are parsed as headers."""
 _PLACES = 8.0 ** np.arange(10, -1, -1)
 
 Int64s = npt.NDArray[np.int64]
@@ -35,7 +35,7 @@ Rows = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Some entries that follow one another."""
+    """A run of consecutive entries."""
 
     names: list[str]
     headers: Int64s
@@ -45,15 +45,15 @@ class Run:
     sizes: Int64s
     skipped: Counter[str]
     blocks: int
-    """Header blocks that were taken; 0 where the first entry is none of the ordinary ones."""
+    """Header blocks parsed; 0 where the first entry is not ordinary."""
     is_cut: bool
-    """Whether the next entry is none of the ordinary ones."""
+    """Whether the next entry is not ordinary."""
     next: int
-    """Offset of the entry after them."""
+    """Offset of the entry after the run."""
 
 
 def read_run(buffer: Readable, start: int, end: int, most: int) -> Run:
-    """Return the ordinary entries between two offsets, about ``most`` header blocks of them or fewer."""
+    """Parse ordinary entries between two offsets, up to about ``most`` header blocks."""
     chain, sizes = _follow(buffer, start, end, most)
     heads = gather(buffer, chain)
     kinds = _KINDS[heads[:, 156]]
@@ -75,13 +75,13 @@ def read_run(buffer: Readable, start: int, end: int, most: int) -> Run:
         sizes=sizes[files],
         skipped=skipped,
         blocks=taken,
-        is_cut=taken == 0 or taken < len(chain) - 1,  # the last may be a PAX header whose entry was not looked at
+        is_cut=taken == 0 or taken < len(chain) - 1,  # the last may be a PAX header whose entry was not parsed
         next=int(ends[-1] + -ends[-1] % BLOCK) if taken else start,
     )
 
 
 def _follow(buffer: Readable, start: int, end: int, most: int) -> tuple[Int64s, Int64s]:
-    """Follow the size fields alone; what they lead to, and whether they are sizes at all, is checked afterwards."""
+    """Follow the chain of headers by their size fields alone; sizes and headers are checked afterwards."""
     chain: list[int] = []
     sizes: list[int] = []
     offset, last = start, end - BLOCK
@@ -95,13 +95,13 @@ def _follow(buffer: Readable, start: int, end: int, most: int) -> tuple[Int64s, 
             chain.append(offset)
             sizes.append(size)
             offset += BLOCK + (size + BLOCK - 1 & -BLOCK)
-    except ValueError:  # a block of zeros, or a size that is spelled otherwise
+    except ValueError:  # a block of zeros, or another spelling of a size
         pass
     return np.array(chain, np.int64), np.array(sizes, np.int64)
 
 
 def _follow_dense(buffer: Readable, start: int, end: int, most: int) -> tuple[Int64s, Int64s]:
-    """Take each of ``most`` blocks for a header and follow the sizes that this gives: faster where many are headers."""
+    """Parse each of ``most`` blocks as a header and follow the sizes: faster where most blocks are headers."""
     count = min((end - start) // BLOCK, most)
     blocks = np.frombuffer(buffer, np.uint8, count * BLOCK, start).reshape(count, BLOCK)  # type: ignore[call-overload]
     sizes = ((blocks[:, 124:135] - ord("0")).astype(np.float64) @ _PLACES).astype(np.int64)
@@ -123,7 +123,7 @@ def _has_plain_size(heads: Blocks) -> Rows:
 
 
 def _may_be_old_directory(heads: Blocks) -> Rows:
-    """V7 tar spelled a directory as a regular file with a slash at the end of its name."""
+    """Return which headers may be directories of V7 tar: regular files with a slash at the end of the name."""
     found: Rows = heads[:, 156] == 0
     rows = np.flatnonzero(found)
     if len(rows):
@@ -136,10 +136,10 @@ def _may_be_old_directory(heads: Blocks) -> Rows:
 def _read_notes(
     buffer: Readable, chain: Int64s, sizes: Int64s, types: npt.NDArray[np.uint8]
 ) -> tuple[int, Int64s, list[str]]:
-    """Read the extended headers among some entries.
+    """Parse the extended headers among some entries.
 
-    Returns how many entries stand before the first one that has to be read by itself; the rows of those that extended
-    headers give a name to; and these names.
+    Returns the number of entries before the first one that has to be parsed on its own, the rows of entries whose name
+    is in an extended header, and these names.
     """
     is_notes = _KINDS[types] == _NOTES
     rows = np.flatnonzero(is_notes)
@@ -151,7 +151,7 @@ def _read_notes(
 
 
 def _names(heads: Blocks, files: Int64s, long_named: Int64s, long_names: list[str]) -> list[str]:
-    """Return the names of files, some of which extended headers give."""
+    """Return the names of files, some from extended headers."""
     if not len(long_named):
         return _short_names(heads[files])
     is_long = np.zeros(len(heads), np.bool_)
@@ -164,7 +164,7 @@ def _names(heads: Blocks, files: Int64s, long_named: Int64s, long_names: list[st
 
 
 def _short_names(heads: Blocks) -> list[str]:
-    """Read the name fields of headers, all at once."""
+    """Decode the name fields of headers in bulk."""
     fields = np.ascontiguousarray(heads[:, :100]).view("S100")[:, 0].tolist()  # without the NULs at their ends
     text = b"\0".join(fields)
     if text.count(0) != len(fields) - 1:

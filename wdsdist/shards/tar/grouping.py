@@ -1,4 +1,4 @@
-"""Member names to samples, all at once."""
+"""Group member names into samples, in bulk."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Samples:
 
 
 def group(names: Sequence[str]) -> Samples | None:
-    """Group members, in file order, into samples; ``None`` where any name has to be looked at by itself.
+    """Group members, in file order, into samples; ``None`` where any name needs the slow path.
 
-    That is a name which belongs to no sample or is reserved, an extension that occurs twice in a sample, or a key
-    whose members are not adjacent.
+    The slow path is for a name which belongs to no sample or is reserved, an extension that occurs twice in a sample,
+    and a key whose members are not adjacent.
 
     >>> samples = group(["a/1.jpg", "a/1.cls", "a/2.jpg"])
     >>> samples.keys, samples.starts.tolist(), samples.extensions, samples.extension_ids.tolist()
@@ -50,7 +50,7 @@ def group(names: Sequence[str]) -> Samples | None:
     if (letters[dots - 1] == ord("/")).any() or b"\n" in text or _has_pairs(letters, ord("_")):
         return None
     letters[dots] = 0
-    parts = letters.tobytes().split(b"\0")  # at once, and beside one another: names lie all over the memory
+    parts = letters.tobytes().split(b"\0")  # in one split, so that the parts are adjacent in memory
     keys, found = parts[::2], parts[1::2]
     places = {extension: place for place, extension in enumerate(dict.fromkeys(found))}
     if any(b"/" in extension for extension in places):  # the dot is a folder's
@@ -66,13 +66,13 @@ def group(names: Sequence[str]) -> Samples | None:
 
 
 def _has_pairs(letters: npt.NDArray[np.uint8], letter: int) -> bool:
-    """Say whether a letter stands twice in a row."""
+    """Return whether a letter occurs twice in a row."""
     places = np.flatnonzero(letters == letter)
     return bool((np.diff(places) == 1).any())
 
 
 def _has_twins(samples: npt.NDArray[np.int64], ids: npt.NDArray[np.uint32], extensions: tuple[str, ...]) -> bool:
-    """Say whether a sample has two members whose extensions differ in case at most."""
+    """Return whether a sample has two members whose extensions are equal but for case."""
     lower: dict[str, int] = {}
     places = np.array([lower.setdefault(extension.lower(), len(lower)) for extension in extensions], np.int64)
     members = np.sort(samples * len(lower) + places[ids]) if len(ids) else samples

@@ -1,4 +1,4 @@
-"""Many tar headers at once: the same bytes as `header` gives, made by arrays."""
+"""Write tar headers in bulk, with numpy: the same bytes as `header` returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHECKSUM = slice(148, 154)
 
 
 def plain_headers(names: Sequence[str], sizes: npt.NDArray[np.int64]) -> Blocks:
-    """Return the headers of regular files that are plain: uint8 [members, 512].
+    """Return the plain USTAR headers of regular files: uint8 [members, 512].
 
     Args:
         names: ASCII without NUL, 1 to `PLAIN_NAME` bytes, no slash at their ends.

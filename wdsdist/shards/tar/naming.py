@@ -1,4 +1,4 @@
-"""Member names to sample keys and extensions, by the rule that all WebDataset readers share."""
+"""Split member names into sample keys and extensions, by the rule of all WebDataset readers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COMPRESSED = re.compile(r"\.(?:tar\.(?:gz|bz2|xz|zst|lz4|z)|tgz|tbz2?|txz|tzst)
 
 
 def is_compressed(name: str) -> bool:
-    """Say whether a file is, by its name, a compressed tar.
+    """Return whether a file is a compressed tar, by its name.
 
     >>> is_compressed("train-00.tar.zst"), is_compressed("train-00.tar")
     (True, False)
@@ -22,7 +22,7 @@ def is_compressed(name: str) -> bool:
 
 
 def is_tar(name: str) -> bool:
-    """Say whether a file is, by its name, a tar, compressed or not.
+    """Return whether a file is a tar, compressed or not, by its name.
 
     >>> is_tar("train-00.tgz"), is_tar("train-00.TAR"), is_tar("train-00.tar.wdsindex")
     (True, True, False)
@@ -68,7 +68,7 @@ def split_stored_name(name: str) -> tuple[str, str] | None:
 
 
 def is_text(name: str) -> bool:
-    """Say whether a name can be written as UTF-8, as tars want it.
+    """Return whether a name can be encoded as UTF-8, as tars require.
 
     >>> is_text("café/1"), is_text("caf\\udce9/1")
     (True, False)

@@ -1,7 +1,7 @@
-"""Many extended headers at once: those of a common shape with numpy, every other one by itself.
+"""Parse extended headers in bulk: common kinds with numpy, others one by one.
 
-Common are a PAX header with one record, the time (webdataset puts it before every member) or a path, and a long name in
-GNU's way.
+Common are a PAX header with one record, the time (which webdataset writes before every member) or a path, and a GNU
+long name.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ Rows = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What extended headers say of the entries after them."""
+    """The names that extended headers set for the entries after them."""
 
     count: int
-    """How many stand before the first one that has to be read together with its entry."""
+    """Number of extended headers before the first one that has to be parsed together with its entry."""
     named: Int64s
-    """Those of them that give a name, by number."""
+    """Which of them set a name, by number."""
     names: list[str]
 
 
 def read_notes(buffer: Readable, data: Int64s, sizes: Int64s, is_long_name: Rows) -> Notes:
-    """Read PAX headers and long names, by where the content of each starts and its bytes."""
+    """Parse PAX headers and long names, given the offset and the size of each one's content."""
     count = len(data)
     near = np.flatnonzero((sizes > 1) & (sizes < BLOCK) & (data + BLOCK <= len(buffer)))
     is_pax = ~is_long_name[near]
@@ -63,7 +63,7 @@ def read_notes(buffer: Readable, data: Int64s, sizes: Int64s, is_long_name: Rows
 
 
 def _single_records(bodies: Blocks, sizes: Int64s, is_pax: Rows, keyword: bytes) -> Iterator[tuple[int, Int64s]]:
-    """Find the PAX headers that are one ``length keyword=value`` line; yield where values start, and which rows do."""
+    """Find the PAX headers with one ``length keyword=value`` record; yield the columns of values, and their rows."""
     frame = np.frombuffer(b" %s=" % keyword, np.uint8)
     ends_well = is_pax & (bodies[np.arange(len(bodies)), sizes - 1] == _NEWLINE)
     for digits in range(1, len(str(BLOCK)) + 1):
@@ -76,7 +76,7 @@ def _single_records(bodies: Blocks, sizes: Int64s, is_pax: Rows, keyword: bytes)
 
 
 def _texts(bodies: Blocks, sizes: Int64s, rows: Int64s, column: int) -> tuple[Int64s, list[str]]:
-    """Read names that start in one column and end before the last byte; those that are not so simple are left out."""
+    """Decode names that start in a column and end before the last byte; return the rows of plain ones and the names."""
     ends = bodies[rows, sizes[rows] - 2]
     rows = rows[(sizes[rows] > column + 1) & (ends != 0) & (ends != _SLASH)]
     if not len(rows):
@@ -90,13 +90,13 @@ def _texts(bodies: Blocks, sizes: Int64s, rows: Int64s, column: int) -> tuple[In
 
 
 def _long_name(buffer: Readable, start: int, size: int) -> str | None:
-    """Read a long name; ``None`` where it is none that a file can have."""
+    """Decode a long name; ``None`` where no file can have it."""
     name = decode(buffer[start : start + size + -size % BLOCK])
     return None if not name or name[-1] == "/" else name
 
 
 def _path(body: bytes) -> str | None:
-    """Read the path that a PAX header sets, if any; ``None`` where it says more of the entry than name and times."""
+    """Return the path that a PAX header sets, or an empty text; ``None`` where it sets more than name and times."""
     records = pax_records(body)
     if records is None or any(map(_SETS_A_SIZE.fullmatch, records)):
         return None

@@ -1,7 +1,7 @@
-"""Find every member of a tar in a buffer, without reading the members' data.
+"""Scan the headers of a tar in a buffer and return all members, without reading their data.
 
-Runs of ordinary entries are read at once (`bulk`); a walk in plain Python takes the others one by one. What cannot be
-read without losing samples is an error that names the shard and the offset, never a shorter list.
+Runs of ordinary entries are parsed in bulk (`bulk`), others one by one in plain Python. A tar that cannot be read
+without losing samples is an error that names the shard and the offset, never a shorter list.
 
 Sources: POSIX.1-2017 `pax`; the GNU tar manual, "Basic Tar Format" (long names, base-256 numbers).
 """
@@ -25,10 +25,10 @@ _CHUNK = 1 << 20
 _PAX, _PAX_SOLARIS, _PAX_GLOBAL, _LONG_NAME, _LONG_LINK, _SPARSE = b"xXgLKS"
 _EXTENDED = frozenset((_PAX, _PAX_SOLARIS, _PAX_GLOBAL, _LONG_NAME, _LONG_LINK))
 _FEWEST, _MOST = 64, 4096
-"""Header blocks asked of one run: few where runs are short, and no more than stay in the processor's cache."""
+"""Header blocks per run: few where runs are short, and no more than fit the processor's cache."""
 _PART = 1 << 16  # members whose names are held as Python objects together
 _LONGEST_PAUSE = 256
-"""Entries that the walk takes one by one, where there are no ordinary ones, before it looks for a run again."""
+"""Most entries to parse one by one, where none are ordinary, before the next attempt at a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class Members:
     sizes: npt.NDArray[np.int64]
     """Bytes of each member's data."""
     skipped: dict[str, int]
-    """How many entries were passed over, by what they were."""
+    """Number of skipped entries, by kind."""
     end: int
-    """Offset of the closing blocks; 0 where they come in a later part."""
+    """Offset of the closing blocks; 0 where they are in a later part."""
 
 
 def scan(buffer: Readable, *, label: str) -> Members:
-    """Return the members of the tar that ``buffer`` holds; ``label`` names it in errors.
+    """Return the members of the tar in ``buffer``; ``label`` is its name in errors.
 
     Raises ``ShardDamagedError`` for a tar that is cut short, lacks its two closing blocks of zeros, has data
     after them, or holds a header with a wrong checksum, an impossible size or a sparse file.
@@ -68,7 +68,7 @@ def scan(buffer: Readable, *, label: str) -> Members:
 def scan_parts(
     buffer: Readable, *, label: str, start: int = 0, stop: int | None = None, most: int = _PART
 ) -> Iterator[Members]:
-    """Yield what `scan` returns in parts: the names of millions of members take too much memory together.
+    """Yield the members of a tar in parts, because the names of millions of members take too much memory at once.
 
     The tar may be a part of the buffer, between ``start`` and ``stop``; offsets are those in the buffer. A part has
     about ``most`` members. Raises what `scan` does, if only after the parts before the damage.
@@ -79,7 +79,7 @@ def scan_parts(
             walk.check_headers()
             yield walk.take()
     except ShardDamagedError:
-        # A garbled header sends the walk astray: report the header, not the place where it led.
+        # A garbled header leads the scan to a wrong offset: report the header, not that offset.
         walk.check_headers()
         raise
     walk.check_headers()
@@ -87,19 +87,19 @@ def scan_parts(
 
 
 def is_header_of(name: str, block: bytes) -> bool:
-    """Say whether a header block can be that of a member with this name.
+    """Return whether a header block can be that of a member with this name.
 
     >>> from wdsdist.shards.tar.writer import header
     >>> is_header_of("a.txt", header("a.txt", 5)), is_header_of("b.txt", header("a.txt", 5))
     (True, False)
     """
     if not name.isascii() or len(name) >= 100:
-        return True  # it stands in an extended header before this one, or is split in two
+        return True  # the name is in an extended header before this one, or split in two
     return decode(block[:100]) == name
 
 
 class _Walk:
-    """One pass over the headers of a tar; keeps what it found so that a failure can be explained."""
+    """The state of one scan over the headers of a tar."""
 
     def __init__(self, buffer: Readable, label: str, start: int, end: int) -> None:
         self.buffer = buffer
@@ -122,7 +122,7 @@ class _Walk:
         return ShardDamagedError(f"{self.label}: {problem} at byte {offset - start:,} of {self.end - start:,}")
 
     def take(self) -> Members:
-        """Return what was found since this was called last."""
+        """Return the members found since the last call."""
         found = Members(
             names=self.names,
             headers=np.array(self.headers),
@@ -135,11 +135,11 @@ class _Walk:
         return found
 
     def run(self, most: int) -> Iterator[None]:
-        """Go through the tar; yield whenever ``most`` members or more have been found since `take`."""
+        """Scan the tar; yield whenever ``most`` members or more have been found since `take`."""
         buffer, end = self.buffer, self.end
         offset = self.start
         ahead, pause = _FEWEST, 1
-        alone = 0 if isinstance(buffer, (bytes, mmap.mmap)) else end  # others are read where they must be
+        alone = 0 if isinstance(buffer, (bytes, mmap.mmap)) else end  # a remote buffer is read only where it must be
         while offset + BLOCK <= end:
             if len(self.names) >= most:
                 yield
@@ -166,7 +166,7 @@ class _Walk:
         raise self.damaged(offset, "the tar ends without its two closing blocks of zeros")
 
     def check_headers(self) -> None:
-        """Raise for the first header met whose checksum is wrong."""
+        """Raise `ShardDamagedError` for the first header with a wrong checksum."""
         blocks = np.array(self.blocks, np.int64)
         for start in range(0, len(blocks), _MOST):
             part = blocks[start : start + _MOST]
@@ -186,7 +186,7 @@ class _Walk:
         return run.next
 
     def _check_end(self, offset: int) -> None:
-        """The first block of zeros must be followed by another, and by nothing else."""
+        """Raise unless the first block of zeros is followed by another, and by zeros only."""
         self.stop = offset
         if self.end - offset < 2 * BLOCK:
             raise self.damaged(offset, "the tar ends after one of its two closing blocks of zeros")
@@ -200,7 +200,7 @@ class _Walk:
         data = offset + BLOCK
         block = buffer[offset:data]
         is_directory = False
-        if name is None:  # beside an extended header with the name, this one may be cut at a slash
+        if name is None:  # where an extended header has the name, this one may be cut at a slash
             name = decode(block[:100])
             is_directory = name[-1:] == "/" and block[156] == 0  # as V7 tar spelled it
             # Only POSIX headers have a prefix: GNU's keep times in its place.
@@ -221,7 +221,7 @@ class _Walk:
         return stop + -size % BLOCK
 
     def _pass_over(self, offset: int) -> int:
-        """Count an entry that is no file; return the offset of the next one."""
+        """Skip and count an entry that is no regular file; return the offset of the next one."""
         kind = self.buffer[offset : offset + BLOCK][156]
         size = self._number(offset)
         if kind in DATALESS:
@@ -236,7 +236,7 @@ class _Walk:
         self.skipped[what] += 1
 
     def _extended(self, first: int) -> int:
-        """Follow PAX and long-name headers to the entry that they describe, and take that entry."""
+        """Parse PAX and long-name headers up to the entry that they describe, and add that entry."""
         buffer = self.buffer
         names: set[str] = set()
         sizes: set[int] = set()
@@ -259,7 +259,7 @@ class _Walk:
             offset = data + length + -length % BLOCK
             if offset + BLOCK > self.end or buffer[offset : offset + BLOCK] == ZEROS:
                 if kind == _PAX_GLOBAL:
-                    return offset  # notes on the whole archive may stand last
+                    return offset  # a global header may come last
                 raise self.damaged(offset, "an extended header is followed by no entry")
             self.blocks.append(offset)
         if len(names) > 1 or len(sizes) > 1:
@@ -287,7 +287,7 @@ class _Walk:
         return int(digits)
 
     def _number(self, offset: int) -> int:
-        """Read a header's size field: octal digits, or base-256 where the first byte says so."""
+        """Parse a header's size field. Raises `ShardDamagedError` for an impossible size."""
         field = self.buffer[offset : offset + BLOCK][124:136]
         size = number(field)
         if size < 0:

@@ -1,4 +1,4 @@
-"""Deterministic tar headers: the same name and size always give the same bytes.
+"""Write deterministic tar headers: the same name and size always give the same bytes.
 
 A member costs one 512-byte USTAR header and its data padded to 512 bytes. Times, owners and groups are zero. A
 PAX header (1,024 bytes more) appears only for a name that USTAR cannot hold or a size of 8 GiB and above.
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
-"""What a whole tar file ends with: two blocks of zeros."""
+"""The end of a tar file: two blocks of zeros."""
 
 SIZE_LIMIT = 8**11
-"""Bytes from which on a file's size has more than the eleven octal digits of a USTAR header."""
+"""Least size of a file, in bytes, that does not fit the eleven octal digits of a USTAR header."""
 PLAIN_NAME = 100
-"""The most bytes of a name that needs no prefix."""
+"""Most bytes of a name that needs no prefix field."""
 _NAME, _PREFIX = PLAIN_NAME, 155  # bytes
 
 
@@ -35,7 +35,7 @@ _EXTENDED = _template(b"x")
 
 
 def regular_template() -> tuple[bytes, int]:
-    """Return the header of a regular file without name and size, its checksum all spaces, and the sum of its bytes."""
+    """Return the header of a regular file without name and size, with a blank checksum, and the sum of its bytes."""
     return _REGULAR
 
 
@@ -58,7 +58,7 @@ def _block(template: tuple[bytes, int], name: bytes, prefix: bytes, size: int) -
 
 
 def _split_prefix(name: bytes) -> tuple[bytes, bytes] | None:
-    """Cut a long path at a slash so that both parts fit their USTAR fields."""
+    """Split a long path at a slash so that both parts fit their USTAR fields; ``None`` where none do."""
     if len(name) <= _NAME:
         return b"", name
     cut = name.rfind(b"/", 0, _PREFIX + 1)

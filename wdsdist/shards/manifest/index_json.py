@@ -1,4 +1,4 @@
-"""The manifest on disk: ``index.json``, a valid wids v1 index with keys of our own under ``"wdsdist"``.
+"""Load and save ``index.json``, the manifest on disk: a valid wids v1 index with own keys under ``"wdsdist"``.
 
 It is written last and atomically: where there is no ``index.json`` there is no data set.
 """
@@ -14,23 +14,24 @@ from typing import Any
 from wdsdist import storage
 from wdsdist._util.files import atomic_write
 from wdsdist.errors import IndexFormatError, IndexNotFoundError, ManifestError
-from wdsdist.shards.manifest import entries, remote
+from wdsdist.shards.manifest import entries, remote_index_json
 from wdsdist.shards.manifest.entries import MOST, EntryElsewhereError, EntryError
-from wdsdist.shards.manifest.named import is_recorded
-from wdsdist.shards.manifest.values import Manifest, Shard
+from wdsdist.shards.manifest.manifest import Manifest, Shard
+from wdsdist.shards.manifest.remote_index_json import BLANK, DIGEST, with_digest
+from wdsdist.shards.manifest.trusted_digests import is_recorded
 
 FILE_NAME = "index.json"
 PACK_RECORD = ".wdsdist-pack.json"
-"""Stands beside the shards from when packing begins: without ``FILE_NAME``, it has not finished."""
+"""Written beside the shards when packing begins: without ``FILE_NAME``, packing has not finished."""
 
 _KIND = "wids-shard-index-v1"
 
 _WIDEST, _WIDER = 64 << 20, 16
-"""Bytes that the names may take when loaded, and how many times the file they may take beyond that."""
+"""Bytes that the names may take in memory, and the most as a multiple of the file's size beyond that."""
 
 
 def dumps(manifest: Manifest) -> bytes:
-    """Return the bytes of ``index.json``: the same manifest always gives the same bytes."""
+    """Serialize a manifest to the bytes of ``index.json``; the same manifest always gives the same bytes."""
     listed = []
     for shard in manifest.shards:
         entry: dict[str, Any] = {"url": shard.name, "nsamples": shard.num_samples}
@@ -41,13 +42,18 @@ def dumps(manifest: Manifest) -> bytes:
         if shard.tar_size >= 0:
             entry["tarsize"] = shard.tar_size
         listed.append(entry)
-    own = {"version": 1, "num_samples": manifest.num_samples, remote.DIGEST: remote.BLANK, **manifest.extra}
+    own = {
+        "version": 1,
+        "num_samples": manifest.num_samples,
+        DIGEST: BLANK,
+        **manifest.extra,
+    }
     data = {"__kind__": _KIND, "wids_version": 1, "name": manifest.name, "shardlist": listed, "wdsdist": own}
-    return remote.with_digest(f"{json.dumps(data, indent=1)}\n".encode())
+    return with_digest(f"{json.dumps(data, indent=1)}\n".encode())
 
 
 def save(manifest: Manifest, folder: Path) -> None:
-    """Write ``index.json`` into a folder, whole or not at all."""
+    """Write ``index.json`` into a folder atomically."""
     with atomic_write(folder / FILE_NAME) as stream:
         stream.write(dumps(manifest))
 
@@ -61,18 +67,18 @@ def load(
     keep: bool = False,
     allow_elsewhere: bool = False,
 ) -> Manifest:
-    """Return the manifest in a JSON file, trying again after passing faults until the deadline.
+    """Load a manifest from a JSON file, with retries after transient faults until the deadline.
 
-    This is where what a data set says of locations is checked, and nowhere else.
+    The locations that a data set names are validated here, and nowhere else.
 
     Args:
-        location: of the file.
+        location: path or URL of the file.
         storage_options: for its store and for those of ``named``.
-        deadline: until when; by default until 30 seconds after the first failure.
-        named: locations that the user named beside this one, whose stores are to have the options too.
-        keep: whether a copy is kept, of what a store holds, for times in which the store is away.
-        allow_elsewhere: let it name shards outside its own folder, which it may else only where
-            `wdsdist.shards.manifest.named.record` knows its bytes.
+        deadline: by default 30 seconds after the first failure.
+        named: other locations that the user named, whose stores get the options too.
+        keep: whether to keep a copy of a remote index, for times when its store is away.
+        allow_elsewhere: let it name shards outside its own folder, which is otherwise allowed only where
+            `trusted_digests.record` has recorded its digest.
 
     Raises `IndexNotFoundError` where there is none, `IndexFormatError` where it is no wids v1 index, or one that
     contradicts itself, and `ManifestError` for an entry that cannot be right.
@@ -84,7 +90,7 @@ def load(
 
     try:
         if storage.is_remote(location):
-            return remote.load(location, options, deadline, parse, keep)
+            return remote_index_json.load(location, options, deadline, parse, keep)
         return parse(storage.read(location))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise IndexNotFoundError(f"{storage.shown(location)} does not exist") from error
@@ -104,7 +110,7 @@ def _parsed(content: bytes, location: str, options: storage.StorageOptions, *, a
                 raise
             base, shards = entries.parse(data, folder, elsewhere=True)
         extra = _notes(data.get("wdsdist", {}))
-        for name in ("version", remote.DIGEST):
+        for name in ("version", DIGEST):
             extra.pop(name, None)
         stated = extra.pop("num_samples", None)
         found = sum(shard.num_samples for shard in shards)
@@ -131,7 +137,7 @@ def _parsed(content: bytes, location: str, options: storage.StorageOptions, *, a
 
 
 def _refused(location: str, error: Exception) -> IndexFormatError:
-    """Return the error that says what is wrong with an index, and what to do."""
+    """Return the error for an invalid index, with what to do about it."""
     where = storage.shown(location)
     if isinstance(error, EntryElsewhereError):
         return ManifestError(
@@ -144,7 +150,7 @@ def _refused(location: str, error: Exception) -> IndexFormatError:
 
 
 def _notes(found: Any) -> dict[str, Any]:
-    """Return what the packer noted. Raises `ValueError` where that is of a type that no packer writes."""
+    """Return the packer's notes. Raises `ValueError` where one has a type that no packer writes."""
     if not isinstance(found, dict):
         raise ValueError(f"its notes are {reprlib.repr(found)}, not an object")
     for names, is_sound, wanted in _NOTED:
@@ -176,11 +182,11 @@ _NOTED = (
     ({"skipped"}, _are_counts, "an object of counts"),
     ({"columns"}, _are_columns, "an object of names"),
 )
-"""The notes that are read again, with what they must be: others are free."""
+"""Notes that wdsdist reads, with their checks; others are free."""
 
 
 def _check_widths(shards: list[Shard], length: int) -> None:
-    """Names are kept in an array as wide as the longest: one long name must not make it fill the memory."""
+    """Raise ``ValueError`` for a name so long that the array of names, as wide as it, would fill the memory."""
     longest = max((len(shard.name) for shard in shards), default=0)
     if longest * len(shards) > _WIDEST and longest * len(shards) > _WIDER * length:
         raise ValueError(f"one of its {len(shards):,} names has {longest:,} letters")

@@ -1,19 +1,19 @@
-"""The manifests that `wdsdist index --output` wrote for this user, whose shards lie where he said.
+"""Digests of trusted manifests: those that `wdsdist index --output` wrote for shards that this user named.
 
-Each is recorded by the digest of its bytes, in a folder of the user's own: were it recorded in the ``index.json``, one
-that comes from elsewhere could claim the same for itself.
+Each is recorded in the user's config folder, by the digest of its bytes. A mark in the ``index.json`` itself could be
+forged by a downloaded one.
 """
 
 from __future__ import annotations
 
 import hashlib
 
-from wdsdist.distributed import private_under, user_config_dir
+from wdsdist._util.host import private_under, user_config_dir
 from wdsdist.errors import ArgumentError, DestinationError
 
 
 def record(content: bytes) -> None:
-    """Remember the bytes of an ``index.json`` as made from locations that this user named.
+    """Record the digest of an ``index.json`` as made from locations that this user named.
 
     Raises `DestinationError` or ``OSError`` where the user's folder cannot be written, or others can write there too.
     """
@@ -23,7 +23,7 @@ def record(content: bytes) -> None:
 
 
 def is_recorded(content: bytes) -> bool:
-    """Say whether the bytes of an ``index.json`` are recorded for this user; what others could have put counts not."""
+    """Return whether the digest of an ``index.json`` is recorded, in a folder that this user alone can write."""
     try:
         folder = user_config_dir()
         if not (folder / "named" / _digest(content)).exists():

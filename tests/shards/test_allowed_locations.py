@@ -13,9 +13,9 @@ import pytest
 import wdsdist
 from tests.support.tars import write_shard
 from tests.support.web import served
-from wdsdist.distributed import user_config_dir
+from wdsdist._util.host import user_config_dir
 from wdsdist.errors import IndexFormatError, ManifestError
-from wdsdist.shards.manifest.trust import ElsewhereError, check_location
+from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_location
 from wdsdist.storage.memory import MemoryStore
 
 REMOTE = "https://host/train"

@@ -1,4 +1,4 @@
-"""The manifest in memory: the shards of a data set, with their sample counts, sizes and digests."""
+"""`Manifest`: the shards of a data set, with their sample counts, sizes and digests."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.shared_memory import SharedCopy, is_spawning
 from wdsdist.errors import ArgumentError
-from wdsdist.shards import tar as tarformat
 from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.tar import is_compressed
 
 _NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out")  # totals, wrong for a part of the shards
 
@@ -26,14 +26,14 @@ class Shard:
     """One shard of a data set."""
 
     name: str
-    """Its path relative to the manifest, or a location of its own."""
+    """Path relative to the manifest, or a full location."""
     num_samples: int
     size: int
-    """Bytes; -1 where the manifest does not say."""
+    """Bytes; -1 where unknown."""
     sha256: str
-    """Hexadecimal digest; empty where the manifest does not say."""
+    """Hexadecimal digest; empty where unknown."""
     tar_size: int = -1
-    """Bytes of the tar in it, where it is compressed and the manifest says; else -1."""
+    """Bytes of the decompressed tar, where the shard is compressed and they are known; else -1."""
 
     @classmethod
     def of(cls, name: str, index: ShardIndex) -> Shard:
@@ -43,8 +43,8 @@ class Shard:
 
     @property
     def is_compressed(self) -> bool:
-        """Whether it has to be decompressed before it is read, as its name says."""
-        return tarformat.is_compressed(storage.split(self.name)[1])
+        """Whether it has to be decompressed before it is read, by its name."""
+        return is_compressed(storage.split(self.name)[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,11 +70,10 @@ class Manifest:
     extra: dict[str, Any] = field(default_factory=dict)
     """What the packer noted, such as ``classes`` and ``source``."""
     storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
-    """Passed to fsspec; kept out of every message, for they may hold credentials."""
+    """Options of fsspec as the user gave them; kept out of every message, because they may hold credentials."""
     is_named: bool = False
-    """Whether the user named the shards himself, in a list or to `wdsdist.index`, so that they may lie outside the base
-    and be mended there."""
-    """As the user gave them, for fsspec; kept out of every message, for they may hold credentials."""
+    """Whether the user named the shards, in a list or to `wdsdist.index`, so that they may lie outside the base and be
+    repaired there."""
     stores: tuple[str, ...] | None = None
     """The stores that the user named, to which alone these options go; by default that of ``base``."""
     version: str = ""
@@ -139,13 +138,13 @@ class Manifest:
         return storage.join(self.base, self.names[number].decode())
 
     def shown_name(self, number: int) -> str:
-        """Return the name of one shard as it may be shown: of a URL without credentials and query."""
+        """Return the name of one shard for messages: of a URL without credentials and query."""
         name = self.names[number].decode()
         return storage.shown(name).partition("?")[0] if storage.is_remote(self.location(number)) else name
 
     @functools.cached_property
     def is_copied(self) -> npt.NDArray[np.bool_]:
-        """bool [shards]: which are read from copies in the cache, for they have to be fetched or decompressed."""
+        """bool [shards]: which are read through the cache, because they are remote or compressed."""
         copied = self._is_compressed | storage.is_remote(self.base)
         with_place = (np.char.find(self.names, b"://") >= 0) | np.char.startswith(self.names, b"/")
         for number in np.flatnonzero(with_place).tolist():
@@ -154,7 +153,7 @@ class Manifest:
 
     @property
     def read_sizes(self) -> Int64s:
-        """int64 [shards]: bytes of what is read: of the tar in each that is compressed; -1 where unknown."""
+        """int64 [shards]: bytes of the tar in each, decompressed where it is compressed; -1 where unknown."""
         return np.where(self._is_compressed, self.tar_sizes, self.sizes)
 
     @functools.cached_property
@@ -172,20 +171,20 @@ class Manifest:
 
     @property
     def versions(self) -> dict[str, str]:
-        """The version of each ``index.json`` that a store gave, by where it lies, as it may be shown."""
+        """The version of each remote ``index.json``, by its location without credentials."""
         return {storage.shown(self.base): self.version} if self.version else {}
 
     def part(self, number: int) -> tuple[Manifest, int]:
-        """Return the manifest that first listed a shard, and its number there: another where data sets are joined."""
+        """Return the manifest that lists a shard, and its number there: another one where some are concatenated."""
         return self, number
 
     def label(self, number: int) -> str:
-        """Return the name of the data set that a shard came from where data sets are joined; else nothing."""
+        """Return the label of a shard's data set where manifests are concatenated; else an empty text."""
         return ""
 
     @property
     def fingerprint(self) -> str:
-        """A digest of what the data set holds, whatever folder or store it lies in.
+        """Digest of the content of the data set, whatever folder or store it lies in.
 
         Two manifests agree when their shards have the same file names, sample counts, sizes and digests in the same
         order.
@@ -219,7 +218,7 @@ class Manifest:
         return SharedCopy(self._values())
 
     def _values(self) -> dict[str, Any]:
-        """Return what a copy in another process is made of."""
+        """Return the fields, from which `_restored` makes a copy in another process."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @classmethod
@@ -227,7 +226,7 @@ class Manifest:
         return cls(**values)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if is_spawning():  # by value, the pipe to each worker would carry megabytes, one worker after another
+        if is_spawning():  # else megabytes would go through the pipe to each worker
             return _arrived, (type(self), self._shared)
         return _restored, (type(self), self._values())
 

@@ -1,12 +1,12 @@
-"""The ``index.json`` of a store: asked for again while the answer is none, and kept for when the store is away.
+"""Load a remote ``index.json``: retry wrong answers, and keep a copy for times when the store is away.
 
-Shards that come wrong are told by their digests. Here the rules are these:
+Wrong shards are found by their digests. For the index the rules are:
 
-- What is no index at all, such as a page that asks for a login or a body that was cut, is asked for again until the
-  deadline. The same bytes time after time are what the store holds: they are refused after a few seconds.
-- An index that does not have the digest in it is asked for once more. The same bytes again were edited by hand.
-- A copy of the last good one stands in only where the store gave no answer, and then says nothing at all or that it
-  still holds just that; an answer of any other kind is obeyed.
+- An answer that is no index, such as a login page or a truncated body, is retried until the deadline. The same bytes
+  several times are what the store holds: they are refused after a few seconds.
+- An index that disagrees with the digest in it is retried once. The same bytes again were edited by hand.
+- A copy of the last good one is used only where the store gave no answer, and then is away or reports that it still
+  holds the same file; any other answer of the store is respected.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from pathlib import Path
 
 from wdsdist import storage
 from wdsdist._util.files import atomic_write
-from wdsdist._util.host import private_under
-from wdsdist.distributed import user_cache_dir
+from wdsdist._util.host import private_under, user_cache_dir
 from wdsdist.errors import ArgumentError, IndexFormatError, StorageError
-from wdsdist.shards.manifest.values import Manifest
+from wdsdist.shards.manifest.manifest import Manifest
 
 DIGEST = "index_sha256"
 """Key of the digest of an ``index.json`` in itself: of its bytes, with `BLANK` in the digest's place."""
@@ -33,27 +32,27 @@ BLANK = "0" * 64
 
 _STATED = re.compile(rb'"%s": ?"([0-9a-f]{64})"' % DIGEST.encode())
 _SAME = 5
-"""Answers with the same bytes after which what is no index is refused."""
+"""Answers with the same bytes after which an invalid index is refused."""
 _SAYS_WHERE = ("endpoint_url", "account_name")
-"""Options without which a URL may mean another store; no secrets, as they decide the name of a file."""
+"""Options that decide which store a URL names; no secrets, because they are part of a file name's digest."""
 _LOOK = 2.0
-"""Seconds for a store to say whether it is there after all."""
+"""Deadline in seconds for a check whether a store is reachable."""
 
 _log = logging.getLogger("wdsdist")
 
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """What a copy is of; its first line, as JSON."""
+    """Identity of the index that a copy was made of; the first line of the copy, as JSON."""
 
     stamp: str
-    """What the store gave to tell contents apart, such as an ETag; empty where nothing."""
+    """The store's version of the content, such as an ETag; empty where it gives none."""
     size: int
     sha256: str
 
 
 def with_digest(content: bytes) -> bytes:
-    """Put its digest into an ``index.json`` that has `BLANK` there.
+    """Return an ``index.json`` with its digest in place of `BLANK`.
 
     >>> len(with_digest(b'{"index_sha256": "%s"}' % BLANK.encode()))
     84
@@ -73,7 +72,7 @@ def load(
     parse: Callable[[bytes], Manifest],
     keep: bool,
 ) -> Manifest:
-    """Return the manifest at a URL. Raises what ``parse`` and `storage.read` raise."""
+    """Load the manifest at a URL. Raises what ``parse`` and `storage.read` raise."""
     answers: Counter[str] = Counter()
     wrong: IndexFormatError | None = None
 
@@ -114,7 +113,7 @@ def load(
 
 
 def _has_its_digest(content: bytes) -> bool:
-    """Say whether the bytes of an index are those that were written; true where it does not tell."""
+    """Return whether an index agrees with the digest in it; true where it has none."""
     stated = _STATED.search(content)
     if stated is None:
         return True
@@ -122,7 +121,7 @@ def _has_its_digest(content: bytes) -> bool:
 
 
 def _is_index(content: bytes) -> bool:
-    """Say whether something is an index in form, whole to its end: what is wrong with it then stays wrong."""
+    """Return whether bytes are complete JSON with the keys of an index, so that a retry would not mend them."""
     try:
         data = json.loads(content)
     except (ValueError, RecursionError):
@@ -131,7 +130,7 @@ def _is_index(content: bytes) -> bool:
 
 
 def _stands_in(location: str, options: storage.StorageOptions, copy: _Mark, why: str) -> bool:
-    """Say whether a copy may be used for what its store could not give."""
+    """Return whether a copy may be used in place of an index that its store could not give."""
     where = storage.shown(location)
     try:
         now = storage.entry(location, options, deadline=storage.Deadline(_LOOK))
@@ -147,7 +146,7 @@ def _stands_in(location: str, options: storage.StorageOptions, copy: _Mark, why:
 
 
 def _place(location: str, options: storage.StorageOptions) -> Path:
-    """Return where the copy of an index is, or would be, in a folder that is made sure to be this user's alone."""
+    """Return the path of the copy of an index, in a private folder of this user, which is created."""
     given = storage.options_for(location, options)
     places = [str(one.get(name, "")) for one in (given, given.get("client_kwargs", {})) for name in _SAYS_WHERE]
     name = hashlib.sha256("\0".join([location, *places]).encode("utf-8", "surrogateescape")).hexdigest()[:32]
@@ -156,7 +155,7 @@ def _place(location: str, options: storage.StorageOptions) -> Path:
 
 
 def _keep(location: str, options: storage.StorageOptions, mark: _Mark, content: bytes) -> None:
-    """Keep a copy of an index; where that cannot be done there is none."""
+    """Keep a copy of an index, if its folder can be written."""
     try:
         kept = _kept(location, options)
         if kept is None or kept[0] != mark:
@@ -167,10 +166,10 @@ def _keep(location: str, options: storage.StorageOptions, mark: _Mark, content: 
 
 
 def _kept(location: str, options: storage.StorageOptions) -> tuple[_Mark, bytes] | None:
-    """Return the copy of an index; nothing where there is none, or where it was altered."""
+    """Return the copy of an index; ``None`` where there is none, or where it is damaged."""
     try:
         head, _, content = _place(location, options).read_bytes().partition(b"\n")
         mark = _Mark(**json.loads(head))
-    except (OSError, ValueError, TypeError):  # of which ArgumentError is one: there is no home to keep it in
+    except (OSError, ValueError, TypeError):  # also an ArgumentError, where the user has no home folder
         return None
     return (mark, content) if mark.sha256 == hashlib.sha256(content).hexdigest() else None

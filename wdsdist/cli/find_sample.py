@@ -23,7 +23,7 @@ def mapped(manifest: Manifest) -> Iterator[tuple[int, MappedShard]]:
 
 
 def find_sample(manifest: Manifest, wanted: str) -> tuple[MappedShard, int]:
-    """Return the shard of a sample, and its place there.
+    """Find a sample by its key or its number; return its shard, and its place there.
 
     Raises `SampleError` where there is no such sample, or several with the key.
     """
@@ -62,12 +62,12 @@ def member(shard: MappedShard, sample: int, field: str) -> memoryview:
 
 
 def _with_key(index: ShardIndex, key: str) -> list[int]:
-    """Return the samples of a shard that have a key; at most one, as indexes are made."""
+    """Return the samples of a shard with a key; an index has at most one."""
     text, wanted = index.key_bytes.tobytes(), key.encode("utf-8", "surrogateescape")
     found = []
     place = text.find(wanted)
     while place >= 0:
-        # The keys stand one after another: a find counts only where it fills the place of one key.
+        # The keys are concatenated: a match counts only where it spans exactly one key.
         sample = int(np.searchsorted(index.key_starts, place, side="right")) - 1
         if index.key_starts[sample] == place and index.key_starts[sample + 1] == place + len(wanted):
             found.append(sample)

@@ -1,4 +1,4 @@
-"""Commands that a launcher starts many times, though once is enough."""
+"""Run a command once where a launcher, such as torchrun, starts it in many processes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from wdsdist import distributed as node
 from wdsdist.cli.output import say
+from wdsdist.distributed import data_download, identity
 
 if TYPE_CHECKING:
     from wdsdist.distributed.run_once import Scope
@@ -27,20 +27,20 @@ def once(
         arguments: the same in every process.
         scope: ``"node"`` or ``"cluster"``.
         directory: for ``scope="cluster"``, a folder that all nodes share.
-        quiet: whether processes that wait for the one that was chosen keep that to themselves.
+        quiet: whether waiting processes log nothing.
     """
-    if node.identity().world_size == 1:
+    if identity().world_size == 1:
         return function(*arguments)
-    # Once in each launch: whether an earlier one has left all of it is for the function to find out.
+    # Once in each launch: the function itself checks whether an earlier one has completed the work.
     shared = Path(directory) if scope == "cluster" else None
-    chosen = node.data_download(scope=scope, directory=shared, force=True)(function)
-    with contextlib.nullcontext() if quiet else _told():
+    chosen = data_download(scope=scope, directory=shared, force=True)(function)
+    with contextlib.nullcontext() if quiet else _shown_log():
         return chosen(*arguments)
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """Show what is logged, such as that this process waits."""
+def _shown_log() -> Iterator[None]:
+    """Print log messages to standard error, such as that this process waits."""
     logger = logging.getLogger("wdsdist")
     handler, level = _Echo(), logger.level
     logger.addHandler(handler)

@@ -1,4 +1,4 @@
-"""Which locations an ``index.json`` may name: a data set is data, and does not choose what is opened. Pure."""
+"""Locations that an ``index.json`` may name: a data set is data, and must not choose which files are opened. Pure."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ SCHEMES = frozenset(
     ["", "file", "local", "memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "hf", "http",
      "https", "hdfs", "webhdfs", "sftp", "ssh", "ftp"]
 )  # fmt: skip
-"""Stores in which a URL is one file. Others of fsspec's, such as ``reference``, read from it what else to open."""
+"""Schemes of stores in which a URL is one file. Others of fsspec, such as ``reference``, open further files."""
 
 LONGEST, LONGEST_NAME = 4096, 255
-"""Bytes of a location, and of each name in its path, as Linux has them."""
+"""Most bytes of a location, and of each name in its path, as on Linux."""
 
 _MOST_DECODED = 8
-"""Times that a name may be percent-encoded; each server or proxy on the way may decode it once."""
+"""Times that a name may be percent-encoded; each server or proxy may decode it once."""
 
 _PLAIN = re.compile(r"(?:[\w=,+-][\w.=,+-]{0,200}/){0,9}[\w=,+-][\w.=,+-]{0,200}", re.ASCII)
-"""Names that need no further look, as almost all are."""
+"""Plain names, which need no further check, as almost all."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _BETWEEN_NAMES = re.compile(r"[/\\;?#]")  # servers end a name of a path at a semicolon too, or take \ for /
 
 
 class ElsewhereError(ValueError):
-    """A location that is well formed, but not below the data set's own folder: the user alone may name such a one."""
+    """A location is well formed, but outside the data set's own folder, which only the user may allow."""
 
 
 def check_location(base: str, name: object, *, elsewhere: bool = False) -> None:
-    """Raise ``ValueError`` with the reason where a data set names a location that it may not name.
+    """Raise ``ValueError`` with the reason where an ``index.json`` may not name a location.
 
     Args:
         base: the folder or URL of the data set, as the user named it.
-        name: what its ``index.json`` says.
+        name: the location in the ``index.json``.
         elsewhere: whether the location may lie outside the base, because the user says so.
 
     Raises `ElsewhereError` where only that is wrong: for another host or bucket, an absolute path, ``..`` in any
@@ -44,7 +44,7 @@ def check_location(base: str, name: object, *, elsewhere: bool = False) -> None:
     >>> check_location("https://host/train", "00.tar?signature=x")
     >>> check_location("https://host/train", "%2e%2e/private/00.tar")
     Traceback (most recent call last):
-    wdsdist.shards.manifest.trust.ElsewhereError: lies outside https://host/train
+    wdsdist.shards.manifest.allowed_locations.ElsewhereError: lies outside https://host/train
     """
     if not isinstance(name, str) or not name:
         raise ValueError("is not a path or URL")
@@ -56,7 +56,7 @@ def check_location(base: str, name: object, *, elsewhere: bool = False) -> None:
 
 
 def check_base(folder: str, stated: object, *, elsewhere: bool = False) -> str:
-    """Return the folder that shards are relative to: the one of the ``index.json``, or below it, where that says so.
+    """Return the folder that shards are relative to: that of the ``index.json``, or its ``base`` below that.
 
     Raises what `check_location` raises.
     """
@@ -72,7 +72,7 @@ def check_base(folder: str, stated: object, *, elsewhere: bool = False) -> str:
 
 
 def _check_form(base: str, name: str, location: str) -> None:
-    """Raise ``ValueError`` for what no location is made of, wherever it leads."""
+    """Raise ``ValueError`` for a malformed location, wherever it leads."""
     remote = storage.is_remote(location)
     path = location.partition("?")[0] if remote else location
     try:
@@ -106,7 +106,7 @@ def _check_below(base: str, location: str) -> None:
 
 
 def _decoded(text: str) -> str:
-    """Return a URL without percent-encoding, however often it was encoded."""
+    """Decode percent-encoding until nothing changes."""
     for _ in range(_MOST_DECODED):
         try:
             plain = urllib.parse.unquote(text, errors="strict")

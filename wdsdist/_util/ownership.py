@@ -1,4 +1,4 @@
-"""Which files and folders this user alone can have written: what lies in others is not believed."""
+"""Ownership of files and folders: only those that this user alone can write are trusted."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import stat
 from pathlib import Path
 
 TRUST_ALL = "WDSDIST_TRUST_CACHE_DIR"
-"""Set to anything, it says that nobody else reaches this machine's folders, whatever their owners and modes are."""
+"""Environment variable; any value trusts all folders of this machine, whatever their owners and modes are."""
 
 
 def is_owner(found: os.stat_result) -> bool:
-    """Say whether a file belongs to this user."""
+    """Return whether a file belongs to this user."""
     return found.st_uid == os.geteuid() or bool(os.environ.get(TRUST_ALL))
 
 
 def why_not_own(found: os.stat_result) -> str:
-    """Say what lets other users change a file or a folder; return an empty text where only this user can.
+    """Return why other users can change a file or folder; an empty text where only this user can.
 
     A group that has no member but this user counts as this user: many systems give each user one, and folders that it
     can write.
@@ -35,7 +35,7 @@ def why_not_own(found: os.stat_result) -> str:
 
 
 def is_own_file(path: Path) -> bool:
-    """Say whether a path is a regular file, and no link, that this user alone can write."""
+    """Return whether a path is a regular file, not a link, that this user alone can write."""
     try:
         found = path.lstat()
     except OSError:
@@ -44,12 +44,12 @@ def is_own_file(path: Path) -> bool:
 
 
 def read_own(path: Path) -> bytes | None:
-    """Return the content of a file; nothing where `is_own_file` is false.
+    """Return the content of a file, or ``None`` where `is_own_file` is false.
 
-    Asked of the open file: the name may come to mean another one at any time.
+    The open file is checked, not its path: the path may be given to another file at any time.
     """
     try:
-        # Without O_NONBLOCK, a named pipe would keep whoever opens it waiting.
+        # Without O_NONBLOCK, a named pipe would block until somebody writes to it.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
@@ -59,7 +59,7 @@ def read_own(path: Path) -> bytes | None:
 
 
 def open_parent(path: Path) -> Path | None:
-    """Return a folder above a path in which anybody can give that path's part of it to another folder."""
+    """Return a parent folder in which any user can replace this path by another, or ``None`` where there is none."""
     if os.environ.get(TRUST_ALL):
         return None
     for parent in dict.fromkeys((*path.absolute().parents, *path.resolve().parents)):
@@ -71,7 +71,7 @@ def open_parent(path: Path) -> Path | None:
 
 @functools.cache
 def _has_only(group: int, user: int) -> bool:
-    """Say whether a group is the one that was made for a user, without other members."""
+    """Return whether a group is a user's own primary group, without other members."""
     try:
         owner, named = pwd.getpwuid(user), grp.getgrgid(group)
     except KeyError:
