@@ -112,7 +112,8 @@ def test_what_is_read_at_once_takes_one_request(store: Store) -> None:
 
 
 def test_a_size_that_is_not_known_is_asked_for(store: Store, tmp_path: Path) -> None:
-    assert store.fetch(tmp_path / "a.tar", size=None) == Transfer(len(CONTENT), PARTS + 1, 0)
+    with use_policy(RequestPolicy(part_bytes=PART)):  # the server may be slow
+        assert store.fetch(tmp_path / "a.tar", size=None) == Transfer(len(CONTENT), PARTS + 1, 0)
     assert (tmp_path / "a.tar").read_bytes() == CONTENT
     assert store.proxy.count(store.path).heads == 1
 
