@@ -6,9 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.support import forked
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_the_demo_keeps_every_promise_that_it_prints(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += [str(ROOT / "examples" / "train_fashion_mnist.py"), "--work", str(tmp_path / "work")]
@@ -28,9 +33,7 @@ def test_the_demo_keeps_every_promise_that_it_prints(tmp_path: Path) -> None:
 
 
 def test_a_data_set_made_in_python_is_packed_once_and_loaded_by_every_rank(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [str(ROOT / "examples" / "pack_python_dataset.py"), str(tmp_path / "shards")]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
+    found = forked.launch(ROOT / "examples" / "pack_python_dataset.py", tmp_path / "shards", ranks=2, cwd=tmp_path)
     assert found.returncode == 0, found.stdout + found.stderr
     line = "10 batches of 50, the last one (50, 28, 28); 1000 samples"
     assert found.stdout.splitlines() == [line, line]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.loader.test_loader import batches, make_loader
-from tests.support import tars
+from tests.support.examples import fewer
 
 DOORS = ("loader", "sampler", "dataset")
 
@@ -54,7 +54,7 @@ def check(loader: Any, sequence: list[Any], epochs: list[list[list[int]]]) -> No
         following += 1
 
 
-@tars.fewer()
+@fewer()
 @given(steps)
 def test_each_iteration_plays_the_epoch_that_was_asked_for_last_or_the_next_one(
     shards: Path, epochs: list[list[list[int]]], sequence: list[Any]
@@ -62,7 +62,7 @@ def test_each_iteration_plays_the_epoch_that_was_asked_for_last_or_the_next_one(
     check(make_loader(shards, 8), sequence, epochs)
 
 
-@tars.fewer(5)
+@fewer(5)
 @given(steps)
 def test_persistent_workers_do_so_too(shards: Path, epochs: list[list[list[int]]], sequence: list[Any]) -> None:
     check(make_loader(shards, 8, workers=2), sequence, epochs)

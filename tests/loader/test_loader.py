@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 import wdsdist
 from tests.support import forked, tars
+from tests.support.examples import fewer
 from tests.support.programs import command
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import (
@@ -63,7 +64,7 @@ def flat(found: Batches) -> list[int]:
 
 
 class TestEveryRank:
-    @tars.fewer()
+    @fewer()
     @given(
         world=st.integers(1, 6),
         batch_size=st.integers(1, 40),
@@ -95,7 +96,7 @@ class TestEveryRank:
             assert len(seen) == world * per_rank
             assert len(set(seen)) == min(TOTAL, world * per_rank)
 
-    @tars.fewer()
+    @fewer()
     @given(
         world=st.integers(1, 120),
         batch_size=st.integers(1, 20),

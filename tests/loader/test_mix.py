@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import wdsdist
 from tests.support import tars
+from tests.support.examples import fewer
 from wdsdist import StreamingDataLoader
 from wdsdist.errors import ArgumentError, ArgumentTypeError, IndexNotFoundError, SampleError, StateMismatchError
 from wdsdist.samples.images.transforms import seeded
@@ -122,7 +123,7 @@ def test_each_data_set_plays_its_own_epochs_one_after_another(
 # Every rank
 
 
-@tars.fewer()
+@fewer()
 @given(
     world=st.integers(1, 6), batch_size=st.integers(1, 12), drop_last=st.booleans(), stratified=st.booleans(),
     length=st.none() | st.integers(1, 300), lanes=st.none() | st.integers(1, 8),
@@ -206,7 +207,7 @@ def test_without_strata_the_shares_are_right_on_average(sets: dict[str, Path]) -
 # State
 
 
-@tars.fewer()
+@fewer()
 @given(
     world=st.integers(1, 4), batch_size=st.integers(1, 9), new_world=st.integers(1, 5),
     new_batch_size=st.integers(1, 9), epoch=st.integers(0, 3), data=st.data(),

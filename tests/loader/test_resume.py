@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.loader.test_loader import batches, flat, make_loader
-from tests.support import tars
+from tests.support.examples import fewer
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentTypeError, StateMismatchError
 
@@ -29,7 +29,7 @@ def through_json(state: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(state))
 
 
-@tars.fewer()
+@fewer()
 @given(
     world=st.integers(1, 4),
     batch_size=st.integers(1, 12),
@@ -76,7 +76,7 @@ def test_a_state_can_be_saved_from_the_resumed_loader_in_turn(shards: Path) -> N
     assert found == oracle
 
 
-@tars.fewer()
+@fewer()
 @given(
     world=st.integers(1, 4), batch_size=st.integers(1, 9),
     new_world=st.integers(1, 5), new_batch_size=st.integers(1, 9), data=st.data(),

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import wdsdist
 from tests.support import tars
+from tests.support.examples import fewer
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import DatasetTooSmallError
 
@@ -94,7 +95,7 @@ def check(world: World) -> None:
             assert [[batch["cls"].tolist() for batch in alone] for _ in range(2)] == [ranks[0] for ranks in epochs]
 
 
-@tars.fewer()
+@fewer()
 @given(worlds(most_ranks=8, most_workers=0))
 @example(World(counts=(1,), ranks=4, batch_size=3))
 @example(World(counts=(0, 0, 5, 0), ranks=8, lanes=3))
@@ -103,7 +104,7 @@ def test_every_layout_gives_each_sample_once_and_equal_batches(world: World) -> 
     check(world)
 
 
-@tars.fewer(5)
+@fewer(5)
 @given(worlds(most_ranks=2, most_workers=3))
 @example(World(counts=(2,), ranks=2, workers=3))
 @example(World(counts=(0, 9), ranks=1, workers=2, batch_size=4))

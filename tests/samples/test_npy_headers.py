@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.tars import npy_bytes, plain_tar
@@ -103,7 +103,6 @@ descrs = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(shapes, descrs, st.sampled_from(["False", "True", "0"]), st.integers(0, 40), st.sampled_from([1, 2, 3]))
 @example("(0, 4611686018427387904)", "'<f4'", "False", 0, 1)
 @example("(2, -2, -2)", "'|u1'", "False", 8, 2)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support import tars
+from tests.support.examples import fewer
 from wdsdist.sampling.permutation import mix_key, mix_keys, permute, shuffled, torch_randperm
 
 words = st.integers(0, 2**64 - 1)
@@ -34,7 +34,7 @@ def test_every_element_stands_somewhere_once_near_powers_of_two(n: int) -> None:
         assert np.array_equal(np.sort(permute(np.arange(n), n, mix_key(seed))), np.arange(n))
 
 
-@tars.fewer()
+@fewer()
 @given(st.integers(2**39, 2**52 - 1) | st.integers(300, 2**39), words)
 def test_no_two_positions_hold_the_same_element_of_a_large_n(n: int, key: int) -> None:
     positions = np.unique(np.random.default_rng(key).integers(0, n, 5000))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support import tars
+from tests.support.examples import fewer
 from tests.support.tars import BLOCK, file_entry, listing, plain_tar, tar_bytes, with_checksum
 from wdsdist.errors import ShardDamagedError
 from wdsdist.shards import index as shardindex
@@ -75,7 +75,7 @@ def one_by_one(content: bytes) -> object:
 many = st.builds(many_members, st.integers(0, 2**32), st.sampled_from(FORMATS), st.sampled_from([0.0, 0.02, 0.7]))
 
 
-@tars.fewer()
+@fewer()
 @given(many)
 def test_many_members_scan_to_what_tarfile_lists(content: bytes) -> None:
     members = tarformat.scan(content, label="x.tar")
@@ -99,7 +99,7 @@ def test_a_change_anywhere_gives_the_outcome_of_a_walk_one_by_one(content: bytes
     assert outcome(bytes(altered[:cut])) == one_by_one(bytes(altered[:cut]))
 
 
-@tars.fewer()
+@fewer()
 @given(many, st.integers(1, 300), st.integers(0, 3), st.booleans())
 def test_a_tar_within_other_data_is_read_in_parts_to_the_same(
     content: bytes, most: int, before: int, cut: bool

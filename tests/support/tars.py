@@ -6,7 +6,6 @@ import io
 import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,13 +15,6 @@ BLOCK = 512
 _FILES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 
 Listing = list[tuple[str, int, int]]
-
-
-def fewer(times: int = 2) -> Any:
-    """Look at fewer examples than others do, by a factor, for a property whose every example takes long."""
-    from hypothesis import settings  # not in the processes that tests start
-
-    return settings(max_examples=settings().max_examples // times)
 
 
 def file_entry(name: str, size: int, **fields: object) -> tarfile.TarInfo:

@@ -17,7 +17,7 @@ from wdsdist.packing import pack
 PACKAGES = {"dask": "distributed", "ray": "ray"}
 
 
-@pytest.fixture(scope="module", params=sorted(PACKAGES))
+@pytest.fixture(scope="module", params=["dask", pytest.param("ray", marks=pytest.mark.slow)])
 def cluster(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
     """The engine and the address of a cluster of two workers, which lets in who knows this test's token."""
     if importlib.util.find_spec(PACKAGES[request.param]) is None:

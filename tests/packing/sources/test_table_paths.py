@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.tables import WRITERS, Record, members, write_arrow, write_csv
@@ -234,7 +234,6 @@ def test_roots_that_cannot_be_are_refused(folder: Path, tmp_path: Path) -> None:
 names = st.lists(st.sampled_from(["a", "b", "..", ".", "", "in", "out", "inner"]), min_size=1, max_size=6)
 
 
-@settings(max_examples=300)
 @given(names, st.booleans())
 def test_what_is_found_lies_below_the_root_whatever_the_path(
     tmp_path_factory: pytest.TempPathFactory, parts: list[str], absolute: bool
