@@ -332,6 +332,7 @@ def value_at(column: Any, place: int) -> Any:
     return value.as_py()
 
 
+@functools.lru_cache(maxsize=256)  # it is asked of each value
 def is_numbers(kind: Any) -> bool:
     """Say whether values of an Arrow type are lists of numbers."""
     types = pyarrow().types
