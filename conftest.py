@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,9 @@ from tests.support.forked import PRELOADED
 
 # Threads of torch wait for each other by spinning: several tests at once would take cores from each other for nothing.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell that runs the tests in the background has this signal ignored, and so would all programs that they interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
 
 # Searched for doctests as modules, two of them would clash by name; and an engine imports all of its package, which
