@@ -26,7 +26,7 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
 # changes how this process pickles exceptions.
 collect_ignore_glob = ["**/conftest.py", "**/engines/*_engine.py"]
 
-# `--hypothesis-profile thorough` looks longer, as `make slow` does.
+# `--hypothesis-profile thorough` looks at ten times as many examples.
 settings.register_profile("here", deadline=None, print_blob=True, max_examples=50)
 settings.register_profile("thorough", settings.get_profile("here"), max_examples=500)
 settings.register_profile("ci", settings.get_profile("here"), derandomize=True)
