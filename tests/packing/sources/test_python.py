@@ -158,16 +158,21 @@ def test_samples_of_a_data_set_travel_to_any_process() -> None:
 
 
 class TestNames:
-    @pytest.mark.parametrize("name", ["made:Squares", "made:samples", "made:squares"])
+    @pytest.mark.parametrize(
+        "name", ["tests.support.made:Squares", "tests.support.made:samples", "tests.support.made:squares"]
+    )
     def test_a_name_in_a_module_is_what_it_names(self, name: str) -> None:
-        found = find(name, encode=made.encode if name == "made:Squares" else None)
+        found = find(name, encode=made.encode if name == "tests.support.made:Squares" else None)
         assert found.location == name
-        assert is_stream(found) == (name == "made:samples")
+        assert is_stream(found) == (name == "tests.support.made:samples")
 
     def test_a_function_may_be_named_too(self) -> None:
-        assert find("made:Squares", encode="made:encode").fingerprint() == find(made.squares).fingerprint()
+        assert (
+            find("tests.support.made:Squares", encode="tests.support.made:encode").fingerprint()
+            == find(made.squares).fingerprint()
+        )
         with pytest.raises(ArgumentError, match=r"^encode is 'encode': it must be a function, or the name of one"):
-            find("made:Squares", encode="encode")
+            find("tests.support.made:Squares", encode="encode")
 
     def test_modules_in_the_current_folder_are_found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "path", [*sys.path])
@@ -178,17 +183,29 @@ class TestNames:
 
     def test_a_file_of_that_name_comes_first(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
-        (tmp_path / "made:squares").mkdir()
-        (tmp_path / "made:squares" / "a.txt").write_text("")
-        assert find("made:squares").kind == "folder"
+        (tmp_path / "tests.support.made:squares").mkdir()
+        (tmp_path / "tests.support.made:squares" / "a.txt").write_text("")
+        assert find("tests.support.made:squares").kind == "folder"
 
     @pytest.mark.parametrize(
         ("name", "error", "message"),
         [
             ("nowhere.at_all:x", SourceNotFoundError, "there is no module nowhere in .*, nor is one installed"),
-            ("made:nothing", SourceNotFoundError, r"module made \(.*made\.py\) has no nothing"),
-            ("made:encode", SourceError, r"calling made:encode failed: TypeError: .*missing 2 required"),
-            ("made:not_made", ArgumentTypeError, "made:not_made is a int, which can be neither"),
+            (
+                "tests.support.made:nothing",
+                SourceNotFoundError,
+                r"module tests.support.made \(.*made\.py\) has no nothing",
+            ),
+            (
+                "tests.support.made:encode",
+                SourceError,
+                r"calling tests.support.made:encode failed: TypeError: .*missing 2 required",
+            ),
+            (
+                "tests.support.made:not_made",
+                ArgumentTypeError,
+                "tests.support.made:not_made is a int, which can be neither",
+            ),
             ("broken_made:x", SourceError, "importing broken_made failed: ZeroDivisionError"),
             ("needs_made:x", SourceError, "importing needs_made failed: ModuleNotFoundError: No module named 'nope'"),
         ],
