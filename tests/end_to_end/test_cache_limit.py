@@ -20,7 +20,7 @@ from tests.support import web
 from tests.support.programs import command
 from tests.support.stores import COPY, SAMPLES, SHARD, SHARDS, used, watched
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.cache import ShardCache
+from wdsdist.cache import FetchAhead, ShardCache
 from wdsdist.cache.prefetch import Prefetch
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.sampling.shard_schedule import Use
@@ -227,9 +227,9 @@ def test_what_the_first_batch_needs_is_alone_until_it_is_there(store: web.Web) -
     class Cache:
         def expect(self, *_: object) -> None: ...
 
-        def fetch_ahead(self, manifest: object, shard: int) -> bool | None:
+        def fetch_ahead(self, manifest: object, shard: int) -> FetchAhead:
             asked.append(shard)
-            return True if shard != 3 or there.is_set() else None
+            return FetchAhead.THERE if shard != 3 or there.is_set() else FetchAhead.BUSY
 
     uses = iter([Use(0, 9, 3), Use(1, 9, 5)])
     prefetch = Prefetch(Cache(), wdsdist.open(store.url), uses, room=750_000)  # type: ignore[arg-type]

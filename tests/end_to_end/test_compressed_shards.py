@@ -63,9 +63,9 @@ def packed(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def fresh_process() -> Iterator[None]:
-    fetching._say.cache_clear()
+    fetching._warn_of_decompressing.cache_clear()
     yield
-    fetching._say.cache_clear()
+    fetching._warn_of_decompressing.cache_clear()
 
 
 def texts(shards: object, **options: object) -> dict[str, str]:

@@ -144,7 +144,7 @@ class TestBadArguments:
             ("seed", -1, "between 0 and"),
             ("seed", 2**64, "between 0 and"),
             ("shuffle_window", 0, "at least 1"),
-            ("num_canonical_replicas", 0, "at least 1"),
+            ("num_canonical_replicas", 0, "between 1 and 1,048,576"),
             ("batch_size", 0, "at least 1"),
         ],
     )

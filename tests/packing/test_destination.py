@@ -188,7 +188,8 @@ class TestOverwrite:
         index.write_text(index.read_text().replace('"shard-000000.tar"', '"../outside.tar"'))
         (tmp_path / "dest" / "shard-000000.tar").unlink()
         (tmp_path / "outside.tar").write_text("precious")
-        pack(source, tmp_path / "dest", overwrite=True)
+        with pytest.raises(DestinationExistsError, match=r"holds index\.json, which packing would replace"):
+            pack(source, tmp_path / "dest", overwrite=True)
         assert (tmp_path / "outside.tar").read_text() == "precious"
 
 

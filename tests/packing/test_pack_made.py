@@ -98,7 +98,7 @@ def test_another_source_is_refused_and_may_be_replaced(name: str, tmp_path: Path
     pack(**SOURCES[name](), dest=tmp_path / "dest", shard_samples=6)
     for lost in ("index.json", "shard-000003.tar"):  # the index of that shard is packing's own all the same
         (tmp_path / "dest" / lost).unlink()
-    message = r"not finished \(it was packed from (made\.Squares|generator samples), not list"
+    message = r"not finished \(it was packed from (tests\.support\.made\.Squares|generator samples), not list"
     with pytest.raises(DestinationExistsError, match=message):
         pack([{"txt": "other"}], tmp_path / "dest", shard_samples=6)
     pack([{"txt": "other"}], tmp_path / "dest", shard_samples=6, overwrite=True)
@@ -258,7 +258,9 @@ class TestAnIterable:
         assert list(streamed.shards) == list(planned.shards)
 
     def test_an_explicit_seed_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ArgumentError, match=r"^shuffle_seed is 0, but made\.samples can be read in one order only"):
+        with pytest.raises(
+            ArgumentError, match=r"^shuffle_seed is 0, but tests\.support\.made\.samples can be read in one order only"
+        ):
             pack(made.samples, tmp_path / "dest", shuffle_seed=0)
         assert pack(made.samples, tmp_path / "dest").extra["shuffle_seed"] is None
 

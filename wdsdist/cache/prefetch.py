@@ -222,7 +222,7 @@ class Prefetch:
     def close(self) -> None:
         """End the threads without waiting; running fetches finish in the background."""
         # A forked child may drop an inherited object, whose lock a thread of the parent may have held.
-        if self._process == os.getpid() and not self._queue.is_closed:
+        if not self._queue.is_closed and self._process == os.getpid():
             self._queue.close()
             self._cache.expect([], self._job)
             atexit.unregister(self.close)

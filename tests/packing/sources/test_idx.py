@@ -204,7 +204,7 @@ class TestDamage:
         monkeypatch.setattr(compression, "_ALWAYS", 1 << 20)
         bomb = gzip.compress(b"\0\0\x08\x01" + (8 << 20).to_bytes(4, "big") + bytes(8 << 20))
         self.check(
-            tmp_path, bomb, "asks for 8,388,608 bytes, more than the .* that a compressed file of its size", ".gz"
+            tmp_path, bomb, "announces 8,388,608 bytes, more than the .* that a compressed file of its size", ".gz"
         )
 
     def test_a_truncated_zip_is_an_error(self, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def find(
     >>> root = pathlib.Path(tempfile.mkdtemp())
     >>> _ = (root / "0001.txt").write_text("hello"), (root / "0001.cls").write_text("7")
     >>> found = find(root)
-    >>> found.kind, len(found), found.stored_sizes().tolist()
+    >>> found.kind, len(found), found.contents.sizes.tolist()
     ('folder', 1, [2048])
     """
     return _find(source, replace(options, **given))
