@@ -25,6 +25,9 @@ from wdsdist.cache.prefetch import Prefetch
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.sampling.shard_schedule import Use
 
+# Real ranks against deadlines of seconds: beside other tests on two cores they would be measured, not tested.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def store(stored: Path) -> Iterator[web.Web]:

@@ -17,6 +17,9 @@ import pytest
 from tests.support.ranks import Outcome, Ranks
 from tests.support.stores import COPY, NAMES, Store, expected, strange_copies, used, watched
 
+# Real ranks against deadlines of seconds: beside other tests on two cores they would be measured, not tested.
+pytestmark = pytest.mark.slow
+
 LIMIT = 12 * COPY
 
 

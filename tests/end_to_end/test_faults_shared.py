@@ -14,6 +14,9 @@ from tests.support.damage import cut, flip, flip_keeping_its_time
 from tests.support.ranks import Outcome, Ranks
 from tests.support.stores import COPY, NAMES, SHARDS, Store, expected, used
 
+# Real ranks against deadlines of seconds: beside other tests on two cores they would be measured, not tested.
+pytestmark = pytest.mark.slow
+
 
 def check_all(outcomes: list[Outcome], stored: Path, *, epoch: int = 0) -> None:
     world = len(outcomes)

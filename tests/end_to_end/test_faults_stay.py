@@ -18,6 +18,9 @@ from tests.support.stores import COPY, Store, expected
 from wdsdist.errors import ShardDamagedError, ShardNotFoundError, StorageError, WdsdistError
 from wdsdist.storage import RequestPolicy, use_policy
 
+# Real ranks against deadlines of seconds: beside other tests on two cores they would be measured, not tested.
+pytestmark = pytest.mark.slow
+
 WORKERS = (0, 1, 2, 4)
 TIMEOUT = 2.0
 SLACK = 10.0
