@@ -163,7 +163,7 @@ class _Row:
         self._updating = threading.Lock()
 
     def update(self) -> None:
-        """Add what was counted since the last time."""
+        """Add the cache counters of this worker since the last call."""
         with self._updating:
             before, self._counted = self._counted, self._count()
             if self._counted != before:

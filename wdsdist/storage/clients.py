@@ -197,7 +197,7 @@ def speaks(client: Any, protocol: str) -> bool:
 
 
 def _with_defaults(location: str, given: dict[str, Any], stores: tuple[str, ...], *, retries: bool) -> dict[str, Any]:
-    """Add what lets a client have enough connections and notice a stalled one; what the user gave stands.
+    """Add the defaults of a client (connection limit, read timeout) to the given options, which take precedence.
 
     ``stores`` are those that may see what was given.
     """

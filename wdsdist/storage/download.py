@@ -307,7 +307,7 @@ class _Copy:
 
 
 async def _cancel(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel what still runs and wait until it has ended, as it writes into a file that will be closed."""
+    """Cancel the part downloads that still run and wait for their end: they write into a file that will be closed."""
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks, timeout=_GRACE)

@@ -100,7 +100,7 @@ class Packable(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """A digest of what is known beforehand, such as names, sizes and times of all files: another one means that
+        """Fingerprint of the source, a digest of names, sizes and times of all files: another one means that
         the source has changed."""
         ...
 
