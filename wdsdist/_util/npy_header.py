@@ -26,9 +26,14 @@ class NpyLayout:
     is_fortran: bool
 
     @property
+    def num_elements(self) -> int:
+        """Items of the array."""
+        return math.prod(self.shape)
+
+    @property
     def num_bytes(self) -> int:
         """Bytes that the array takes: a product of Python's integers, which do not wrap around as int64 does."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        return self.num_elements * self.dtype.itemsize
 
     @property
     def is_possible(self) -> bool:
