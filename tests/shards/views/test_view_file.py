@@ -121,8 +121,9 @@ def test_a_view_with_any_byte_changed_opens_alike_or_is_refused(
 def test_what_cannot_be_saved_says_why(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="is no view"):
         wdsdist.open(folder).save(tmp_path / "all")
+    (folder / "index.json").unlink()
+    unlisted = wdsdist.open([folder / "0.tar"]).select(sample=2)
     with pytest.raises(ArgumentError, match="run `wdsdist index`"):
-        (folder / "index.json").unlink()
-        wdsdist.open([folder / "0.tar"]).select(sample=2).save(tmp_path / "two")
+        unlisted.save(tmp_path / "two")
     with pytest.raises(DestinationError, match="is a folder"):
         wdsdist.index(folder).select(sample=2).save(tmp_path)
