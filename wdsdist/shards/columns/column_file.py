@@ -19,7 +19,7 @@ from wdsdist._util.files import atomic_write
 from wdsdist._util.host import private_under, user_config_dir
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError
 from wdsdist.shards import array_file
-from wdsdist.shards.columns.column import Column
+from wdsdist.shards.columns.column import Column, MadeColumn
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -109,7 +109,7 @@ def parse(content: bytes | Path, label: str, more: Mapping[str, str]) -> tuple[C
     missing, starts = found.arrays["is_missing"], found.arrays.get("starts")
     column = Column(kind, found.arrays["values"], starts, missing if len(missing) else None)
     fits = starts is None or (
-        len(starts) > 0 and starts[0] == 0 and starts[-1] == len(column.values) and bool((np.diff(starts) >= 0).all())
+        len(starts) > 0 and starts[0] == 0 and starts[-1] == len(column.values) and not (starts[1:] < starts[:-1]).any()
     )
     if not fits or len(column.missing) != len(column):
         raise IndexFormatError(f"{label} is damaged: its values do not fit together; make it anew")
@@ -132,6 +132,19 @@ def load(manifest: Manifest, name: str) -> StoredColumn | None:
             continue
         return _of_data(column, found, manifest, label, name)
     return None
+
+
+def save_part(path: Path, made: MadeColumn, shard: str) -> None:
+    """Write a column of one shard atomically. Raises ``OSError``."""
+    first_failed = f"{shard}: {made.first_failed}" if made.first_failed else ""
+    header = {"kind": made.column.kind, "num_failed": made.num_failed, "first_failed": first_failed}
+    array_file.save(path, _MAGIC, _VERSION, header, arrays_of(made.column))
+
+
+def load_part(path: Path) -> MadeColumn:
+    """Return what `save_part` wrote. Raises `IndexFormatError` where it is damaged."""
+    column, found = parse(path, str(path), {})
+    return MadeColumn(column, int(found.header["num_failed"]), str(found.header["first_failed"]))
 
 
 def names(manifest: Manifest) -> list[str]:

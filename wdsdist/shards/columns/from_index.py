@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.errors import StorageError
+from wdsdist.errors import ShardDamagedError, StorageError
 from wdsdist.shards import index as shard_files
 from wdsdist.shards import scan_local, scan_remote
 from wdsdist.shards.columns.column import Column
@@ -64,10 +64,20 @@ def columns_of(manifest: Manifest, names: list[str]) -> dict[str, Column]:
 
 def columns_of_shard(manifest: Manifest, number: int, names: list[str]) -> dict[str, Column]:
     """Return free columns over the samples that lie in one shard."""
+    count = int(manifest.whole.counts[number])
     if names == [SHARD]:
-        return {SHARD: _shard_column(manifest, number, int(manifest.whole.counts[number]))}
+        return {SHARD: _shard_column(manifest, number, count)}
     index = shard_index(manifest, number)
+    check_count(index, count, manifest.shown_name(number))
     return {name: _column(manifest, number, index, name) for name in names}
+
+
+def check_count(index: ShardIndex, count: int, name: str) -> None:
+    """Raise `ShardDamagedError` where a shard has other samples than ``index.json`` says: columns would be shifted."""
+    if index.num_samples != count:
+        raise ShardDamagedError(
+            f"shard {name} has {index.num_samples:,} samples, and index.json says {count:,}: run `wdsdist index` again"
+        )
 
 
 def _column(manifest: Manifest, number: int, index: ShardIndex, name: str) -> Column:

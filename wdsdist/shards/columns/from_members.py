@@ -12,7 +12,7 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ExtraMissingError
 from wdsdist.shards.columns import member_bytes
-from wdsdist.shards.columns.column import Column
+from wdsdist.shards.columns.column import Column, MadeColumn
 from wdsdist.shards.columns.column_spec import ColumnSpec, Parse, Reading
 from wdsdist.shards.columns.headers import Head, ShortError
 from wdsdist.shards.columns.member_bytes import MemberBytes
@@ -20,17 +20,6 @@ from wdsdist.shards.index import ShardIndex
 
 _GROWTH = 16
 """Times as many bytes that are fetched of a member whose header goes on behind those that were."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MadeColumn:
-    """One column of the samples of one shard."""
-
-    column: Column
-    num_failed: int = 0
-    """Samples whose member could not be read as asked for; they have no value."""
-    first_failed: str = ""
-    """The first of them, and why."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
