@@ -96,7 +96,7 @@ def add_columns(
     if workers is not None:
         check_integer("workers", workers, 1)
     data = manifest.whole
-    if data.part(0)[0] is not data if len(data.counts) else False:
+    if len(data.counts) and data.part(0)[0] is not data:
         raise ArgumentError("columns belong to one data set: add them to each of these before they are concatenated")
     keys = join.keys_of(on)
     specs = column_spec.parsed(fields, probe)

@@ -103,6 +103,7 @@ class Column:
 
     def part(self, first: int, last: int) -> Column:
         """Return the column of the samples from position ``first`` to ``last``, as views of the same memory."""
+        first = min(first, len(self))
         is_missing = None if self.is_missing is None else self.is_missing[first:last]
         if self.starts is None:
             return Column(self.kind, self.values[first:last], None, is_missing)
@@ -196,7 +197,8 @@ def _widest(parts: Sequence[Column]) -> Kind:
         return "text"
     if "float" in kinds:
         # A float would round larger integers.
-        is_exact = all(np.abs(part.values.astype(float)).max() <= _EXACT for part in parts if part.kind == "int")
+        integers = [part.values for part in parts if part.kind == "int"]
+        is_exact = all(-_EXACT <= int(values.min()) and int(values.max()) <= _EXACT for values in integers)
         return "float" if is_exact else "text"
     return "int" if "int" in kinds else "bool"
 

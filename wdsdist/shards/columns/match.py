@@ -104,7 +104,7 @@ def _hashes(column: Column) -> Uint64s:
 def _hashed(values: npt.NDArray[np.uint8], starts: Int64s) -> Uint64s:
     begin = int(starts[0])
     values, starts = values[begin : int(starts[-1])], starts - begin
-    data, lengths = memoryview(values), np.diff(starts)
+    data, lengths = values.data, np.diff(starts)
     hashes = np.zeros((len(lengths), 16), np.uint8)
     for length in np.unique(lengths).tolist():
         chosen = np.flatnonzero(lengths == length)
@@ -114,7 +114,8 @@ def _hashed(values: npt.NDArray[np.uint8], starts: Int64s) -> Uint64s:
             continue
         if length == _IDENTIFIER:
             digits = _DIGITS[values[starts[chosen, None] + np.arange(length)]]
-            is_identifier = digits.max(axis=1) < 16
+            # The last byte of a short text is at most 15: no identifier must look like one.
+            is_identifier = (digits.max(axis=1) < 16) & (digits[:, -2] > 0)
             hashes[chosen[is_identifier]] = (digits[:, ::2] << 4 | digits[:, 1::2])[is_identifier]
             chosen = chosen[~is_identifier]
         places = zip(starts[chosen].tolist(), starts[chosen + 1].tolist(), strict=True)
