@@ -144,7 +144,7 @@ def _local(location: str, options: storage.StorageOptions | None) -> Iterator[Pa
             storage.fetch(location, path, options)
             yield path
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        raise SourceNotFoundError(f"there is no file {storage.shown(location)}") from error
+        raise SourceNotFoundError(f"{storage.shown(location)} does not exist") from error
 
 
 def _content(path: Path, location: str) -> bytes:
