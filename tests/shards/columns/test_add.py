@@ -70,8 +70,8 @@ def write(folder: Path, shards: range, samples: int = 7) -> Path:
     return folder
 
 
-def expected(folder: Path, name: str) -> list[Any]:
-    """Return the values of a column as `tarfile`, `json`, numpy and Pillow find them; ``None`` where there is none."""
+def samples_in(folder: Path) -> list[dict[str, bytes]]:
+    """Return the members of all samples, as `tarfile` finds them."""
     found: dict[str, dict[str, bytes]] = {}
     for path in sorted(folder.glob("*.tar")):
         with tarfile.open(path) as tar:
@@ -80,7 +80,12 @@ def expected(folder: Path, name: str) -> list[Any]:
                 content = tar.extractfile(member)
                 assert content is not None
                 found.setdefault(key, {})[extension.lower()] = content.read()
-    return [_value(sample, name) for sample in found.values()]
+    return list(found.values())
+
+
+def expected(folder: Path, name: str) -> list[Any]:
+    """Return the values of a column as `json`, numpy and Pillow find them; ``None`` where there is none."""
+    return [_value(sample, name) for sample in samples_in(folder)]
 
 
 def _value(sample: dict[str, bytes], name: str) -> Any:
@@ -110,8 +115,9 @@ def values(data: Manifest, name: str) -> list[Any]:
 
 
 def check(data: Manifest, folder: Path, names: list[str] = NAMES) -> None:
+    samples = samples_in(folder)
     for name in names:
-        assert values(data, name) == expected(folder, name), name
+        assert values(data, name) == [_value(sample, name) for sample in samples], name
 
 
 def files(folder: Path) -> dict[str, bytes]:

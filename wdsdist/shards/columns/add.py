@@ -106,15 +106,14 @@ def add_columns(
         specs += column_spec.parsed([keys[0]], [])
     _check_extensions(data, specs)
     _check_whole(data)
+    listed, options = [], data.client_options
+    if join_with is not None:
+        listed, options = join.locations(join_with, options, storage_options)
     folder = column_file.prepare(data, None if output is None else Path(output))
     with _locked(folder):
         added = _make(data, specs, folder, workers, progress)
         report = None
-        if join_with is not None:
-            options = data.client_options
-            listed = join.locations(join_with, options)
-            if storage_options is not None:
-                options = storage.named(storage_options, listed)
+        if listed:
             report, columns = join.read(data, listed, keys, only, options)
             added += _save_joined(data, columns, folder, listed, keys[0])
     return Added(folder, tuple(added), report)

@@ -198,7 +198,7 @@ def _widest(parts: Sequence[Column]) -> Kind:
     if "float" in kinds:
         # A float would round larger integers.
         integers = [part.values for part in parts if part.kind == "int"]
-        is_exact = all(-_EXACT <= int(values.min()) and int(values.max()) <= _EXACT for values in integers)
+        is_exact = all(int(values.min()) >= -_EXACT and int(values.max()) <= _EXACT for values in integers)
         return "float" if is_exact else "text"
     return "int" if "int" in kinds else "bool"
 

@@ -44,9 +44,9 @@ class JoinReport:
 
     def __str__(self) -> str:
         return (
-            f"{self.rows:,} rows of {self.tables} by {self.on}: {self.samples_matched:,} samples matched, "
-            f"{self.samples_unmatched:,} samples without a row, {self.rows_unmatched:,} rows without a sample, "
-            f"{self.rows_repeated:,} rows that repeat a key"
+            f"{self.tables} by {self.on}: rows {self.rows:,}, {self.rows_unmatched:,} of them without a sample, "
+            f"{self.rows_repeated:,} with the key of an earlier one; samples matched {self.samples_matched:,}, "
+            f"{self.samples_unmatched:,} without a row"
         )
 
 
@@ -65,28 +65,32 @@ def keys_of(on: str | Mapping[str, str]) -> tuple[str, str]:
     )
 
 
-def locations(given: Tables, options: storage.StorageOptions) -> list[str]:
-    """Return the paths and URLs of tables: of a pattern such as ``meta/*.parquet`` those that fit it, sorted.
+def locations(
+    given: Tables, own: storage.StorageOptions, storage_options: Mapping[str, Any] | None
+) -> tuple[list[str], storage.StorageOptions]:
+    """Return the paths and URLs of tables, of a pattern such as ``meta/*.parquet`` those that fit, and their options.
 
-    Raises `SourceNotFoundError` where none fits.
+    ``own`` are the options of the data set, which count where no others are given.
+
+    Raises `SourceNotFoundError` where none fits, or one does not exist.
     """
     listed = [given] if isinstance(given, (str, os.PathLike)) else list(given)
+    if not listed or not all(isinstance(one, (str, os.PathLike)) for one in listed):
+        raise ArgumentTypeError(f"join is {given!r}: it must be the path or URL of a table, or a list of them")
+    named = [storage.normalise(os.fspath(one)) for one in listed]
+    options = own if storage_options is None else storage.named(storage_options, named)
     found: list[str] = []
-    for one in listed:
-        if not isinstance(one, (str, os.PathLike)):
-            raise ArgumentTypeError(f"join is {given!r}: it must be the path or URL of a table, or a list of them")
-        location = storage.normalise(os.fspath(one))
+    for location in named:
         folder, name = storage.split(location)
-        if not set(name) & set("*?[") or storage.exists(location, options):
-            found.append(location)
-            continue
-        names = fnmatch.filter(storage.names(folder, "", options), name)
-        if not names:
-            raise SourceNotFoundError(f"no file fits {storage.shown(location)}")
-        found += [storage.join(folder, name) for name in names]
-    if not found:
-        raise ArgumentError("join is an empty list: name at least one table")
-    return found
+        fitting = [name]
+        if not storage.exists(location, options):
+            has_pattern = bool(set(name) & set("*?["))
+            fitting = fnmatch.filter(storage.names(folder, "", options), name) if has_pattern else []
+            if not fitting:
+                problem = "fits no file" if has_pattern else "does not exist"
+                raise SourceNotFoundError(f"{storage.shown(location)} {problem}")
+        found += [storage.join(folder, one) for one in fitting]
+    return found, options
 
 
 def read(

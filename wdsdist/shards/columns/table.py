@@ -170,6 +170,8 @@ def _parquet(path: Path, location: str, on: str, only: set[str] | None) -> dict[
                     name for name in file.schema_arrow.names if any(f"{one}.".startswith(f"{name}.") for one in wanted)
                 ]
             return _flat(file.read(columns=roots))
+    except FileNotFoundError:
+        raise
     except (pyarrow.ArrowException, OSError) as error:
         raise SourceError(f"{storage.shown(location)} cannot be read as parquet: {error}") from error
 
