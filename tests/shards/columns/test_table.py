@@ -93,14 +93,25 @@ def test_json_lines_may_mix_types_and_lack_values(
     assert others.get("v", expected).missing.tolist() == expected.missing.tolist()
 
 
-def test_json_lines_are_read_in_parts_of_which_each_may_have_other_columns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_a_table_are_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "_ROWS", 2)
-    rows = [{"key": "a", "v": 1}, {"key": "b"}, {"key": "c", "w": "x"}, {"key": "d", "v": 2.5}, {"key": "e"}]
-    _, others = table.columns(written(tmp_path, ".jsonl", rows), "key")
-    assert listed(others["w"]) == [None, None, "x", None, None]
-    assert [one if one == one else None for one in others["v"].array().tolist()] == [1, None, None, 2.5, None]
+    rows = [{"key": str(number), "v": {"w": number if number % 3 else None}} for number in range(7)]
+    path = written(tmp_path, ".parquet", rows)
+    assert [len(keys) for keys, _ in table.parts(path, "key")] == [2, 2, 2, 1]
+    keys, others = table.columns(path, "key")
+    assert listed(keys) == [row["key"] for row in rows]
+    assert others["v.w"].missing.tolist() == [1, 0, 0, 1, 0, 0, 1]
+
+
+def test_a_table_without_rows_has_its_columns(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"key": pa.array([], pa.string()), "v": pa.array([], pa.int64())}), tmp_path / "t.parquet")
+    keys, others = table.columns(str(tmp_path / "t.parquet"), "key")
+    assert (len(keys), list(others)) == (0, ["v"])
+
+
+def test_columns_that_a_table_lacks_are_missing_there() -> None:
+    joined = table.joined([(2, {"v": Column.of([1, 2])}), (1, {"w": Column.of(["x"])})])
+    assert {name: listed(column) for name, column in joined.items()} == {"v": [1, 2, None], "w": [None, None, "x"]}
 
 
 def test_arrow_types_become_kinds_or_are_left_out() -> None:

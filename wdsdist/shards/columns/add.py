@@ -106,7 +106,8 @@ def add_columns(
         specs += column_spec.parsed([keys[0]], [])
     _check_extensions(data, specs)
     _check_whole(data)
-    listed, options = [], data.client_options
+    listed: list[str] = []
+    options = data.client_options
     if join_with is not None:
         listed, options = join.locations(join_with, options, storage_options)
     folder = column_file.prepare(data, None if output is None else Path(output))

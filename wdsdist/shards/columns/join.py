@@ -110,10 +110,10 @@ def read(
 
     def keys() -> Iterator[Column]:
         for location in tables:
-            column, others = table.columns(location, on[1], only, options)
-            parts.append((len(column), others))
-            examples.extend(column.part(0, 1).array().tolist()[: 1 - len(examples)])
-            yield column
+            for column, others in table.parts(location, on[1], only, options):
+                parts.append((len(column), others))
+                examples.extend(column.part(0, 1).array().tolist()[: 1 - len(examples)])
+                yield column
 
     examples: list[Any] = []
     index = ValueIndex(keys())

@@ -35,26 +35,30 @@ class ValueIndex:
 
     def __init__(self, columns: Iterable[Column]) -> None:
         """Hash the values of columns, which need not be kept: their places go on from one to the next."""
-        hashes, missing = [np.zeros((0, 2), np.uint64)], [np.zeros(0, np.uint8)]
+        highs, lows, missing = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)], [np.zeros(0, np.uint8)]
         for column in columns:
-            hashes.append(_hashes(column))
+            hashes = _hashes(column)
+            highs.append(hashes[:, 0].copy())
+            lows.append(hashes[:, 1].copy())
             missing.append(column.missing)
-        found = hashes[0] if len(hashes) == 1 else np.concatenate(hashes)
-        del hashes
-        self.num_values = len(found)
+        # Each array takes 8 bytes a value: no more of them are there at once than have to be.
+        high = np.concatenate(highs)
+        highs.clear()
+        order = np.argsort(high, kind="stable")
+        self.num_values = len(order)
         """Values, also missing and equal ones."""
-        order = np.argsort(found[:, 0], kind="stable")
         order = order[np.concatenate(missing)[order] == 0]
         self.num_missing = self.num_values - len(order)
-        self._high, self._low = found[:, 0][order], found[:, 1][order]
-        del found
+        high = high[order]
+        low = np.concatenate(lows)[order]
+        lows.clear()
         is_first = np.ones(len(order), np.bool_)
-        is_first[1:] = (self._high[1:] != self._high[:-1]) | (self._low[1:] != self._low[:-1])
+        is_first[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
         self.num_repeated = int(len(order) - is_first.sum())
         """Values that are equal to an earlier one."""
         if self.num_repeated:
-            order, self._high, self._low = order[is_first], self._high[is_first], self._low[is_first]
-        self._order = order
+            order, high, low = order[is_first], high[is_first], low[is_first]
+        self._order, self._high, self._low = order, high, low
 
     def places(self, column: Column) -> Int64s:
         """Return int64 [samples]: the place of each value of a column among the values, or -1.

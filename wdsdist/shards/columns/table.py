@@ -26,8 +26,8 @@ _TABLES = {
     ".parquet": "parquet", ".csv": "csv", ".tsv": "tsv", ".jsonl": "json", ".ndjson": "json", ".jsonlines": "json",
 }  # fmt: skip
 _GZIP = ".gz"
-_ROWS = 100_000
-"""Lines of JSON that are columns before the next ones are read."""
+_ROWS = 1_000_000
+"""Rows of a Parquet file that are read at once, which bounds memory."""
 
 
 def values(location: str, on: str) -> Column:
@@ -56,7 +56,15 @@ def values(location: str, on: str) -> Column:
 def columns(
     location: str, on: str, only: Collection[str] | None = None, options: storage.StorageOptions | None = None
 ) -> tuple[Column, dict[str, Column]]:
-    """Return the column of a table that its rows are matched by, and the others by their names.
+    """Return the column of a table that its rows are matched by, and the others by their names; see `parts`."""
+    found = list(parts(location, on, only, options))
+    return Column.joined([keys for keys, _ in found]), joined([(len(keys), others) for keys, others in found])
+
+
+def parts(
+    location: str, on: str, only: Collection[str] | None = None, options: storage.StorageOptions | None = None
+) -> Iterator[tuple[Column, dict[str, Column]]]:
+    """Yield the rows of a table, some at a time: the column that they are matched by, and the others by their names.
 
     Args:
         location: path or URL.
@@ -73,13 +81,17 @@ def columns(
         )
     reader = {"npy": _npy_table, "parquet": _parquet, "json": _json}.get(form, _csv)
     with _local(location, options) as path:
-        found = reader(path, location, on, None if only is None else set(only))
-    name = _name_of(on, list(found), location)
-    others = {other: column for other, column in found.items() if other != name and (only is None or other in only)}
-    lacking = sorted(set(only or ()) - set(others))
-    if lacking:
-        raise ArgumentError(f"{storage.shown(location)} has no column {lacking[0]!r}: it has {', '.join(found)}")
-    return found[name], others
+        for found in reader(path, location, on, None if only is None else set(only)):
+            name = _name_of(on, list(found), location)
+            others = {
+                other: column for other, column in found.items() if other != name and (only is None or other in only)
+            }
+            lacking = sorted(set(only or ()) - set(others))
+            if lacking:
+                raise ArgumentError(
+                    f"{storage.shown(location)} has no column {lacking[0]!r}: it has {', '.join(found)}"
+                )
+            yield found[name], others
 
 
 def of_arrow(values: Any) -> Column | None:
@@ -157,26 +169,27 @@ def _content(path: Path, location: str) -> bytes:
     return content
 
 
-def _parquet(path: Path, location: str, on: str, only: set[str] | None) -> dict[str, Column]:
+def _parquet(path: Path, location: str, on: str, only: set[str] | None) -> Iterator[dict[str, Column]]:
     parquet = _pyarrow(location, ".parquet")
     pyarrow = _pyarrow(location)
     try:
         # Mapped, and only the columns that are asked for: captions and URLs may take a hundred times as much.
         with parquet.ParquetFile(path, memory_map=True) as file:
-            roots = None
+            names = file.schema_arrow.names
             if only is not None:
-                wanted = only | {on, on.rpartition(".")[2]}
-                roots = [
-                    name for name in file.schema_arrow.names if any(f"{one}.".startswith(f"{name}.") for one in wanted)
-                ]
-            return _flat(file.read(columns=roots))
+                wanted = [f"{one}." for one in (*only, on, on.rpartition(".")[2])]
+                names = [name for name in names if any(one.startswith(f"{name}.") for one in wanted)]
+            if not file.metadata.num_rows:
+                yield _flat(file.read(columns=names))
+            for batch in file.iter_batches(_ROWS, columns=names):
+                yield _flat(pyarrow.Table.from_batches([batch]))
     except FileNotFoundError:
         raise
     except (pyarrow.ArrowException, OSError) as error:
         raise SourceError(f"{storage.shown(location)} cannot be read as parquet: {error}") from error
 
 
-def _csv(path: Path, location: str, on: str, only: set[str] | None) -> dict[str, Column]:
+def _csv(path: Path, location: str, on: str, only: set[str] | None) -> Iterator[dict[str, Column]]:
     csv, pyarrow = _pyarrow(location, ".csv"), _pyarrow(location)
     content = _content(path, location)
     tabs = _form(location) == "tsv"
@@ -191,20 +204,17 @@ def _csv(path: Path, location: str, on: str, only: set[str] | None) -> dict[str,
             raise SourceError(f"{storage.shown(location)} cannot be read as {_form(location)}: {error}") from error
         times = {field.name for field in table.schema if pyarrow.types.is_temporal(field.type)}
         if not times:
-            return _flat(table)
+            break
         texts |= times
+    yield _flat(table)
 
 
-def _json(path: Path, location: str, on: str, only: set[str] | None) -> dict[str, Column]:
-    """Return the columns of JSON Lines; not by pyarrow, which takes texts for times and refuses mixed columns."""
+def _json(path: Path, location: str, on: str, only: set[str] | None) -> Iterator[dict[str, Column]]:
+    """Yield the columns of JSON Lines; not by pyarrow, which takes texts for times and refuses mixed columns."""
     lines = _content(path, location).splitlines()
-    parts: list[tuple[int, dict[str, Column]]] = []
-    for first in range(0, len(lines), _ROWS):
-        numbered = enumerate(lines[first : first + _ROWS], first + 1)
-        rows = [_row(line, number, location) for number, line in numbered if line.strip()]
-        found = dict.fromkeys(name for row in rows for name in row)
-        parts.append((len(rows), {name: Column.of([row.get(name) for row in rows]) for name in found}))
-    return joined(parts)
+    rows = [_row(line, number, location) for number, line in enumerate(lines, 1) if line.strip()]
+    names = dict.fromkeys(name for row in rows for name in row)
+    yield {name: Column.of([row.get(name) for row in rows]) for name in names}
 
 
 def joined(parts: Sequence[tuple[int, dict[str, Column]]]) -> dict[str, Column]:
@@ -264,7 +274,7 @@ def _array(content: bytes, location: str) -> Column:
     return column
 
 
-def _npy_table(path: Path, location: str, on: str, only: set[str] | None) -> dict[str, Column]:
+def _npy_table(path: Path, location: str, on: str, only: set[str] | None) -> Iterator[dict[str, Column]]:
     array = _loaded(_content(path, location), location)
     if array.dtype.names is None:
         raise ArgumentError(
@@ -272,7 +282,7 @@ def _npy_table(path: Path, location: str, on: str, only: set[str] | None) -> dic
             f"holds the keys"
         )
     found = {name: _plain(array[name]) for name in array.dtype.names}
-    return {name: column for name, column in found.items() if column is not None}
+    yield {name: column for name, column in found.items() if column is not None}
 
 
 def _loaded(content: bytes, location: str) -> Any:
