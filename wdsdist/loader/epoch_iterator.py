@@ -8,8 +8,10 @@ from typing import Any
 
 from wdsdist.errors import LoaderStateError
 from wdsdist.loader.ipc.channel import opened
+from wdsdist.loader.planned_batches import PlannedProgress
 from wdsdist.loader.stats import EpochMeter
 from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.sampling.planned_epoch import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +20,8 @@ class Epoch:
 
     groups: Iterator[list[Any]]
     """Its batches in order, as they come from the workers."""
-    plan: EpochPlan
-    """How many there must be."""
+    plan: EpochPlan | PlannedProgress
+    """How many there must be, and where each leads to."""
     meter: EpochMeter
 
 
@@ -28,7 +30,8 @@ class EpochIterator(Iterator[Any]):
 
     Args:
         begin: starts the workers on an epoch.
-        note: is called with the samples of the epoch that are consumed, from its start on, after each batch.
+        note: is called after each batch with the samples of the epoch that are consumed, from its start on, or with
+            the place in an epoch of planned batches.
         stop: ends the workers behind the groups of an epoch.
         is_latest: tells whether the loader has not been iterated again since.
     """
@@ -37,7 +40,7 @@ class EpochIterator(Iterator[Any]):
         self,
         begin: Callable[[], Epoch],
         *,
-        note: Callable[[int], None],
+        note: Callable[[int | Place], None],
         stop: Callable[[Iterator[list[Any]]], None],
         is_latest: Callable[[], bool],
     ) -> None:
@@ -75,7 +78,7 @@ class EpochIterator(Iterator[Any]):
         if not self._group:
             group = next(epoch.groups, None)
             if group is None:
-                if self._delivered != epoch.plan.batches_per_rank:
+                if not epoch.plan.is_complete(self._delivered):
                     raise LoaderStateError(
                         f"the workers ended after {self._delivered:,} of {epoch.plan.batches_per_rank:,} batches"
                     )
@@ -86,5 +89,11 @@ class EpochIterator(Iterator[Any]):
         batch = opened(self._group.pop())
         self._delivered += 1
         self._note(epoch.plan.consumed(self._delivered))
-        epoch.meter.answer(self._delivered)
+        epoch.meter.answer(self._delivered, _num_samples(batch) if isinstance(epoch.plan, PlannedProgress) else None)
         return batch
+
+
+def _num_samples(batch: Any) -> int:
+    """Return the samples in a planned batch: the keys in a dict of columns, or else the items."""
+    keys = batch.get("__key__", ()) if isinstance(batch, dict) else batch
+    return sum(len(one) if isinstance(one, list) else 1 for one in keys)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from wdsdist.cache.counters import Counters
+from wdsdist.loader.planned_batches import PlannedProgress
 from wdsdist.sampling.epoch_plan import EpochPlan
 
 _log = logging.getLogger("wdsdist")
@@ -108,7 +109,7 @@ class EpochMeter:
         self,
         epoch: int,
         *,
-        plan: EpochPlan,
+        plan: EpochPlan | PlannedProgress,
         sample_bytes: int,
         count: Callable[[], Counters],
         clock: Callable[[], float] = time.perf_counter,
@@ -120,19 +121,29 @@ class EpochMeter:
         self._clock = clock
         self._before = count()
         self._batches = 0
+        self._samples = 0
         self._waited = 0.0
         self._final: LoaderStats | None = None
         self._began = self._asked = self._latest = self._clock()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether nothing was handed out so far."""
+        return not self._batches
 
     def ask(self) -> None:
         """Note that the training loop asks for the next batch."""
         self._asked = self._clock()
 
-    def answer(self, batches: int) -> None:
-        """Note that it gets its answer, by which it has had ``batches`` batches."""
+    def answer(self, batches: int, samples: int | None = None) -> None:
+        """Note that it gets its answer, by which it has had ``batches`` batches; ``samples`` are in the latest.
+
+        Where the latter are not said, they are as the plan has them.
+        """
         self._latest = self._clock()
         self._waited += self._latest - self._asked
         self._batches = batches
+        self._samples += samples or 0
 
     def finish(self) -> None:
         """Note that no batches will follow, and log the epoch's figures."""
@@ -144,7 +155,9 @@ class EpochMeter:
         """Return the figures of the epoch so far."""
         if self._final is not None:
             return self._final
-        samples = min(self._batches * self._plan.batch_size, self._plan.samples_per_rank)
+        samples = self._samples
+        if isinstance(self._plan, EpochPlan):
+            samples = min(self._batches * self._plan.batch_size, self._plan.samples_per_rank)
         return LoaderStats(
             epoch=self._epoch,
             batches=self._batches,

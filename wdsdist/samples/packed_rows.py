@@ -103,17 +103,18 @@ def _packed_names(samples: Sequence[Sample], stops: Int64s, field: str) -> set[s
     for sample, stop in zip(samples, stops.tolist(), strict=True):
         tokens = sample.get(field)
         if not isinstance(tokens, (np.ndarray, torch.Tensor)) or tokens.ndim != 1 or len(tokens) < stop:
-            found = f"an array of shape {tuple(tokens.shape)}" if hasattr(tokens, "shape") else type(tokens).__name__
+            shape = getattr(tokens, "shape", None)
+            found = type(tokens).__name__ if shape is None else f"an array of shape {tuple(shape)}"
             raise SampleError(
                 f"the field {field!r} of sample {sample.get('__key__')!r} is {found}, but packing needs one dimension "
-                f"of at least {stop:,} tokens: decode it, as with decode={{{field!r}: 'int32'}}, and make the column "
+                f"of at least {stop:,} tokens: decode it, as with decode={{{field!r}: np.int32}}, and make the column "
                 f"of lengths anew if the data has changed"
             )
     return {
         name
         for name, value in samples[0].items()
         if isinstance(value, (np.ndarray, torch.Tensor))
-        and all(getattr(one[name], "shape", None) == one[field].shape for one in samples)
+        and all(getattr(one.get(name), "shape", None) == one[field].shape for one in samples)
     }
 
 

@@ -117,6 +117,12 @@ class SampleReader:
         """Whether making a batch is little work and gives about as many bytes as it reads."""
         return all(spec.is_light for spec in self._specs)
 
+    @property
+    def itemsizes(self) -> dict[str, int]:
+        """Bytes of an item of each raw array that all specifications decode alike, by extension."""
+        found = [spec.decoder.itemsizes for spec in self._specs]
+        return {name: size for name, size in found[0].items() if all(one.get(name) == size for one in found)}
+
     def _spec(self, shard: int) -> SampleSpec:
         return self._specs[bisect_right(self._first_shards, shard) - 1]
 

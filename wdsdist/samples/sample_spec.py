@@ -103,6 +103,12 @@ class Decoder:
             isinstance(function, RawArray) or function in (*DECODERS.values(),) for function in self._functions.values()
         )
 
+    @property
+    def itemsizes(self) -> dict[str, int]:
+        """Bytes of an item of each raw array, by extension."""
+        arrays = {name: one for name, one in self._functions.items() if isinstance(one, RawArray)}
+        return {name: one.dtype.itemsize for name, one in arrays.items()}
+
     def stacked(self, extensions: Sequence[str], parts: Sequence[memoryview]) -> Stacked | None:
         """Return the members of a column as one tensor, or ``None`` where each has to be decoded by itself."""
         name = extensions[0].lower()

@@ -114,7 +114,7 @@ class PlannedEpoch:
     world: World
     key: int
     """Of the seed and the epoch."""
-    start: Place = Place(0)
+    start: Place
     _planned: dict[int, Block] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -229,7 +229,7 @@ class PlannedEpoch:
             starts = (np.arange(len(numbers)) - np.repeat(np.cumsum(parts) - parts, parts)) * budget
             return numbers, starts, np.minimum(starts + budget, lengths[numbers])
         over = lengths > budget
-        if over.any() and "error" == (self.batching.long if self._rule.kind == "rows" else self.batching.oversize):
+        if over.any() and (self.batching.long if self._rule.kind == "rows" else self.batching.oversize) == "error":
             raise ArgumentError(f"a sample has {int(lengths.max()):,} tokens, more than {budget:,}")
         whole = self._rule.kind == "tokens"
         return numbers, np.zeros_like(lengths), lengths if whole else np.minimum(lengths, budget)
