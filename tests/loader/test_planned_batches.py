@@ -151,13 +151,8 @@ def test_groups_are_alike_and_buckets_are_pure(data: Manifest) -> None:
 def test_planned_batches_over_views_and_mixes(data: Manifest) -> None:
     view = data.select('"ids.bytes" >= 40')
     assert Counter(keys(loader(view, **TOKENS))) == Counter(view.column("key").tolist())
-    mixed = wdsdist.mix(
-        {"long": (view, 0.5), "all": (data, 0.5)},
-        num_replicas=1,
-        rank=0,
-        samples_per_epoch=200,
-        decode={"ids": np.int32},
-    )
+    shares = {"long": (view, 0.5), "all": (data, 0.5)}
+    mixed = wdsdist.mix(shares, num_replicas=1, rank=0, samples_per_epoch=200, decode={"ids": np.int32})
     batches = list(StreamingDataLoader(mixed, num_workers=0, collate_fn=listed, **TOKENS))
     assert len(keys(batches)) == 200
     assert all(sum(batch["sizes"]) <= 512 for batch in batches)

@@ -33,7 +33,7 @@ def test_rows_are_those_of_a_plain_loop(listed: list[list[tuple[int, int]]], lab
     where = {name: np.array(one, np.int64) for name, one in (("rows", rows), ("starts", starts), ("stops", stops))}
     batch = pack_rows(samples, **where, num_rows=len(listed), length=length, field="ids", labels=labels)
     ends = {0, *((np.arange(len(listed)) + 1) * length).tolist()}
-    for row, of_row in enumerate(listed):
+    for row in range(len(listed)):
         at = 0
         numbers = [number for number, other in enumerate(rows) if other == row]
         assert batch["__key__"][row] == [f"k{number}" for number in numbers]

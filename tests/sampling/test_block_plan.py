@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -102,7 +103,7 @@ def test_groups_of_like_lengths_are_those_of_a_sorted_list(lengths: list[int], w
             for step in range(plan.steps)
             if (found := [lengths[number] for number in plan.batch(step, rank)[0].tolist()])
         )
-        assert all(one[1] <= other[0] for one, other in zip(spans[:-1], spans[1:], strict=True))
+        assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
 
 
 def test_a_sample_that_fits_no_batch_is_refused() -> None:
