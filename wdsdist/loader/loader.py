@@ -265,7 +265,8 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             plan=plan,
         )
         self._worker_dataset.begin(start)
-        return Epoch(guarded(super().__iter__()), plan, self._meter)
+        bad_samples = self.dataset.bad_samples.epoch(position.epoch, plan.samples_in(plan.batches_per_rank))
+        return Epoch(guarded(super().__iter__()), plan, self._meter, bad_samples)
 
     def _prepare(self, plan: EpochPlan) -> None:
         """Make what new workers need: memory to share, and how many batches they send together.

@@ -65,6 +65,10 @@ class EpochPlan:
         samples = self.samples_per_rank
         return samples // self.batch_size if self.drop_last_batch else -(-samples // self.batch_size)
 
+    def samples_in(self, batches: int) -> int:
+        """Return the samples of a rank's first batches."""
+        return min(batches * self.batch_size, self.samples_per_rank)
+
     def consumed(self, batches: int) -> int:
         """Return the samples of the epoch that are consumed once every rank has taken ``batches`` batches.
 
