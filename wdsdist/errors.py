@@ -120,6 +120,11 @@ class DecodeError(WdsdistError, ValueError):
     field = reason = ""  # as of `SampleError`
 
 
+class ExpansionError(DecodeError):
+    """The compressed members of a shard unpack to more bytes together than they may: which one is too many, depends on
+    which were unpacked before."""
+
+
 class EncodeError(WdsdistError, ValueError):
     """A value could not be encoded as the bytes of a member."""
 

@@ -47,7 +47,7 @@ NOT_PYTHON = {"py.typed"}
 READS_ENVIRONMENT = {"distributed", "_util.host", "_util.ownership"}
 TOUCHES_FILES = {
     "_util.files", "_util.host", "_util.ownership", "_util.shared_memory", "distributed", "storage", "shards", "cache",
-    "samples.quarantine", "samples.shard_reader", "packing", "diagnostics",
+    "samples.shard_reader", "packing", "diagnostics",
 }  # fmt: skip
 IMPORTS_TORCH = {
     "samples.collate", "samples.arrays", "samples.sample_spec", "loader.dataset", "loader.device_prefetch",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import multiprocessing
@@ -25,7 +26,8 @@ from wdsdist.errors import (
     ShardDamagedError,
     StorageError,
 )
-from wdsdist.samples import quarantine
+from wdsdist.shards import quarantine
+from wdsdist.storage import compression
 
 SHARDS, EACH = 4, 60
 TOTAL = SHARDS * EACH
@@ -350,6 +352,17 @@ class TestWhatIsNoBadSample:
         (tmp_path / "2.tar").write_bytes((tmp_path / "2.tar").read_bytes()[:-512])
         with pytest.raises(ShardDamagedError, match=r"2\.tar"):
             batches(reading(tmp_path))
+
+    def test_members_that_unpack_to_too_much_together_are_none(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(compression, "_ALWAYS", 1 << 20)
+        monkeypatch.setattr(compression, "_EXPANSION", 2)
+        members = [(f"{number}.txt.gz", gzip.compress(b"x" * 300_000)) for number in range(8)]
+        (tmp_path / "0.tar").write_bytes(plain_tar(members))
+        wdsdist.index(tmp_path)
+        with pytest.raises(DecodeError, match="unpack to over 1,048,576 bytes together"):
+            batches(reading(tmp_path, fields=None), size=2)
 
     def test_a_shard_without_a_good_sample_is_an_error(self, tmp_path: Path) -> None:
         wdsdist.pack([{"txt": b"\xff"} for _ in range(9)], tmp_path / "shards")

@@ -9,8 +9,8 @@ from typing import Any
 
 from wdsdist.errors import ErrorBudgetError, printable
 from wdsdist.samples.bad_samples import BadRecord, Replaced
-from wdsdist.samples.quarantine import BadEntry, Quarantine
 from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.quarantine import BadEntry, Quarantine
 
 _log = logging.getLogger("wdsdist")
 

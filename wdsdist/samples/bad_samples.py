@@ -21,6 +21,7 @@ from wdsdist.errors import (
     BadSample,
     CacheError,
     DecodeError,
+    ExpansionError,
     IndexFormatError,
     SampleError,
     ShardDamagedError,
@@ -39,6 +40,7 @@ _SUBSTITUTE = 4
 
 _NEVER_THE_SAMPLE = (
     MemoryError, ImportError, ShardDamagedError, ShardNotFoundError, StorageError, CacheError, IndexFormatError,
+    ExpansionError,
 )  # fmt: skip
 """Errors of the machine, the installation or a whole shard: another sample would only hide them."""
 

@@ -266,10 +266,19 @@ def column(field: str, values: list[Any], key: str, *, deferred: bool = False) -
         try:
             return Ragged.of([value if type(value) is bytes else memoryview(value).cast("B") for value in values])
         except TypeError as error:
-            raise SampleError(f"field {field!r} is bytes in sample {key} and not in another: {error}") from error
+            raise _half_decoded(field, key) from error
     if isinstance(first, str):
         return values
+    if any(isinstance(value, (bytes, bytearray, memoryview)) for value in values):
+        raise _half_decoded(field, key)
     return _stacked(f"the {len(values)} values of field {field!r}", values, f"from sample {key} on", deferred)
+
+
+def _half_decoded(field: str, key: str) -> SampleError:
+    return SampleError(
+        f"field {field!r} of sample {key} and of others in its batch is bytes in some and decoded in others: let "
+        f"decode= name the field, as in decode={{{field!r}: function}}, or each extension that it has"
+    )
 
 
 def _stacked(what: str, values: list[Any], where: str, deferred: bool) -> Any:

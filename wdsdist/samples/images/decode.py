@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, DecodeError
+from wdsdist.samples.fields import IMAGE_TYPES
 from wdsdist.samples.images.limits import check_max_pixels, check_size, opened
 
 if TYPE_CHECKING:
@@ -51,9 +52,10 @@ _MOST_PADDING = 16
 def image_decoder(specification: str, *, max_pixels: int | None = None) -> Callable[[str, Encoded], Any]:
     """Return a function (extension, bytes) -> image that decodes as webdataset's ``specification`` says.
 
-    It returns None for an extension that is not an image's, so that others may decode it. Type, dtype, shape and
-    layout are webdataset's: ``"rgb8"`` gives uint8 arrays [height, width, 3], ``"torchrgb"`` float32 tensors
-    [3, height, width] in 0..1, ``"pil"`` images. Arrays can be written to. The function pickles.
+    It returns None for an extension that is not an image's, so that others may decode it; it knows more of them than
+    webdataset, such as ``webp`` and ``tif``. Type, dtype, shape and layout are webdataset's: ``"rgb8"`` gives uint8
+    arrays [height, width, 3], ``"torchrgb"`` float32 tensors [3, height, width] in 0..1, ``"pil"`` images. Arrays can
+    be written to. The function pickles.
 
     Raises `ArgumentError` for a specification that does not exist; the function raises `DecodeError` for images that
     are damaged or cut short, or have more than ``max_pixels`` (by default 89,478,485), and ImportError without Pillow.
@@ -64,13 +66,13 @@ def image_decoder(specification: str, *, max_pixels: int | None = None) -> Calla
     >>> decode("txt", b"no image") is None
     True
     """
-    from webdataset.autodecode import IMAGE_EXTENSIONS, imagespecs
+    from webdataset.autodecode import imagespecs
 
     if specification not in imagespecs:
         raise ArgumentError(f"decode is {specification!r}: the image specifications are {', '.join(imagespecs)}")
     kind, element, mode = imagespecs[specification]
     most = check_max_pixels(max_pixels)
-    return _ImageDecoder(frozenset(IMAGE_EXTENSIONS), kind, element == "float", mode.upper(), most)
+    return _ImageDecoder(frozenset(IMAGE_TYPES), kind, element == "float", mode.upper(), most)
 
 
 def decode_rgb(data: Encoded, *, min_width: int = 0, min_height: int = 0, max_pixels: int | None = None) -> Pixels:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from wdsdist.errors import ArgumentError
-from wdsdist.samples.quarantine import BadEntry, Quarantine, read
+from wdsdist.shards.quarantine import BadEntry, Quarantine, read
 
 ENTRIES = [BadEntry(f"k{number}", "0.tar", "jpg", "is empty", "f" * 32) for number in range(200)]
 
