@@ -137,10 +137,7 @@ class StreamingDataset(IterableDataset[Any]):
     ) -> None:
         super().__init__()
         self.manifest = catalog.open(
-            shards,
-            storage_options=storage_options,
-            download_timeout=download_timeout,
-            allow_elsewhere=allow_elsewhere,
+            shards, storage_options=storage_options, download_timeout=download_timeout, allow_elsewhere=allow_elsewhere
         )
         self.drop_last = bool(drop_last)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
@@ -158,11 +155,8 @@ class StreamingDataset(IterableDataset[Any]):
             window=shuffle_window,
             cache_limit=limit,
         )
-        self.cache = ShardCache(
-            None if cache_dir is None else Path(cache_dir),
-            limit=limit,
-            timeout=download_timeout or TIMEOUT,
-        )
+        folder = None if cache_dir is None else Path(cache_dir)
+        self.cache = ShardCache(folder, limit=limit, timeout=download_timeout or TIMEOUT)
         policy = BadSamplePolicy.of(on_error, quarantine)
         spec = SampleSpec(Fields(fields), Decoder(decode, max_pixels=max_pixels), transform, policy)
         self.sample_reader = SampleReader(ShardReader(self.manifest, self.cache), {0: spec}, seed)

@@ -18,7 +18,7 @@ from wdsdist.errors import ArgumentError
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.tar import is_compressed
 
-_NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out")  # totals, wrong for a part of the shards
+_NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out", "excluded")  # totals, wrong for a part of the shards
 
 
 @dataclass(frozen=True, slots=True)
