@@ -60,7 +60,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def reading(folder: Path, **options: Any) -> StreamingDataset:
+def reading(folder: Any, **options: Any) -> StreamingDataset:
     given = {"fields": FIELDS, "decode": True, "on_error": "replace", "seed": 5, **options}
     return StreamingDataset(folder, **given)
 
@@ -374,6 +374,23 @@ class TestWhatIsNoBadSample:
             number = 3 if error is DecodeError else 180
             with pytest.raises(error, match=r'in the place of such ones, pass on_error="replace"'):
                 reading(planted, on_error="raise")[number]
+
+
+class TestViews:
+    def test_substitutes_come_from_the_view(self, planted: Path, tmp_path: Path) -> None:
+        chosen = sorted(KEYS)[::3]
+        view = wdsdist.open(planted).select(keys=chosen).repeat(2)
+        path = tmp_path / "bad.jsonl"
+        found = keys(batches(reading(view, quarantine=path)))
+        assert len(found) == 2 * len(chosen)
+        assert set(found) == set(chosen) - BAD_KEYS
+        assert listed(path) == sorted(BAD_KEYS & set(chosen))
+        assert {one.fingerprint for one in quarantine.read(path)} == {wdsdist.open(planted).fingerprint}
+
+    def test_a_view_can_leave_out_what_is_listed(self, planted: Path, tmp_path: Path) -> None:
+        batches(reading(planted, quarantine=tmp_path / "bad.jsonl"))
+        view = wdsdist.open(planted).select(exclude=tmp_path / "bad.jsonl")
+        assert set(keys(batches(reading(view, on_error="raise"), size=1))) == KEYS - BAD_KEYS
 
 
 class TestMix:

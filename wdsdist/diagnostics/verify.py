@@ -106,7 +106,7 @@ def verify(
     few at a time, checked and deleted; compressed ones are decompressed in the same way.
 
     Args:
-        shards: what `wdsdist.open` takes.
+        shards: what `wdsdist.open` takes; of a view, the shards that hold its samples.
         deep: also decode every member, or with ``fields`` those, images to their last pixel.
         fields: also check that each sample has these, and none of them empty, as `wdsdist.StreamingDataset` names them.
         quarantine: path of a file to which all samples are added that fail ``deep`` or ``fields``, each once, as
@@ -141,6 +141,8 @@ def verify(
         )
     listed = "" if quarantine is None else checked_path(quarantine)
     manifest = open_shards(shards, storage_options=storage_options)
+    if manifest.picks is not None:
+        manifest.picks.check()
     tasks = {
         number: replace(task, fields=None if fields is None else tuple(fields), quarantine=listed)
         for number, task in find_tasks(manifest, deep=deep, cached=cached, cache_dir=cache_dir).items()
@@ -165,7 +167,10 @@ def verify(
 def find_tasks(manifest: Manifest, *, deep: bool, cached: bool, cache_dir: Path | None) -> dict[int, Task]:
     """Return the shards to check, by number."""
     tasks = {}
+    view, manifest = manifest, manifest.whole
     for number in range(len(manifest.counts)):
+        if view is not manifest and not view.counts[number]:
+            continue  # a view's shards without a chosen sample are none of its data
         location = manifest.location(number)
         listed = manifest.shard(number)
         is_copy = cached and bool(manifest.is_copied[number])

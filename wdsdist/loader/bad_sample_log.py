@@ -76,7 +76,7 @@ class BadSampleLog:
             part.shown_name(shard),
             record.field,
             record.reason,
-            part.fingerprint,
+            part.whole.fingerprint,
             self._manifest.label(record.shard),
         )
 

@@ -84,9 +84,7 @@ class Reencoding:
         return buffer.getvalue()
 
 
-def check_options(
-    max_side: int | None, quality: int | None, max_pixels: int | None, *, check_decode: bool = False
-) -> None:
+def check_options(max_side: int | None, quality: int | None, max_pixels: int | None, check_decode: bool) -> None:
     """Raise `ArgumentError` for options that cannot work, or where Pillow is not installed."""
     check_max_pixels(max_pixels)
     if max_side is None and quality is not None:

@@ -170,8 +170,7 @@ def pack(
     >>> pack(({"txt": f"line {number}"} for number in range(3)), root / "lines").num_samples
     3
     """
-    _check_arguments(on_error, workers)
-    check_options(max_side, quality, max_pixels, check_decode=check_decode)
+    _check_arguments(on_error, workers, max_side, quality, max_pixels, check_decode)
     excluded = None if exclude is None else Excluded.of(exclude)
     options = PackOptions(
         shard_bytes=check_bytes("shard_bytes", shard_bytes),
@@ -183,7 +182,7 @@ def pack(
         max_pixels=max_pixels,
         fields=joined(fields),
         check_decode=bool(check_decode),
-        exclude=None if excluded is None else excluded.digest,
+        exclude=excluded.digest if excluded else None,
     )
     place = Place(storage.normalise(dest), storage.named(storage_options, [os.fspath(dest)]))
     about = SourceOptions(
@@ -199,16 +198,14 @@ def pack(
     if source_storage_options is None and _share_options(source, place):
         source_storage_options = storage_options
     found = sources.find(source, about, scratch=place.folder, storage_options=source_storage_options)
-    if is_stream(found):
-        _check_order(found, shuffle_seed)
-        options = replace(options, shuffle_seed=None)
-    _refuse(found, place, executor)
+    options = _ordered(options, found, shuffle_seed)
     how = Writing(workers=workers, executor=executor, on_error=on_error, progress=progress, **_changes(options))
     return _run(excluded.without(found) if excluded else found, place, options, how, overwrite=overwrite)
 
 
 def _run(found: Source | Stream, place: Place, options: PackOptions, how: Writing, *, overwrite: bool) -> Manifest:
     """Write the shards of a source and their index, or find that an earlier run did."""
+    _refuse(found, place, how.executor)
     job = Job(kind=found.kind, location=found.location, fingerprint=found.fingerprint(), options=options)
     # Looked for before the lock is taken: a finished data set may lie where nothing can be written any more.
     if (done := destination.finished(place, job, how.on_error)) is not None:
@@ -222,10 +219,11 @@ def _run(found: Source | Stream, place: Place, options: PackOptions, how: Writin
     return manifests.load(place.at(manifests.FILE_NAME), place.options)
 
 
-def _check_arguments(on_error: str, workers: int | None) -> None:
+def _check_arguments(on_error: str, workers: int | None, *about_images: Any) -> None:
     if on_error not in ("raise", "skip"):
         raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"')
     check_integer("workers", 1 if workers is None else workers, 1)
+    check_options(*about_images)
 
 
 def _share_options(source: object, place: Place) -> bool:
@@ -238,12 +236,16 @@ def _share_options(source: object, place: Place) -> bool:
     return storage.scheme(os.fspath(one)) in ("", storage.scheme(place.location))
 
 
-def _check_order(stream: Stream, shuffle_seed: int | str | None) -> None:
+def _ordered(options: PackOptions, source: Source | Stream, shuffle_seed: int | str | None) -> PackOptions:
+    """Return the options with the order that a source can have."""
+    if not is_stream(source):
+        return options
     if shuffle_seed not in ("auto", None):
         raise ArgumentError(
-            f"shuffle_seed is {shuffle_seed}, but {stream.location} can be read in one order only: leave it out, or "
+            f"shuffle_seed is {shuffle_seed}, but {source.location} can be read in one order only: leave it out, or "
             f"give a data set with __len__ and __getitem__"
         )
+    return replace(options, shuffle_seed=None)
 
 
 def _write(found: Source | Stream, place: Place, job: Job, how: Writing, *, overwrite: bool) -> list[WrittenShard]:
@@ -307,6 +309,7 @@ def _manifest(source: Packable, job: Job, how: Writing, shards: list[WrittenShar
             **source.extra(),
             **({"images": how.reencoding.notes()} if how.reencoding else {}),
         },
+        origin=storage.join(place.location, manifests.FILE_NAME),
     )
 
 

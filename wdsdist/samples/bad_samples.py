@@ -158,16 +158,14 @@ def described(error: Exception) -> tuple[str, str]:
 
 
 def candidates(seed: int, epoch: int, shard: int, sample: int, count: int) -> Iterator[int]:
-    """Yield all other samples of a shard of ``count``, each once, in the order of a hash of the first four numbers.
+    """Yield ``count`` sample numbers of a shard, each once, in the order of a hash of the first four arguments.
 
-    >>> sorted(candidates(0, 0, 3, 1, count=4)), list(candidates(0, 0, 3, 0, count=1))
-    ([0, 2, 3], [])
+    >>> sorted(candidates(0, 0, 3, 1, count=4)), list(candidates(0, 0, 3, 1, 4)) == list(candidates(0, 0, 3, 1, 4))
+    ([0, 1, 2, 3], True)
     """
     key = mix_key(seed, epoch, _SUBSTITUTE, shard, sample)
     for place in range(count):
-        candidate = int(permute([place], count, np.uint64(key))[0])
-        if candidate != sample:
-            yield candidate
+        yield int(permute([place], count, np.uint64(key))[0])
 
 
 Kinds = dict[str, Any]

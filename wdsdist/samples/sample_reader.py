@@ -184,7 +184,8 @@ class SampleReader:
         seed = mix_key(self._seed, epoch, _AUGMENTATION, shard, sample) >> 1 if self._needs_seeds else 0
         self._reader.hold((shard,))
         try:
-            row = _Opened(shard, self._reader.shard(shard), self._spec(shard)), sample, seed
+            opened = _Opened(shard, self._reader.shard(shard), self._spec(shard))
+            row = opened, opened.shard.stored(sample), seed
             return _sample(*row) if strict else self._good(row, epoch)[0]
         finally:
             self.release()  # a sample holds copies
@@ -208,7 +209,8 @@ class SampleReader:
         seeds = self._seeds(shards, samples, epochs)
         try:
             opened = {number: _Opened(number, self._reader.shard(number), self._spec(number)) for number in needed}
-            rows = list(zip([opened[number] for number in shards.tolist()], samples.tolist(), seeds, strict=True))
+            stored = _stored(shards, samples, opened)
+            rows = list(zip([opened[number] for number in shards.tolist()], stored.tolist(), seeds, strict=True))
             if collate_fn is None and all(one.spec.transform is None for one in opened.values()):
                 try:
                     return self._columns(rows, deferred)
@@ -246,8 +248,11 @@ class SampleReader:
     ) -> tuple[Any, int]:
         """Return the sample that takes the place of a bad one, and its number."""
         opened, sample, seed = row
-        count = opened.shard.index.num_samples
-        for candidate in candidates(self._seed, epoch, opened.number, sample, count):
+        count = opened.shard.num_samples
+        for number in candidates(self._seed, epoch, opened.number, sample, count):
+            candidate = opened.shard.stored(number)
+            if candidate == sample:
+                continue
             try:
                 value = _sample(opened, candidate, seed)
             except Exception as error:
@@ -300,7 +305,7 @@ class SampleReader:
         usual = self._usual.get(opened.number)
         if usual is None:
             found = []
-            for sample in probes(opened.shard.index.num_samples):
+            for sample in map(opened.shard.stored, probes(opened.shard.num_samples)):
                 seed = mix_key(self._seed, 0, _AUGMENTATION, opened.number, sample) >> 1
                 try:
                     found.append(kinds(_sample(opened, sample, seed)))
@@ -349,6 +354,18 @@ class SampleReader:
                 is_optional=field in self._optional,
             )
         return batch
+
+
+def _stored(shards: Int64s, samples: Int64s, opened: Mapping[int, _Opened]) -> Int64s:
+    """Return where the samples of a batch lie in their shards: in a view, the numbers of chosen ones differ."""
+    chosen = {number: one.shard.picks for number, one in opened.items() if one.shard.picks is not None}
+    if not chosen:
+        return samples
+    stored = samples.copy()
+    for number, picks in chosen.items():
+        of_shard = shards == number
+        stored[of_shard] = picks[samples[of_shard]]
+    return stored
 
 
 def _sample(opened: _Opened, sample: int, seed: int) -> Any:
