@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from wdsdist.errors import ArgumentError, DecodeError, SourceError
 from wdsdist.packing.reading import whole
 from wdsdist.packing.sources.source import BrokenPayload, Payload, Sample
+from wdsdist.samples.images import orientation
 from wdsdist.samples.images.limits import MAX_PIXELS, check_max_pixels, opened
 
 if TYPE_CHECKING:
@@ -48,10 +49,10 @@ class Reencoding:
     def apply(self, data: bytes, *, beside_others: bool = False) -> bytes:
         """Return an image with its longer side within the limit; one that is small enough as it is.
 
-        The orientation that a camera noted is applied to the pixels and other EXIF data is dropped; a colour profile
-        is kept. What holds numbers rather than colours is scaled without making up values: palettes, single bits,
-        deep grey, and a lossless grey image ``beside_others`` in its sample, which is a label map most likely.
-        Animations and documents of several pages are returned as they are.
+        Like all that decodes images here, it applies the orientation that a camera noted, and drops other EXIF data; a
+        colour profile is kept. What holds numbers rather than colours is scaled without making up values: palettes,
+        single bits, deep grey, and a lossless grey image ``beside_others`` in its sample, which is a label map most
+        likely. Animations and documents of several pages are returned as they are.
 
         Raises `DecodeError` for what is no image, is damaged, or has more pixels than it may.
         """
@@ -76,7 +77,7 @@ class Reencoding:
         else:
             # A JPEG is decoded at a half, a quarter or an eighth of its size where that is still twice what is needed.
             image.thumbnail(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
-        upright = ImageOps.exif_transpose(image)
+        upright = image if orientation.of_image(image) == orientation.UPRIGHT else ImageOps.exif_transpose(image)
         upright.info.pop("exif", None)
         upright.info.pop("xmp", None)
         buffer = io.BytesIO()
