@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wdsdist.errors import LoaderStateError
+from wdsdist.loader.bad_sample_log import EpochBadSamples, ReplacedBatch
 from wdsdist.loader.ipc.channel import opened
 from wdsdist.loader.planned_batches import PlannedProgress
 from wdsdist.loader.stats import EpochMeter
@@ -23,6 +24,7 @@ class Epoch:
     plan: EpochPlan | PlannedProgress
     """How many there must be, and where each leads to."""
     meter: EpochMeter
+    bad_samples: EpochBadSamples
 
 
 class EpochIterator(Iterator[Any]):
@@ -86,10 +88,15 @@ class EpochIterator(Iterator[Any]):
                 epoch.meter.finish()
                 raise StopIteration
             self._group = group[::-1]
-        batch = opened(self._group.pop())
+        batch, replaced = opened(self._group.pop()), None
+        if isinstance(batch, ReplacedBatch):
+            batch, replaced = batch.batch, batch.replaced
+            epoch.bad_samples.add(replaced, epoch.plan.samples_in(self._delivered + 1))
         self._delivered += 1
         self._note(epoch.plan.consumed(self._delivered))
-        epoch.meter.answer(self._delivered, _num_samples(batch) if isinstance(epoch.plan, PlannedProgress) else None)
+        if isinstance(epoch.plan, PlannedProgress):
+            epoch.plan.add_samples(_num_samples(batch))
+        epoch.meter.answer(self._delivered, replaced.places if replaced else 0)
         return batch
 
 

@@ -353,7 +353,8 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             plan=plan,
         )
         self._worker_dataset.begin(start, None if isinstance(left, EpochPlan) else left.epoch)
-        return Epoch(guarded(super().__iter__()), left, self._meter)
+        bad_samples = self.dataset.bad_samples.epoch(position.epoch, plan.samples_in(plan.batches_per_rank))
+        return Epoch(guarded(super().__iter__()), left, self._meter, bad_samples)
 
     def _about(self, left: PlannedProgress, here: Identity) -> EpochPlan:
         """Return about as many batches as are left of planned ones, by which memory is shared out."""

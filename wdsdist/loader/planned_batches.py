@@ -382,9 +382,18 @@ class PlannedProgress:
         self.epoch = epoch
         self._steps = steps
         self._block = epoch.start.block
+        self._samples = 0
         self._first = 0  # batches before that block
         self.batches_per_rank = 0
         """Batches that are known of by now."""
+
+    def add_samples(self, samples: int) -> None:
+        """Note the samples of another batch that was handed out."""
+        self._samples += samples
+
+    def samples_in(self, batches: int) -> int:
+        """Return the samples of the batches that were handed out."""
+        return self._samples
 
     @property
     def is_over(self) -> bool:

@@ -34,6 +34,8 @@ retries), 88 from the cache
     """Batches that there were to hand out: those of the epoch, or of what was left of it where it was resumed."""
     samples: int = 0
     """Samples in the batches that were handed out."""
+    bad_samples: int = 0
+    """Samples of these that were bad, in whose places others were handed out (``on_error="replace"``)."""
     bytes: int = 0
     """Bytes of the shards for these samples: as many times what a sample takes in its shard on average, members that
     ``fields`` leaves out included. 0 where the sizes of the shards are not known."""
@@ -75,6 +77,8 @@ retries), 88 from the cache
             f"epoch {self.epoch}{part}: {self.samples:,} samples in {self.seconds:.1f} s ({rate}), "
             f"waited {self.seconds_waiting:.1f} s ({100 * self.waiting_share:.0f} %) for data"
         )
+        if self.bad_samples:
+            text += f", {self.bad_samples:,} bad samples replaced"
         if self.cache_hits or self.shards_fetched or self.retries:  # none of them where shards are local
             text += (
                 f", {self.shards_fetched:,} shards fetched ({_decimal(self.bytes_fetched)}, {self.retries:,} retries), "
@@ -121,8 +125,8 @@ class EpochMeter:
         self._clock = clock
         self._before = count()
         self._batches = 0
-        self._samples = 0
         self._waited = 0.0
+        self._bad_samples = 0
         self._final: LoaderStats | None = None
         self._began = self._asked = self._latest = self._clock()
 
@@ -135,11 +139,9 @@ class EpochMeter:
         """Note that the training loop asks for the next batch."""
         self._asked = self._clock()
 
-    def answer(self, batches: int, samples: int | None = None) -> None:
-        """Note that it gets its answer, by which it has had ``batches`` batches; ``samples`` are in the latest.
-
-        Where the latter are not said, they are as the plan has them.
-        """
+    def answer(self, batches: int, replaced: int = 0) -> None:
+        """Note that it gets its answer, by which it has had ``batches`` batches, with some samples replaced in it."""
+        self._bad_samples += replaced
         self._latest = self._clock()
         self._waited += self._latest - self._asked
         self._batches = batches
@@ -155,14 +157,13 @@ class EpochMeter:
         """Return the figures of the epoch so far."""
         if self._final is not None:
             return self._final
-        samples = self._samples
-        if isinstance(self._plan, EpochPlan):
-            samples = min(self._batches * self._plan.batch_size, self._plan.samples_per_rank)
+        samples = self._plan.samples_in(self._batches)
         return LoaderStats(
             epoch=self._epoch,
             batches=self._batches,
             planned_batches=self._plan.batches_per_rank,
             samples=samples,
+            bad_samples=self._bad_samples,
             bytes=samples * self._sample_bytes,
             seconds=self._latest - self._began,
             seconds_waiting=self._waited,

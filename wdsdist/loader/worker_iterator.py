@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsdist.cache import ShardCache
 from wdsdist.cache.prefetch import Prefetch
+from wdsdist.loader.bad_sample_log import BadSampleLog, ReplacedBatch
 from wdsdist.loader.ipc.channel import Channel, grouped
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.planned_batches import WIDTH, BlockSteps, Finish, PlannedBatches, from_numbers, to_numbers
@@ -133,6 +134,8 @@ class WorkerIterator:
     num_workers: int
     group: int = 1
     """Batches that the worker makes one after another."""
+    bad_samples: BadSampleLog | None = None
+    """Of single samples; of batches, the main process takes care."""
     _prefetch: Prefetch | None = field(default=None, init=False)
     _next: int = field(default=0, init=False)
 
@@ -150,12 +153,22 @@ class WorkerIterator:
         whole, rest = divmod(skipped, self.plan.batch_size)
         left = dataclasses.replace(self, worker=self.worker + whole * self.num_workers)
         places = (place for batch in left._places() for place in zip(*(part.tolist() for part in batch), strict=True))
-        for place in islice(places, rest, None):
-            yield self.sample_reader.sample(*place)
+        bad = None if self.bad_samples is None else self.bad_samples.epoch(self.epoch, self.num_samples - skipped)
+        for taken, place in enumerate(islice(places, rest, None), 1):
+            sample = self.sample_reader.sample(*place)
+            replaced = self.sample_reader.replaced()
+            if bad is not None and replaced is not None:
+                bad.add(replaced, taken)
+            yield sample
 
     def groups(self, collate_fn: Collate | None, *, deferred: bool = False) -> Iterator[list[Any]]:
         """Yield the batches in groups; with ``deferred`` as pieces that last until the shards are released."""
         return grouped(self._made(collate_fn, deferred), self.group)
+
+    def _batch(self, places: Places, collate_fn: Collate | None, *, deferred: bool) -> Any:
+        batch = self.sample_reader.batch(*places, collate_fn, deferred=deferred)
+        replaced = self.sample_reader.replaced()
+        return batch if replaced is None else ReplacedBatch(batch, replaced)
 
     def messages(self, collate_fn: Collate | None, send: Callable[[list[Any]], Any]) -> Iterator[Any]:
         """Yield the groups of batches as ``send`` returns them, which copies what they are made of."""
@@ -169,7 +182,7 @@ class WorkerIterator:
 
     def _made(self, collate_fn: Collate | None, deferred: bool) -> Iterator[Any]:
         for places in self._places():
-            yield self.sample_reader.batch(*places, collate_fn, deferred=deferred)
+            yield self._batch(places, collate_fn, deferred=deferred)
 
     def _places(self) -> Iterator[Places]:
         """Yield where the samples of each batch lie, and prefetch the shards of those that follow."""
@@ -233,7 +246,7 @@ class PlannedWorkerIterator(WorkerIterator):
                 collate = collate_fn
                 if batch.pieces is not None and self.finish is not None:
                     collate = functools.partial(self.finish, pieces=batch.pieces)
-                yield self.sample_reader.batch(*batch.places, collate, deferred=deferred)
+                yield self._batch(batch.places, collate, deferred=deferred)
         finally:
             if prefetch is not None:
                 prefetch.close()

@@ -74,6 +74,10 @@ class EpochPlan:
         """Return whether so many batches are all."""
         return batches == self.batches_per_rank
 
+    def samples_in(self, batches: int) -> int:
+        """Return the samples of a rank's first batches."""
+        return min(batches * self.batch_size, self.samples_per_rank)
+
     def consumed(self, batches: int) -> int:
         """Return the samples of the epoch that are consumed once every rank has taken ``batches`` batches.
 

@@ -157,6 +157,8 @@ class Shards:
     """Stands between the two."""
     starts: Int64s
     """int64 [shards + 1]: the number of each shard's first sample, and of all samples."""
+    names: list[str]
+    """Of the shards, as ``index.json`` has them."""
 
     def contents(self, notes: dict[str, Any]) -> Contents:
         """Return the samples; ``notes`` are what ``index.json`` says of the data set and stays true."""
@@ -166,7 +168,13 @@ class Shards:
         if skipped:
             notes = {**notes, "skipped": dict(sorted(skipped.items()))}
         count = int(self.repeated.sum())
-        return Contents(sizes=self.sizes(), take=self.take, notes={**notes, "renamed_keys": count} if count else notes)
+        notes = {**notes, "renamed_keys": count} if count else notes
+        return Contents(sizes=self.sizes(), take=self.take, notes=notes, origins=self.origins)
+
+    def origins(self) -> Iterator[tuple[str, str]]:
+        """Yield the name of each sample's shard, and its key there."""
+        for name, index in zip(self.names, self.indexes, strict=True):
+            yield from ((name, index.key(sample)) for sample in range(index.num_samples))
 
     def sizes(self) -> Int64s:
         """int64 [samples]: bytes that each takes in a tar."""
@@ -287,7 +295,7 @@ def _source(manifest: Manifest) -> Source:
         state.update(f"{index.num_samples}\0{index.size}\0{index.sha256}\n".encode())
     if manifest.whole is not manifest:
         state.update(manifest.fingerprint.encode())
-    found = Shards(tars, indexes, keys.repeated(), keys.separator(), starts)
+    found = Shards(tars, indexes, keys.repeated(), keys.separator(), starts, list(map(manifest.shown_name, shards)))
     return Source("webdataset", location, state.hexdigest(), lambda _: found.contents(notes), folders)
 
 
