@@ -16,7 +16,7 @@ from wdsdist import storage
 from wdsdist.cache import Pinned, ShardCache
 from wdsdist.errors import ShardDamagedError, ShardNotFoundError
 from wdsdist.shards.manifest import Manifest
-from wdsdist.shards.tar import BLOCK, END, is_header_of
+from wdsdist.shards.tar import END, is_member_at
 from wdsdist.storage.compression import Expansion
 
 _LOOKS = 8
@@ -220,8 +220,9 @@ def _map_shard(manifest: Manifest, number: int, pinned: Pinned) -> MappedShard:
             f"shard {path} was indexed with another digest than index.json gives: run `wdsdist verify` on its folder"
         )
     for sample in sorted({index.num_samples * part // _LOOKS for part in range(_LOOKS)} if index.num_samples else ()):
-        extension, offset, _ = index.members(sample)[0]
-        if not is_header_of(f"{index.key(sample)}.{extension}", bytes(content[offset - BLOCK : offset])):
+        extension, offset, size = index.members(sample)[0]
+        name = f"{index.key(sample)}.{extension}"
+        if not is_member_at(lambda start, stop: content[start:stop], offset, name, size):
             raise ShardDamagedError(
                 f"shard {path} does not hold what its index says (sample {index.key(sample)!r} is not at byte "
                 f"{offset:,}): it was replaced by another; fetch or pack it again"

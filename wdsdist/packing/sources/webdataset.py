@@ -40,7 +40,7 @@ from wdsdist.shards import open as catalog
 from wdsdist.shards import scan_local as tarindex
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
-from wdsdist.shards.tar import BLOCK, PLAIN_NAME, SIZE_LIMIT, is_header_of, is_tar, stored_size
+from wdsdist.shards.tar import BLOCK, PLAIN_NAME, SIZE_LIMIT, is_member_at, is_tar, stored_size
 
 _CHUNK = 1 << 16  # keys that are looked at together
 _REPEATED = mix_key(int.from_bytes(b"keys", "big"), 0)
@@ -138,7 +138,8 @@ class ShardSamples:
             found: list[tuple[str, Payload]] = [
                 (extension, RangePayload(path, offset, size)) for extension, offset, size in members
             ]
-            if not _is_there(path, f"{stored_key}.{members[0][0]}", members[0][1]):
+            extension, offset, size = members[0]
+            if not _is_there(path, offset, f"{stored_key}.{extension}", size):
                 reason = f"{path} does not hold sample {stored_key} where its index says: run `wdsdist index` anew"
                 found[0] = members[0][0], BrokenPayload(reason, members[0][2])
             yield key, found
@@ -324,11 +325,12 @@ def _check(keys: Keys, paths: list[str], starts: Int64s) -> None:
             ) from error
 
 
-def _is_there(path: str, name: str, offset: int) -> bool:
-    """Say whether the header before some data can be that of a member with this name."""
+def _is_there(path: str, offset: int, name: str, size: int) -> bool:
+    """Say whether a member lies at an offset, by its headers."""
     try:
         with open(path, "rb", buffering=0) as stream:  # noqa: PTH123 - half the cost of Path.open
-            return is_header_of(name, os.pread(stream.fileno(), BLOCK, offset - BLOCK))
+            file = stream.fileno()
+            return is_member_at(lambda start, stop: os.pread(file, stop - start, start), offset, name, size)
     except OSError:
         return True  # reading the data says what is wrong
 
