@@ -51,6 +51,25 @@ def test_what_belongs_to_no_sample_is_counted_in_the_report(tmp_path: Path) -> N
     assert made.extra["skipped"] == {"name without a key and an extension": 4}
 
 
+def test_extended_headers_that_a_tool_left_as_files_are_no_samples(tmp_path: Path) -> None:
+    names = [
+        "a/PaxHeaders.17/1.jpg",
+        "a/1.jpg",
+        "./PaxHeaders/2.jpg",
+        "PaxHeader/3.jpg",
+        "a/2.jpg",
+        "NoPaxHeaders/3.jpg",
+    ]
+    (tmp_path / "tars").mkdir()
+    made = index(tmp_path / "tars", x=plain_tar((name, b"1") for name in names))
+    assert [key for key, _ in samples(made)] == ["a/1", "a/2", "NoPaxHeaders/3"]
+    assert made.extra["skipped"] == {"PAX header that was extracted to a file": 3}
+    assert wdsdist.verify(made) == []
+    packed = wdsdist.pack(tmp_path / "tars" / "x.tar", tmp_path / "packed", workers=1)
+    assert packed.num_samples == 3
+    assert packed.extra["skipped"] == {"PAX header that was extracted to a file": 3}
+
+
 def test_a_leading_dot_and_slash_is_kept(tmp_path: Path) -> None:
     assert samples(index(tmp_path, x=plain_tar([("./a.jpg", b"1")]))) == [("./a", {"jpg": b"1"})]
 

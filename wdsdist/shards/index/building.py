@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
 
 from wdsdist.errors import ShardDamagedError
 from wdsdist.shards.index.values import ShardIndex
-from wdsdist.shards.tar import Members, group, split_stored_name
+from wdsdist.shards.tar import Members, group, split_stored_name, why_skipped
 
 
 class ShardIndexBuilder:
@@ -90,11 +91,11 @@ def from_members(members: Members, *, size: int, sha256: str, label: str) -> Sha
             **_key_arrays(samples.keys),
         )
     builder = ShardIndexBuilder(label)
-    skipped = dict(members.skipped)
+    skipped = Counter(members.skipped)
     for name, offset, length in zip(members.names, members.offsets.tolist(), members.sizes.tolist(), strict=True):
         parts = split_stored_name(name)
         if parts is None:
-            skipped["name without a key and an extension"] = skipped.get("name without a key and an extension", 0) + 1
+            skipped[why_skipped(name)] += 1
         else:
             builder.add(*parts, offset, length)
     return builder.finish(size=size, sha256=sha256, skipped=skipped)
