@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-import re
 import tarfile
 from pathlib import Path
 
@@ -138,7 +137,7 @@ def test_what_is_indexed_is_whole_and_reads_as_tarfile_reads_it(
     else:
         message = ""
     if message:
-        assert re.search("two members with extension|are not adjacent", message)
+        assert "two members with extension" in message
         return
     assert wdsdist.verify(folder, workers=1) == []
     assert sorted(read_all(folder).items()) == sorted(theirs)

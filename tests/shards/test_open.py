@@ -351,7 +351,6 @@ def damaged_tars() -> dict[str, bytes]:
         "flipped": bytes(flipped),
         "doubled": whole + whole,
         "text": b"<html>404 not found</html>" * 100,
-        "apart": plain_tar([("a.jpg", b"1"), ("b.jpg", b"2"), ("a.cls", b"3")]),
         "twice": plain_tar([("a.jpg", b"1"), ("a.jpg", b"2")]),
         "reserved": plain_tar([("a.__key__", b"1")]),
     }
@@ -418,6 +417,7 @@ def test_indexing_takes_the_ways_to_name_tars(tars: Path) -> None:
     assert wdsdist.index(tars / NAMES[0]).num_samples == 3
     assert wdsdist.index(f"{tars}/train-{{00..01}}.tar").num_samples == 7
     assert wdsdist.index([tars / NAMES[1], str(tars / NAMES[0])]).shards[0].name == NAMES[1]
+    (tars / "index.json").unlink()
     assert wdsdist.index(wdsdist.open(tars / NAMES[2])).shards[0].name == NAMES[2]
 
 
@@ -458,7 +458,7 @@ def test_a_folder_that_cannot_be_written_is_not_indexed(tars: Path, read_only: C
 
 def test_an_index_json_that_cannot_be_replaced_is_an_error_that_says_so(tars: Path) -> None:
     (tars / "index.json").mkdir()
-    with pytest.raises(DestinationError, match=rf"{tars} cannot be written \(Is a directory\).* no index\.json"):
+    with pytest.raises(DestinationError, match=rf"{tars}/index.json cannot be written \(Is a directory\)"):
         wdsdist.index(tars, workers=1)
     assert not list(tars.glob(".tmp-*"))
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist.cli.options import allow_elsewhere, opened
+from wdsdist.cli.options import allow_elsewhere, on_damage, opened
 from wdsdist.cli.output import contents, counted, say
 from wdsdist.cli.progress import meter
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 )
 @click.option("--split", default="train", show_default=True, help="What SHARDS are, for --export energon and timm.")
 @click.option("--workers", type=int, help="Shards read at once.  [default: one for each core, 16 of a remote store]")
+@click.option("--name", metavar="NAME", help="Write index-NAME.json, for one of several data sets in a folder.")
+@on_damage
 @allow_elsewhere
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
 def index(
@@ -37,6 +39,7 @@ def index(
     workers: int | None,
     allow_elsewhere: bool,
     quiet: bool,
+    **given: Any,
 ) -> None:
     """Index tars that other tools wrote: an index for each, and an index.json for all.
 
@@ -44,14 +47,17 @@ def index(
     --output, open the data set by DIR. With --export, a data set that has an index keeps it.
     """
     from wdsdist.diagnostics.exports import export
+    from wdsdist.shards import index_target
     from wdsdist.storage import shown as shown_location
 
     known = _opened(shards, allow_elsewhere) if formats else None
-    manifest = known or _indexed(shards, output, workers, quiet)
+    manifest = known or _indexed(shards, quiet, output=output, workers=workers, **given)
     if not quiet and not known:
         say(f"indexed: {contents(manifest)}, in {shown_location(manifest.base)}")
         for what, count in manifest.extra.get("skipped", {}).items():
             say(f"skipped: {count:,} x {what}")
+        if left_out := manifest.extra.get("left_out"):
+            say(f"left out: {left_out:,}, listed in {index_target.report(manifest, given['name'])}")
     for name in formats:
         files = export(manifest, name, output=output, split=split, workers=workers)
         if not quiet:
@@ -71,7 +77,7 @@ def _opened(shards: tuple[str, ...], allow_elsewhere: bool) -> Manifest | None:
         return None
 
 
-def _indexed(shards: tuple[str, ...], output: str | None, workers: int | None, quiet: bool) -> Manifest:
+def _indexed(shards: tuple[str, ...], quiet: bool, **options: Any) -> Manifest:
     from wdsdist.shards.build_index import index as run
 
     with meter("indexing", quiet=quiet) as shown:
@@ -80,4 +86,4 @@ def _indexed(shards: tuple[str, ...], output: str | None, workers: int | None, q
             note = f"{state.shards_done:,} of {state.shards:,} shards, {state.samples_done:,} samples"
             shown.update(state.bytes_done, state.bytes, note)
 
-        return run(shards[0] if len(shards) == 1 else shards, output=output, workers=workers, progress=show)
+        return run(shards[0] if len(shards) == 1 else shards, progress=show, **options)

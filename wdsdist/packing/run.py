@@ -36,6 +36,7 @@ from wdsdist.packing.streaming import write_in_order
 from wdsdist.packing.writer import WrittenShard
 from wdsdist.samples.images.limits import check_max_pixels
 from wdsdist.shards import manifest as manifests
+from wdsdist.shards.index import tolerance_of
 from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.storage import compression
 
@@ -61,6 +62,8 @@ def pack(
     compress: str | None = None,
     overwrite: bool = False,
     on_error: OnError = "raise",
+    keep_first: bool = False,
+    salvage: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     source_storage_options: Mapping[str, Any] | None = None,
     allow_elsewhere: bool = False,
@@ -119,6 +122,10 @@ def pack(
         on_error: ``"raise"`` stops at the first sample that cannot be packed, such as one of a file that cannot be
             read; ``"skip"`` leaves such samples out, each wholly, and lists them with the reasons in
             ``pack-report.jsonl`` beside the shards; ``manifest.extra["left_out"]`` is their number.
+        keep_first: of WebDataset shards with ``on_error="skip"``, of a member that one holds twice keep the first copy
+            rather than leaving out its sample.
+        salvage: of WebDataset shards with ``on_error="skip"``, pack the samples before the damage of tars that are cut
+            short or damaged, rather than leaving them out.
         storage_options: passed to fsspec where ``dest`` or ``source`` is a URL; where both are, with different schemes,
             for ``dest`` alone, so that no store is shown another one's credentials.
         source_storage_options: passed to fsspec for ``source``, in place of ``storage_options``.
@@ -160,7 +167,8 @@ def pack(
     >>> pack(({"txt": f"line {number}"} for number in range(3)), root / "lines").num_samples
     3
     """
-    _check_arguments(on_error, workers, max_side, quality, max_pixels)
+    _check_arguments(workers, max_side, quality, max_pixels)
+    tolerance = tolerance_of(on_error, keep_first=keep_first, salvage=salvage)
     options = PackOptions(
         shard_bytes=check_bytes("shard_bytes", shard_bytes),
         shard_samples=shard_samples,
@@ -179,6 +187,7 @@ def pack(
         allow_outside=allow_outside,
         encode=encode,
         on_error=on_error,
+        tolerance=tolerance if keep_first or salvage else None,
         allow_elsewhere=allow_elsewhere,
     )
     if source_storage_options is None and _share_options(source, place):
@@ -209,11 +218,7 @@ def _run(found: Source | Stream, place: Place, options: PackOptions, how: Writin
     return manifests.load(place.at(manifests.FILE_NAME), place.options)
 
 
-def _check_arguments(
-    on_error: str, workers: int | None, max_side: int | None, quality: int | None, max_pixels: int | None
-) -> None:
-    if on_error not in ("raise", "skip"):
-        raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"')
+def _check_arguments(workers: int | None, max_side: int | None, quality: int | None, max_pixels: int | None) -> None:
     check_integer("workers", 1 if workers is None else workers, 1)
     check_options(max_side, quality, max_pixels)
 

@@ -6,6 +6,7 @@ be written.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,8 +15,9 @@ from typing import Any
 from wdsdist import storage
 from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_seconds
-from wdsdist.errors import ArgumentError, ArgumentTypeError, IndexNotFoundError, ManifestError
+from wdsdist.errors import ArgumentError, ArgumentTypeError, IndexNotFoundError, ManifestError, ShardDamagedError
 from wdsdist.shards import scan_local
+from wdsdist.shards.index import STRICT, Tolerance
 from wdsdist.shards.manifest import Manifest, Shard, check_location, index_json
 from wdsdist.shards.tar import is_tar
 from wdsdist.storage import Deadline
@@ -55,11 +57,23 @@ def open(  # noqa: A001
         ShardDamagedError: a tar without an index that cannot be read without losing samples.
     """
     deadline = None if download_timeout is None else Deadline(check_seconds("download_timeout", download_timeout))
+    return open_tolerant(shards, storage_options, deadline, allow_elsewhere=allow_elsewhere)
+
+
+def open_tolerant(
+    shards: Shards,
+    storage_options: Mapping[str, Any] | None = None,
+    deadline: Deadline | None = None,
+    *,
+    allow_elsewhere: bool = False,
+    tolerance: Tolerance = STRICT,
+) -> Manifest:
+    """Open a data set as `open` does; with a tolerance, damaged tars without an index are listed without a sample."""
     if isinstance(shards, Manifest):
         return shards
     locations = expand(shards)
     if len(locations) != 1 or is_tar(storage.split(locations[0])[1]):
-        return _open_tars(locations, storage_options, deadline, allow_elsewhere=allow_elsewhere)
+        return _open_tars(locations, storage_options, deadline, allow_elsewhere=allow_elsewhere, tolerance=tolerance)
     location = locations[0]
     if location.endswith(".json"):
         return index_json.load(location, storage_options, deadline, keep=True, allow_elsewhere=allow_elsewhere)
@@ -102,7 +116,12 @@ def refuse_folders(locations: list[str]) -> None:
 
 
 def _open_tars(
-    locations: list[str], options: Mapping[str, Any] | None, deadline: Deadline | None, *, allow_elsewhere: bool
+    locations: list[str],
+    options: Mapping[str, Any] | None,
+    deadline: Deadline | None,
+    *,
+    allow_elsewhere: bool,
+    tolerance: Tolerance,
 ) -> Manifest:
     """Open single tars: from the ``index.json`` of their folder, or else by the index of each."""
     refuse_folders(locations)
@@ -123,9 +142,17 @@ def _open_tars(
         )
     paths = [Path(location) for location in locations]
     with pool(None, len(paths)) as executor:
-        found = list(executor.map(scan_local.shard_index, paths))
-    shards = (Shard.of(str(path), one) for path, one in zip(paths, found, strict=True))
-    return Manifest.of(folder, shards, name=Path(folder).name, is_named=True)
+        found = list(executor.map(functools.partial(_shard, tolerance=tolerance), paths))
+    return Manifest.of(folder, found, name=Path(folder).name, is_named=True)
+
+
+def _shard(path: Path, tolerance: Tolerance) -> Shard:
+    try:
+        return Shard.of(str(path), scan_local.shard_index(path))
+    except ShardDamagedError:
+        if not tolerance.skip:
+            raise
+        return Shard(str(path), 0, -1, "")
 
 
 def tars_in(folder: str, options: storage.StorageOptions | None = None) -> list[str]:

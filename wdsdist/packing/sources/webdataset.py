@@ -23,11 +23,19 @@ import numpy.typing as npt
 from wdsdist import cache, storage
 from wdsdist._util.array_types import Int64s, Uint64s
 from wdsdist._util.pools import pool
-from wdsdist.errors import IndexFormatError, IndexNotFoundError, ManifestError, SourceError, SourceNotFoundError
+from wdsdist.errors import (
+    IndexFormatError,
+    IndexNotFoundError,
+    ManifestError,
+    ShardDamagedError,
+    SourceError,
+    SourceNotFoundError,
+)
 from wdsdist.packing.sources.source import (
     BrokenPayload,
     Candidate,
     Contents,
+    LeftOut,
     Payload,
     RangePayload,
     Sample,
@@ -38,8 +46,8 @@ from wdsdist.sampling.permutation import mix_key, mix_keys
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
 from wdsdist.shards import scan_local as tarindex
-from wdsdist.shards.index import ShardIndex
-from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
+from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.shards.tar import BLOCK, PLAIN_NAME, SIZE_LIMIT, is_member_at, is_tar, stored_size
 
 _CHUNK = 1 << 16  # keys that are looked at together
@@ -157,6 +165,8 @@ class Shards:
     """Stands between the two."""
     starts: Int64s
     """int64 [shards + 1]: the number of each shard's first sample, and of all samples."""
+    left_out: tuple[LeftOut, ...] = ()
+    """What of damaged shards is not among the samples."""
 
     def contents(self, notes: dict[str, Any]) -> Contents:
         """Return the samples; ``notes`` are what ``index.json`` says of the data set and stays true."""
@@ -166,7 +176,8 @@ class Shards:
         if skipped:
             notes = {**notes, "skipped": dict(sorted(skipped.items()))}
         count = int(self.repeated.sum())
-        return Contents(sizes=self.sizes(), take=self.take, notes={**notes, "renamed_keys": count} if count else notes)
+        notes = {**notes, "renamed_keys": count} if count else notes
+        return Contents(sizes=self.sizes(), take=self.take, notes=notes, left_out=self.left_out)
 
     def sizes(self) -> Int64s:
         """int64 [samples]: bytes that each takes in a tar."""
@@ -200,22 +211,27 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
     """
     source, forced = candidate.given, options.kind == "webdataset"
     if isinstance(source, Manifest):
-        return _source(source)
+        return _source(source, options)
     if isinstance(source, (list, tuple)) and source and all(isinstance(one, (str, os.PathLike)) for one in source):
-        return _source(_opened(source, options))
+        return _source(_opened(source, options), options)
     if not isinstance(source, (str, os.PathLike)):
         return None
     location = storage.normalise(source)
     if not forced and not _are_shards(location, candidate, options):
         return None
     try:
-        return _source(_opened(_tars(location, candidate) or location, options))
+        return _source(_opened(_tars(location, candidate) or location, options), options)
     except IndexNotFoundError as error:
         raise SourceNotFoundError(str(error)) from error
 
 
 def _opened(shards: catalog.Shards, options: SourceOptions) -> Manifest:
-    return catalog.open(shards, storage_options=options.storage_options, allow_elsewhere=options.allow_elsewhere)
+    given, tolerance = options.storage_options, _tolerance(options)
+    return catalog.open_tolerant(shards, given, allow_elsewhere=options.allow_elsewhere, tolerance=tolerance)
+
+
+def _tolerance(options: SourceOptions) -> Tolerance:
+    return options.tolerance or Tolerance(skip=options.on_error == "skip")
 
 
 def _are_shards(location: str, candidate: Candidate, options: SourceOptions) -> bool:
@@ -258,33 +274,85 @@ def _tars(location: str, candidate: Candidate) -> list[str]:
     return tars
 
 
-def _source(manifest: Manifest) -> Source:
+def _source(manifest: Manifest, options: SourceOptions) -> Source:
+    tolerance = _tolerance(options)
     shards = range(len(manifest.counts))
-    paths = [cache.local_shard(manifest, number) for number in shards]
-    with pool(None, len(paths)) as executor:
-        indexes = list(executor.map(_index_of, paths, (manifest.part(number)[0].base for number in shards)))
-    starts = np.cumsum([0, *(index.num_samples for index in indexes)], dtype=np.int64)
+    jobs = [_job(manifest, number, tolerance) for number in shards]
+    with pool(None, len(jobs)) as executor:
+        found = list(executor.map(_index_of, jobs))
     location = storage.shown(manifest.base)
+    left_out = [one for job, index in zip(jobs, found, strict=True) for one in _left_out(job, index)]
+    whole = [(job.path, index) for job, index in zip(jobs, found, strict=True) if isinstance(index, ShardIndex)]
+    paths, indexes = [str(path) for path, _ in whole], [index for _, index in whole]
+    starts = np.cumsum([0, *(index.num_samples for index in indexes)], dtype=np.int64)
     if not starts[-1]:
-        raise SourceError(f"{location} holds no sample in its {len(paths):,} shards")
-    for number, (path, index) in enumerate(zip(paths, indexes, strict=True)):
-        listed = manifest.shard(number)
-        if listed.num_samples != index.num_samples or (listed.sha256 and listed.sha256 != index.file.sha256):
-            raise SourceError(f"{path} is not as its index.json says: run `wdsdist verify` on its folder")
+        reason = f": {left_out[0].reason}" if left_out else ""
+        raise SourceError(f"{location} holds no sample in its {len(jobs):,} shards{reason}")
     notes = {name: manifest.extra[name] for name in ("classes",) if name in manifest.extra}
     keys = Keys.of(indexes)
-    tars = [str(path) for path in paths]
-    _check(keys, tars, starts)
+    _check(keys, paths, starts)
     folders = frozenset(storage.split(manifest.location(number))[0] for number in shards)
     state = hashlib.sha256(f"webdataset\n{sorted(notes.items())}\n".encode())
     for index in indexes:
         state.update(f"{index.num_samples}\0{index.size}\0{index.sha256}\n".encode())
-    found = Shards(tars, indexes, keys.repeated(), keys.separator(), starts)
-    return Source("webdataset", location, state.hexdigest(), lambda _: found.contents(notes), folders)
+    of_shards = Shards(paths, indexes, keys.repeated(), keys.separator(), starts, tuple(left_out))
+    return Source("webdataset", location, state.hexdigest(), lambda _: of_shards.contents(notes), folders)
 
 
-def _index_of(path: Path, base: str) -> ShardIndex:
-    return tarindex.shard_index(path, listed_in=base)
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One shard whose index is wanted."""
+
+    path: Path
+    listed: Shard
+    base: str
+    index_name: str
+    tolerance: Tolerance
+    problem: str = ""
+    """Why it cannot be fetched."""
+
+
+def _job(manifest: Manifest, number: int, tolerance: Tolerance) -> _Job:
+    part, place = manifest.part(number)
+    path, problem = storage.local_path(manifest.location(number)), ""
+    try:
+        path = cache.local_shard(manifest, number)
+    except ShardDamagedError as error:
+        if not tolerance.skip:
+            raise
+        problem = str(error) if manifest.is_copied[number] else ""
+    return _Job(path, manifest.shard(number), part.base, part.index_name(place), tolerance, problem)
+
+
+def _index_of(job: _Job) -> ShardIndex | ShardDamagedError:
+    """Return the index of a shard, or with a tolerance, why there is none."""
+    path, listed = job.path, job.listed
+    try:
+        if job.problem:
+            raise ShardDamagedError(job.problem)
+        try:
+            index = tarindex.shard_index(path, listed_in=job.base, name=job.index_name)
+        except ShardDamagedError:
+            if not job.tolerance.skip:
+                raise
+            return tarindex.scan_shard(path, tolerance=job.tolerance)
+    except ShardDamagedError as error:
+        if not job.tolerance.skip:
+            raise
+        return error
+    if listed.num_samples != index.num_samples or (listed.sha256 and listed.sha256 != index.file.sha256):
+        raise SourceError(f"{path} is not as its index.json says: run `wdsdist verify` on its folder")
+    return index
+
+
+def _left_out(job: _Job, index: ShardIndex | ShardDamagedError) -> list[LeftOut]:
+    """Return what is left out of a shard that is damaged; what its own packing left out is not in it."""
+    name = job.path.name
+    if isinstance(index, ShardDamagedError):
+        return [LeftOut(name, str(index))]
+    if index.tolerance == STRICT or not job.tolerance.skip:
+        return []
+    return [LeftOut(key or name, f"{name}: {reason}") for key, reason in index.left_out]
 
 
 def _stored_sizes(index: ShardIndex) -> Int64s:

@@ -12,7 +12,7 @@ import mmap
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -61,10 +61,14 @@ class Members:
     """Number of skipped entries, by kind."""
     end: int
     """Offset of the closing blocks; 0 where they are in a later part."""
+    damage: str = ""
+    """What is wrong with the tar behind these members, which were salvaged."""
 
 
-def scan(buffer: Readable, *, label: str) -> Members:
+def scan(buffer: Readable, *, label: str, salvage: bool = False) -> Members:
     """Return the members of the tar in ``buffer``; ``label`` is its name in errors.
+
+    With ``salvage``, the members before the first damage are returned, with the reason.
 
     Raises ``ShardDamagedError`` for a tar that is cut short, lacks its two closing blocks of zeros, has data
     after them, or holds a header with a wrong checksum, an impossible size or a sparse file.
@@ -75,6 +79,8 @@ def scan(buffer: Readable, *, label: str) -> Members:
     >>> members.names, members.offsets.tolist(), members.sizes.tolist()
     (['a.txt'], [512], [5])
     """
+    if salvage:
+        return _Walk(buffer, label, 0, len(buffer)).salvage()
     (members,) = scan_parts(buffer, label=label, most=len(buffer))
     return members
 
@@ -109,6 +115,8 @@ class _Walk:
         self.end = end
         self.label = label
         self.stop = 0
+        self.wrong = 0
+        """Offset of the first header with a wrong checksum, once `check_headers` has raised."""
         self._begin()
 
     def _begin(self) -> None:
@@ -135,6 +143,31 @@ class _Walk:
         )
         self._begin()
         return found
+
+    def salvage(self) -> Members:
+        """Scan the tar up to its first damage."""
+        damage = ""
+        try:
+            for _ in self.run(self.end):
+                pass
+        except ShardDamagedError as error:
+            damage = str(error)
+        first_wrong = self.end
+        try:
+            self.check_headers()
+        except ShardDamagedError as error:
+            damage, first_wrong = str(error), self.wrong
+        found = self.take()
+        # A garbled header led the scan to a wrong offset: what came after it is no member.
+        count = int(np.searchsorted(found.offsets, first_wrong, side="right"))
+        return replace(
+            found,
+            names=found.names[:count],
+            headers=found.headers[:count],
+            offsets=found.offsets[:count],
+            sizes=found.sizes[:count],
+            damage=damage.removeprefix(f"{self.label}: "),
+        )
 
     def run(self, most: int) -> Iterator[None]:
         """Scan the tar; yield whenever ``most`` members or more have been found since `take`."""
@@ -176,7 +209,8 @@ class _Walk:
             wrong = wrong_checksums(gather(self.buffer, part))
             if len(wrong):
                 problem = "a header has a wrong checksum: the tar is damaged"
-                raise self.damaged(int(part[wrong[0]]), problem)
+                self.wrong = int(part[wrong[0]])
+                raise self.damaged(self.wrong, problem)
 
     def _take(self, run: Run) -> int:
         """Add the entries of a run; return the offset of the next one."""
