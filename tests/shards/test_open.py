@@ -196,12 +196,14 @@ def test_hidden_tars_are_none(tars: Path) -> None:
 
 def test_what_is_no_data_set_is_refused_by_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
+    (tmp_path / "notes.md").touch()
     (tmp_path / "empty").mkdir()
     for name, error, message in [
         ("nowhere", IndexNotFoundError, "nowhere does not exist"),
         ("nowhere/index.json", IndexNotFoundError, r"index\.json does not exist"),
         ("empty", IndexNotFoundError, r"empty holds no index\.json and no tar files"),
-        ("notes.txt", IndexNotFoundError, r"notes\.txt is neither a folder, an index\.json nor a \.tar"),
+        ("notes.txt", IndexNotFoundError, r"notes\.txt is no data set, and names no shard"),
+        ("notes.md", IndexNotFoundError, r"notes\.md is neither a folder, an index\.json nor a \.tar"),
         ("nowhere.tar", ShardNotFoundError, r"shard .*nowhere\.tar does not exist"),
         ("s-{0..2}.tar", ShardNotFoundError, r"shard .*s-0\.tar does not exist"),
     ]:

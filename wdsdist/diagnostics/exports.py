@@ -22,8 +22,8 @@ from wdsdist._util.pools import pool
 from wdsdist.errors import ArgumentError, DestinationError, SampleError, StorageError
 from wdsdist.shards import scan_local
 from wdsdist.shards.manifest import Manifest, trusted_digests
-from wdsdist.shards.open import Location, Shards
 from wdsdist.shards.open import open as open_shards
+from wdsdist.shards.spellings import Location, Shards
 
 _ENERGON_VERSION = "7.4.1"
 """The release of this format; Energon converts the files of older ones."""

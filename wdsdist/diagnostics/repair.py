@@ -16,8 +16,8 @@ from wdsdist.errors import ShardDamagedError, WdsdistError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import scan_local
 from wdsdist.shards.manifest import Manifest, Shard
-from wdsdist.shards.open import Location, Shards
 from wdsdist.shards.open import open as open_shards
+from wdsdist.shards.spellings import Location, Shards
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from wdsdist.shards import index as shard_index
 from wdsdist.shards import scan_local
 from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
 from wdsdist.shards.manifest import Manifest, Shard
-from wdsdist.shards.open import Shards
 from wdsdist.shards.open import open as open_shards
+from wdsdist.shards.spellings import Shards
 from wdsdist.storage.compression import Expansion
 
 Part = Literal["tar", "index", "member"]

@@ -211,6 +211,12 @@ def _map_shard(manifest: Manifest, number: int, pinned: Pinned) -> MappedShard:
         ("bytes", len(content), listed_size if listed_size >= 0 else len(content)),
         ("samples", index.num_samples, listed.num_samples),
     ):
+        if found != promised and what == "samples" and (counts := manifest.extra.get("counts_from")):
+            where = storage.shown(manifest.base)
+            raise ShardDamagedError(
+                f"shard {path} has {found:,} samples but {where}/{counts} says {promised:,}: count anew by `wdsdist "
+                f"index {where}`"
+            )
         if found != promised:
             raise ShardDamagedError(
                 f"shard {path} has {found:,} {what} but its index says {promised:,}: fetch or pack it again"

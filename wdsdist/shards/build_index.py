@@ -22,13 +22,15 @@ from wdsdist.errors import (
     ShardDamagedError,
     ShardNotFoundError,
 )
+from wdsdist.shards import foreign_notes, index_target, scan_local, scan_remote
 from wdsdist.shards import index as shard_index
-from wdsdist.shards import index_target, scan_local, scan_remote
 from wdsdist.shards.index import ShardIndex, Tolerance, tolerance_of
 from wdsdist.shards.index_target import NAME_A_FOLDER
 from wdsdist.shards.manifest import Manifest, Shard, index_json, trusted_digests
-from wdsdist.shards.open import Location, Shards, check_names, expand, refuse_folders, tars_in
+from wdsdist.shards.open import refuse_folders
+from wdsdist.shards.spellings import Location, Shards, expand
 from wdsdist.shards.tar import is_tar
+from wdsdist.shards.unindexed import check_names, tars_below, tars_in
 
 _REMOTE_WORKERS = 16
 """Shards that are read from a store at once: latency, not the CPU, limits the throughput there."""
@@ -57,6 +59,7 @@ def index(
     salvage: bool = False,
     workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    allow_elsewhere: bool = False,
     progress: Callable[[IndexProgress], None] | None = None,
 ) -> Manifest:
     """Index tars of other tools: write an index beside each, and ``index.json`` in their folder.
@@ -66,7 +69,7 @@ def index(
     sample may be scattered over its tar: they are read where they lie, and a warning says so.
 
     Args:
-        shards: a folder or URL, one tar, a brace pattern or a list of tars, all in one folder.
+        shards: a folder or URL, one tar, a pattern or a list of tars, as `wdsdist.open` takes them, all in one folder.
         output: another local folder for the indexes and the ``index.json``, which then names the tars by their full
             paths or URLs: for shards in places that cannot be written, or in several folders. Open the data set by
             this folder.
@@ -79,6 +82,7 @@ def index(
         salvage: with ``"skip"``, index what precedes the damage of plain tars that are cut short or damaged.
         workers: how many shards are read at once; by default one for each core, or 16 of a remote store.
         storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
+        allow_elsewhere: let a list of shards in a file name what lies outside its folder.
         progress: called with an `IndexProgress` before the first shard and after each.
 
     Returns the manifest. Where anything is raised, no ``index.json`` is written.
@@ -98,9 +102,12 @@ def index(
         check_integer("workers", workers, 1)
     tolerance = tolerance_of(on_error, keep_first=keep_first, salvage=salvage)
     file_name = index_json.file_name(name)
-    named = shards.stores or () if isinstance(shards, Manifest) else expand(shards)
-    options = storage.named(storage_options, named)
+    if not isinstance(shards, Manifest):
+        shards = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
+    options = storage.named(storage_options, shards.stores or () if isinstance(shards, Manifest) else shards)
     locations = _tars(shards, options, together=output is None)
+    if isinstance(shards, list) and locations != shards and name is None:
+        _warn_of_splits(shards[0], locations, options)
     target = storage.split(locations[0])[0] if output is None else storage.normalise(output)
     names = locations if output is not None else [storage.split(location)[1] for location in locations]
     check_names(target, names, elsewhere=output is not None)
@@ -139,6 +146,44 @@ def index(
     index_target.save(manifest, target, file_name, left_out, options)
     _warn(manifest)
     return manifest
+
+
+def index_splits(shards: Location, *, storage_options: Mapping[str, Any] | None = None, **more: Any) -> list[Manifest]:
+    """Index the tars of a folder as one data set for each split, ``index-SPLIT.json``, and return the manifests.
+
+    The splits are those that timm's ``_info.json`` or Megatron-Energon's ``split.yaml`` gives, or those in the names of
+    the tars, such as ``train-00.tar``. Takes and raises what `index` does, and `ArgumentError` where there are no
+    splits, or a tar is in none.
+    """
+    (folder,) = expand(shards, storage_options)
+    options = storage.named(storage_options, [folder])
+    splits = _splits(folder, _tars([folder], options, together=False), options)
+    where = storage.shown(folder)
+    if len(splits) < 2:
+        raise ArgumentError(f"{where} has no splits, by names of tars or notes of timm or Energon: index it whole")
+    if none := splits.get(""):
+        raise ArgumentError(f"{where} has {len(none):,} tars of no split, such as {none[0]}: index splits by patterns")
+    return [
+        index([storage.join(folder, tar) for tar in tars], name=split, storage_options=storage_options, **more)
+        for split, tars in splits.items()
+    ]
+
+
+def _splits(folder: str, locations: list[str], options: storage.StorageOptions) -> dict[str, list[str]]:
+    return foreign_notes.find_splits(folder, [storage.split(location)[1] for location in locations], options)
+
+
+def _warn_of_splits(folder: str, locations: list[str], options: storage.StorageOptions) -> None:
+    splits = {split: tars for split, tars in _splits(folder, locations, options).items() if split}
+    if len(splits) > 1:
+        where = storage.shown(folder)
+        counts = ", ".join(f"{split} ({len(tars):,} tars)" for split, tars in splits.items())
+        _log.warning(
+            "%s holds what look like splits, %s: they become one data set; `wdsdist index %s --splits` makes one each",
+            where,
+            counts,
+            where,
+        )
 
 
 def _left_out(location: str, found: ShardIndex | ShardDamagedError) -> list[dict[str, str | None]]:
@@ -261,19 +306,20 @@ def _notes(indexes: list[ShardIndex]) -> dict[str, Any]:
     return notes
 
 
-def _tars(shards: Shards, options: storage.StorageOptions, *, together: bool) -> list[str]:
+def _tars(shards: Manifest | list[str], options: storage.StorageOptions, *, together: bool) -> list[str]:
     """Return the locations of the tars; ``together`` requires that all lie in one folder."""
     if isinstance(shards, Manifest):
         locations = [shards.location(number) for number in range(len(shards.counts))]
         if together:
             _refuse_links(shards)
     else:
-        locations = expand(shards)
+        locations = shards
         if len(locations) == 1 and not is_tar(storage.split(locations[0])[1]):
             folder = locations[0]
             locations = tars_in(folder, options)
             if not locations:
-                raise ShardNotFoundError(f"{storage.shown(folder)} holds no .tar files")
+                hint = tars_below(folder, options)
+                raise ShardNotFoundError(f"{storage.shown(folder)} holds no .tar files{hint}")
     refuse_folders(locations)
     for location in locations:
         if not storage.is_remote(location) and not Path(location).is_file():

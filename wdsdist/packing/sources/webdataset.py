@@ -46,6 +46,7 @@ from wdsdist.sampling.permutation import mix_key, mix_keys
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
 from wdsdist.shards import scan_local as tarindex
+from wdsdist.shards import spellings, unindexed
 from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
 from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.shards.tar import BLOCK, PLAIN_NAME, SIZE_LIMIT, is_member_at, is_tar, stored_size
@@ -53,8 +54,11 @@ from wdsdist.shards.tar import BLOCK, PLAIN_NAME, SIZE_LIMIT, is_member_at, is_t
 _CHUNK = 1 << 16  # keys that are looked at together
 _REPEATED = mix_key(int.from_bytes(b"keys", "big"), 0)
 
-# What lies beside shards and is none: indexes of many tools, and notes.
-_BESIDE = re.compile(r".*\.(?:json|jsonl|idx|wdsindex|ya?ml|md|txt)|\..*", re.IGNORECASE)
+# What lies beside shards and is none: indexes of many tools, tables, counts and notes.
+_BESIDE = re.compile(
+    r".*\.(?:(?:json|jsonl|csv|tsv)(?:\.gz)?|idx|wdsindex|ya?ml|md|txt|log|parquet|np[yz]|sha256|md5)|\..*",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -217,15 +221,18 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
     if not isinstance(source, (str, os.PathLike)):
         return None
     location = storage.normalise(source)
-    if not forced and not _are_shards(location, candidate, options):
+    is_pattern = spellings.is_pattern(os.fspath(source))
+    if not (forced or is_pattern or _are_shards(location, candidate, options)):
         return None
     try:
+        if is_pattern:
+            return _source(_opened(source, options), options)
         return _source(_opened(_tars(location, candidate) or location, options), options)
     except IndexNotFoundError as error:
         raise SourceNotFoundError(str(error)) from error
 
 
-def _opened(shards: catalog.Shards, options: SourceOptions) -> Manifest:
+def _opened(shards: spellings.Shards, options: SourceOptions) -> Manifest:
     given, tolerance = options.storage_options, _tolerance(options)
     return catalog.open_tolerant(shards, given, allow_elsewhere=options.allow_elsewhere, tolerance=tolerance)
 
@@ -235,8 +242,6 @@ def _tolerance(options: SourceOptions) -> Tolerance:
 
 
 def _are_shards(location: str, candidate: Candidate, options: SourceOptions) -> bool:
-    if "{" in location and not os.path.exists(location):  # noqa: PTH110 - it may be a URL
-        return True
     name = storage.split(location)[1]
     if is_tar(name) or (storage.is_remote(location) and ("?" in location or Path(name).suffix not in ("", ".json"))):
         return False
@@ -262,7 +267,7 @@ def _tars(location: str, candidate: Candidate) -> list[str]:
     if entries is None or (folder / manifests.FILE_NAME).exists() or not any(map(is_tar, entries.texts())):
         return []
     try:
-        tars = catalog.tars_in(location)
+        tars = unindexed.tars_in(location)
     except IndexNotFoundError as error:
         raise SourceError(str(error)) from error
     others = sorted(name for name in entries.texts() if not is_tar(name) and not _BESIDE.fullmatch(name))
