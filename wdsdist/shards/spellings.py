@@ -67,13 +67,17 @@ def expand(
 def is_pattern(text: str) -> bool:
     """Return whether a text is a pattern or list of tars rather than the location of one thing.
 
-    >>> is_pattern("a-*.tar"), is_pattern("a.tar::b.tar"), is_pattern("@list.txt"), is_pattern("*.parquet")
-    (True, True, True, False)
+    >>> [is_pattern(text) for text in ("a-*.tar", "a.tar::b.tar", "@list.txt", "list.txt", "*.parquet", "a.tar")]
+    [True, True, True, True, False, False]
     """
-    if _exists(text):
-        return False
+    if _is_list(text) or _exists(text):
+        return _is_list(text)
     is_several = "{" in text or text.startswith("@") or len(_parts(text)) > 1
     return is_several or (_has_magic(text) and is_tar(storage.split(text)[1]))
+
+
+def _is_list(text: str) -> bool:
+    return text.lower().endswith(".txt") and not os.path.isdir(text)  # noqa: PTH112 - it may be a URL
 
 
 def _exists(text: str) -> bool:
@@ -92,7 +96,7 @@ def _expanded(
 ) -> list[str]:
     _refuse_command(text)
     is_there = _exists(text)
-    if (text.startswith("@") and not is_there) or (text.lower().endswith(".txt") and not os.path.isdir(text)):  # noqa: PTH112
+    if (text.startswith("@") and not is_there) or _is_list(text):
         return _of_list(storage.normalise(text.removeprefix("@")), options, allow_elsewhere=allow_elsewhere)
     if is_there:
         return [storage.normalise(text)]
