@@ -159,7 +159,7 @@ def index_splits(shards: Location, *, storage_options: Mapping[str, Any] | None 
     options = storage.named(storage_options, [folder])
     splits = _splits(folder, _tars([folder], options, together=False), options)
     where = storage.shown(folder)
-    if len(splits) < 2:
+    if len(splits.keys() - {""}) < 2:
         raise ArgumentError(f"{where} has no splits, by names of tars or notes of timm or Energon: index it whole")
     if none := splits.get(""):
         raise ArgumentError(f"{where} has {len(none):,} tars of no split, such as {none[0]}: index splits by patterns")
@@ -177,7 +177,7 @@ def _warn_of_splits(folder: str, locations: list[str], options: storage.StorageO
     splits = {split: tars for split, tars in _splits(folder, locations, options).items() if split}
     if len(splits) > 1:
         where = storage.shown(folder)
-        counts = ", ".join(f"{split} ({len(tars):,} tars)" for split, tars in splits.items())
+        counts = ", ".join(f"{split} ({len(tars):,} of the tars)" for split, tars in splits.items())
         _log.warning(
             "%s holds what look like splits, %s: they become one data set; `wdsdist index %s --splits` makes one each",
             where,
@@ -190,7 +190,8 @@ def _left_out(location: str, found: ShardIndex | ShardDamagedError) -> list[dict
     """Return the lines of the report on one shard."""
     shard = storage.shown(storage.split(location)[1])
     if isinstance(found, ShardDamagedError):
-        return [{"key": None, "shard": shard, "reason": str(found)}]
+        reason = str(found).replace(storage.shown(location), shard)  # the report may move with the tars
+        return [{"key": None, "shard": shard, "reason": reason}]
     return [{"key": key or None, "shard": shard, "reason": reason} for key, reason in found.left_out]
 
 

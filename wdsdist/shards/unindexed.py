@@ -35,11 +35,10 @@ def by_foreign_counts(
         )
     counts = notes.counts
     names = list(counts) if locations is None else [storage.split(one)[1] for one in locations]
-    sizes = {} if storage.is_read_only(folder) else storage.sizes(folder, options)  # the web may give no listing
+    sizes = _sizes_of_tars(folder, names, options)
     if locations is None and sizes:
-        tars = {name for name in sizes if is_tar(name) and not name.startswith(".")}
-        missing = [name for name in names if "/" not in name and name not in tars]
-        extra = sorted(tars - set(names))
+        missing = [name for name in names if name not in sizes]
+        extra = sorted(sizes.keys() - set(names))
         for problem, wrong in (("are in it alone", missing), ("are not in it", extra)):
             if wrong:
                 raise IndexNotFoundError(
@@ -54,6 +53,18 @@ def by_foreign_counts(
         storage_options=dict(options.given),
         stores=options.stores,
     )
+
+
+def _sizes_of_tars(folder: str, names: Sequence[str], options: storage.StorageOptions) -> dict[str, int]:
+    """Return the size of each tar in the folders of some tars, by its name; none on the web, which may not list any."""
+    if storage.is_read_only(folder):
+        return {}
+    found = {}
+    for below in sorted({name.rpartition("/")[0] for name in names}):
+        for name, size in storage.sizes(storage.join(folder, below) if below else folder, options).items():
+            if is_tar(name) and not name.startswith("."):
+                found[f"{below}/{name}" if below else name] = size
+    return found
 
 
 def no_index(location: str, options: storage.StorageOptions) -> IndexNotFoundError:

@@ -354,7 +354,7 @@ def _left_out(job: _Job, index: ShardIndex | ShardDamagedError) -> list[LeftOut]
     """Return what is left out of a shard that is damaged; what its own packing left out is not in it."""
     name = job.path.name
     if isinstance(index, ShardDamagedError):
-        return [LeftOut(name, str(index))]
+        return [LeftOut(name, str(index).replace(str(job.path), name))]
     if index.tolerance == STRICT or not job.tolerance.skip:
         return []
     return [LeftOut(key or name, f"{name}: {reason}") for key, reason in index.left_out]
