@@ -207,5 +207,5 @@ def test_tars_of_equal_names_are_indexed_in_mirrored_folders(tmp_path: Path) -> 
     keys = [ShardReader(opened).shard(number).key(0) for number in range(3)]
     assert keys == ["256x2560000", "512x2560000", "more0000"]
     assert not list((tmp_path / "buckets").rglob("*.wdsindex"))
-    assert ShardReader(opened.select([2])).shard(0).key(0) == "more0000"
+    assert ShardReader(opened.of_shards([2])).shard(0).key(0) == "more0000"
     assert not list((tmp_path / "buckets").rglob("*.wdsindex"))

@@ -140,6 +140,7 @@ def index(
         storage_options=dict(options.given),
         stores=options.stores,
         is_named=output is not None,
+        origin=storage.join(target, file_name),
     )
     if output is not None:
         _record(manifest)

@@ -50,6 +50,7 @@ from wdsdist.shards import spellings, unindexed
 from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
 from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.shards.tar import BLOCK, PLAIN_NAME, SIZE_LIMIT, is_member_at, is_tar, stored_size
+from wdsdist.shards.views import view_file
 
 _CHUNK = 1 << 16  # keys that are looked at together
 _REPEATED = mix_key(int.from_bytes(b"keys", "big"), 0)
@@ -245,6 +246,8 @@ def _are_shards(location: str, candidate: Candidate, options: SourceOptions) -> 
     name = storage.split(location)[1]
     if is_tar(name) or (storage.is_remote(location) and ("?" in location or Path(name).suffix not in ("", ".json"))):
         return False
+    if view_file.is_view(location, storage.named(options.storage_options, [location])):
+        return True
     index = location if location.endswith(".json") else storage.join(location, manifests.FILE_NAME)
     try:
         listed = manifests.load(index, options.storage_options, allow_elsewhere=options.allow_elsewhere)
@@ -281,14 +284,16 @@ def _tars(location: str, candidate: Candidate) -> list[str]:
 
 def _source(manifest: Manifest, options: SourceOptions) -> Source:
     tolerance = _tolerance(options)
-    shards = range(len(manifest.counts))
+    places = [manifest.part(number) for number in range(len(manifest.counts))]
+    # A view's shards without a chosen sample are not even fetched.
+    shards = [number for number, (part, _) in enumerate(places) if part.picks is None or manifest.counts[number]]
     jobs = [_job(manifest, number, tolerance) for number in shards]
     with pool(None, len(jobs)) as executor:
         found = list(executor.map(_index_of, jobs))
     location = storage.shown(manifest.base)
     left_out = [one for job, index in zip(jobs, found, strict=True) for one in _left_out(job, index)]
-    whole = [(job.path, index) for job, index in zip(jobs, found, strict=True) if isinstance(index, ShardIndex)]
-    paths, indexes = [str(path) for path, _ in whole], [index for _, index in whole]
+    paths = [str(job.path) for job, index in zip(jobs, found, strict=True) if isinstance(index, ShardIndex)]
+    indexes = [_chosen(*places[shards[n]], index) for n, index in enumerate(found) if isinstance(index, ShardIndex)]
     starts = np.cumsum([0, *(index.num_samples for index in indexes)], dtype=np.int64)
     if not starts[-1]:
         reason = f": {left_out[0].reason}" if left_out else ""
@@ -300,6 +305,8 @@ def _source(manifest: Manifest, options: SourceOptions) -> Source:
     state = hashlib.sha256(f"webdataset\n{sorted(notes.items())}\n".encode())
     for index in indexes:
         state.update(f"{index.num_samples}\0{index.size}\0{index.sha256}\n".encode())
+    if manifest.whole is not manifest:
+        state.update(manifest.fingerprint.encode())
     of_shards = Shards(paths, indexes, keys.repeated(), keys.separator(), starts, tuple(left_out))
     return Source("webdataset", location, state.hexdigest(), lambda _: of_shards.contents(notes), folders)
 
@@ -326,7 +333,7 @@ def _job(manifest: Manifest, number: int, tolerance: Tolerance) -> _Job:
         if not tolerance.skip:
             raise
         problem = str(error) if manifest.is_copied[number] else ""
-    return _Job(path, manifest.shard(number), part.base, part.index_name(place), tolerance, problem)
+    return _Job(path, part.whole.shard(place), part.base, part.index_name(place), tolerance, problem)
 
 
 def _index_of(job: _Job) -> ShardIndex | ShardDamagedError:
@@ -348,6 +355,20 @@ def _index_of(job: _Job) -> ShardIndex | ShardDamagedError:
     if listed.num_samples != index.num_samples or (listed.sha256 and listed.sha256 != index.file.sha256):
         raise SourceError(f"{path} is not as its index.json says: run `wdsdist verify` on its folder")
     return index
+
+
+def _chosen(manifest: Manifest, number: int, index: ShardIndex) -> ShardIndex:
+    """Return the index of the samples that a view has of a shard. Raises `SourceError` where one is repeated."""
+    if manifest.picks is None:
+        return index
+    numbers = manifest.picks.of_shard(number)
+    repeated = np.flatnonzero(np.diff(numbers) == 0)
+    if len(repeated):
+        raise SourceError(
+            f"the view repeats samples, such as {index.key(int(numbers[repeated[0]]))!r}, which have one key each: "
+            f"pack the view that it was made of, and repeat samples of what that gives"
+        )
+    return index.of_samples(numbers)
 
 
 def _left_out(job: _Job, index: ShardIndex | ShardDamagedError) -> list[LeftOut]:
