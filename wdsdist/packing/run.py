@@ -167,8 +167,7 @@ def pack(
     >>> pack(({"txt": f"line {number}"} for number in range(3)), root / "lines").num_samples
     3
     """
-    _check_arguments(workers, max_side, quality, max_pixels)
-    tolerance = tolerance_of(on_error, keep_first=keep_first, salvage=salvage)
+    _check_arguments(on_error, workers, max_side, quality, max_pixels)
     options = PackOptions(
         shard_bytes=check_bytes("shard_bytes", shard_bytes),
         shard_samples=shard_samples,
@@ -187,7 +186,7 @@ def pack(
         allow_outside=allow_outside,
         encode=encode,
         on_error=on_error,
-        tolerance=tolerance if keep_first or salvage else None,
+        tolerance=tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None,
         allow_elsewhere=allow_elsewhere,
     )
     if source_storage_options is None and _share_options(source, place):
@@ -197,9 +196,8 @@ def pack(
         _check_order(found, shuffle_seed)
         options = replace(options, shuffle_seed=None)
     _refuse(found, place, executor)
-    how = Writing(
-        workers=workers, executor=executor, on_error=on_error, progress=progress, reencoding=_reencoding(options)
-    )
+    images = _reencoding(options)
+    how = Writing(workers=workers, executor=executor, on_error=on_error, progress=progress, reencoding=images)
     return _run(found, place, options, how, overwrite=overwrite)
 
 
@@ -218,7 +216,11 @@ def _run(found: Source | Stream, place: Place, options: PackOptions, how: Writin
     return manifests.load(place.at(manifests.FILE_NAME), place.options)
 
 
-def _check_arguments(workers: int | None, max_side: int | None, quality: int | None, max_pixels: int | None) -> None:
+def _check_arguments(
+    on_error: str, workers: int | None, max_side: int | None, quality: int | None, max_pixels: int | None
+) -> None:
+    if on_error not in ("raise", "skip"):
+        raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"')
     check_integer("workers", 1 if workers is None else workers, 1)
     check_options(max_side, quality, max_pixels)
 

@@ -229,21 +229,12 @@ def _map_shard(manifest: Manifest, number: int, pinned: Pinned) -> MappedShard:
     except FileNotFoundError as error:
         raise ShardNotFoundError(f"shard {path} does not exist") from error
     listed_size = listed.tar_size if listed.is_compressed else listed.size
-    for what, found, promised in (
-        ("bytes", len(content), index.size),
-        ("bytes", len(content), listed_size if listed_size >= 0 else len(content)),
-        ("samples", index.num_samples, listed.num_samples),
-    ):
-        if found != promised and what == "samples" and (counts := manifest.extra.get("counts_from")):
-            where = storage.shown(manifest.base)
+    for promised in (index.size, listed_size if listed_size >= 0 else len(content)):
+        if len(content) != promised:
             raise ShardDamagedError(
-                f"shard {path} has {found:,} samples but {where}/{counts} says {promised:,}: count anew by `wdsdist "
-                f"index {where}`"
+                f"shard {path} has {len(content):,} bytes but its index says {promised:,}: fetch or pack it again"
             )
-        if found != promised:
-            raise ShardDamagedError(
-                f"shard {path} has {found:,} {what} but its index says {promised:,}: fetch or pack it again"
-            )
+    manifest.check_count(number, index.num_samples, path)
     if listed.sha256 and listed.sha256 != index.file.sha256:
         raise ShardDamagedError(
             f"shard {path} was indexed with another digest than index.json gives: run `wdsdist verify` on its folder"

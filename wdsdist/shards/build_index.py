@@ -100,7 +100,7 @@ def index(
     """
     if workers is not None:
         check_integer("workers", workers, 1)
-    tolerance = tolerance_of(on_error, keep_first=keep_first, salvage=salvage)
+    tolerance = tolerance_of(on_error, keep_first, salvage)
     file_name = index_json.file_name(name)
     if not isinstance(shards, Manifest):
         shards = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
@@ -126,12 +126,10 @@ def index(
     left_out = [one for location, index in zip(locations, found, strict=True) for one in _left_out(location, index)]
     if left_out and not any(one.num_samples for _, one in indexed):
         raise ShardDamagedError(f"no sample of {storage.shown(target)} can be indexed: {left_out[0]['reason']}")
-    extra = {
-        **_notes([one for _, one in indexed]),
-        **({"left_out": len(left_out), "on_error": on_error} if left_out else {}),
-        **({"mirrors": mirrors} if mirrors is not None else {}),
-        **({"classes": known["classes"]} if "classes" in known else {}),
-    }
+    extra = _notes([one for _, one in indexed])
+    extra |= {"left_out": len(left_out), "on_error": on_error} if left_out else {}
+    extra |= {"mirrors": mirrors} if mirrors is not None else {}
+    extra |= {"classes": known["classes"]} if "classes" in known else {}
     manifest = Manifest.of(
         target,
         (Shard.of(shard, one) for shard, one in indexed),

@@ -68,6 +68,8 @@ def columns_of_shard(manifest: Manifest, number: int, names: list[str]) -> dict[
     if names == [SHARD]:
         return {SHARD: _shard_column(manifest, number, int(manifest.whole.counts[number]))}
     index = shard_index(manifest, number)
+    part, place = manifest.part(number)
+    part.check_count(place, index.num_samples, part.shown_name(place))
     return {name: _column(manifest, number, index, name) for name in names}
 
 

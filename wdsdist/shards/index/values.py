@@ -34,10 +34,10 @@ class Tolerance:
 STRICT = Tolerance()
 
 
-def tolerance_of(on_error: str, *, keep_first: bool, salvage: bool) -> Tolerance:
+def tolerance_of(on_error: str, keep_first: bool, salvage: bool) -> Tolerance:
     """Return the tolerance that arguments ask for. Raises `ArgumentError` for those that contradict one another.
 
-    >>> tolerance_of("skip", keep_first=True, salvage=False)
+    >>> tolerance_of("skip", True, False)
     Tolerance(skip=True, keep_first=True, salvage=False)
     """
     if on_error not in ("raise", "skip"):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.shared_memory import SharedCopy, is_spawning
-from wdsdist.errors import ArgumentError
+from wdsdist.errors import ArgumentError, ShardDamagedError
 from wdsdist.shards.index import SUFFIX, ShardIndex
 from wdsdist.shards.manifest.choices import Choices
 from wdsdist.shards.tar import is_compressed
@@ -151,6 +151,21 @@ class Manifest(Choices):
     def location(self, number: int) -> str:
         """Return the path or URL of one shard."""
         return storage.join(self.base, self.names[number].decode())
+
+    def check_count(self, number: int, found: int, path: object) -> None:
+        """Raise `ShardDamagedError` where the index of a shard at a path has another number of samples than listed."""
+        listed = int(self.whole.counts[number])
+        if found == listed:
+            return
+        where = storage.shown(self.base)
+        if counts := self.extra.get("counts_from"):
+            raise ShardDamagedError(
+                f"shard {path} has {found:,} samples but {where}/{counts} says {listed:,}: count anew by `wdsdist "
+                f"index {where}`"
+            )
+        raise ShardDamagedError(
+            f"shard {path} has {found:,} samples but its index says {listed:,}: fetch or pack it again"
+        )
 
     def index_name(self, number: int) -> str:
         """Return where the index of one shard may lie in the folder of the ``index.json``."""
