@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -16,6 +17,23 @@ allow_elsewhere = click.option(
     "--allow-elsewhere", is_flag=True, help="Let an index.json name shards outside its own folder or store."
 )
 """The option of every command that opens a data set."""
+
+
+def on_damage(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say what becomes of samples and tars that cannot be read without losing some."""
+    for option in (
+        click.option("--salvage", is_flag=True, help="With skip, keep the samples before the damage of a tar."),
+        click.option("--keep-first", is_flag=True, help="With skip, keep the first of members that are there twice."),
+        click.option(
+            "--on-error",
+            type=click.Choice(["raise", "skip"]),
+            default="raise",
+            show_default=True,
+            help="What becomes of a sample or tar with a fault: an error, or it is left out and listed in a report.",
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 def opened(shards: tuple[str, ...], *, allow_elsewhere: bool) -> Manifest:

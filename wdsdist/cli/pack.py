@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import human
-from wdsdist.cli.options import FIELDS_HELP, allow_elsewhere, byte_count, field_list
+from wdsdist.cli.options import FIELDS_HELP, allow_elsewhere, byte_count, field_list, on_damage
 from wdsdist.cli.output import contents, counted, say
 from wdsdist.cli.progress import meter
 
@@ -84,13 +84,7 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
 )
 @allow_elsewhere
 @click.option("--overwrite", is_flag=True, help="Replace another data set that wdsdist packed into DEST.")
-@click.option(
-    "--on-error",
-    type=click.Choice(["raise", "skip"]),
-    default="raise",
-    show_default=True,
-    help="What becomes of a sample that cannot be packed: an error, or it is left out and listed in a report.",
-)
+@on_damage
 @click.option(
     "--scope",
     type=click.Choice(["node", "cluster"]),

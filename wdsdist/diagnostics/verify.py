@@ -25,11 +25,11 @@ from wdsdist.samples.check import SampleCheck
 from wdsdist.samples.fields import ABSENT, Fields
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import scan_local
-from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
 from wdsdist.shards.manifest import Manifest, Shard
-from wdsdist.shards.open import Shards
 from wdsdist.shards.open import open as open_shards
 from wdsdist.shards.quarantine import BadEntry, Quarantine
+from wdsdist.shards.spellings import Shards
 from wdsdist.storage.compression import Expansion
 
 Part = Literal["tar", "index", "member"]
@@ -75,6 +75,8 @@ class Task:
     listed: Shard
     folder: str
     """Folder of the index.json that lists it."""
+    index_name: str
+    """Name that its index may have there."""
     options: storage.StorageOptions
     deep: bool
     fields: tuple[str, ...] | None = None
@@ -180,10 +182,18 @@ def find_tasks(manifest: Manifest, *, deep: bool, cached: bool, cache_dir: Path 
                 continue
             location = str(copy)
             listed = _decompressed(listed, copy) if listed.is_compressed else listed
-        part = manifest.part(number)[0]
+        part, place = manifest.part(number)
         name = manifest.shown_name(number)
         tasks[number] = Task(
-            name, location, listed, part.base, part.client_options, deep, fingerprint=part.fingerprint, is_copy=is_copy
+            name,
+            location,
+            listed,
+            part.base,
+            part.index_name(place),
+            part.client_options,
+            deep,
+            fingerprint=part.fingerprint,
+            is_copy=is_copy,
         )
     return tasks
 
@@ -224,12 +234,12 @@ def _fetch(task: Task, path: Path) -> None:
         storage.fetch(sidecar, shard_index.beside(path), task.options)
 
 
-def index_path(path: Path, folder: str) -> Path:
+def index_path(path: Path, task: Task) -> Path:
     """Return the path of a local tar's index: beside the tar, or else beside the index.json that lists it."""
     beside = shard_index.beside(path)
-    if beside.exists() or storage.is_remote(folder):
+    if beside.exists() or storage.is_remote(task.folder):
         return beside
-    elsewhere = storage.local_path(folder) / beside.name
+    elsewhere = storage.local_path(task.folder) / task.index_name
     return elsewhere if elsewhere.exists() else beside
 
 
@@ -243,7 +253,7 @@ def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
             how = "short of" if size < listed.size else "longer than"
             gap = f"is {abs(size - listed.size):,} bytes {how} what index.json gives ({listed.size:,})"
             problems.append(("tar", f"{gap}: fetch it again, or delete it and pack again"))
-        scanned = _scan(path, listed, problems)
+        scanned = _scan(path, listed, problems, tolerance_of(index_path(path, task)))
         if scanned is not None and (task.deep or task.fields is not None):
             with scan_local.decompressed(path, tar_size=scanned.size) as tar:
                 problems += [("member", problem) for problem in _check_members(tar, scanned, task)]
@@ -253,15 +263,23 @@ def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
         problems.append(("tar", str(error).removeprefix(f"shard {path} ")))
     except OSError as error:
         problems.append(("tar", f"cannot be read: {error.strerror or error}"))
-    problem = _check_index(index_path(path, task.folder), listed, scanned)
+    problem = _check_index(index_path(path, task), listed, scanned)
     return [*problems, ("index", problem)] if problem else problems
 
 
-def _scan(path: Path, listed: Shard, problems: list[tuple[Part, str]]) -> ShardIndex | None:
+def tolerance_of(sidecar: Path) -> Tolerance:
+    """Return what a shard was indexed with."""
+    try:
+        return shard_index.load(sidecar).tolerance
+    except (OSError, IndexFormatError):  # which is damage of its own
+        return STRICT
+
+
+def _scan(path: Path, listed: Shard, problems: list[tuple[Part, str]], tolerance: Tolerance) -> ShardIndex | None:
     """Scan a tar; add a problem where its digest or its samples differ from the manifest."""
     scanned = None
     try:
-        scanned = scan_local.scan_shard(path, tar_size=listed.tar_size)
+        scanned = scan_local.scan_shard(path, tar_size=listed.tar_size, tolerance=tolerance)
         digest = scanned.file.sha256
         if scanned.num_samples != listed.num_samples:
             counts = f"{scanned.num_samples:,} samples, not the {listed.num_samples:,} of index.json"

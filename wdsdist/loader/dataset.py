@@ -33,7 +33,7 @@ from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderName, OrderSettings, default_window, split_line
 from wdsdist.shards import open as catalog
-from wdsdist.shards.open import Shards
+from wdsdist.shards.spellings import Shards
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -20,7 +20,7 @@ from wdsdist.samples.sample_spec import Decoder, SampleSpec
 from wdsdist.shards import open as catalog
 from wdsdist.shards.concat_manifest import JoinedManifest, join
 from wdsdist.shards.manifest import Manifest
-from wdsdist.shards.open import Shards
+from wdsdist.shards.spellings import Shards
 
 Source = Shards | StreamingDataset
 """A data set, by its location or as one whose samples are made in a way of its own."""

@@ -37,6 +37,7 @@ from wdsdist.packing.streaming import write_in_order
 from wdsdist.packing.writer import WrittenShard
 from wdsdist.samples.images.limits import check_max_pixels
 from wdsdist.shards import manifest as manifests
+from wdsdist.shards.index import tolerance_of
 from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.storage import compression
 
@@ -65,6 +66,8 @@ def pack(
     compress: str | None = None,
     overwrite: bool = False,
     on_error: OnError = "raise",
+    keep_first: bool = False,
+    salvage: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     source_storage_options: Mapping[str, Any] | None = None,
     allow_elsewhere: bool = False,
@@ -129,6 +132,10 @@ def pack(
         on_error: ``"raise"`` stops at the first sample that cannot be packed, such as one of a file that cannot be
             read; ``"skip"`` leaves such samples out, each wholly, and lists them with the reasons in
             ``pack-report.jsonl`` beside the shards; ``manifest.extra["left_out"]`` is their number.
+        keep_first: of WebDataset shards with ``on_error="skip"``, of a member that one holds twice keep the first copy
+            rather than leaving out its sample.
+        salvage: of WebDataset shards with ``on_error="skip"``, pack the samples before the damage of tars that are cut
+            short or damaged, rather than leaving them out.
         storage_options: passed to fsspec where ``dest`` or ``source`` is a URL; where both are, with different schemes,
             for ``dest`` alone, so that no store is shown another one's credentials.
         source_storage_options: passed to fsspec for ``source``, in place of ``storage_options``.
@@ -193,6 +200,7 @@ def pack(
         allow_outside=allow_outside,
         encode=encode,
         on_error=on_error,
+        tolerance=tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None,
         allow_elsewhere=allow_elsewhere,
     )
     if source_storage_options is None and _share_options(source, place):

@@ -130,7 +130,7 @@ def _source(kind: str, location: Path, home: Path, paths: list[Path], options: S
             raise SourceError(f"{path} does not exist, but {location} names it: fetch it again")
     with readable(str(location)):
         if kind in ("csv", "tsv", "jsonl"):
-            table: ArrowTable = TextTable(paths[0], kind, options.scratch)
+            table: ArrowTable = TextTable(paths[0], kind, options.scratch, options.on_error)
         else:
             stamps = tuple(map(FileStamp.of, paths))
             table = ArrowTable(stamps, [ArrowFile(stamp.path) for stamp in stamps])
@@ -177,7 +177,7 @@ def _contents(table: ArrowTable, listing: TableListing) -> Contents:
         take=take,
         has_exact_sizes=table.has_exact_sizes(used, layout.columns),
         notes={**({} if layout.classes is None else {"classes": list(layout.classes)}), "columns": layout.notes()},
-        left_out=listing.left_out(),
+        left_out=(*table.left_out(), *listing.left_out()),
         blocks=blocks,
     )
 
@@ -188,7 +188,7 @@ def _fingerprint(kind: str, home: str, table: ArrowTable, listing: TableListing)
     for file in table.stamps:
         name = os.path.relpath(file.path, home)
         state.update(f"{name}\0{file.size}\0{file.mtime_ns}\n".encode("utf-8", "surrogatepass"))
-    for one in listing.left_out():
+    for one in (*table.left_out(), *listing.left_out()):
         state.update(f"{one.key}\0{one.reason}\n".encode("utf-8", "surrogatepass"))
     return state.hexdigest()
 
