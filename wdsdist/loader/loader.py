@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Sampler
 from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import check_integer
 from wdsdist.distributed import Identity, check_same, identity
-from wdsdist.errors import ArgumentError, ArgumentTypeError, DatasetTooSmallError
+from wdsdist.errors import ArgumentTypeError, DatasetTooSmallError
 from wdsdist.loader.checkpoint import Position, Progress, State, read_state
 from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
@@ -98,6 +98,14 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
 
     dataset: StreamingDataset
 
+    _requests = 0  # those for an epoch that have been heeded
+    _settings: OrderSettings | None = None  # of the first run, or what a loaded state brought
+    _checked: OrderSettings | None = None
+    _block = 0  # positions in a block of planned batches, of the first run, or what a loaded state brought
+    _iterations = 0
+    _group = 1
+    _meter: EpochMeter | None = None
+
     def __init__(
         self,
         dataset: StreamingDataset,
@@ -134,12 +142,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             oversize=oversize, group_by=group_by, bucket_by=bucket_by, pack_to=pack_to, long=long, labels=labels,
             drop_last=bool(drop_last),
         )  # fmt: skip
-        if pack_to is not None and collate_fn is not None:
-            raise ArgumentError("pack_to makes the batches itself: give either that or collate_fn")
-        self._planned: PlannedBatches | None = None
-        if not options.is_plain:
-            self._planned = PlannedBatches(dataset.manifest, options, dataset.sample_reader.itemsizes)
-        self._block = 0  # positions in a block of planned batches, of the first run, or what a loaded state brought
+        self._planned = PlannedBatches.of(dataset.manifest, options, dataset.sample_reader.itemsizes, collate_fn)
         self._worker_dataset = WorkerDataset(
             dataset.order_config,
             dataset.cache,
@@ -150,12 +153,6 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             planned=self._planned,
         )
         self._progress = Progress()
-        self._requests = 0  # those for an epoch that have been heeded
-        self._settings: OrderSettings | None = None  # of the first run, or what a loaded state brought
-        self._checked: OrderSettings | None = None
-        self._iterations = 0
-        self._group = 1
-        self._meter: EpochMeter | None = None
         super().__init__(
             dataset,
             batch_size=None,  # workers make whole batches

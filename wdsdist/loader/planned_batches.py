@@ -132,6 +132,17 @@ class PlannedBatches:
             long=options.long,
         )
 
+    @classmethod
+    def of(
+        cls, manifest: Manifest, options: BatchOptions, itemsizes: dict[str, int], collate_fn: object
+    ) -> PlannedBatches | None:
+        """Return what the options ask for: ``None`` where batches are plain."""
+        if options.is_plain:
+            return None
+        if options.pack_to is not None and collate_fn is not None:
+            raise ArgumentError("pack_to makes the batches itself: give either that or collate_fn")
+        return cls(manifest, options, itemsizes)
+
     def usual_block(self, world_size: int) -> int:
         """Return the positions of a block for the first run, which all ranks find alike."""
         rule = self.options.rule

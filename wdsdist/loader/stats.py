@@ -145,7 +145,6 @@ class EpochMeter:
         self._latest = self._clock()
         self._waited += self._latest - self._asked
         self._batches = batches
-        self._samples += samples or 0
 
     def finish(self) -> None:
         """Note that no batches will follow, and log the epoch's figures."""

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SampleError
 
 if TYPE_CHECKING:
+    import torch
+
     from wdsdist.samples.collate import Batch, Sample
 
 IGNORED = -100
@@ -56,6 +57,8 @@ def pack_rows(
     >>> batch["labels"].tolist(), batch["position_ids"].tolist(), batch["__key__"]
     ([[-100, 2, 3, -100, 5, -100]], [[0, 1, 2, 0, 1, 0]], [['a', 'b']])
     """
+    import torch
+
     sizes = stops - starts
     begins = _begins(rows, sizes, num_rows, length)
     packed = _packed_names(samples, stops, field)
@@ -98,6 +101,8 @@ def _begins(rows: Int64s, sizes: Int64s, num_rows: int, length: int) -> Int64s:
 
 def _packed_names(samples: Sequence[Sample], stops: Int64s, field: str) -> set[str]:
     """Return the fields that are packed: the tokens, and every array that has as many items in each sample."""
+    import torch
+
     if not samples:
         return set()
     for sample, stop in zip(samples, stops.tolist(), strict=True):
@@ -121,6 +126,8 @@ def _packed_names(samples: Sequence[Sample], stops: Int64s, field: str) -> set[s
 def _packed(
     values: list[Any], begins: Int64s, starts: Int64s, stops: Int64s, num_rows: int, length: int
 ) -> torch.Tensor:
+    import torch
+
     first = torch.as_tensor(values[0])
     flat = torch.zeros(num_rows * length, dtype=first.dtype)
     for value, begin, start, stop in zip(values, begins.tolist(), starts.tolist(), stops.tolist(), strict=True):
