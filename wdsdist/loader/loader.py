@@ -144,14 +144,9 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         )  # fmt: skip
         self._planned = PlannedBatches.of(dataset.manifest, options, dataset.sample_reader.itemsizes, collate_fn)
         self._worker_dataset = WorkerDataset(
-            dataset.order_config,
-            dataset.cache,
-            dataset.sample_reader,
-            collate_fn=collate_fn,
-            num_workers=workers,
-            shared_memory=bool(shared_memory),
-            planned=self._planned,
-        )
+            dataset.order_config, dataset.cache, dataset.sample_reader, collate_fn=collate_fn, num_workers=workers,
+            shared_memory=bool(shared_memory), planned=self._planned,
+        )  # fmt: skip
         self._progress = Progress()
         super().__init__(
             dataset,
