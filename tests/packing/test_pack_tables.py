@@ -143,9 +143,8 @@ def test_another_set_of_classes_is_another_source(tmp_path: Path) -> None:
 
 
 def test_a_column_of_labels_can_stay_a_text(tmp_path: Path) -> None:
-    columns = {"label": "txt", "caption": ""}
-    manifest = pack(labelled(tmp_path / "t.csv"), tmp_path / "dest", columns=columns, workers=1)
-    assert manifest.extra["fields"] == ["txt"]
+    manifest = pack(labelled(tmp_path / "t.csv"), tmp_path / "dest", columns={"label": "txt"}, workers=1)
+    assert manifest.extra["fields"] == ["json", "txt"]
     assert "classes" not in manifest.extra
 
 
