@@ -275,9 +275,9 @@ def _make_part(carried: Carried[_Job], number: int, chosen: Sequence[int]) -> No
     job = carried.value
     data, specs = job.data, [job.specs[place] for place in chosen]
     specs = [spec for spec in specs if not job.part(number, spec).exists()]
-    name, count = data.shown_name(number), int(data.counts[number])
+    name = data.shown_name(number)
     index = from_index.shard_index(data, number)
-    from_index.check_count(index, count, name)
+    data.check_count(number, index.num_samples, name)
     made = from_members.read(data.location(number), index, specs, data.client_options, name)
     for spec in specs:
         with _errors_in(job.work):

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.errors import ShardDamagedError, StorageError
+from wdsdist.errors import StorageError
 from wdsdist.shards import index as shard_files
 from wdsdist.shards import scan_local, scan_remote
 from wdsdist.shards.columns.column import Column
@@ -37,9 +37,10 @@ def shard_index(manifest: Manifest, number: int) -> ShardIndex:
     manifest, number = manifest.part(number)
     location = manifest.location(number)
     if not storage.is_remote(location):
-        return scan_local.shard_index(storage.local_path(location), listed_in=manifest.base)
+        path = storage.local_path(location)
+        return scan_local.shard_index(path, listed_in=manifest.base, name=manifest.index_name(number))
     sidecar = storage.beside(location, shard_files.SUFFIX)
-    listed = storage.split(sidecar)[1].partition("?")[0]
+    listed = manifest.index_name(number)
     options = manifest.client_options
     for place in (storage.join(manifest.base, listed), sidecar):
         try:
@@ -68,16 +69,9 @@ def columns_of_shard(manifest: Manifest, number: int, names: list[str]) -> dict[
     if names == [SHARD]:
         return {SHARD: _shard_column(manifest, number, count)}
     index = shard_index(manifest, number)
-    check_count(index, count, manifest.shown_name(number))
+    part, place = manifest.part(number)
+    part.check_count(place, index.num_samples, part.shown_name(place))
     return {name: _column(manifest, number, index, name) for name in names}
-
-
-def check_count(index: ShardIndex, count: int, name: str) -> None:
-    """Raise `ShardDamagedError` where a shard has other samples than ``index.json`` says: columns would be shifted."""
-    if index.num_samples != count:
-        raise ShardDamagedError(
-            f"shard {name} has {index.num_samples:,} samples, and index.json says {count:,}: run `wdsdist index` again"
-        )
 
 
 def _column(manifest: Manifest, number: int, index: ShardIndex, name: str) -> Column:
