@@ -313,6 +313,16 @@ def test_columns_are_kept_elsewhere_and_found_again(folder: Path, tmp_path: Path
     assert {"cls", "txt"} <= set(again.columns)
 
 
+@pytest.mark.parametrize("name", ["columns", f"columns/{add._WORK}"])
+def test_nothing_is_written_through_a_link_in_the_data_set(folder: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "outside").mkdir()
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).symlink_to(tmp_path / "outside")
+    with pytest.raises(DestinationError, match="is a link"):
+        wdsdist.open(folder).add_columns(fields=["cls"], workers=1)
+    assert not list((tmp_path / "outside").iterdir())
+
+
 def test_names_become_file_names_that_lead_nowhere(folder: Path) -> None:
     data = wdsdist.open(folder)
     data.add_columns(fields=["json./a/%2F*b"], workers=1)

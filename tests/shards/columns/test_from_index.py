@@ -65,7 +65,7 @@ def test_an_index_with_other_samples_than_the_manifest_is_an_error(tmp_path: Pat
     del listing["wdsdist"]
     (tmp_path / "index.json").write_text(json.dumps(listing))
     data = wdsdist.open(tmp_path)
-    with pytest.raises(ShardDamagedError, match=r"0.tar has 2 samples, and index.json says 3"):
+    with pytest.raises(ShardDamagedError, match=r"0.tar has 2 samples but its index says 3"):
         data.column("key")
 
 

@@ -189,6 +189,8 @@ def _make(
     if wanted:
         with _errors_in(folder):
             job.work.mkdir(exist_ok=True)
+            if job.work.is_symlink():
+                raise DestinationError(f"{job.work} is a link: remove it")
     _run(job, wanted, workers, progress)
     added = []
     with _errors_in(folder):

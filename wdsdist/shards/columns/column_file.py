@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s, runs
-from wdsdist._util.files import atomic_write
+from wdsdist._util.files import atomic_write, lies_in
 from wdsdist._util.host import private_under, user_config_dir
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError
 from wdsdist.shards import array_file
@@ -194,6 +194,11 @@ def prepare(manifest: Manifest, output: Path | None) -> Path:
             f"output= (--output FOLDER)"
         )
     folder = Path(folders(manifest)[0]) if output is None else output.absolute()
+    own = Path(storage.join(_home(manifest), FOLDER))
+    if folder == own and not lies_in(folder / "x", own.parent):  # a link in a data set must not lead us out of it
+        raise DestinationError(
+            f"{folder} is a link that leads out of the data set: name a folder with output= (--output)"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(folder / ".writable"):
