@@ -365,6 +365,21 @@ def test_little_of_a_remote_shard_is_fetched_for_headers_and_small_members(tmp_p
         assert not [one for one in store.requests[before:] if one.path.endswith(".tar")]
 
 
+def test_a_header_behind_much_metadata_takes_few_requests(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    stream = io.BytesIO()
+    Image.new("RGB", (30, 20)).save(stream, "JPEG", icc_profile=bytes(300_000))
+    members = [("a.jpg", stream.getvalue()), ("b.bin", bytes(2_000_000))]
+    (folder / "0.tar").write_bytes(plain_tar(members))
+    wdsdist.index(folder, workers=1)
+    with MemoryStore({path.name: path.read_bytes() for path in folder.iterdir()}) as store:
+        data = wdsdist.open(store.url)
+        data.add_columns(probe=["jpg.width"], output=tmp_path / "columns")
+        assert values(data, "jpg.width") == [30, None]
+        assert len([one for one in store.requests if one.path == "0.tar" and one.verb == "read"]) == 3
+
+
 def test_remote_shards_have_the_same_columns_as_local_ones(folder: Path, tmp_path: Path) -> None:
     with MemoryStore({path.name: path.read_bytes() for path in folder.iterdir()}) as store:
         data = wdsdist.open(store.url)

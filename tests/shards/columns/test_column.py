@@ -86,6 +86,7 @@ def test_samples_are_taken_by_their_positions(listed: list[Any], data: st.DataOb
 
 
 @given(LISTS, st.integers(0, 9), st.integers(0, 9))
+@example(["a", "bb", "c"], 1, 2)
 def test_a_part_is_those_samples_also_when_it_is_joined(listed: list[Any], first: int, count: int) -> None:
     part = Column.of(listed).part(first, first + count)
     expected = Column.of(listed).texts()[first : first + count]
