@@ -16,7 +16,7 @@ from wdsdist._util.validation import check_bytes, check_integer
 from wdsdist.cache import TIMEOUT, ShardCache
 from wdsdist.distributed import Identity
 from wdsdist.distributed.replica import Replica
-from wdsdist.errors import ArgumentTypeError, SampleIndexError
+from wdsdist.errors import ArgumentError, ArgumentTypeError, SampleIndexError
 from wdsdist.loader.checkpoint import Position, State
 from wdsdist.loader.framework_guards import refuse_wrappers
 from wdsdist.loader.order_config import OrderConfig
@@ -58,6 +58,10 @@ class StreamingDataset(IterableDataset[Any]):
             rank are looked up when they are first needed: from torch.distributed, then from the launcher's
             environment variables. With ``drop_last=False`` the first samples of the epoch are repeated until ranks
             are even; with ``True`` samples are dropped instead.
+        mark_padding: tell the samples that are repeated so that ranks are even by ``"__padding__"``, a bool in each
+            sample and a bool column of batches: what is not padding is each sample once, over all ranks. A transform
+            finds it in the sample; where it returns another dict, that is marked as well. Padding ends the last batch
+            of the last ranks, so that frameworks which cut it off what they gather cut off just that.
         mesh: the data-parallel part of a ``DeviceMesh``, such as ``mesh["dp"]``, in place of ``num_replicas`` and
             ``rank``: ranks that differ in other dimensions, as those of a tensor-parallel group, see the same samples.
         order: ``"shard"`` shuffles shards, then samples within windows, so that each rank reads shards of its own
@@ -107,6 +111,7 @@ class StreamingDataset(IterableDataset[Any]):
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
+        mark_padding: bool = False,
         order: OrderName = "shard",
         shuffle_window: int | None = None,
         num_canonical_replicas: int | None = None,
@@ -125,6 +130,12 @@ class StreamingDataset(IterableDataset[Any]):
             allow_elsewhere=allow_elsewhere,
         )
         self.drop_last = bool(drop_last)
+        self.mark_padding = bool(mark_padding)
+        if self.mark_padding and self.drop_last:
+            raise ArgumentError(
+                "mark_padding is True and drop_last too: samples that are dropped cannot be counted, and nothing is "
+                "repeated; pass drop_last=False"
+            )
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
         self.order_config = OrderConfig(
@@ -195,7 +206,8 @@ class StreamingDataset(IterableDataset[Any]):
         if not 0 <= number < total:
             raise SampleIndexError(f"sample {index:,} is outside the data set, which has {total:,} samples")
         shards, samples = split_line(self.manifest.ends, np.array([number]))
-        return self.sample_reader.sample(int(shards[0]), int(samples[0]), self.chosen_epoch.epoch)
+        mark = False if self.mark_padding else None
+        return self.sample_reader.sample(int(shards[0]), int(samples[0]), self.chosen_epoch.epoch, mark)
 
     def __iter__(self) -> SampleStream:
         """Return the samples of this rank, one by one; in a worker of a foreign loader, those of this worker."""
@@ -220,6 +232,7 @@ class StreamingDataset(IterableDataset[Any]):
             batch_size=self.batch_size or 1,
             drop_last=self.drop_last,
             drop_last_batch=False,
+            mark_padding=self.mark_padding,
         )
         return WorkerIterator(
             self.order_config,

@@ -50,6 +50,11 @@ class EpochIterator(Iterator[Any]):
         self._delivered = 0
         self._failed = False
 
+    @property
+    def plan(self) -> EpochPlan | None:
+        """The plan of the epoch, once that has begun."""
+        return None if self._epoch is None else self._epoch.plan
+
     def __next__(self) -> Any:
         if not self._is_latest():
             raise LoaderStateError("this iterator was given up when the loader was iterated again: use the newer one")

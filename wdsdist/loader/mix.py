@@ -215,6 +215,7 @@ def _about_order(dataset: StreamingDataset) -> dict[str, Any]:
         "shuffle": ordering.given.shuffle,
         "seed": ordering.given.seed,
         "drop_last": dataset.drop_last,
+        "mark_padding": dataset.mark_padding,
         "order": ordering.given.name,
         "shuffle_window": ordering.window,
         "num_canonical_replicas": ordering.lanes,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from itertools import starmap
+from itertools import repeat
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import DecodeError, SampleError
 from wdsdist.samples.collate import Batch, Buffer, Ragged, Sample, check_alike, collate, column
+from wdsdist.samples.padding import PADDING
 from wdsdist.samples.sample_spec import Chosen, Decoder, SampleSpec
 from wdsdist.samples.shard_reader import MappedShard, ShardReader
 from wdsdist.sampling.permutation import mix_key, mix_keys
@@ -124,15 +127,15 @@ class SampleReader:
         """Let the shards that were read be evicted from the cache, once no view of them is left."""
         self._reader.release()
 
-    def sample(self, shard: int, sample: int, epoch: int) -> Any:
-        """Return one sample, decoded and transformed.
+    def sample(self, shard: int, sample: int, epoch: int, padding: bool | None = None) -> Any:
+        """Return one sample, decoded and transformed, and marked as ``padding`` or not where that is given.
 
         Raises `SampleError` where a field is missing and `DecodeError`, naming shard and member, where one is bad.
         """
         seed = mix_key(self._seed, epoch, _AUGMENTATION, shard, sample) >> 1 if self._needs_seeds else 0
         self._reader.hold((shard,))
         try:
-            return _sample(_Opened(self._reader.shard(shard), self._spec(shard)), sample, seed)
+            return _sample(_Opened(self._reader.shard(shard), self._spec(shard)), sample, seed, padding)
         finally:
             self.release()  # a sample holds copies
 
@@ -141,6 +144,7 @@ class SampleReader:
         shards: Int64s,
         samples: Int64s,
         epochs: Int64s,
+        padding: npt.NDArray[np.bool_] | None,
         collate_fn: Callable[[list[Any]], Any] | None,
         *,
         deferred: bool,
@@ -156,8 +160,10 @@ class SampleReader:
             opened = {number: _Opened(self._reader.shard(number), self._spec(number)) for number in needed}
             rows = list(zip([opened[number] for number in shards.tolist()], samples.tolist(), seeds, strict=True))
             if collate_fn is None and all(one.spec.transform is None for one in opened.values()):
-                return self._columns(rows, deferred)
-            made = list(starmap(_sample, rows))
+                batch = self._columns(rows, deferred)
+                return batch if padding is None else {**batch, PADDING: torch.from_numpy(padding.copy())}
+            marks = repeat(None) if padding is None else padding.tolist()
+            made = [_sample(*row, mark) for row, mark in zip(rows, marks, strict=False)]
             return collate(made, deferred=deferred) if collate_fn is None else collate_fn(made)
         finally:
             if not deferred:
@@ -195,15 +201,20 @@ class SampleReader:
         return batch
 
 
-def _sample(opened: _Opened, sample: int, seed: int) -> Any:
-    """Return one sample, decoded and transformed."""
+def _sample(opened: _Opened, sample: int, seed: int, padding: bool | None) -> Any:
+    """Return one sample, decoded and transformed; a transform sees the mark of padding, and need not hand it on."""
     shard = opened.shard
     entries: Sample = {"__key__": shard.key(sample), "__shard__": shard.name}
     if shard.dataset:
         entries["__dataset__"] = shard.dataset
     for field, extension, place in opened.only_members or opened.members(sample):
         entries[field] = opened.decoded(sample, seed, extension, shard.member(sample, place))
-    return opened.spec.transformed(entries, seed)
+    if padding is not None:
+        entries[PADDING] = padding
+    made = opened.spec.transformed(entries, seed)
+    if padding is not None and isinstance(made, dict) and PADDING not in made:
+        return {**made, PADDING: padding}
+    return made
 
 
 def _names(opened: _Opened, sample: int) -> Sample:
