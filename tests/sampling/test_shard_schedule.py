@@ -67,9 +67,9 @@ def test_it_names_each_shard_at_the_batch_that_first_needs_it(
 
 
 def test_it_names_the_shard_of_the_sample_that_ranks_exchange_where_padding_is_marked() -> None:
-    order = epoch_order(np.array([10, 10, 9, 9]), OrderSettings(shuffle=False, num_canonical_replicas=4), 0)
+    order = epoch_order(np.array([100, 100, 99, 99]), OrderSettings(shuffle=False, num_canonical_replicas=4), 0)
     plan = EpochPlan(
-        num_samples=38, num_replicas=4, batch_size=5, drop_last=False, drop_last_batch=False, mark_padding=True
+        num_samples=398, num_replicas=4, batch_size=5, drop_last=False, drop_last_batch=False, mark_padding=True
     )
     told = [{use.shard for use in upcoming(order, plan, rank=rank)} for rank in range(4)]
     assert told == [{0}, {1}, {2, 3}, {3, 0, 1}]  # the last rank reads the first two samples again, as padding

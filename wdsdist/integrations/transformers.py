@@ -153,7 +153,7 @@ def _without_mark(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 class SizedDataset(StreamingDataset):
-    """A data set with a length, for which a ``Trainer`` asks before it has a loader."""
+    """A data set with the length of all ranks together, for which a ``Trainer`` asks before it has a loader."""
 
     def __len__(self) -> int:
         return self.num_samples
@@ -206,9 +206,10 @@ def _resume(loader: StreamingDataLoader, position: dict[str, Any], args: Trainin
     batches = step % updates * args.gradient_accumulation_steps
     samples = loader.dataset.num_samples
     global_batch = int(loader.batch_size or 1) * loader.dataset.identity().world_size
-    # At the end of an epoch, the trainer asks for the next one itself.
-    expected = (step // updates, batches * global_batch) if batches else (step // updates - 1, samples)
+    expected = step // updates, batches * global_batch
     found = position["epoch"], position["consumed"]
+    if found[1] == samples:  # as earlier releases saved the end of an epoch
+        found = found[0] + 1, 0
     if found != expected and not args.ignore_data_skip:
         raise StateMismatchError(
             f"after {step:,} updates of {global_batch * args.gradient_accumulation_steps:,} samples the trainer takes "

@@ -30,6 +30,7 @@ from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderName, OrderSettings, default_window, split_line
 from wdsdist.shards import open as catalog
+from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.open import Shards
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class StreamingDataset(IterableDataset[Any]):
             of the last ranks, so that frameworks which cut it off what they gather cut off just that.
         mesh: the data-parallel part of a ``DeviceMesh``, such as ``mesh["dp"]``, in place of ``num_replicas`` and
             ``rank``: ranks that differ in other dimensions, as those of a tensor-parallel group, see the same samples.
+        samples_per_epoch: length of an epoch, over all ranks, where that is not all samples once. Such virtual epochs
+            follow one another through the data set: each sample comes once before any comes again.
         order: ``"shard"`` shuffles shards, then samples within windows, so that each rank reads shards of its own
             almost in sequence; ``"sampler"`` is the sequence of ``DistributedSampler``, bit for bit.
         shuffle_window: samples that are shuffled together when ``order="shard"``; by default 16 shards' worth, at
@@ -112,6 +115,7 @@ class StreamingDataset(IterableDataset[Any]):
         seed: int = 0,
         drop_last: bool = False,
         mark_padding: bool = False,
+        samples_per_epoch: int | None = None,
         order: OrderName = "shard",
         shuffle_window: int | None = None,
         num_canonical_replicas: int | None = None,
@@ -150,6 +154,7 @@ class StreamingDataset(IterableDataset[Any]):
             lanes=num_canonical_replicas,
             window=shuffle_window,
             cache_limit=limit,
+            samples_per_epoch=_length(samples_per_epoch, self.manifest),
         )
         self.cache = ShardCache(
             None if cache_dir is None else Path(cache_dir),
@@ -171,6 +176,13 @@ class StreamingDataset(IterableDataset[Any]):
     def fingerprint(self) -> str:
         """A digest of the data set's shards, wherever they lie: a state must come from the same one."""
         return self.order_config.fingerprint
+
+    def __len__(self) -> int:
+        """Return the samples that this rank gets in an epoch, which frameworks ask a data set for."""
+        return self._plan(self.identity()).samples_per_rank
+
+    def __bool__(self) -> bool:
+        return True  # a data set without samples is no missing one, and a test for that needs no rank
 
     def identity(self) -> Identity:
         """Return the rank and world size that this data set is split for, as they are known now."""
@@ -226,24 +238,27 @@ class StreamingDataset(IterableDataset[Any]):
         self, here: Identity, settings: OrderSettings, epoch: int, worker: int, num_workers: int
     ) -> WorkerIterator:
         """Return what one worker makes of an epoch."""
-        plan = EpochPlan(
-            num_samples=self.num_samples,
-            num_replicas=here.world_size,
-            batch_size=self.batch_size or 1,
-            drop_last=self.drop_last,
-            drop_last_batch=False,
-            mark_padding=self.mark_padding,
-        )
         return WorkerIterator(
             self.order_config,
             self.cache,
             self.sample_reader,
             settings=settings,
             epoch=epoch,
-            plan=plan,
+            plan=self._plan(here),
             rank=here.rank,
             worker=worker,
             num_workers=num_workers,
+        )
+
+    def _plan(self, here: Identity) -> EpochPlan:
+        """Return the plan of an epoch that no `StreamingDataLoader` makes batches of."""
+        return EpochPlan(
+            num_samples=self.num_samples,
+            num_replicas=here.world_size,
+            batch_size=self.batch_size or 1,
+            drop_last=self.drop_last,
+            drop_last_batch=False,
+            mark_padding=self.mark_padding,
         )
 
     def state_dict(self) -> State:
@@ -281,3 +296,12 @@ class StreamingDataset(IterableDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         refuse_wrappers(self._num_replicas)  # a spawned worker does not see who made it start
         return self.__dict__
+
+
+def _length(samples_per_epoch: int | None, manifest: Manifest) -> int | None:
+    """Return the length of virtual epochs, checked."""
+    if samples_per_epoch is None:
+        return None
+    if not manifest.num_samples:
+        raise ArgumentError(f"samples_per_epoch is {samples_per_epoch!r}, but {manifest!r} has no samples to fill it")
+    return check_integer("samples_per_epoch", samples_per_epoch, 1, 2**53)

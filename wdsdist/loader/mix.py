@@ -216,6 +216,7 @@ def _about_order(dataset: StreamingDataset) -> dict[str, Any]:
         "seed": ordering.given.seed,
         "drop_last": dataset.drop_last,
         "mark_padding": dataset.mark_padding,
+        "samples_per_epoch": ordering.samples_per_epoch,
         "order": ordering.given.name,
         "shuffle_window": ordering.window,
         "num_canonical_replicas": ordering.lanes,
