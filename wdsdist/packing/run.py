@@ -79,8 +79,8 @@ def pack(
             alone; or a table whose rows are samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files (one, a
             folder of them, or a pattern such as ``data/train-*.parquet``), or a folder that ``save_to_disk`` of
             ``datasets`` wrote; or a URL of any of these; or a folder of MosaicML Streaming or LitData. Or what Python
-            makes: a data set with ``__len__`` and ``__getitem__``, such as those of torch; any other iterable of samples; a function that returns one of
-            these; or the name of one of these, as ``my_module:name``.
+            makes: a data set with ``__len__`` and ``__getitem__``, such as those of torch; any other iterable of
+            samples; a function that returns one of these; or the name of one of these, as ``my_module:name``.
         dest: the folder for the shards, which is made where it does not exist; or a URL that fsspec can write, where
             nothing keeps two packers apart.
         shard_bytes: the most bytes of a shard, or a text such as ``"256MiB"``; a sample that needs more gets a shard of
@@ -290,6 +290,7 @@ def _manifest(source: Packable, job: Job, how: Writing, shards: list[WrittenShar
             **source.extra(),
             **({"images": how.reencoding.notes()} if how.reencoding else {}),
         },
+        origin=storage.join(place.location, manifests.FILE_NAME),
     )
 
 
