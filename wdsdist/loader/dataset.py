@@ -133,13 +133,7 @@ class StreamingDataset(IterableDataset[Any]):
             download_timeout=download_timeout,
             allow_elsewhere=allow_elsewhere,
         )
-        self.drop_last = bool(drop_last)
-        self.mark_padding = bool(mark_padding)
-        if self.mark_padding and self.drop_last:
-            raise ArgumentError(
-                "mark_padding is True and drop_last too: samples that are dropped cannot be counted, and nothing is "
-                "repeated; pass drop_last=False"
-            )
+        self.drop_last, self.mark_padding = _padding(drop_last, mark_padding)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
         self.order_config = OrderConfig(
@@ -296,6 +290,16 @@ class StreamingDataset(IterableDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         refuse_wrappers(self._num_replicas)  # a spawned worker does not see who made it start
         return self.__dict__
+
+
+def _padding(drop_last: bool, mark_padding: bool) -> tuple[bool, bool]:
+    """Return both options, checked."""
+    if mark_padding and drop_last:
+        raise ArgumentError(
+            "mark_padding is True and drop_last too: samples that are dropped cannot be counted, and nothing is "
+            "repeated; pass drop_last=False"
+        )
+    return bool(drop_last), bool(mark_padding)
 
 
 def _length(samples_per_epoch: int | None, manifest: Manifest) -> int | None:

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import DecodeError, SampleError
 from wdsdist.samples.collate import Batch, Buffer, Ragged, Sample, check_alike, collate, column
-from wdsdist.samples.padding import PADDING
+from wdsdist.samples.padding import PADDING, marks
 from wdsdist.samples.sample_spec import Chosen, Decoder, SampleSpec
 from wdsdist.samples.shard_reader import MappedShard, ShardReader
 from wdsdist.sampling.permutation import mix_key, mix_keys
@@ -163,9 +162,9 @@ class SampleReader:
             rows = list(zip([opened[number] for number in shards.tolist()], stored.tolist(), seeds, strict=True))
             if collate_fn is None and all(one.spec.transform is None for one in opened.values()):
                 batch = self._columns(rows, deferred)
-                return batch if padding is None else {**batch, PADDING: torch.from_numpy(padding.copy())}
-            marks = repeat(None) if padding is None else padding.tolist()
-            made = [_sample(*row, mark) for row, mark in zip(rows, marks, strict=False)]
+                return batch if padding is None else {**batch, PADDING: marks(padding)}
+            told = repeat(None) if padding is None else padding.tolist()
+            made = [_sample(*row, mark) for row, mark in zip(rows, told, strict=False)]
             return collate(made, deferred=deferred) if collate_fn is None else collate_fn(made)
         finally:
             if not deferred:
