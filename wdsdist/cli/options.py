@@ -43,6 +43,19 @@ def opened(shards: tuple[str, ...], *, allow_elsewhere: bool) -> Manifest:
     return open_shards(shards[0] if len(shards) == 1 else shards, allow_elsewhere=allow_elsewhere)
 
 
+FIELDS_HELP = "What each sample must have, and not empty, as in 'jpg;png,cls,txt?'."
+
+
+def field_list(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    """Read the value of ``--fields``: extensions with commas between them.
+
+    >>> from unittest.mock import Mock
+    >>> field_list(Mock(), Mock(), "jpg;png, cls")
+    ('jpg;png', 'cls')
+    """
+    return None if value is None else tuple(name.strip() for name in value.split(","))
+
+
 def byte_count(ctx: click.Context, param: click.Parameter, value: str) -> int:
     """Read the value of an option: ``64MiB``, ``1GB`` or a plain number of bytes.
 

@@ -165,7 +165,7 @@ def test_samples_of_one_shard_are_small(written: Any) -> None:
         ({"image": "__key__", "label": "__key__"}, ArgumentError, "there is one key"),
         ({"caption": "json"}, ArgumentError, "width of .* would become the member json"),
         (["image"], ArgumentTypeError, "it maps names of columns"),
-        ({"source": "cls"}, SourceError, "column 'source': a str value cannot be encoded as 'cls'"),
+        ({"source": "index"}, SourceError, "column 'source': a str value cannot be encoded as 'index'"),
         (dict.fromkeys(records()[0], ""), SourceError, "no column that can become a member"),
     ],
 )

@@ -137,6 +137,8 @@ class Contents:
     """Samples that were listed but cannot be packed; they are not among the numbered ones."""
     blocks: Blocks | None = None
     """Runs of samples that have to be read together; most sources have none, for any sample of theirs is at hand."""
+    origins: Callable[[], Iterator[tuple[str, str]]] | None = None
+    """Yields the shard that each sample comes from, as its ``index.json`` names it, and its key there."""
     of_files: bool = False
     """Whether samples are local files, which any thread can read at any time."""
 

@@ -170,6 +170,8 @@ class Shards:
     """Stands between the two."""
     starts: Int64s
     """int64 [shards + 1]: the number of each shard's first sample, and of all samples."""
+    names: list[str]
+    """Of the shards, as ``index.json`` has them."""
     left_out: tuple[LeftOut, ...] = ()
     """What of damaged shards is not among the samples."""
 
@@ -182,7 +184,12 @@ class Shards:
             notes = {**notes, "skipped": dict(sorted(skipped.items()))}
         count = int(self.repeated.sum())
         notes = {**notes, "renamed_keys": count} if count else notes
-        return Contents(sizes=self.sizes(), take=self.take, notes=notes, left_out=self.left_out)
+        return Contents(sizes=self.sizes(), take=self.take, notes=notes, left_out=self.left_out, origins=self.origins)
+
+    def origins(self) -> Iterator[tuple[str, str]]:
+        """Yield the name of each sample's shard, and its key there."""
+        for name, index in zip(self.names, self.indexes, strict=True):
+            yield from ((name, index.key(sample)) for sample in range(index.num_samples))
 
     def sizes(self) -> Int64s:
         """int64 [samples]: bytes that each takes in a tar."""
@@ -293,6 +300,7 @@ def _source(manifest: Manifest, options: SourceOptions) -> Source:
     location = storage.shown(manifest.base)
     left_out = [one for job, index in zip(jobs, found, strict=True) for one in _left_out(job, index)]
     paths = [str(job.path) for job, index in zip(jobs, found, strict=True) if isinstance(index, ShardIndex)]
+    names = [manifest.shown_name(shards[n]) for n, index in enumerate(found) if isinstance(index, ShardIndex)]
     indexes = [_chosen(*places[shards[n]], index) for n, index in enumerate(found) if isinstance(index, ShardIndex)]
     starts = np.cumsum([0, *(index.num_samples for index in indexes)], dtype=np.int64)
     if not starts[-1]:
@@ -307,7 +315,7 @@ def _source(manifest: Manifest, options: SourceOptions) -> Source:
         state.update(f"{index.num_samples}\0{index.size}\0{index.sha256}\n".encode())
     if manifest.whole is not manifest:
         state.update(manifest.fingerprint.encode())
-    of_shards = Shards(paths, indexes, keys.repeated(), keys.separator(), starts, tuple(left_out))
+    of_shards = Shards(paths, indexes, keys.repeated(), keys.separator(), starts, names, tuple(left_out))
     return Source("webdataset", location, state.hexdigest(), lambda _: of_shards.contents(notes), folders)
 
 

@@ -197,9 +197,8 @@ def _are_columns(value: Any) -> bool:
 
 _NOTED = (
     ({"classes", "fields"}, _are_names, "a list of names"),
-    ({"payload_bytes", "left_out", "renamed_keys"}, _is_count, "a count"),
+    ({"payload_bytes", "left_out", "excluded", "renamed_keys", "scattered"}, _is_count, "a count"),
     ({"mirrors", "on_error"}, lambda value: isinstance(value, str), "a text"),
-    ({"scattered"}, _is_count, "a count"),
     ({"skipped"}, _are_counts, "an object of counts"),
     ({"columns"}, _are_columns, "an object of names"),
 )
