@@ -203,12 +203,24 @@ def pack(
         tolerance=tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None,
         allow_elsewhere=allow_elsewhere,
     )
-    if source_storage_options is None and _share_options(source, place):
-        source_storage_options = storage_options
-    found = sources.find(source, about, scratch=place.folder, storage_options=source_storage_options)
-    options = _ordered(options, found, shuffle_seed)
+    found = _find(source, about, place, (storage_options, source_storage_options), excluded)
     how = Writing(workers=workers, executor=executor, on_error=on_error, progress=progress, **_changes(options))
-    return _run(excluded.without(found) if excluded else found, place, options, how, overwrite=overwrite)
+    return _run(found, place, _ordered(options, found, shuffle_seed), how, overwrite=overwrite)
+
+
+def _find(
+    source: str | os.PathLike[str] | Made,
+    about: SourceOptions,
+    place: Place,
+    storage_options: tuple[Mapping[str, Any] | None, Mapping[str, Any] | None],
+    excluded: Excluded | None,
+) -> Source | Stream:
+    """List the samples of what is to be packed; ``storage_options`` are those given for all, and for the source."""
+    for_all, own = storage_options
+    if own is None and _share_options(source, place):
+        own = for_all
+    found = sources.find(source, about, scratch=place.folder, storage_options=own)
+    return excluded.without(found) if excluded else found
 
 
 def _run(found: Source | Stream, place: Place, options: PackOptions, how: Writing, *, overwrite: bool) -> Manifest:
