@@ -18,6 +18,7 @@ from wdsdist.errors import ArgumentError, ShardNotFoundError, SourceError, Sourc
 from wdsdist.packing.sources.archive import Tree
 from wdsdist.packing.sources.deferred import deferred
 from wdsdist.packing.sources.listed_source import Taken, listed_source
+from wdsdist.packing.sources.sample_chunks import is_chunk
 from wdsdist.packing.sources.source import BrokenPayload, Payload, RangePayload, Sample, Source, SourceOptions
 from wdsdist.packing.sources.table import SEVERAL
 from wdsdist.shards.manifest import check_location
@@ -172,6 +173,12 @@ def _refuse_archives_and_tables(where: str, names: list[str]) -> None:
             f"{where} holds {len(tars):,} tar files, such as {tars[0]}: if they are WebDataset shards, run `wdsdist "
             f"index {where}` (with `--output DIR` where the store cannot be written) and pack what that makes; if not, "
             f"name one of them"
+        )
+    chunks = sorted(filter(is_chunk, names))
+    if chunks and "index.json" in names:
+        raise SourceError(
+            f"{where} holds {len(chunks):,} files of samples by MosaicML Streaming or LitData, such as {chunks[0]}: "
+            f"download the folder, and pack that"
         )
     tables = sorted(name for name in names if name.lower().endswith(SEVERAL))
     if tables:
