@@ -177,8 +177,7 @@ def pack(
     >>> pack(({"txt": f"line {number}"} for number in range(3)), root / "lines").num_samples
     3
     """
-    _check_arguments(on_error, workers, max_side, quality, max_pixels, check_decode)
-    excluded = None if exclude is None else Excluded.of(exclude)
+    excluded = _check_arguments(on_error, exclude, workers, max_side, quality, max_pixels, check_decode)
     options = PackOptions(
         shard_bytes=check_bytes("shard_bytes", shard_bytes),
         shard_samples=shard_samples,
@@ -203,24 +202,23 @@ def pack(
         tolerance=tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None,
         allow_elsewhere=allow_elsewhere,
     )
-    found = _find(source, about, place, (storage_options, source_storage_options), excluded)
+    found = _find(source, about, place, storage_options, source_storage_options)
     how = Writing(workers=workers, executor=executor, on_error=on_error, progress=progress, **_changes(options))
-    return _run(found, place, _ordered(options, found, shuffle_seed), how, overwrite=overwrite)
+    options = _ordered(options, found, shuffle_seed)
+    return _run(excluded.without(found) if excluded else found, place, options, how, overwrite=overwrite)
 
 
 def _find(
     source: str | os.PathLike[str] | Made,
     about: SourceOptions,
     place: Place,
-    storage_options: tuple[Mapping[str, Any] | None, Mapping[str, Any] | None],
-    excluded: Excluded | None,
+    given: Mapping[str, Any] | None,
+    of_source: Mapping[str, Any] | None,
 ) -> Source | Stream:
-    """List the samples of what is to be packed; ``storage_options`` are those given for all, and for the source."""
-    for_all, own = storage_options
-    if own is None and _share_options(source, place):
-        own = for_all
-    found = sources.find(source, about, scratch=place.folder, storage_options=own)
-    return excluded.without(found) if excluded else found
+    """List the source, with the storage options that are for it."""
+    if of_source is None and _share_options(source, place):
+        of_source = given
+    return sources.find(source, about, scratch=place.folder, storage_options=of_source)
 
 
 def _run(found: Source | Stream, place: Place, options: PackOptions, how: Writing, *, overwrite: bool) -> Manifest:
@@ -239,11 +237,15 @@ def _run(found: Source | Stream, place: Place, options: PackOptions, how: Writin
     return manifests.load(place.at(manifests.FILE_NAME), place.options)
 
 
-def _check_arguments(on_error: str, workers: int | None, *about_images: Any) -> None:
+def _check_arguments(
+    on_error: str, exclude: str | os.PathLike[str] | None, workers: int | None, *about_images: Any
+) -> Excluded | None:
+    """Raise `ArgumentError` for arguments that cannot work; return the samples to leave out."""
     if on_error not in ("raise", "skip"):
         raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"')
     check_integer("workers", 1 if workers is None else workers, 1)
     check_options(*about_images)
+    return None if exclude is None else Excluded.of(exclude)
 
 
 def _share_options(source: object, place: Place) -> bool:
