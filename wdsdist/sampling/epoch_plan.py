@@ -28,7 +28,7 @@ class Places(NamedTuple):
     shards: Int64s
     samples: Int64s
     epochs: Int64s
-    padding: npt.NDArray[np.bool_] | None
+    padding: npt.NDArray[np.bool_] | None = None
     """bool [batch]: which samples are repeated so that ranks are even; ``None`` where that is not to be told."""
 
 
@@ -75,6 +75,19 @@ class EpochPlan:
         """Samples that ranks gather of the last batch, without the padding, which ends them with ``mark_padding``."""
         size = self.batch_size * self.num_replicas
         return min(size, self.num_samples - self.start - (self.batches_per_rank - 1) * size)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left of the epoch."""
+        return not self.batches_per_rank
+
+    def is_complete(self, batches: int) -> bool:
+        """Return whether so many batches are all."""
+        return batches == self.batches_per_rank
+
+    def samples_in(self, batches: int) -> int:
+        """Return the samples of a rank's first batches."""
+        return min(batches * self.batch_size, self.samples_per_rank)
 
     def consumed(self, batches: int) -> int:
         """Return the samples of the epoch that are consumed once every rank has taken ``batches`` batches.
