@@ -137,10 +137,11 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             raise ArgumentTypeError(f"dataset is a {type(dataset).__name__}: it must be a wdsdist.StreamingDataset")
         workers = _default_workers() if num_workers is None else check_integer("num_workers", num_workers, 0)
         size = check_integer("batch_size", batch_size, 1)
+        drops = not dataset.mark_padding if drop_last is None else bool(drop_last)
         options = BatchOptions(
             batch_size=size, max_tokens=max_tokens, max_samples=max_samples, length=length, cost=cost,
             oversize=oversize, group_by=group_by, bucket_by=bucket_by, pack_to=pack_to, long=long, labels=labels,
-            drop_last=bool(drop_last), mark_padding=dataset.mark_padding,
+            drop_last=drops, mark_padding=dataset.mark_padding,
         )  # fmt: skip
         self._planned = PlannedBatches.of(dataset.manifest, options, dataset.sample_reader.itemsizes, collate_fn)
         self._worker_dataset = WorkerDataset(
@@ -162,7 +163,6 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             generator=generator,
         )
         # Frameworks read these; torch refuses to have them set once it has been initialised.
-        drops = not dataset.mark_padding if drop_last is None else bool(drop_last)
         self.__dict__.update(batch_size=size, drop_last=drops, sampler=EpochSampler(dataset))
         expect_a_length()
 
@@ -363,6 +363,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             batch_size=max(1, self._block_samples() // (BLOCK_STEPS * here.world_size)),
             drop_last=self.dataset.drop_last,
             drop_last_batch=self.drop_last,
+            mark_padding=self.dataset.mark_padding,
         )
 
     def _prepare(self, plan: EpochPlan) -> None:
