@@ -20,7 +20,7 @@ from typing import Any
 
 from wdsdist.errors import ArgumentTypeError, LoaderStateError, StateMismatchError
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.order import OrderSettings
+from wdsdist.sampling.order import VERSIONS, OrderSettings
 
 _VERSION = 1
 
@@ -142,8 +142,19 @@ def make_state(
         # The order of DistributedSampler knows neither windows nor lanes.
         "shuffle_window": settings.window if by_shard and settings.shuffle else 0,
         "num_canonical_replicas": settings.num_canonical_replicas if by_shard else 0,
+        **({"order_version": settings.version} if by_shard and settings.shuffle and settings.version > 1 else {}),
         **(notes or {}),
     }
+
+
+def version_in(state: Mapping[str, Any]) -> int:
+    """Return the version of the order ``shard`` that a state was saved in; the latest where it names one unknown here.
+
+    >>> version_in({}), version_in({"order_version": 2})
+    (1, 2)
+    """
+    version = state.get("order_version", 1)
+    return version if version in VERSIONS else VERSIONS[-1]  # the state will be found to belong to another
 
 
 def read_state(state: Mapping[str, Any], expected: State) -> Position:

@@ -239,7 +239,7 @@ class StreamingDataset(IterableDataset[Any]):
         ``torchdata.stateful_dataloader.StatefulDataLoader`` does, and keeps one such state for each worker. It is the
         same on every rank. A `StreamingDataLoader` has a state of its own.
         """
-        return self._progress.state(self._about())
+        return self._progress.state(self._about(self.order_config))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration of this process go on where a state was taken; at the end, there is nothing left.
@@ -247,13 +247,15 @@ class StreamingDataset(IterableDataset[Any]):
         Raises `StateMismatchError` for the state of another data set, order, world size, batch size or number of
         workers, and lists the differences. A `StreamingDataLoader` goes on with other numbers.
         """
-        self._progress.load(state, self._about())
+        config = self.order_config.as_in(state)
+        self._progress.load(state, self._about(config))
+        self.order_config = config
 
-    def _about(self) -> State:
+    def _about(self, config: OrderConfig) -> State:
         """Return what a state belongs to."""
         here = self.identity()
         return {
-            **self.order_config.state(Position(0, 0), self.order_config.settings(here)),
+            **config.state(Position(0, 0), config.settings(here)),
             "num_replicas": here.world_size,
             "drop_last": self.drop_last,
             "batch_size": self.batch_size or 1,

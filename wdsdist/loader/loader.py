@@ -168,10 +168,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         data set, seed or order, and lists the differences.
         """
         order_config, here = self.dataset.order_config, self.dataset.identity()
-        settings = self._order_settings(here)
-        if isinstance(state, Mapping):
-            lanes, window = state.get("num_canonical_replicas"), state.get("shuffle_window")
-            settings = order_config.settings(here, lanes=lanes or None, window=window or None)
+        settings = order_config.settings(here, state) if isinstance(state, Mapping) else self._order_settings(here)
         position = read_state(state, order_config.state(Position(0, 0), settings))
         self._heed_set_epoch()  # what was asked for before no longer counts
         finished = position.consumed >= self.dataset.num_samples
@@ -259,6 +256,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             epoch=position.epoch,
             rank=here.rank,
             num_canonical_replicas=settings.num_canonical_replicas,
+            order_version=settings.version,
             # A larger one means the same.
             shuffle_window=min(settings.window, max(1, self.dataset.manifest.num_samples)),
             group=self._group,

@@ -77,6 +77,7 @@ class WorkerDataset(IterableDataset[Any]):
             settings=dataclasses.replace(
                 self._order_config.given,
                 num_canonical_replicas=start.num_canonical_replicas,
+                version=start.order_version,
                 window=start.shuffle_window,
             ),
             epoch=start.epoch,
