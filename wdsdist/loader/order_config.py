@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from wdsdist.distributed import Identity
-from wdsdist.loader.checkpoint import Position, State, make_state, version_in
+from wdsdist.loader.checkpoint import VIEW, Position, State, make_state, version_in
 from wdsdist.sampling.mix_order import MixOrder, Mixture
 from wdsdist.sampling.order import Order, OrderSettings, default_window, epoch_order
 from wdsdist.sampling.working_set import bytes_at_once, check_limit, fitting_window, readers_of
@@ -102,7 +102,7 @@ class OrderConfig:
             num_samples=self.num_samples,
             fingerprint=self.fingerprint,
             settings=settings,
-            notes=self.notes,
+            notes={**self.notes, **({VIEW: self.manifest.picks.path} if self.manifest.picks else {})},
         )
 
 

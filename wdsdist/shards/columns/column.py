@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util.array_types import Int64s
+from wdsdist._util.array_types import Int64s, runs
 
 Kind = Literal["int", "float", "bool", "text"]
 
@@ -90,9 +90,7 @@ class Column:
         is_missing = None if self.is_missing is None else self.is_missing[positions]
         if self.starts is None:
             return Column(self.kind, self.values[positions], None, is_missing)
-        firsts, lengths = self.starts[:-1][positions], np.diff(self.starts)[positions]
-        starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
-        places = np.repeat(firsts - starts[:-1], lengths) + np.arange(starts[-1])
+        places, starts = runs(self.starts, positions)
         return Column("text", self.values[places], starts, is_missing)
 
     def part(self, first: int, last: int) -> Column:

@@ -138,7 +138,7 @@ def _array(content: bytes, location: str) -> Column:
     array = _loaded(content, location)
     if array.dtype.names is not None and [array.dtype[name].kind for name in array.dtype.names] == ["u", "u"]:
         # DataComp's identifiers: two halves of 32 hexadecimal digits.
-        halves = np.stack([array[name].astype(">u8") for name in array.dtype.names], axis=1)
+        halves = np.stack([array[name] for name in array.dtype.names], axis=1).astype(">u8")
         digits = np.frombuffer(halves.tobytes().hex().encode(), np.uint8)
         return Column("text", digits, np.arange(len(array) + 1) * 32)
     column = _plain(array)

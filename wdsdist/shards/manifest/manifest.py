@@ -18,9 +18,7 @@ from wdsdist.errors import ArgumentError
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest.choices import Choices
 from wdsdist.shards.tar import is_compressed
-from wdsdist.shards.views.picks import Picks, fingerprint_of
-
-_NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out")  # totals, wrong for a part of the shards
+from wdsdist.shards.views.picks import NOTES_ON_ALL, Picks, fingerprint_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +226,7 @@ class Manifest(Choices):
             sizes=self.sizes[chosen],
             digests=self.digests[chosen],
             tar_sizes=self.tar_sizes[chosen],
-            extra={name: note for name, note in self.extra.items() if name not in _NOTES_ON_ALL},
+            extra={name: note for name, note in self.extra.items() if name not in NOTES_ON_ALL},
             picks=None if self.picks is None else self.picks.of_shards(chosen),
         )
 

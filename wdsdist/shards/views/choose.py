@@ -17,7 +17,7 @@ from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.shards.columns.column import Column
 from wdsdist.shards.views import key_list, query
-from wdsdist.shards.views.picks import MOST_IN_A_SHARD, Picks
+from wdsdist.shards.views.picks import MOST_IN_A_SHARD, NOTES_ON_ALL, Picks
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -105,7 +105,8 @@ def _view(manifest: Manifest, places: Int64s, step: dict[str, Any]) -> Manifest:
     stored = places if manifest.picks is None else manifest.picks.positions()[places]
     picks = Picks.of_positions(manifest.whole.counts, stored)
     about = {**step, "samples_before": manifest.num_samples, "samples_after": len(places)}
-    return replace(manifest, counts=picks.counts, picks=picks, made_by=(*manifest.made_by, about))
+    notes = {name: note for name, note in manifest.extra.items() if name not in NOTES_ON_ALL}
+    return replace(manifest, counts=picks.counts, picks=picks, made_by=(*manifest.made_by, about), extra=notes)
 
 
 def _amount(sample: Any) -> int | float:

@@ -18,6 +18,9 @@ from wdsdist.shards import array_file
 MAGIC, VERSION = b"wds-view", 1
 ARRAYS = {"stored_counts": "<i8", "starts": "<i8", "numbers": "<u4"}
 
+NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out")
+"""Notes of an ``index.json`` that are totals, so that they are wrong for a part of the samples."""
+
 MOST_IN_A_SHARD = 2**32
 """Samples that a shard of a view may hold: their numbers take four bytes."""
 
@@ -95,6 +98,13 @@ class Picks:
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The arrays of the choice, as they are written."""
         return {name: np.ascontiguousarray(getattr(self, name), dtype) for name, dtype in ARRAYS.items()}
+
+    def check(self) -> None:
+        """Raise `IndexFormatError` where the arrays of a file are not those that it was written with."""
+        for shard in range(len(self.stored_counts)):
+            self.of_shard(shard)
+        if self.stated_digest and array_file.digest_of(self.arrays) != self.stated_digest:
+            raise IndexFormatError(f"the view {self.path} is damaged: its digest is wrong; make it anew")
 
     def of_shard(self, shard: int) -> npt.NDArray[np.uint32]:
         """Return the chosen samples of one shard.

@@ -66,7 +66,7 @@ def _evaluated(duckdb: Any, connection: Any, where: str, table: dict[str, Any], 
         cursor.execute(f"SELECT coalesce(CAST(({where}\n) AS BOOLEAN), false) AS chosen FROM samples")
         return cursor.fetchnumpy()["chosen"]
     except duckdb.Error as error:
-        raise _refused(where, str(error).partition("\n")[0]) from None
+        raise _refused(where, str(error).partition("\n")[0].rpartition("Error: ")[2]) from None
     finally:
         cursor.close()
 

@@ -18,7 +18,7 @@ from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, Ma
 from wdsdist.shards import array_file
 from wdsdist.shards.manifest import trusted_digests
 from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_location
-from wdsdist.shards.views.picks import MAGIC, VERSION, Picks
+from wdsdist.shards.views.picks import MAGIC, NOTES_ON_ALL, VERSION, Picks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +50,22 @@ def save(manifest: Manifest, path: Path) -> Path:
     except OSError as error:
         raise DestinationError(f"the view {path} cannot be written: {error.strerror or error}") from error
     return path
+
+
+def count_differing(path: str, other: str) -> int:
+    """Return how many samples two saved views differ in, repetitions counted.
+
+    Raises ``FileNotFoundError`` and `IndexFormatError` where one cannot be read, or they are of shards that differ.
+    """
+    (one, _), (another, _) = Picks.load(Path(path)), Picks.load(Path(other))
+    shared = min(len(one.stored_counts), len(another.stored_counts))
+    if not np.array_equal(one.stored_counts[:shared], another.stored_counts[:shared]):
+        raise IndexFormatError(f"the views {path} and {other} are of different data sets")
+    numbers, counts = np.unique(np.concatenate((one.positions(), another.positions())), return_counts=True)
+    of_one = np.zeros(len(numbers), np.int64)
+    chosen, times = np.unique(one.positions(), return_counts=True)
+    of_one[np.searchsorted(numbers, chosen)] = times
+    return int(np.abs(2 * of_one - counts).sum())
 
 
 def is_view(location: str, options: storage.StorageOptions) -> bool:
@@ -115,7 +131,8 @@ def of_data(whole: Manifest, picks: Picks, fingerprint: str, made_by: tuple[Any,
     if covered <= len(whole.counts):
         data = whole.prefix(covered)
         if np.array_equal(data.counts, picks.stored_counts) and data.fingerprint == fingerprint:
-            return replace(data, counts=picks.counts, picks=picks, made_by=made_by)
+            notes = {name: note for name, note in data.extra.items() if name not in NOTES_ON_ALL}
+            return replace(data, counts=picks.counts, picks=picks, made_by=made_by, extra=notes)
     raise IndexFormatError(
         f"the view {label} was made of {covered:,} shards with {int(picks.stored_counts.sum()):,} samples, which are "
         f"not those that {storage.shown(whole.base)} has now: make the view anew"
