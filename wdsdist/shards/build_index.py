@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,8 @@ def index(
     locations = _tars(shards, options, together=output is None)
     target = storage.split(locations[0])[0] if output is None else storage.normalise(output)
     names = locations if output is not None else [storage.split(location)[1] for location in locations]
+    known = _known(target, options)
+    _refuse_unfinished(known, target, len(names), options)
     check_names(target, names, elsewhere=output is not None)
     if output is not None:
         _prepare(target, locations)
@@ -102,12 +105,13 @@ def index(
         target,
         (Shard.of(name, one) for name, one in zip(names, found, strict=True)),
         name=storage.split(target)[1],
-        extra={**_notes(found), **_classes(target, options)},
+        extra={**_notes(found), **_kept_notes(known)},
         storage_options=dict(options.given),
         stores=options.stores,
         is_named=output is not None,
         origin=storage.join(target, index_json.FILE_NAME),
     )
+    manifest = replace(manifest, extra={**manifest.extra, **_generations(known, manifest)})
     if output is not None:
         _record(manifest)
     _save(manifest, target, options)
@@ -229,13 +233,44 @@ def _prepare(folder: str, locations: list[str]) -> None:
         raise DestinationError(f"{folder} cannot be made ({error.strerror})") from error
 
 
-def _classes(target: str, options: storage.StorageOptions) -> dict[str, Any]:
-    """Return the classes from the folder's present index.json, because a scan of the tars cannot find them."""
+def _known(target: str, options: storage.StorageOptions) -> Manifest | None:
+    """Return the manifest in the folder's present index.json, if there is one that can be read."""
     try:
-        known = index_json.load(storage.join(target, index_json.FILE_NAME), options, allow_elsewhere=True).extra
+        return index_json.load(storage.join(target, index_json.FILE_NAME), options, allow_elsewhere=True)
     except (IndexNotFoundError, IndexFormatError, StorageError):
+        return None
+
+
+def _kept_notes(known: Manifest | None) -> dict[str, Any]:
+    """Return the notes of the present index.json that a scan of the tars cannot find."""
+    return {name: known.extra[name] for name in ("classes",) if name in known.extra} if known else {}
+
+
+def _generations(known: Manifest | None, manifest: Manifest) -> dict[str, Any]:
+    """Return the notes on how a data set has grown, where the shards that were indexed before are the first still."""
+    before = 0 if known is None else len(known.counts)
+    if known is None or not 0 < before <= len(manifest.counts):
         return {}
-    return {"classes": known["classes"]} if "classes" in known else {}
+    if manifest.fingerprints([before]) != [known.fingerprint]:
+        return {}
+    notes = {"appended": known.extra["appended"]} if "appended" in known.extra else {}
+    lengths = sorted({*known.generations, len(manifest.counts)})
+    return {**notes, "generations": lengths} if len(lengths) > 1 else notes
+
+
+def _refuse_unfinished(known: Manifest | None, target: str, shards: int, options: storage.StorageOptions) -> None:
+    """Raise `IndexNotFoundError` where some of the tars are those of an append that was not finished."""
+    if known is None or shards <= len(known.counts):
+        return
+    try:
+        before = json.loads(storage.read(storage.join(target, index_json.APPEND_RECORD), options))["shards"]
+    except (FileNotFoundError, StorageError, ValueError, KeyError, TypeError):
+        return
+    if before == len(known.counts):
+        raise IndexNotFoundError(
+            f"{storage.shown(target)} has not been appended to to the end: run the same `wdsdist pack --append` again, "
+            f"or delete {index_json.APPEND_RECORD} there if all tars are to be indexed as they are"
+        )
 
 
 def _notes(indexes: Iterable[ShardIndex]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ def open(  # noqa: A001
     storage_options: Mapping[str, Any] | None = None,
     download_timeout: float | None = None,
     allow_elsewhere: bool = False,
+    generation: int | None = None,
 ) -> Manifest:
     """Open a data set and return its manifest: the shards, with the number of samples in each.
 
@@ -47,6 +48,8 @@ def open(  # noqa: A001
             copy that this user read last is used, with a warning.
         allow_elsewhere: let the ``index.json`` name shards outside its own folder: on other hosts, in other buckets,
             by absolute paths or ``..``. Look at what it names before. What you named to `wdsdist.index` needs it not.
+        generation: of a data set that has grown, what it was before: 1 is what was packed first, the last one what it
+            is now. A data set that is opened so does not grow while it is trained on.
 
     Raises:
         IndexNotFoundError: a folder without ``index.json``.
@@ -57,6 +60,11 @@ def open(  # noqa: A001
         ShardDamagedError: a tar without an index that cannot be read without losing samples.
     """
     deadline = None if download_timeout is None else Deadline(check_seconds("download_timeout", download_timeout))
+    if generation is not None:
+        known = open(
+            shards, storage_options=storage_options, download_timeout=download_timeout, allow_elsewhere=allow_elsewhere
+        )
+        return known.at_generation(generation)
     if isinstance(shards, Manifest):
         return shards
     locations = expand(shards)
