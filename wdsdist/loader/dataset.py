@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -10,15 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsdist._util.validation import check_bytes, check_integer
 from wdsdist.cache import TIMEOUT, ShardCache
 from wdsdist.distributed import Identity
 from wdsdist.distributed.replica import Replica
-from wdsdist.errors import ArgumentTypeError, SampleIndexError
+from wdsdist.errors import ArgumentError, ArgumentTypeError, SampleIndexError
 from wdsdist.loader.checkpoint import Position, State
 from wdsdist.loader.framework_guards import refuse_wrappers
+from wdsdist.loader.growth import Growth
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.plain_dataloader import PlainProgress, SampleStream
 from wdsdist.loader.worker_iterator import WorkerIterator
@@ -76,6 +78,11 @@ class StreamingDataset(IterableDataset[Any]):
             300. The ``index.json`` too, for which the default is 30 from the first failure on.
         storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
         allow_elsewhere: as of `wdsdist.open`, let the ``index.json`` name shards outside its own folder.
+        follow: whether epochs see what was appended to the data set since: an epoch that has begun keeps the samples
+            that it began with, the next one has all. By default where ``shards`` is a folder or URL, and the ranks can
+            agree on it: one rank does, and so do those of a process group of torch. ``True`` follows without one too:
+            then nothing may be appended while some ranks have begun an epoch and others have not. A `Manifest` never
+            grows.
 
     Raises:
         IndexNotFoundError: ``shards`` is a folder without ``index.json``.
@@ -116,14 +123,22 @@ class StreamingDataset(IterableDataset[Any]):
         download_timeout: float | None = None,
         storage_options: Mapping[str, Any] | None = None,
         allow_elsewhere: bool = False,
+        follow: bool | None = None,
     ) -> None:
         super().__init__()
-        self.manifest = catalog.open(
+        reopen = functools.partial(
+            catalog.open,
             shards,
             storage_options=storage_options,
             download_timeout=download_timeout,
             allow_elsewhere=allow_elsewhere,
         )
+        self.manifest = reopen()
+        self._growth = None
+        if follow is not False and catalog.may_grow(shards, self.manifest):
+            self._growth = Growth(self.manifest, reopen, unchecked=bool(follow))
+        elif follow:
+            raise ArgumentError("follow is True, but only a folder or URL with an index.json can grow: name that")
         self.drop_last = bool(drop_last)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
@@ -168,6 +183,24 @@ class StreamingDataset(IterableDataset[Any]):
     def _num_replicas(self) -> int:
         return self.identity().world_size
 
+    @property
+    def follows(self) -> bool:
+        """Whether epochs see what was appended to the data set since."""
+        return self._growth is not None
+
+    def at_epoch(self, epoch: int) -> OrderConfig:
+        """Return the order of an epoch that is about to start; the data set has the samples of that epoch from now on.
+
+        Raises `DataMismatchError` where this rank cannot find the shards that another one has for that epoch.
+        """
+        if self._growth is not None and get_worker_info() is None:  # all workers of a pass must have the same samples
+            manifest = self._growth.at_epoch(epoch, is_alone=self.identity().world_size == 1)
+            if manifest is not self.manifest:
+                self.manifest = manifest
+                self.order_config = dataclasses.replace(self.order_config, manifest=manifest)
+                self.sample_reader = self.sample_reader.over(ShardReader(manifest, self.cache))
+        return self.order_config
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays, also in workers that live on.
 
@@ -180,6 +213,7 @@ class StreamingDataset(IterableDataset[Any]):
         """
         refuse_wrappers(self._num_replicas, nearest=2)
         self.chosen_epoch.choose(epoch)
+        self.at_epoch(epoch)
 
     def __getitem__(self, index: int) -> Any:
         """Return sample ``index`` of the data set, in the order of its shards, decoded and transformed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -25,9 +26,11 @@ from wdsdist.loader.framework_guards import (
 )
 from wdsdist.loader.ipc.channel import group_size
 from wdsdist.loader.ipc.workers import end_workers, guarded, has_lost_workers
+from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.stats import EpochMeter, LoaderStats
 from wdsdist.loader.worker_iterator import WorkerDataset
 from wdsdist.loader.worker_state import EpochStart
+from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings
 
@@ -96,14 +99,11 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             raise ArgumentTypeError(f"dataset is a {type(dataset).__name__}: it must be a wdsdist.StreamingDataset")
         workers = _default_workers() if num_workers is None else check_integer("num_workers", num_workers, 0)
         size = check_integer("batch_size", batch_size, 1)
-        self._worker_dataset = WorkerDataset(
-            dataset.order_config,
-            dataset.cache,
-            dataset.sample_reader,
-            collate_fn=collate_fn,
-            num_workers=workers,
-            shared_memory=bool(shared_memory),
+        self._make_workers_of = functools.partial(
+            WorkerDataset, collate_fn=collate_fn, num_workers=workers, shared_memory=bool(shared_memory)
         )
+        self._config: OrderConfig | None = None  # of the epoch that has begun, or of a state that was loaded
+        self._worker_dataset = self._make_workers_of(dataset.order_config, dataset.cache, dataset.sample_reader)
         self._progress = Progress()
         self._requests = 0  # those for an epoch that have been heeded
         self._settings: OrderSettings | None = None  # of the first run, or what a loaded state brought
@@ -129,8 +129,10 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         expect_a_length()
 
     def __len__(self) -> int:
-        """Return the batches that a whole epoch has on each rank."""
-        return self._plan(Position(0, 0), self.dataset.identity()).batches_per_rank
+        """Return the batches that a whole epoch has on each rank: this one, or the one that was chosen."""
+        self._heed_set_epoch()
+        samples = self._config_at(self._progress.position).num_samples
+        return self._plan(Position(0, 0), self.dataset.identity(), samples).batches_per_rank
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self._progress.restart()
@@ -146,7 +148,8 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         return AcceleratedBatches(batches, self._is_at_end, non_blocking=self.pin_memory)
 
     def _is_at_end(self) -> bool:
-        return self._progress.position.consumed >= self.dataset.num_samples
+        position = self._progress.position
+        return position.consumed > 0 and position.consumed >= self._config_at(position).num_samples
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays; also counts between ``iter()`` and the first batch."""
@@ -158,22 +161,25 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         It counts the batches that were handed out, whatever workers have prepared beyond them.
         """
         self._heed_set_epoch()
-        state = self.dataset.order_config.state(self._progress.position, self._order_settings(self.dataset.identity()))
+        position = self._progress.position
+        config = self._config if self._config is not None and position.consumed else self.dataset.order_config
+        state = config.state(position, self._order_settings(self.dataset.identity()))
         return {**state, "asked": self._progress.asked}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken, also with another world size, batch size or number of workers.
 
-        The next iteration gives what was left of that epoch. Raises `StateMismatchError` for the state of another
+        The next iteration gives what was left of that epoch. Of a data set that has grown since, that is what was left
+        of the samples that it had; the epochs after it have all. Raises `StateMismatchError` for the state of another
         data set, seed or order, and lists the differences.
         """
-        order_config, here = self.dataset.order_config, self.dataset.identity()
-        settings = order_config.settings(here, state) if isinstance(state, Mapping) else self._order_settings(here)
-        position = read_state(state, order_config.state(Position(0, 0), settings))
+        config, here = self.dataset.order_config.as_in(state), self.dataset.identity()
+        settings = config.settings(here, state) if isinstance(state, Mapping) else self._order_settings(here)
+        position = read_state(state, config.state(Position(0, 0), settings))
         self._heed_set_epoch()  # what was asked for before no longer counts
-        finished = position.consumed >= self.dataset.num_samples
+        finished = position.consumed >= config.num_samples
         self._progress.resume(position, asked=state.get("asked"), finished=finished)
-        self._settings = settings
+        self._settings, self._config = settings, config
 
     def stats(self) -> LoaderStats:
         """Return throughput and cache use of the current epoch on this rank, or of the last one when none is under way.
@@ -205,11 +211,17 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         self._heed_set_epoch()
         self._progress.advance(consumed)
 
-    def _plan(self, position: Position, here: Identity) -> EpochPlan:
+    def _config_at(self, position: Position) -> OrderConfig:
+        """Return the order at a position: of an epoch that has not begun, over all samples that there are now."""
+        if position.consumed and self._config is not None:
+            return self._config
+        return self.dataset.at_epoch(position.epoch)
+
+    def _plan(self, position: Position, here: Identity, num_samples: int) -> EpochPlan:
         """Return the plan of what is left at a position; raise where a whole epoch would have no batch."""
         size, world = int(self.batch_size or 1), here.world_size
         plan = EpochPlan(
-            num_samples=self.dataset.num_samples,
+            num_samples=num_samples,
             num_replicas=world,
             batch_size=size,
             drop_last=self.dataset.drop_last,
@@ -233,44 +245,56 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         if self._meter is not None:
             self._meter.finish()
         self._heed_set_epoch()
-        here, order_config = self.dataset.identity(), self.dataset.order_config
-        position, plan = self._progress.start(lambda place: self._plan(place, here))
-        if self._meter is None and here.world_size > 1:  # once for each loader
+        here = self.dataset.identity()
+        position, plan = self._progress.start(lambda place: self._plan(place, here, self._config_at(place).num_samples))
+        config = self._config_at(position)
+        if self._meter is None and here.world_size > 1 and not self.dataset.follows:  # once for each loader
             for where, version in self.dataset.manifest.versions.items():
                 check_same(f"index.json of {where}", version)
         settings = self._settings = self._order_settings(here)  # the first run's, whatever the world becomes
+        self._renew_workers(config)
         if settings != self._checked:
-            order_config.check_room(settings, here)
+            config.check_room(settings, here)
             self._checked = settings
         self._meter = EpochMeter(
             position.epoch,
             plan=plan,
-            sample_bytes=order_config.mean_sample_bytes,
+            sample_bytes=config.mean_sample_bytes,
             count=self._worker_dataset.counters.total if self.num_workers else self.dataset.cache.counters,
         )
         if self._iterator is not None and has_lost_workers(self._iterator):
             self._stop_workers(self._iterator)
         if self.num_workers and self._iterator is None:
-            self._prepare(plan)
+            self._prepare(plan, config.mean_sample_bytes)
         start = EpochStart(
             epoch=position.epoch,
             rank=here.rank,
             num_canonical_replicas=settings.num_canonical_replicas,
             order_version=settings.version,
             # A larger one means the same.
-            shuffle_window=min(settings.window, max(1, self.dataset.manifest.num_samples)),
+            shuffle_window=min(settings.window, max(1, config.manifest.num_samples)),
             group=self._group,
             plan=plan,
         )
         self._worker_dataset.begin(start)
         return Epoch(guarded(super().__iter__()), plan, self._meter)
 
-    def _prepare(self, plan: EpochPlan) -> None:
+    def _renew_workers(self, config: OrderConfig) -> None:
+        """Note the order of the epoch that begins, and end the workers where they have other samples than that."""
+        if self._worker_dataset.manifest is not config.manifest:
+            if self._iterator is not None:
+                self._stop_workers(self._iterator)
+            reader = self.dataset.sample_reader.over(ShardReader(config.manifest, self.dataset.cache))
+            self._worker_dataset = self._make_workers_of(config, self.dataset.cache, reader)
+            self._checked = None
+        self._config = config
+
+    def _prepare(self, plan: EpochPlan, sample_bytes: int) -> None:
         """Make what new workers need: memory to share, and how many batches they send together.
 
         A message costs as much as making a batch of small samples.
         """
-        batch_bytes = self.dataset.order_config.mean_sample_bytes * plan.batch_size
+        batch_bytes = sample_bytes * plan.batch_size
         group = 1
         # With a limit, batches that wait for the rest of their group would hold their shards, and workers that wait
         # for room while they hold what others wait for would wait for ever.

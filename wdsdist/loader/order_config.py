@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
+
 from wdsdist.distributed import Identity
 from wdsdist.loader.checkpoint import VIEW, Position, State, make_state, version_in
 from wdsdist.sampling.mix_order import MixOrder, Mixture
@@ -54,9 +56,19 @@ class OrderConfig:
         return {}
 
     def as_in(self, state: Mapping[str, Any]) -> OrderConfig:
-        """Return it with the version of the order that a state was saved in."""
-        version = version_in(state) if isinstance(state, Mapping) else self.given.version
-        return dataclasses.replace(self, given=dataclasses.replace(self.given, version=version))
+        """Return the config that a state was saved in: of an older version of the order, or with fewer shards."""
+        if not isinstance(state, Mapping):
+            return self
+        given = dataclasses.replace(self.given, version=version_in(state))
+        return dataclasses.replace(self, given=given, manifest=self._manifest_in(state))
+
+    def _manifest_in(self, state: Mapping[str, Any]) -> Manifest:
+        """Return the first shards of the data set that a state was saved with; all, where none of them are."""
+        manifest, total, known = self.manifest, state.get("num_samples"), state.get("fingerprint")
+        if isinstance(manifest, JoinedManifest) or known == manifest.fingerprint or not isinstance(total, int):
+            return manifest
+        parts = (manifest.prefix(int(last) + 1) for last in np.flatnonzero(manifest.ends == total))
+        return next((part for part in parts if part.fingerprint == known), manifest)
 
     def settings(self, here: Identity, state: Mapping[str, Any] | None = None) -> OrderSettings:
         """Return the settings of the order: those of a ``state``, as far as none were given at first.

@@ -20,6 +20,7 @@ from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.epoch_plan import EpochPlan, Places
 from wdsdist.sampling.order import OrderSettings
 from wdsdist.sampling.shard_schedule import upcoming
+from wdsdist.shards.manifest import Manifest
 
 Collate = Callable[[list[Any]], Any]
 
@@ -56,6 +57,11 @@ class WorkerDataset(IterableDataset[Any]):
         self._start = SharedNumbers([0] * EpochStart.width())
         self.channel = Channel(shared_memory=shared_memory)
         self.counters = WorkerCounters(num_workers)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The data set whose samples the workers have."""
+        return self._order_config.manifest
 
     @property
     def is_light(self) -> bool:

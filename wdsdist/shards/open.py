@@ -88,6 +88,14 @@ def open(  # noqa: A001
     return view_file.load(location, options, open_index, allow_elsewhere=allow_elsewhere)
 
 
+def may_grow(shards: Shards, manifest: Manifest) -> bool:
+    """Return whether a data set was named by the folder or URL of the ``index.json`` that lists all of its shards."""
+    if not isinstance(shards, (str, os.PathLike)) or manifest.picks is not None:
+        return False
+    location = storage.normalise(shards)
+    return manifest.origin in (location, storage.join(location, index_json.FILE_NAME))
+
+
 def expand(shards: Location | Iterable[Location]) -> list[str]:
     """Expand a path, a URL, a brace pattern or a list of them to the locations of shards."""
     if not isinstance(shards, (str, os.PathLike, Iterable)):
