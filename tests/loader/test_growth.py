@@ -161,9 +161,13 @@ def test_a_foreign_loaders_state_of_an_older_generation_goes_on_in_it(growing: G
     seen = [next(stream)["cls"] for _ in range(9)]
     state = old.state_dict()
     growing.grow_to(2)
-    resumed = growing.dataset()
-    resumed.load_state_dict(state)
-    assert sorted(seen + [sample["cls"] for sample in resumed]) == list(range(23))
+    for epochs in ((0, 1), (None, 1)):
+        resumed = growing.dataset()
+        resumed.load_state_dict(state)
+        for epoch, size in zip(epochs, (23, 36), strict=True):
+            if epoch is not None:
+                resumed.set_epoch(epoch)
+            assert sorted(seen * (size == 23) + [sample["cls"] for sample in resumed]) == list(range(size))
 
 
 # What stays as it was opened

@@ -11,13 +11,13 @@ from typing import Any
 
 from wdsdist import cache, storage
 from wdsdist._util.files import lies_in
-from wdsdist.diagnostics.verify import Damage, Task, check, find_tasks, index_path
+from wdsdist.diagnostics.verify import Damage, Task, check, find_tasks, index_path, tolerance_of
 from wdsdist.errors import ShardDamagedError, WdsdistError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import scan_local
 from wdsdist.shards.manifest import Manifest, Shard
-from wdsdist.shards.open import Location, Shards
 from wdsdist.shards.open import open as open_shards
+from wdsdist.shards.spellings import Location, Shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +106,11 @@ def _mend(
     _check_place(manifest, number, task, path)
     if "tar" not in parts:
         if "index" in parts:
-            scan_local.write_index(path, index_path(path, task.folder).parent)
+            place = index_path(path, task)
+            scan_local.write_index(path, place, tolerance_of(place))
             return "indexed anew"
         return "nothing done"
-    place = index_path(path, task.folder)
+    place = index_path(path, task)
     if task.location != manifest.location(number):  # a copy in the cache
         cache.refetch(manifest, number, cache_dir)
         how = "fetched" if storage.is_remote(manifest.location(number)) else "decompressed"
@@ -125,7 +126,7 @@ def _mend(
             "pack again"
         )
     if not place.exists():
-        scan_local.write_index(path, place.parent)
+        scan_local.write_index(path, place)
     return done
 
 

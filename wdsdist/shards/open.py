@@ -6,23 +6,24 @@ be written.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from wdsdist import storage
 from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_seconds
-from wdsdist.errors import ArgumentError, ArgumentTypeError, IndexNotFoundError, ManifestError
-from wdsdist.shards import scan_local
-from wdsdist.shards.manifest import Manifest, Shard, check_location, index_json
+from wdsdist.errors import ArgumentError, IndexNotFoundError, ShardDamagedError
+from wdsdist.shards import scan_local, unindexed
+from wdsdist.shards.index import STRICT, Tolerance
+from wdsdist.shards.manifest import Manifest, Shard, index_json
+from wdsdist.shards.spellings import Shards, expand
 from wdsdist.shards.tar import is_tar
 from wdsdist.shards.views import view_file
 from wdsdist.storage import Deadline
-
-Location = str | os.PathLike[str]
-Shards = Location | Iterable[Location] | Manifest
 
 
 def open(  # noqa: A001
@@ -36,18 +37,21 @@ def open(  # noqa: A001
     """Open a data set and return its manifest: the shards, with the number of samples in each.
 
     Args:
-        shards: a folder or URL with an ``index.json``; the path or URL of an ``index.json``; one tar; a brace pattern
-            such as ``train-{000..127}.tar``; a list of tars; a view that `Manifest.save` wrote; or a `Manifest`, which
-            is returned unchanged. Tars named one by one need no ``index.json``: those without an index are scanned
-            once. They may be compressed by gzip, bzip2, xz or zstd.
+        shards: a folder or URL with an ``index.json``, or with counts by another tool (``_info.json``,
+            ``wids-meta.json``, ``.nv-meta``, ``sizes.json``, ``manifest.jsonl``), which are checked where shards are
+            opened; the path or URL of an ``index.json``; one tar; a brace pattern such as ``train-{000..127}.tar``, or
+            a glob; ``a.tar::b.tar``; ``@list.txt``, a file of names; a list of these; a view that `Manifest.save`
+            wrote; or a `Manifest`, which is returned unchanged. Local tars named one by one need no ``index.json``:
+            those without an index are scanned once. They may be compressed by gzip, bzip2, xz or zstd.
         storage_options: passed to fsspec for URLs: those of the stores that ``shards`` names, each of a list. Shards
             that the index lists at another host, bucket or scheme are read without. A mapping from stores to options,
             such as ``{"s3://bucket": {"anon": True}}``, says of each store what it gets.
         download_timeout: deadline in seconds for a remote ``index.json``, all retries included; by default it is
             retried until 30 seconds after the first failure. Where its store does not answer by then, the
             copy that this user read last is used, with a warning.
-        allow_elsewhere: let the ``index.json`` name shards outside its own folder: on other hosts, in other buckets,
-            by absolute paths or ``..``. Look at what it names before. What you named to `wdsdist.index` needs it not.
+        allow_elsewhere: let the ``index.json`` or a list name shards outside its own folder: on other hosts, in other
+            buckets, by absolute paths or ``..``. Look at what it names before. What you named to `wdsdist.index` needs
+            it not.
         generation: of a data set that has grown, what it was before: 1 is what was packed first, the last one what it
             is now. A data set that is opened so does not grow while it is trained on.
 
@@ -65,11 +69,23 @@ def open(  # noqa: A001
             shards, storage_options=storage_options, download_timeout=download_timeout, allow_elsewhere=allow_elsewhere
         )
         return known.at_generation(generation)
+    return open_tolerant(shards, storage_options, deadline, allow_elsewhere=allow_elsewhere)
+
+
+def open_tolerant(
+    shards: Shards,
+    storage_options: Mapping[str, Any] | None = None,
+    deadline: Deadline | None = None,
+    *,
+    allow_elsewhere: bool = False,
+    tolerance: Tolerance = STRICT,
+) -> Manifest:
+    """Open a data set as `open` does; with a tolerance, damaged tars without an index are listed without a sample."""
     if isinstance(shards, Manifest):
         return shards
-    locations = expand(shards)
+    locations = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
     if len(locations) != 1 or is_tar(storage.split(locations[0])[1]):
-        return _open_tars(locations, storage_options, deadline, allow_elsewhere=allow_elsewhere)
+        return _open_tars(locations, storage_options, deadline, allow_elsewhere=allow_elsewhere, tolerance=tolerance)
     location = locations[0]
     if location.endswith(".json"):
         return index_json.load(location, storage_options, deadline, keep=True, allow_elsewhere=allow_elsewhere)
@@ -79,7 +95,10 @@ def open(  # noqa: A001
     except IndexNotFoundError:
         options = storage.named(storage_options, locations)
         if not view_file.is_view(location, options):
-            raise _no_index(location, options) from None
+            found = unindexed.by_foreign_counts(location, options)
+            if found is None:
+                raise unindexed.no_index(location, options) from None
+            return found
 
     def open_index(place: str, is_named: bool) -> Manifest:
         bound = storage.named(storage_options, [location, place]) if is_named else options
@@ -96,30 +115,6 @@ def may_grow(shards: Shards, manifest: Manifest) -> bool:
     return manifest.origin in (location, storage.join(location, index_json.FILE_NAME))
 
 
-def expand(shards: Location | Iterable[Location]) -> list[str]:
-    """Expand a path, a URL, a brace pattern or a list of them to the locations of shards."""
-    if not isinstance(shards, (str, os.PathLike, Iterable)):
-        raise ArgumentTypeError(f"shards is {shards!r}: it must be a path, a URL or a list of them")
-    listed = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
-    expanded: list[str] = []
-    for item in listed:
-        if not isinstance(item, (str, os.PathLike)):
-            raise ArgumentTypeError(f"shards holds {item!r}: it must be a path, a URL or a list of them")
-        text = os.fspath(item)
-        if "{" in text and not Path(text).exists():
-            import braceexpand
-
-            try:
-                expanded += braceexpand.braceexpand(text)
-            except ValueError:
-                expanded.append(text)  # no pattern: a name, most likely of nothing, which is an error that shows it
-        else:
-            expanded.append(text)
-    if not expanded:
-        raise IndexNotFoundError("the list of shards is empty: name a folder, a brace pattern or some tars")
-    return [storage.normalise(item) for item in expanded]
-
-
 def refuse_folders(locations: list[str]) -> None:
     """Raise `ArgumentError` where one of several locations is a folder."""
     for location in locations:
@@ -128,7 +123,12 @@ def refuse_folders(locations: list[str]) -> None:
 
 
 def _open_tars(
-    locations: list[str], options: Mapping[str, Any] | None, deadline: Deadline | None, *, allow_elsewhere: bool
+    locations: list[str],
+    options: Mapping[str, Any] | None,
+    deadline: Deadline | None,
+    *,
+    allow_elsewhere: bool,
+    tolerance: Tolerance,
 ) -> Manifest:
     """Open single tars: from the ``index.json`` of their folder, or else by the index of each."""
     refuse_folders(locations)
@@ -140,6 +140,11 @@ def _open_tars(
         return known.of_shards(numbers[location] for location in locations)
     except (IndexNotFoundError, KeyError):
         pass  # no index.json, or one that does not know these tars
+    with contextlib.suppress(IndexNotFoundError):
+        if {storage.split(location)[0] for location in locations} == {folder}:
+            counted = unindexed.by_foreign_counts(folder, storage.named(options, locations), locations)
+            if counted is not None:
+                return counted
     remote = next((location for location in locations if storage.is_remote(location)), None)
     if remote is not None:
         raise IndexNotFoundError(
@@ -149,44 +154,14 @@ def _open_tars(
         )
     paths = [Path(location) for location in locations]
     with pool(None, len(paths)) as executor:
-        found = list(executor.map(scan_local.shard_index, paths))
-    shards = (Shard.of(str(path), one) for path, one in zip(paths, found, strict=True))
-    return Manifest.of(folder, shards, name=Path(folder).name, is_named=True)
+        found = list(executor.map(functools.partial(_shard, tolerance=tolerance), paths))
+    return Manifest.of(folder, found, name=Path(folder).name, is_named=True)
 
 
-def tars_in(folder: str, options: storage.StorageOptions | None = None) -> list[str]:
-    """Return the locations of the tars in a folder, without hidden files, such as unfinished ones.
-
-    Raises `IndexNotFoundError` for a folder that packing has not finished, where shards are missing.
-    """
-    names = storage.names(folder, "", options)
-    if index_json.PACK_RECORD in names and index_json.FILE_NAME not in names:
-        raise IndexNotFoundError(
-            f"{storage.shown(folder)} has not been packed to the end: run the same `wdsdist pack` again, which writes "
-            f"the rest, or delete {index_json.PACK_RECORD} there if what it holds is to be all"
-        )
-    tars = [name for name in names if is_tar(name) and not name.startswith(".")]
-    if storage.is_remote(folder):
-        check_names(folder, tars)
-    return [storage.join(folder, name) for name in tars]
-
-
-def check_names(folder: str, names: list[str], *, elsewhere: bool = False) -> None:
-    """Raise `ManifestError` for the first tar whose name an ``index.json`` in the folder may not hold."""
-    for name in names:
-        try:
-            check_location(folder, name, elsewhere=elsewhere)
-        except ValueError as error:
-            raise ManifestError(f"the tar {storage.shown(name)!a} {error}: rename it") from None
-
-
-def _no_index(location: str, options: storage.StorageOptions) -> IndexNotFoundError:
-    where = storage.shown(location)
-    if not storage.exists(location, options):
-        return IndexNotFoundError(f"{where} does not exist")
-    if not storage.is_remote(location) and not Path(location).is_dir():
-        return IndexNotFoundError(f"{where} is neither a folder, an index.json nor a .tar file")
-    tars = len(tars_in(location, options))
-    if tars:
-        return IndexNotFoundError(f"{where} holds {tars:,} tar files but no index.json: run `wdsdist index {where}`")
-    return IndexNotFoundError(f"{where} holds no index.json and no tar files: it is not a data set")
+def _shard(path: Path, tolerance: Tolerance) -> Shard:
+    try:
+        return Shard.of(str(path), scan_local.shard_index(path))
+    except ShardDamagedError:
+        if not tolerance.skip:
+            raise
+        return Shard(str(path), 0, -1, "")

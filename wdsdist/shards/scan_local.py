@@ -21,22 +21,23 @@ from wdsdist._util.files import atomic_write, lies_in, sha256
 from wdsdist._util.host import user_cache_dir
 from wdsdist._util.ownership import is_own_file
 from wdsdist.errors import DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
-from wdsdist.shards.index import SUFFIX, ShardIndex, Stored, beside, dumps, from_members, load
+from wdsdist.shards.index import STRICT, SUFFIX, ShardIndex, Stored, Tolerance, beside, dumps, from_members, load
 from wdsdist.shards.tar import Members, is_compressed, scan
 from wdsdist.storage import compression
 
 
-def shard_index(path: Path, *, listed_in: str | None = None) -> ShardIndex:
+def shard_index(path: Path, *, listed_in: str | None = None, name: str = "") -> ShardIndex:
     """Return the index of a local tar: from beside it, from the user's cache, or by a scan, whose result is kept.
 
-    ``listed_in`` is the folder of the ``index.json`` that lists the tar: its index may stand there too.
+    ``listed_in`` is the folder of the ``index.json`` that lists the tar: its index may stand there too, under ``name``,
+    which is by default its own.
 
     Raises `ShardNotFoundError` where there is no tar and `ShardDamagedError` where the tar disagrees with its index.
     """
-    return known_index(path, listed_in=listed_in) or _scan_and_keep(path, listed_in)
+    return known_index(path, listed_in=listed_in, name=name) or _scan_and_keep(path, listed_in)
 
 
-def known_index(path: Path, *, listed_in: str | None = None) -> ShardIndex | None:
+def known_index(path: Path, *, listed_in: str | None = None, name: str = "") -> ShardIndex | None:
     """Return the stored index of a local tar, or ``None``. Raises what `shard_index` raises."""
     try:
         size = regular(path).st_size
@@ -46,7 +47,7 @@ def known_index(path: Path, *, listed_in: str | None = None) -> ShardIndex | Non
         raise StorageError(f"shard {path} cannot be read: {error.strerror}") from error
     places = [beside(path), _cached(path)]
     if listed_in is not None and not storage.is_remote(listed_in):
-        places.insert(1, storage.local_path(listed_in) / places[0].name)
+        places.insert(1, storage.local_path(listed_in) / (name or places[0].name))
     for place in places:
         if place == _cached(path) and not is_own_file(place):
             continue  # another user's: it may be forged
@@ -67,20 +68,21 @@ def known_index(path: Path, *, listed_in: str | None = None) -> ShardIndex | Non
     return None
 
 
-def scan_shard(path: Path, *, label: str = "", tar_size: int = -1) -> ShardIndex:
+def scan_shard(path: Path, *, label: str = "", tar_size: int = -1, tolerance: Tolerance = STRICT) -> ShardIndex:
     """Scan a whole tar and return its index, digest included.
 
     Args:
         path: the tar, compressed or not.
         label: its name in errors; by default its path.
         tar_size: bytes of the tar in a compressed one, where they are known.
+        tolerance: what is left out rather than being damage.
     """
     label = label or str(path)
     regular(path)
     with decompressed(path, label=label, tar_size=tar_size) as tar, _mapped(tar, label) as content:
-        members = scan(content, label=label)
+        members = scan(content, label=label, salvage=tolerance.salvage)
         digest = hashlib.sha256(content).hexdigest()
-        index = from_members(members, size=len(content), sha256=digest, label=label)
+        index = from_members(members, size=len(content), sha256=digest, label=label, tolerance=tolerance)
         return index if tar == path else dataclasses.replace(index, stored=stored(path))
 
 
@@ -153,15 +155,15 @@ def _scan_and_keep(path: Path, listed_in: str | None) -> ShardIndex:
     return found
 
 
-def write_index(path: Path, folder: Path) -> ShardIndex:
-    """Scan a tar and write its index into a folder. Raises `DestinationError` where it cannot be written."""
-    found = scan_shard(path)
+def write_index(path: Path, place: Path, tolerance: Tolerance = STRICT) -> ShardIndex:
+    """Scan a tar and write its index to a file. Raises `DestinationError` where it cannot be written."""
+    found = scan_shard(path, tolerance=tolerance)
     try:
-        with atomic_write(folder / beside(path).name) as stream:
+        with atomic_write(place) as stream:
             stream.write(dumps(found))
     except OSError as error:
         raise DestinationError(
-            f"{folder} cannot be written ({error.strerror}): name a folder for the indexes with `--output`"
+            f"{place.parent} cannot be written ({error.strerror}): name a folder for the indexes with `--output`"
         ) from error
     return found
 

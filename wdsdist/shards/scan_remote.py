@@ -12,7 +12,7 @@ from pathlib import Path
 from wdsdist import storage
 from wdsdist.errors import ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.shards import scan_local
-from wdsdist.shards.index import ShardIndex, from_members
+from wdsdist.shards.index import STRICT, ShardIndex, Tolerance, from_members
 from wdsdist.shards.tar import BLOCK, is_compressed, scan
 
 _FIRST = 1 << 20
@@ -65,7 +65,12 @@ class _Ranges:
         return part
 
 
-def index_remote(location: str, size: int | None, options: storage.StorageOptions | None = None) -> ShardIndex:
+def index_remote(
+    location: str,
+    size: int | None,
+    options: storage.StorageOptions | None = None,
+    tolerance: Tolerance = STRICT,
+) -> ShardIndex:
     """Return the index of a remote tar of ``size`` bytes; ``None`` where its store does not give the size.
 
     Where only the headers were read, the index holds no digest.
@@ -78,8 +83,8 @@ def index_remote(location: str, size: int | None, options: storage.StorageOption
     if size is not None and size > 2 * _FIRST and not is_compressed(name):
         try:
             ranges = _Ranges(location, size, options)
-            members = scan(ranges, label=label)
-            return from_members(members, size=size, sha256="", label=label)
+            members = scan(ranges, label=label, salvage=tolerance.salvage)
+            return from_members(members, size=size, sha256="", label=label, tolerance=tolerance)
         except (_TooFineError, StorageError):  # or a store without range requests: it may give the whole file
             pass
         except FileNotFoundError as error:
@@ -89,4 +94,4 @@ def index_remote(location: str, size: int | None, options: storage.StorageOption
         storage.fetch(location, path, options)
         if size is not None and path.stat().st_size != size:
             raise ShardDamagedError(f"{label}: {path.stat().st_size:,} bytes came of its {size:,}: try again")
-        return scan_local.scan_shard(path, label=label)
+        return scan_local.scan_shard(path, label=label, tolerance=tolerance)

@@ -2,7 +2,7 @@
 
 from wdsdist.shards.manifest.allowed_locations import check_location
 from wdsdist.shards.manifest.index_json import APPEND_RECORD, FILE_NAME, PACK_RECORD, dumps, load, save
-from wdsdist.shards.manifest.manifest import Manifest, Shard
+from wdsdist.shards.manifest.manifest import Manifest, Shard, index_name
 from wdsdist.shards.manifest.trusted_digests import record
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Shard",
     "check_location",
     "dumps",
+    "index_name",
     "load",
     "record",
     "save",

@@ -7,8 +7,9 @@ deterministic USTAR with a PAX header only where a name or size needs one.
 from wdsdist.shards.tar.blocks import Readable
 from wdsdist.shards.tar.grouping import Samples, group
 from wdsdist.shards.tar.headers import plain_headers
-from wdsdist.shards.tar.naming import is_compressed, is_tar, is_text, split_name, split_stored_name
-from wdsdist.shards.tar.reader import Members, is_header_of, scan, scan_parts
+from wdsdist.shards.tar.member_at import is_member_at
+from wdsdist.shards.tar.naming import is_compressed, is_tar, is_text, split_name, split_stored_name, why_skipped
+from wdsdist.shards.tar.reader import Members, scan, scan_parts
 from wdsdist.shards.tar.writer import BLOCK, END, PLAIN_NAME, SIZE_LIMIT, header, padding, stored_size
 
 __all__ = [
@@ -22,7 +23,7 @@ __all__ = [
     "group",
     "header",
     "is_compressed",
-    "is_header_of",
+    "is_member_at",
     "is_tar",
     "is_text",
     "padding",
@@ -32,4 +33,5 @@ __all__ = [
     "split_name",
     "split_stored_name",
     "stored_size",
+    "why_skipped",
 ]
