@@ -42,6 +42,7 @@ def info(shards: tuple[str, ...], allow_elsewhere: bool, as_json: bool) -> None:
         "classes": f"{len(classes):,}: {', '.join(classes[:_NAMED])}{', ...' if len(classes) > _NAMED else ''}"
         if classes
         else "not recorded",
+        **({"generations": ", ".join(map(_generation, facts["generations"]))} if len(facts["generations"]) > 1 else {}),
         **({"columns": ", ".join(facts["columns"])} if facts["columns"] else {}),
     }
     for name, value in lines.items():
@@ -111,9 +112,17 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
         "classes": extra.get("classes"),
         "source": extra.get("source"),
         "shuffle_seed": extra.get("shuffle_seed"),
+        "generations": [
+            {"generation": number, "shards": shards, "samples": int(manifest.counts[:shards].sum())}
+            for number, shards in enumerate(manifest.generations, 1)
+        ],
         "columns": [name for name in manifest.columns if not from_index.is_free(name)],
         "view": list(manifest.made_by),
     }
+
+
+def _generation(one: dict[str, int]) -> str:
+    return f"{one['generation']:,}: {counted(one['samples'], 'sample')} in {counted(one['shards'], 'shard')}"
 
 
 def _shard_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:

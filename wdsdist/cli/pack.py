@@ -84,6 +84,7 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
 )
 @allow_elsewhere
 @click.option("--overwrite", is_flag=True, help="Replace another data set that wdsdist packed into DEST.")
+@click.option("--append", is_flag=True, help="Add the samples to the data set in DEST, as further shards.")
 @on_damage
 @click.option(
     "--scope",
@@ -155,6 +156,9 @@ def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> No
 
     place = shown_location(manifest.base)
     say(f"{'packed' if last else 'packed already'}: {contents(manifest)}, in {place}")
+    if len(lengths := manifest.generations) > 1:
+        more = counted(int(manifest.counts[lengths[-2] :].sum()), "sample")
+        say(f"generation: {len(lengths):,}, which added {more} in {counted(lengths[-1] - lengths[-2], 'shard')}")
     if columns := manifest.extra.get("columns"):
         say("columns: " + ", ".join(f"{name} {_becomes(what)}" for name, what in columns.items()))
     payload = manifest.extra["payload_bytes"]

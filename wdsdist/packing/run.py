@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 from wdsdist import storage
 from wdsdist._util.validation import check_bytes, check_integer
 from wdsdist.errors import ArgumentError, SourceError
+from wdsdist.packing import append as appending
 from wdsdist.packing import job_lock as destination
 from wdsdist.packing import report, sources
 from wdsdist.packing.checking import Checks, Excluded, joined
@@ -65,6 +66,7 @@ def pack(
     exclude: str | os.PathLike[str] | None = None,
     compress: str | None = None,
     overwrite: bool = False,
+    append: bool = False,
     on_error: OnError = "raise",
     keep_first: bool = False,
     salvage: bool = False,
@@ -128,7 +130,11 @@ def pack(
             lists are not packed, and ``manifest.extra["excluded"]`` is their number.
         compress: ``"zst"`` writes shards compressed by zstd, ``"zst:19"`` by its level 19, of 1 to 22; its default is
             3. ``shard_bytes`` are those of the tar before. Whoever reads them decompresses each once per node.
-        overwrite: whether to replace another data set that wdsdist packed into ``dest``; nothing else is removed.
+        overwrite: whether to replace another data set that wdsdist packed into ``dest``; nothing else is removed. With
+            ``append``, only what an unfinished append of another source has written is replaced.
+        append: whether to add the samples to the data set in ``dest``, as further shards and a new generation of its
+            ``index.json``, which replaces the one before at the end; all that is there stays. A source that was added
+            before adds nothing. Where ``dest`` holds no data set yet, it is packed.
         on_error: ``"raise"`` stops at the first sample that cannot be packed, such as one of a file that cannot be
             read; ``"skip"`` leaves such samples out, each wholly, and lists them with the reasons in
             ``pack-report.jsonl`` beside the shards; ``manifest.extra["left_out"]`` is their number.
@@ -147,10 +153,12 @@ def pack(
     Raises:
         SourceNotFoundError: there is no source.
         SourceError: the source is empty, ambiguous or damaged, or changes while it is packed; or all was left out.
-        DestinationExistsError: ``dest`` holds another data set, or the same packed with other options.
+        DestinationExistsError: ``dest`` holds another data set, or the same packed with other options; or, to append,
+            an unfinished append of another source.
         DestinationError: ``dest`` cannot be written.
         StorageError: the store of a source cannot be read.
-        ArgumentError: an option has a value that cannot work.
+        ArgumentError: an option has a value that cannot work; or a source to append was added before and has changed
+            since, or has other classes.
 
     >>> import tempfile, pathlib
     >>> root = pathlib.Path(tempfile.mkdtemp())
@@ -202,39 +210,58 @@ def pack(
         tolerance=tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None,
         allow_elsewhere=allow_elsewhere,
     )
-    found = _find(source, about, place, storage_options, source_storage_options)
+    found = _find(source, about, place, (storage_options, source_storage_options), excluded)
     how = Writing(workers=workers, executor=executor, on_error=on_error, progress=progress, **_changes(options))
-    options = _ordered(options, found, shuffle_seed)
-    return _run(excluded.without(found) if excluded else found, place, options, how, overwrite=overwrite)
+    return _run(found, place, _ordered(options, found, shuffle_seed), how, overwrite=overwrite, append=append)
 
 
 def _find(
     source: str | os.PathLike[str] | Made,
     about: SourceOptions,
     place: Place,
-    given: Mapping[str, Any] | None,
-    of_source: Mapping[str, Any] | None,
+    storage_options: tuple[Mapping[str, Any] | None, Mapping[str, Any] | None],
+    excluded: Excluded | None,
 ) -> Source | Stream:
-    """List the source, with the storage options that are for it."""
-    if of_source is None and _share_options(source, place):
-        of_source = given
-    return sources.find(source, about, scratch=place.folder, storage_options=of_source)
+    """List the samples of the source; ``storage_options`` are those given for all, and for the source alone."""
+    for_all, own = storage_options
+    if own is None and _share_options(source, place):
+        own = for_all
+    found = sources.find(source, about, scratch=place.folder, storage_options=own)
+    return excluded.without(found) if excluded else found
 
 
-def _run(found: Source | Stream, place: Place, options: PackOptions, how: Writing, *, overwrite: bool) -> Manifest:
-    """Write the shards of a source and their index, or find that an earlier run did."""
+def _run(
+    found: Source | Stream, place: Place, options: PackOptions, how: Writing, *, overwrite: bool, append: bool
+) -> Manifest:
+    """Write the shards of a source and the index of all, or find that an earlier run did."""
     _refuse(found, place, how.executor)
     job = Job(kind=found.kind, location=found.location, fingerprint=found.fingerprint(), options=options)
     # Looked for before the lock is taken: a finished data set may lie where nothing can be written any more.
-    if (done := destination.finished(place, job, how.on_error)) is not None:
+    if (done := _done(place, job, how, append=append)) is not None:
         return done
     with destination.locked(place):  # the process that held it before us may have finished the very job
-        if (done := destination.finished(place, job, how.on_error)) is not None:
+        if (done := _done(place, job, how, append=append)) is not None:
             return done
-        shards = _write(found, place, job, how, overwrite=overwrite)
+        known = appending.data_set(place) if append else None
+        plan = _plan_of(found, job.options)
+        if known is None:
+            destination.claim(place, Record(job, None if plan is None else len(plan)), overwrite=overwrite)
+            shards = _write(found, place, job, how, plan)
+        else:
+            destination.tidy(place)
+            first = appending.claim(place, known, job, found.extra().get("classes"), overwrite=overwrite)
+            shards = _write(found, place, job, how, plan, first)
         destination.tidy(place)  # a cluster goes on without a worker that was killed in the middle of a shard
-        destination.finish(place, _manifest(found, job, how, shards, place))
+        manifest = _manifest(found, job, how, shards, place, added=known is not None)
+        destination.finish(place, manifest if known is None else appending.merged(known, manifest, job, place))
     return manifests.load(place.at(manifests.FILE_NAME), place.options)
+
+
+def _done(place: Place, job: Job, how: Writing, *, append: bool) -> Manifest | None:
+    """Return the data set that holds what is to be packed or appended, or ``None``."""
+    if append and (known := appending.data_set(place)) is not None:
+        return known if appending.holds(known, place, job) else None
+    return destination.finished(place, job, how.on_error)
 
 
 def _check_arguments(
@@ -270,18 +297,21 @@ def _ordered(options: PackOptions, source: Source | Stream, shuffle_seed: int | 
     return replace(options, shuffle_seed=None)
 
 
-def _write(found: Source | Stream, place: Place, job: Job, how: Writing, *, overwrite: bool) -> list[WrittenShard]:
-    """Claim the destination for a job, and write its shards."""
+def _write(
+    found: Source | Stream, place: Place, job: Job, how: Writing, plan: PackPlan | None, first: int = 0
+) -> list[WrittenShard]:
+    """Write the shards of a source, whose first one has the number ``first``."""
+    if plan is None:
+        stream = cast("Stream", found)
+        return write_in_order(place, stream, job.options, how.on_error, how.progress, how.reencoding, how.checks, first)
+    return write_planned(cast("Source", found), replace(plan, first=first), place, job, how)
+
+
+def _plan_of(found: Source | Stream, options: PackOptions) -> PackPlan | None:
+    """Return the plan of the shards; ``None`` for a stream, which is cut as it comes."""
     if is_stream(found):
-        destination.claim(place, Record(job, None), overwrite=overwrite)
-        return write_in_order(place, found, job.options, how.on_error, how.progress, how.reencoding, how.checks)
-    listed = cast("Source", found)
-    plan = _plan(listed, job.options)
-    destination.claim(place, Record(job, len(plan)), overwrite=overwrite)
-    return write_planned(listed, plan, place, job, how)
-
-
-def _plan(source: Source, options: PackOptions) -> PackPlan:
+        return None
+    source = cast("Source", found)
     return make_plan(
         source.contents.sizes,
         shuffle_seed=options.shuffle_seed,
@@ -306,18 +336,20 @@ def _reencoding(options: PackOptions) -> Reencoding | None:
     return Reencoding(max_side=options.max_side, quality=options.quality, max_pixels=most)
 
 
-def _report(place: Place, source: Packable, shards: list[WrittenShard]) -> int:
+def _report(place: Place, source: Packable, shards: list[WrittenShard], *, added: bool) -> int:
     """List the samples that were left out; return how many there are."""
     left_out: list[tuple[str | None, LeftOut]] = [(None, one) for one in source.left_out]
     left_out += [(shard.name, one) for shard in shards for one in shard.left_out]
-    report.save(place, left_out)
+    report.save(place, left_out, added=added)
     if left_out and not any(shard.num_samples for shard in shards):
         raise SourceError(f"{source.location} holds no sample that can be packed: {left_out[0][1].reason}")
     return len(left_out)
 
 
-def _manifest(source: Packable, job: Job, how: Writing, shards: list[WrittenShard], place: Place) -> Manifest:
-    left_out = _report(place, source, shards)
+def _manifest(
+    source: Packable, job: Job, how: Writing, shards: list[WrittenShard], place: Place, *, added: bool
+) -> Manifest:
+    left_out = _report(place, source, shards, added=added)
     return Manifest.of(
         place.location,
         [Shard(one.name, one.num_samples, one.size, one.sha256, one.tar_size) for one in shards],

@@ -162,6 +162,10 @@ class SampleReader:
         """Return a reader of the same members that leaves them as they are."""
         return self.of({first: spec.raw() for first, spec in self.specs.items()})
 
+    def over(self, reader: ShardReader) -> SampleReader:
+        """Return a reader that makes such samples of other shards."""
+        return SampleReader(reader, self.specs, self._seed)
+
     def of(self, specs: Mapping[int, SampleSpec]) -> SampleReader:
         """Return a reader of the same shards that makes other samples of them."""
         return SampleReader(self._reader, specs, self._seed)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -129,7 +129,6 @@ def index(
     extra = _notes([one for _, one in indexed])
     extra |= {"left_out": len(left_out), "on_error": on_error} if left_out else {}
     extra |= {"mirrors": mirrors} if mirrors is not None else {}
-    extra |= {"classes": known["classes"]} if "classes" in known else {}
     manifest = Manifest.of(
         target,
         (Shard.of(shard, one) for shard, one in indexed),
@@ -140,6 +139,7 @@ def index(
         is_named=output is not None,
         origin=storage.join(target, file_name),
     )
+    manifest = replace(manifest, extra=extra | index_target.kept_notes(known, manifest))
     if output is not None:
         _record(manifest)
     index_target.save(manifest, target, file_name, left_out, options)

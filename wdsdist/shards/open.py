@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ def open(  # noqa: A001
     storage_options: Mapping[str, Any] | None = None,
     download_timeout: float | None = None,
     allow_elsewhere: bool = False,
+    generation: int | None = None,
 ) -> Manifest:
     """Open a data set and return its manifest: the shards, with the number of samples in each.
 
@@ -50,6 +52,8 @@ def open(  # noqa: A001
         allow_elsewhere: let the ``index.json`` or a list name shards outside its own folder: on other hosts, in other
             buckets, by absolute paths or ``..``. Look at what it names before. What you named to `wdsdist.index` needs
             it not.
+        generation: of a data set that has grown, what it was before: 1 is what was packed first, the last one what it
+            is now. A data set that is opened so does not grow while it is trained on.
 
     Raises:
         IndexNotFoundError: a folder without ``index.json``.
@@ -60,6 +64,11 @@ def open(  # noqa: A001
         ShardDamagedError: a tar without an index that cannot be read without losing samples.
     """
     deadline = None if download_timeout is None else Deadline(check_seconds("download_timeout", download_timeout))
+    if generation is not None:
+        known = open(
+            shards, storage_options=storage_options, download_timeout=download_timeout, allow_elsewhere=allow_elsewhere
+        )
+        return known.at_generation(generation)
     return open_tolerant(shards, storage_options, deadline, allow_elsewhere=allow_elsewhere)
 
 
@@ -96,6 +105,14 @@ def open_tolerant(
         return index_json.load(place, bound, deadline, keep=True, allow_elsewhere=allow_elsewhere)
 
     return view_file.load(location, options, open_index, allow_elsewhere=allow_elsewhere)
+
+
+def may_grow(shards: Shards, manifest: Manifest) -> bool:
+    """Return whether a data set was named by the folder or URL of the ``index.json`` that lists all of its shards."""
+    if not isinstance(shards, (str, os.PathLike)) or manifest.picks is not None:
+        return False
+    location = storage.normalise(shards)
+    return manifest.origin in (location, storage.join(location, index_json.FILE_NAME))
 
 
 def refuse_folders(locations: list[str]) -> None:
