@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -106,6 +105,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
     _config: OrderConfig | None = None  # of the epoch that has begun, or of a state that was loaded
     _checked: OrderSettings | None = None
     _block = 0  # positions in a block of planned batches, of the first run, or what a loaded state brought
+    _workers: dict[str, Any]
     _fixed: OrderConfig | None = None
     """Of planned batches: columns may not have values for what is added to a data set."""
     _iterations = 0
@@ -150,10 +150,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             drop_last=drops, mark_padding=dataset.mark_padding,
         )  # fmt: skip
         self._planned = PlannedBatches.of(dataset.manifest, options, dataset.sample_reader.itemsizes, collate_fn)
-        how: dict[str, Any] = {"collate_fn": collate_fn, "num_workers": workers, "shared_memory": bool(shared_memory)}
-        self._make_workers_of: Callable[..., WorkerDataset] = functools.partial(
-            WorkerDataset, **how, planned=self._planned
-        )
+        self._workers = {"collate_fn": collate_fn, "num_workers": workers, "shared_memory": bool(shared_memory)}
         self._worker_dataset = self._make_workers_of(dataset.order_config, dataset.cache, dataset.sample_reader)
         self._fixed = None if self._planned is None else dataset.order_config
         self._progress = Progress()
@@ -173,6 +170,10 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         # Frameworks read these; torch refuses to have them set once it has been initialised.
         self.__dict__.update(batch_size=size, drop_last=drops, sampler=EpochSampler(dataset))
         expect_a_length()
+
+    def _make_workers_of(self, *of: Any) -> WorkerDataset:
+        """Return what the workers iterate, of an order, a cache and a reader of samples."""
+        return WorkerDataset(*of, planned=self._planned, **self._workers)
 
     def __len__(self) -> int:
         """Return the batches that a whole epoch has on each rank: this one, or the one that was chosen.
