@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wdsdist.cli.options import allow_elsewhere, opened
+from wdsdist.cli.options import allow_elsewhere, key_rule, opened
 from wdsdist.cli.output import contents, counted, say
 from wdsdist.cli.progress import meter
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     help="Write that tool's index too.  [several times: several tools]",
 )
 @click.option("--split", default="train", show_default=True, help="What SHARDS are, for --export energon and timm.")
+@key_rule
 @click.option("--workers", type=int, help="Shards read at once.  [default: one for each core, 16 of a remote store]")
 @allow_elsewhere
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
@@ -34,6 +35,7 @@ def index(
     output: str | None,
     formats: tuple[str, ...],
     split: str,
+    key: str,
     workers: int | None,
     allow_elsewhere: bool,
     quiet: bool,
@@ -47,9 +49,11 @@ def index(
     from wdsdist.storage import shown as shown_location
 
     known = _opened(shards, allow_elsewhere) if formats else None
-    manifest = known or _indexed(shards, output, workers, quiet)
+    manifest = known or _indexed(shards, output, key, workers, quiet)
     if not quiet and not known:
         say(f"indexed: {contents(manifest)}, in {shown_location(manifest.base)}")
+        if (rule := manifest.key_rule) != "first-dot":
+            say(f"keys: by {rule}, unlike other readers of WebDataset; `wdsdist pack` makes tars that all read alike")
         for what, count in manifest.extra.get("skipped", {}).items():
             say(f"skipped: {count:,} x {what}")
     for name in formats:
@@ -71,7 +75,7 @@ def _opened(shards: tuple[str, ...], allow_elsewhere: bool) -> Manifest | None:
         return None
 
 
-def _indexed(shards: tuple[str, ...], output: str | None, workers: int | None, quiet: bool) -> Manifest:
+def _indexed(shards: tuple[str, ...], output: str | None, key: str, workers: int | None, quiet: bool) -> Manifest:
     from wdsdist.shards.build_index import index as run
 
     with meter("indexing", quiet=quiet) as shown:
@@ -80,4 +84,4 @@ def _indexed(shards: tuple[str, ...], output: str | None, workers: int | None, q
             note = f"{state.shards_done:,} of {state.shards:,} shards, {state.samples_done:,} samples"
             shown.update(state.bytes_done, state.bytes, note)
 
-        return run(shards[0] if len(shards) == 1 else shards, output=output, workers=workers, progress=show)
+        return run(shards[0] if len(shards) == 1 else shards, output=output, key=key, workers=workers, progress=show)

@@ -18,6 +18,17 @@ allow_elsewhere = click.option(
 """The option of every command that opens a data set."""
 
 
+key_rule = click.option(
+    "--key",
+    metavar="RULE",
+    default="auto",
+    show_default=True,
+    help="Where keys end in file names: first-dot, the convention; last-dot; or a regular expression of the key. auto "
+    "is first-dot unless the names show that it would put samples together.",
+)
+"""The option of every command that cuts names."""
+
+
 def opened(shards: tuple[str, ...], *, allow_elsewhere: bool) -> Manifest:
     """Open the data set that SHARDS on the command line mean."""
     from wdsdist.shards.open import open as open_shards

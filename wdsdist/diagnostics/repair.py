@@ -15,7 +15,7 @@ from wdsdist.diagnostics.verify import Damage, Task, check, find_tasks, index_pa
 from wdsdist.errors import ShardDamagedError, WdsdistError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import scan_local
-from wdsdist.shards.manifest import Manifest, Shard
+from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.open import Location, Shards
 from wdsdist.shards.open import open as open_shards
 
@@ -106,7 +106,7 @@ def _mend(
     _check_place(manifest, number, task, path)
     if "tar" not in parts:
         if "index" in parts:
-            scan_local.write_index(path, index_path(path, task.folder).parent)
+            scan_local.write_index(path, index_path(path, task.folder).parent, key_rule=task.key_rule)
             return "indexed anew"
         return "nothing done"
     place = index_path(path, task.folder)
@@ -125,7 +125,7 @@ def _mend(
             "pack again"
         )
     if not place.exists():
-        scan_local.write_index(path, place.parent)
+        scan_local.write_index(path, place.parent, key_rule=task.key_rule)
     return done
 
 
@@ -146,7 +146,7 @@ def _replace(path: Path, whole: str, task: Task) -> None:
     with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as folder:
         copy = Path(folder) / path.name
         storage.fetch(whole, copy, task.options)
-        _check_copy(copy, whole, task.listed)
+        _check_copy(copy, whole, task)
         with copy.open("rb") as stream:
             os.fsync(stream.fileno())
         # The old index goes first, so that no process can pair it with the new tar.
@@ -154,8 +154,10 @@ def _replace(path: Path, whole: str, task: Task) -> None:
         copy.replace(path)
 
 
-def _check_copy(copy: Path, whole: str, listed: Shard) -> None:
-    found = scan_local.scan_shard(copy, label=storage.shown(whole), tar_size=listed.tar_size)
+def _check_copy(copy: Path, whole: str, task: Task) -> None:
+    listed = task.listed
+    label = storage.shown(whole)
+    found = scan_local.scan_shard(copy, label=label, tar_size=listed.tar_size, key_rule=task.key_rule)
     for what, has, promised in (
         ("bytes", found.file.size, listed.size if listed.size >= 0 else found.file.size),
         ("samples", found.num_samples, listed.num_samples),

@@ -25,6 +25,7 @@ from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.shards.open import Shards
 from wdsdist.shards.open import open as open_shards
+from wdsdist.shards.tar import FIRST_DOT
 from wdsdist.storage.compression import Expansion
 
 Part = Literal["tar", "index", "member"]
@@ -73,6 +74,7 @@ class Task:
     options: storage.StorageOptions
     deep: bool
     is_copy: bool = False
+    key_rule: str = FIRST_DOT
     """Whether it is the cached copy of a remote shard."""
 
 
@@ -152,7 +154,7 @@ def find_tasks(manifest: Manifest, *, deep: bool, cached: bool, cache_dir: Path 
             listed = _decompressed(listed, copy) if listed.is_compressed else listed
         part = manifest.part(number)[0]
         name = manifest.shown_name(number)
-        tasks[number] = Task(name, location, listed, part.base, part.client_options, deep, is_copy)
+        tasks[number] = Task(name, location, listed, part.base, part.client_options, deep, is_copy, part.key_rule)
     return tasks
 
 
@@ -211,7 +213,7 @@ def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
             how = "short of" if size < listed.size else "longer than"
             gap = f"is {abs(size - listed.size):,} bytes {how} what index.json gives ({listed.size:,})"
             problems.append(("tar", f"{gap}: fetch it again, or delete it and pack again"))
-        scanned = _scan(path, listed, problems)
+        scanned = _scan(path, task, problems)
         if task.deep and scanned is not None:
             with scan_local.decompressed(path, tar_size=scanned.size) as tar:
                 problems += [("member", problem) for problem in undecodable_members(tar, scanned)]
@@ -225,11 +227,12 @@ def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
     return [*problems, ("index", problem)] if problem else problems
 
 
-def _scan(path: Path, listed: Shard, problems: list[tuple[Part, str]]) -> ShardIndex | None:
+def _scan(path: Path, task: Task, problems: list[tuple[Part, str]]) -> ShardIndex | None:
     """Scan a tar; add a problem where its digest or its samples differ from the manifest."""
+    listed = task.listed
     scanned = None
     try:
-        scanned = scan_local.scan_shard(path, tar_size=listed.tar_size)
+        scanned = scan_local.scan_shard(path, tar_size=listed.tar_size, key_rule=task.key_rule)
         digest = scanned.file.sha256
         if scanned.num_samples != listed.num_samples:
             counts = f"{scanned.num_samples:,} samples, not the {listed.num_samples:,} of index.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,7 +30,7 @@ from wdsdist.shards import scan_local, scan_remote
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest, Shard, index_json, trusted_digests
 from wdsdist.shards.open import Location, Shards, check_names, expand, refuse_folders, tars_in
-from wdsdist.shards.tar import is_tar
+from wdsdist.shards.tar import AUTO, FIRST_DOT, check_rule, decide, is_tar, merge
 
 _REMOTE_WORKERS = 16
 """Shards that are read from a store at once: latency, not the CPU, limits the throughput there."""
@@ -50,10 +51,20 @@ class IndexProgress:
     samples_done: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where indexes are written, and how names are cut."""
+
+    target: str
+    options: storage.StorageOptions
+    key_rule: str
+
+
 def index(
     shards: Shards,
     *,
     output: Location | None = None,
+    key: str = AUTO,
     workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[IndexProgress], None] | None = None,
@@ -67,6 +78,10 @@ def index(
         shards: a folder or URL, one tar, a brace pattern or a list of tars, all in one folder.
         output: another local folder for the indexes and the ``index.json``, which then names the tars by their full
             paths or URLs: for shards in places that cannot be written. Open the data set by this folder.
+        key: the key rule, where the base names of members are cut into keys and extensions: ``"first-dot"``, the
+            convention; ``"last-dot"``; or a regular expression of the key, up to a dot. ``"auto"`` takes the first dot
+            unless the names of all tars show that it would put samples together, as of ``v1.5_0001.jpg``; the rule of
+            an index.json that is there already is kept. Another rule than the first dot is noted in the indexes.
         workers: how many shards are read at once; by default one for each core, or 16 of a remote store.
         storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
         progress: called with an `IndexProgress` before the first shard and after each.
@@ -81,8 +96,9 @@ def index(
         IndexFormatError: the tars lie in several folders, or have the same name in the folder for their indexes.
         DestinationError: the indexes cannot be written.
         StorageError: a store cannot be read.
-        ArgumentError: an option has a value that cannot work.
+        ArgumentError: an option has a value that cannot work, or names do not show where keys end.
     """
+    check_rule(key)
     if workers is not None:
         check_integer("workers", workers, 1)
     named = shards.stores or () if isinstance(shards, Manifest) else expand(shards)
@@ -95,14 +111,21 @@ def index(
         _prepare(target, locations)
     elif storage.is_read_only(target):
         raise DestinationError(f"{storage.shown(target)} cannot be written: {_NAME_A_FOLDER}")
+    known = _known_notes(target, options)
+    if key == AUTO:
+        # What was packed is cut by the first dot; what was indexed, as its index.json says.
+        key = known.get("key_rule", FIRST_DOT if "shuffle_seed" in known else AUTO)
     with _executor(locations, workers) as executor:
         sizes = list(executor.map(_size, locations, [options] * len(locations)))
-        found = _index_all(executor, locations, sizes, (target, options), progress)
+        place = _Place(target, options, key)
+        found = _index_all(executor, locations, sizes, place, progress)
+        found, key = _by_one_rule(executor, locations, sizes, found, place)
+    notes = _notes(found) | ({} if key == FIRST_DOT else {"key_rule": key})
     manifest = Manifest.of(
         target,
         (Shard.of(name, one) for name, one in zip(names, found, strict=True)),
         name=storage.split(target)[1],
-        extra={**_notes(found), **_classes(target, options)},
+        extra={**notes, **({"classes": known["classes"]} if "classes" in known else {})},
         storage_options=dict(options.given),
         stores=options.stores,
         is_named=output is not None,
@@ -143,12 +166,12 @@ def _index_all(
     executor: concurrent.futures.Executor,
     locations: list[str],
     sizes: list[int | None],
-    place: tuple[str, storage.StorageOptions],
+    place: _Place,
     progress: Callable[[IndexProgress], None] | None,
 ) -> list[ShardIndex]:
     """Index all tars concurrently; return the indexes in the order of the tars."""
     futures = {
-        executor.submit(_index_one, location, size, *place): number
+        executor.submit(_index_one, location, size, place): number
         for number, (location, size) in enumerate(zip(locations, sizes, strict=True))
     }
     found: dict[int, ShardIndex] = {}
@@ -171,14 +194,50 @@ def _index_all(
     return [found[number] for number in range(len(locations))]
 
 
-def _index_one(location: str, size: int | None, target: str, options: storage.StorageOptions) -> ShardIndex:
-    if not storage.is_remote(location):
-        return scan_local.write_index(Path(location), Path(target))
-    found = scan_remote.index_remote(location, size, options)
-    name = storage.split(location)[1] + shard_index.SUFFIX
-    with _writable(target):
-        storage.write(storage.join(target, name), shard_index.dumps(found), options)
+def _index_one(location: str, size: int | None, place: _Place) -> ShardIndex:
+    """Index a tar; where the key rule is still to be decided, nothing is written."""
+    if storage.is_remote(location):
+        found = scan_remote.index_remote(location, size, place.options, key_rule=place.key_rule)
+    else:
+        found = scan_local.scan_shard(Path(location), key_rule=place.key_rule)
+    if not found.evidence:
+        _save_one(found, location, place)
     return found
+
+
+def _save_one(found: ShardIndex, location: str, place: _Place) -> None:
+    if not storage.is_remote(location):
+        scan_local.save_index(found, Path(location), Path(place.target))
+        return
+    name = storage.split(location)[1] + shard_index.SUFFIX
+    with _writable(place.target):
+        storage.write(storage.join(place.target, name), shard_index.dumps(found), place.options)
+
+
+def _by_one_rule(
+    executor: concurrent.futures.Executor,
+    locations: list[str],
+    sizes: list[int | None],
+    found: list[ShardIndex],
+    place: _Place,
+) -> tuple[list[ShardIndex], str]:
+    """Decide on the key rule by the names of all tars; return the indexes that it gives, and the rule."""
+    if place.key_rule != AUTO:
+        return found, place.key_rule
+    what = storage.shown(storage.split(locations[0])[0])
+    rule = decide(merge(one.evidence for one in found), what)
+    anew = [number for number, one in enumerate(found) if one.evidence and one.key_rule != rule]
+    made = executor.map(
+        _index_one,
+        [locations[number] for number in anew],
+        [sizes[number] for number in anew],
+        [dataclasses.replace(place, key_rule=rule)] * len(anew),
+    )
+    settled = dict(zip(anew, made, strict=True))
+    for number, one in enumerate(found):
+        if one.evidence and number not in settled:
+            _save_one(one, locations[number], place)
+    return [settled.get(number, one) for number, one in enumerate(found)], rule
 
 
 def _save(manifest: Manifest, target: str, options: storage.StorageOptions) -> None:
@@ -228,13 +287,12 @@ def _prepare(folder: str, locations: list[str]) -> None:
         raise DestinationError(f"{folder} cannot be made ({error.strerror})") from error
 
 
-def _classes(target: str, options: storage.StorageOptions) -> dict[str, Any]:
-    """Return the classes from the folder's present index.json, because a scan of the tars cannot find them."""
+def _known_notes(target: str, options: storage.StorageOptions) -> dict[str, Any]:
+    """Return the notes of the folder's present index.json: a scan of the tars cannot find classes, for example."""
     try:
-        known = index_json.load(storage.join(target, index_json.FILE_NAME), options, allow_elsewhere=True).extra
+        return index_json.load(storage.join(target, index_json.FILE_NAME), options, allow_elsewhere=True).extra
     except (IndexNotFoundError, IndexFormatError, StorageError):
         return {}
-    return {"classes": known["classes"]} if "classes" in known else {}
 
 
 def _notes(indexes: Iterable[ShardIndex]) -> dict[str, Any]:

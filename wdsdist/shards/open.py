@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_seconds
 from wdsdist.errors import ArgumentError, ArgumentTypeError, IndexNotFoundError, ManifestError
 from wdsdist.shards import scan_local
+from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest, Shard, check_location, index_json
-from wdsdist.shards.tar import is_tar
+from wdsdist.shards.tar import AUTO, FIRST_DOT, decide, is_cut_alike, is_tar, merge
 from wdsdist.storage import Deadline
 
 Location = str | os.PathLike[str]
@@ -123,9 +125,32 @@ def _open_tars(
         )
     paths = [Path(location) for location in locations]
     with pool(None, len(paths)) as executor:
-        found = list(executor.map(scan_local.shard_index, paths))
+        found, rule = _by_one_rule(paths, list(executor.map(partial(scan_local.shard_index, key_rule=AUTO), paths)))
     shards = (Shard.of(str(path), one) for path, one in zip(paths, found, strict=True))
-    return Manifest.of(folder, shards, name=Path(folder).name, is_named=True)
+    extra = {} if rule == FIRST_DOT else {"key_rule": rule}
+    return Manifest.of(folder, shards, name=Path(folder).name, extra=extra, is_named=True)
+
+
+def _by_one_rule(paths: list[Path], found: list[ShardIndex]) -> tuple[list[ShardIndex], str]:
+    """Return the indexes of tars by one key rule for all: the one on record, or what the names of those new show.
+
+    Raises `ArgumentError` where names do not show it, or where the indexes on record disagree.
+    """
+    recorded = {one.key_rule for one in found if not one.evidence} - {FIRST_DOT}
+    rule = recorded.pop() if recorded else decide(merge(one.evidence for one in found), str(paths[0].parent))
+    settled = []
+    for path, one in zip(paths, found, strict=True):
+        if one.evidence:
+            # A regular expression is for `index`.
+            one = scan_local.scan_shard(path, key_rule=rule) if one.key_rule != rule else one
+            scan_local.keep(path, one)
+        elif recorded or (one.key_rule != rule and not all(map(is_cut_alike, one.extensions))):
+            raise ArgumentError(
+                f"{path} was indexed by the key rule {one.key_rule!r}, other tars by {rule!r}: run `wdsdist index "
+                f"--key RULE` on their folder"
+            )
+        settled.append(one)
+    return settled, rule
 
 
 def tars_in(folder: str, options: storage.StorageOptions | None = None) -> list[str]:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 
 from wdsdist.errors import ShardDamagedError
 from wdsdist.shards.index.values import ShardIndex
-from wdsdist.shards.tar import Members, group, split_stored_name
+from wdsdist.shards.tar import (
+    AUTO,
+    CLUTTER,
+    FIRST_DOT,
+    LAST_DOT,
+    Evidence,
+    Members,
+    evidence,
+    group,
+    is_clutter,
+    split_stored_name,
+)
 
 
 class ShardIndexBuilder:
@@ -74,27 +86,53 @@ def _key_arrays(keys: list[bytes]) -> dict[str, Any]:
     }
 
 
-def from_members(members: Members, *, size: int, sha256: str, label: str) -> ShardIndex:
-    """Build the index of a tar from its scanned members; ``label`` is its name in errors."""
+def from_members(members: Members, *, size: int, sha256: str, label: str, key_rule: str = FIRST_DOT) -> ShardIndex:
+    """Build the index of a tar from its scanned members.
+
+    Args:
+        members: all of the tar.
+        size, sha256: of the tar.
+        label: its name in errors.
+        key_rule: where names are cut. With ``"auto"`` the index has the ``evidence`` of the names, and is made by the
+            first dot where that loses nothing: the names of all shards decide.
+    """
+    file: dict[str, Any] = {"size": size, "sha256": sha256}
+    if key_rule not in (AUTO, FIRST_DOT):
+        return _by_rule(members, file, label, key_rule)
     samples = group(members.names)
+    found = evidence(members.names, samples) if key_rule == AUTO else Evidence()
     if samples is not None:
         return ShardIndex(
-            size=size,
-            sha256=sha256,
+            **file,
             extensions=samples.extensions,
             sample_starts=samples.starts,
             offsets=members.offsets,
             sizes=members.sizes,
             extension_ids=samples.extension_ids,
             skipped=dict(members.skipped),
+            evidence=found,
             **_key_arrays(samples.keys),
         )
+    try:
+        return dataclasses.replace(_by_rule(members, file, label, FIRST_DOT), evidence=found)
+    except ShardDamagedError:
+        if not found:
+            raise
+        return dataclasses.replace(_by_rule(members, file, label, LAST_DOT), evidence=found)
+
+
+def _by_rule(members: Members, file: dict[str, Any], label: str, key_rule: str) -> ShardIndex:
+    """Build an index name by name."""
     builder = ShardIndexBuilder(label)
     skipped = dict(members.skipped)
     for name, offset, length in zip(members.names, members.offsets.tolist(), members.sizes.tolist(), strict=True):
-        parts = split_stored_name(name)
+        try:
+            parts = split_stored_name(name, key_rule)
+        except ValueError as error:
+            raise ShardDamagedError(f"{label}: {error}") from None
         if parts is None:
-            skipped["name without a key and an extension"] = skipped.get("name without a key and an extension", 0) + 1
+            why = CLUTTER if is_clutter(name) else "name without a key and an extension"
+            skipped[why] = skipped.get(why, 0) + 1
         else:
             builder.add(*parts, offset, length)
-    return builder.finish(size=size, sha256=sha256, skipped=skipped)
+    return dataclasses.replace(builder.finish(**file, skipped=skipped), key_rule=key_rule)

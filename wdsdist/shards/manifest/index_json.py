@@ -176,11 +176,17 @@ def _are_columns(value: Any) -> bool:
     return isinstance(value, dict) and _are_names(list(value.values()))
 
 
+def _is_key_rule(value: Any) -> bool:
+    # A regular expression of somebody else could take for ever: only the user gives one, to `index`.
+    return isinstance(value, str)
+
+
 _NOTED = (
     ({"classes", "fields"}, _are_names, "a list of names"),
     ({"payload_bytes", "left_out", "renamed_keys"}, _is_count, "a count"),
     ({"skipped"}, _are_counts, "an object of counts"),
     ({"columns"}, _are_columns, "an object of names"),
+    ({"key_rule"}, _is_key_rule, "a key rule"),
 )
 """Notes that wdsdist reads, with their checks; others are free."""
 

@@ -16,7 +16,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.shared_memory import SharedCopy, is_spawning
 from wdsdist.errors import ArgumentError
 from wdsdist.shards.index import ShardIndex
-from wdsdist.shards.tar import is_compressed
+from wdsdist.shards.tar import FIRST_DOT, is_compressed
 
 _NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out")  # totals, wrong for a part of the shards
 
@@ -92,6 +92,11 @@ class Manifest:
             tar_sizes=np.array([shard.tar_size for shard in listed], np.int64),
             **more,
         )
+
+    @property
+    def key_rule(self) -> str:
+        """Where the names in the tars are cut into keys and extensions: by the first dot, unless a note says else."""
+        return str(self.extra.get("key_rule", FIRST_DOT))
 
     @property
     def num_samples(self) -> int:

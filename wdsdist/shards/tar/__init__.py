@@ -5,31 +5,62 @@ deterministic USTAR with a PAX header only where a name or size needs one.
 """
 
 from wdsdist.shards.tar.blocks import Readable
-from wdsdist.shards.tar.grouping import Samples, group
+from wdsdist.shards.tar.grouping import Samples, evidence, group
 from wdsdist.shards.tar.headers import plain_headers
-from wdsdist.shards.tar.naming import is_compressed, is_tar, is_text, split_name, split_stored_name
+from wdsdist.shards.tar.key_rule import (
+    AUTO,
+    FIRST_DOT,
+    LAST_DOT,
+    Evidence,
+    check_rule,
+    cutter,
+    decide,
+    escaped,
+    is_cut_alike,
+    merge,
+    observe,
+    skim,
+    unescaped,
+)
+from wdsdist.shards.tar.naming import CLUTTER, is_clutter, is_compressed, is_tar, is_text, split_name, split_stored_name
 from wdsdist.shards.tar.reader import Members, is_header_of, scan, scan_parts
 from wdsdist.shards.tar.writer import BLOCK, END, PLAIN_NAME, SIZE_LIMIT, header, padding, stored_size
 
 __all__ = [
+    "AUTO",
     "BLOCK",
+    "CLUTTER",
     "END",
+    "Evidence",
+    "FIRST_DOT",
+    "LAST_DOT",
     "Members",
     "PLAIN_NAME",
     "SIZE_LIMIT",
     "Readable",
     "Samples",
+    "check_rule",
+    "cutter",
+    "decide",
+    "escaped",
+    "evidence",
     "group",
     "header",
+    "is_clutter",
     "is_compressed",
+    "is_cut_alike",
     "is_header_of",
     "is_tar",
     "is_text",
+    "merge",
+    "observe",
     "padding",
     "plain_headers",
     "scan",
     "scan_parts",
+    "skim",
     "split_name",
     "split_stored_name",
     "stored_size",
+    "unescaped",
 ]
