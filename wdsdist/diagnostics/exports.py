@@ -24,6 +24,7 @@ from wdsdist.shards import scan_local
 from wdsdist.shards.manifest import Manifest, trusted_digests
 from wdsdist.shards.open import Location, Shards
 from wdsdist.shards.open import open as open_shards
+from wdsdist.shards.tar import FIRST_DOT
 
 _ENERGON_VERSION = "7.4.1"
 """The release of this format; Energon converts the files of older ones."""
@@ -116,6 +117,11 @@ def export(
                 f"{format} cannot read {manifest.shown_name(number)}, which is compressed: decompress it to a plain "
                 f".tar"
             )
+    if manifest.key_rule != FIRST_DOT and format != "dali":
+        raise ArgumentError(
+            f"{format} cuts names at the first dot, not by {manifest.key_rule!r} as this data set does: `wdsdist pack` "
+            f"it, which makes tars that all read alike"
+        )
     target = storage.normalise(output) if output is not None else manifest.base
     if storage.is_remote(target):
         raise ArgumentError(f"{storage.shown(target)} is remote: name a local folder for the index as output")

@@ -19,7 +19,7 @@ from wdsdist.errors import ArgumentError, ArgumentTypeError, IndexNotFoundError,
 from wdsdist.shards import scan_local
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest, Shard, check_location, index_json
-from wdsdist.shards.tar import AUTO, FIRST_DOT, decide, is_cut_alike, is_tar, merge
+from wdsdist.shards.tar import AUTO, FIRST_DOT, LAST_DOT, check_rule, decide, is_cut_alike, is_tar, merge
 from wdsdist.storage import Deadline
 
 Location = str | os.PathLike[str]
@@ -29,6 +29,7 @@ Shards = Location | Iterable[Location] | Manifest
 def open(  # noqa: A001
     shards: Shards,
     *,
+    key: str = AUTO,
     storage_options: Mapping[str, Any] | None = None,
     download_timeout: float | None = None,
     allow_elsewhere: bool = False,
@@ -40,6 +41,7 @@ def open(  # noqa: A001
             such as ``train-{000..127}.tar``; a list of tars; or a `Manifest`, which is returned unchanged. Tars named
             one by one need no ``index.json``: those without an index are scanned once. They may be compressed by
             gzip, bzip2, xz or zstd.
+        key: of tars without an index, the key rule as `wdsdist.index` takes it; data sets that have one keep theirs.
         storage_options: passed to fsspec for URLs: those of the stores that ``shards`` names, each of a list. Shards
             that the index lists at another host, bucket or scheme are read without. A mapping from stores to options,
             such as ``{"s3://bucket": {"anon": True}}``, says of each store what it gets.
@@ -55,20 +57,25 @@ def open(  # noqa: A001
         ManifestError: an ``index.json`` with an entry that cannot be right, or that lies elsewhere.
         ShardNotFoundError: a tar that does not exist.
         ShardDamagedError: a tar without an index that cannot be read without losing samples.
+        ArgumentError: the names in tars without an index do not show where keys end, or ``key`` differs from what an
+            index says.
     """
+    check_rule(key)
     deadline = None if download_timeout is None else Deadline(check_seconds("download_timeout", download_timeout))
     if isinstance(shards, Manifest):
         return shards
     locations = expand(shards)
     if len(locations) != 1 or is_tar(storage.split(locations[0])[1]):
-        return _open_tars(locations, storage_options, deadline, allow_elsewhere=allow_elsewhere)
+        return _open_tars(locations, storage_options, deadline, key, allow_elsewhere=allow_elsewhere)
     location = locations[0]
-    if location.endswith(".json"):
-        return index_json.load(location, storage_options, deadline, keep=True, allow_elsewhere=allow_elsewhere)
-    index = storage.join(location, index_json.FILE_NAME)
+    index = location if location.endswith(".json") else storage.join(location, index_json.FILE_NAME)
     try:
-        return index_json.load(index, storage_options, deadline, keep=True, allow_elsewhere=allow_elsewhere)
+        found = index_json.load(index, storage_options, deadline, keep=True, allow_elsewhere=allow_elsewhere)
+        _check_rule(location, found.key_rule, key)
+        return found
     except IndexNotFoundError:
+        if location == index:
+            raise
         raise _no_index(location, storage.named(storage_options, locations)) from None
 
 
@@ -104,7 +111,12 @@ def refuse_folders(locations: list[str]) -> None:
 
 
 def _open_tars(
-    locations: list[str], options: Mapping[str, Any] | None, deadline: Deadline | None, *, allow_elsewhere: bool
+    locations: list[str],
+    options: Mapping[str, Any] | None,
+    deadline: Deadline | None,
+    key: str,
+    *,
+    allow_elsewhere: bool,
 ) -> Manifest:
     """Open single tars: from the ``index.json`` of their folder, or else by the index of each."""
     refuse_folders(locations)
@@ -112,6 +124,7 @@ def _open_tars(
     try:
         index = storage.join(folder, index_json.FILE_NAME)
         known = index_json.load(index, options, deadline, named=locations, keep=True, allow_elsewhere=allow_elsewhere)
+        _check_rule(folder, known.key_rule, key)
         numbers = {known.location(number): number for number in range(len(known.counts))}
         return known.select(numbers[location] for location in locations)
     except (IndexNotFoundError, KeyError):
@@ -125,32 +138,40 @@ def _open_tars(
         )
     paths = [Path(location) for location in locations]
     with pool(None, len(paths)) as executor:
-        found, rule = _by_one_rule(paths, list(executor.map(partial(scan_local.shard_index, key_rule=AUTO), paths)))
+        found = list(executor.map(partial(scan_local.shard_index, key_rule=key), paths))
+    found, rule = _by_one_rule(paths, found, key)
     shards = (Shard.of(str(path), one) for path, one in zip(paths, found, strict=True))
     extra = {} if rule == FIRST_DOT else {"key_rule": rule}
     return Manifest.of(folder, shards, name=Path(folder).name, extra=extra, is_named=True)
 
 
-def _by_one_rule(paths: list[Path], found: list[ShardIndex]) -> tuple[list[ShardIndex], str]:
-    """Return the indexes of tars by one key rule for all: the one on record, or what the names of those new show.
+def _by_one_rule(paths: list[Path], found: list[ShardIndex], key: str) -> tuple[list[ShardIndex], str]:
+    """Return the indexes of tars by one key rule for all: the one given or on record, or what the names of those show.
 
     Raises `ArgumentError` where names do not show it, or where the indexes on record disagree.
     """
-    recorded = {one.key_rule for one in found if not one.evidence} - {FIRST_DOT}
-    rule = recorded.pop() if recorded else decide(merge(one.evidence for one in found), str(paths[0].parent))
+    recorded = sorted({one.key_rule for one in found if not one.evidence} - {FIRST_DOT})
+    rule = recorded[0] if recorded and key == AUTO else key
+    if rule == AUTO:
+        rule = decide(merge(one.evidence for one in found), str(paths[0].parent))
     settled = []
     for path, one in zip(paths, found, strict=True):
         if one.evidence:
-            # A regular expression is for `index`.
-            one = scan_local.scan_shard(path, key_rule=rule) if one.key_rule != rule else one
+            one = one if one.key_rule == rule else scan_local.scan_shard(path, key_rule=rule)
             scan_local.keep(path, one)
-        elif recorded or (one.key_rule != rule and not all(map(is_cut_alike, one.extensions))):
-            raise ArgumentError(
-                f"{path} was indexed by the key rule {one.key_rule!r}, other tars by {rule!r}: run `wdsdist index "
-                f"--key RULE` on their folder"
-            )
+        elif not (rule in (FIRST_DOT, LAST_DOT) and all(map(is_cut_alike, one.extensions))):
+            _check_rule(path, one.key_rule, rule)
         settled.append(one)
     return settled, rule
+
+
+def _check_rule(where: str | Path, recorded: str, key: str) -> None:
+    """Raise `ArgumentError` where an index was made by another key rule than is asked for."""
+    if key not in (AUTO, recorded):
+        raise ArgumentError(
+            f"{storage.shown(str(where))} was indexed by the key rule {recorded!r}, not by {key!r}: index it anew by "
+            f"`wdsdist index --key RULE`"
+        )
 
 
 def tars_in(folder: str, options: storage.StorageOptions | None = None) -> list[str]:

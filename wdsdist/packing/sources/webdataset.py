@@ -13,7 +13,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from wdsdist.shards import open as catalog
 from wdsdist.shards import scan_local as tarindex
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
-from wdsdist.shards.tar import BLOCK, PLAIN_NAME, SIZE_LIMIT, is_header_of, is_tar, stored_size
+from wdsdist.shards.tar import BLOCK, FIRST_DOT, PLAIN_NAME, SIZE_LIMIT, escaped, is_header_of, is_tar, stored_size
 
 _CHUNK = 1 << 16  # keys that are looked at together
 _REPEATED = mix_key(int.from_bytes(b"keys", "big"), 0)
@@ -156,6 +156,8 @@ class Shards:
     """Stands between the two."""
     starts: Int64s
     """int64 [shards + 1]: the number of each shard's first sample, and of all samples."""
+    escape: bool = False
+    """Whether keys hold dots, and are packed as `escaped` writes them."""
 
     def contents(self, notes: dict[str, Any]) -> Contents:
         """Return the samples; ``notes`` are what ``index.json`` says of the data set and stays true."""
@@ -172,7 +174,9 @@ class Shards:
         stored = np.concatenate([_stored_sizes(index) for index in self.indexes])
         longer = self.repeated * (len(self.separator) + len(str(len(self.paths))))
         for start, stop, index in zip(self.starts[:-1].tolist(), self.starts[1:].tolist(), self.indexes, strict=True):
-            for number in (start + _odd_samples(index, longer[start:stop])).tolist():
+            # An escape takes three bytes for one.
+            more = 2 * np.diff(index.key_starts) if self.escape else 0
+            for number in (start + _odd_samples(index, longer[start:stop] + more)).tolist():
                 key, _, _, members = self._sample(number)
                 stored[number] = sum(stored_size(f"{key}.{extension}", size) for extension, _, size in members)
         return stored
@@ -186,6 +190,7 @@ class Shards:
         index, place = self.indexes[shard], number - int(self.starts[shard])
         stored = index.key(place)
         key = normal(stored.encode("utf-8", "surrogateescape")).decode()
+        key = escaped(key) if self.escape else key
         if self.repeated[number]:
             key += f"{self.separator}{shard + 1}"
         return key, stored, self.paths[shard], index.members(place)
@@ -214,7 +219,12 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
 
 
 def _opened(shards: catalog.Shards, options: SourceOptions) -> Manifest:
-    return catalog.open(shards, storage_options=options.storage_options, allow_elsewhere=options.allow_elsewhere)
+    return catalog.open(
+        shards,
+        key=options.key,
+        storage_options=options.storage_options,
+        allow_elsewhere=options.allow_elsewhere,
+    )
 
 
 def _are_shards(location: str, candidate: Candidate, options: SourceOptions) -> bool:
@@ -261,7 +271,8 @@ def _source(manifest: Manifest) -> Source:
     shards = range(len(manifest.counts))
     paths = [cache.local_shard(manifest, number) for number in shards]
     with pool(None, len(paths)) as executor:
-        indexes = list(executor.map(_index_of, paths, (manifest.part(number)[0].base for number in shards)))
+        parts = [manifest.part(number)[0] for number in shards]
+        indexes = list(executor.map(_index_of, paths, (part.base for part in parts), (part.key_rule for part in parts)))
     starts = np.cumsum([0, *(index.num_samples for index in indexes)], dtype=np.int64)
     location = storage.shown(manifest.base)
     if not starts[-1]:
@@ -271,19 +282,33 @@ def _source(manifest: Manifest) -> Source:
         if listed.num_samples != index.num_samples or (listed.sha256 and listed.sha256 != index.file.sha256):
             raise SourceError(f"{path} is not as its index.json says: run `wdsdist verify` on its folder")
     notes = {name: manifest.extra[name] for name in ("classes",) if name in manifest.extra}
-    keys = Keys.of(indexes)
+    escape = manifest.key_rule != FIRST_DOT
+    if escape:
+        notes["source_key_rule"] = manifest.key_rule
+    keys = Keys.of(map(_escaped, indexes) if escape else indexes)
     tars = [str(path) for path in paths]
     _check(keys, tars, starts)
     folders = frozenset(storage.split(manifest.location(number))[0] for number in shards)
     state = hashlib.sha256(f"webdataset\n{sorted(notes.items())}\n".encode())
     for index in indexes:
         state.update(f"{index.num_samples}\0{index.size}\0{index.sha256}\n".encode())
-    found = Shards(tars, indexes, keys.repeated(), keys.separator(), starts)
+    found = Shards(tars, indexes, keys.repeated(), keys.separator(), starts, escape)
     return Source("webdataset", location, state.hexdigest(), lambda _: found.contents(notes), folders)
 
 
-def _index_of(path: Path, base: str) -> ShardIndex:
-    return tarindex.shard_index(path, listed_in=base)
+def _index_of(path: Path, base: str, key_rule: str) -> ShardIndex:
+    return tarindex.shard_index(path, listed_in=base, key_rule=key_rule)
+
+
+def _escaped(index: ShardIndex) -> ShardIndex:
+    """Return an index with its keys as they are packed."""
+    keys = [index.key(sample) for sample in range(index.num_samples)]
+    found = [escaped(key).encode("utf-8", "surrogateescape") for key in keys]
+    return replace(
+        index,
+        key_starts=np.cumsum([0, *map(len, found)], dtype=np.int64),
+        key_bytes=np.frombuffer(b"".join(found), np.uint8),
+    )
 
 
 def _stored_sizes(index: ShardIndex) -> Int64s:

@@ -186,7 +186,7 @@ _NOTED = (
     ({"payload_bytes", "left_out", "renamed_keys"}, _is_count, "a count"),
     ({"skipped"}, _are_counts, "an object of counts"),
     ({"columns"}, _are_columns, "an object of names"),
-    ({"key_rule"}, _is_key_rule, "a key rule"),
+    ({"key_rule", "source_key_rule"}, _is_key_rule, "a key rule"),
 )
 """Notes that wdsdist reads, with their checks; others are free."""
 

@@ -5,7 +5,7 @@ deterministic USTAR with a PAX header only where a name or size needs one.
 """
 
 from wdsdist.shards.tar.blocks import Readable
-from wdsdist.shards.tar.grouping import Samples, evidence, group
+from wdsdist.shards.tar.grouping import Samples, evidence, glance, group
 from wdsdist.shards.tar.headers import plain_headers
 from wdsdist.shards.tar.key_rule import (
     AUTO,
@@ -19,10 +19,18 @@ from wdsdist.shards.tar.key_rule import (
     is_cut_alike,
     merge,
     observe,
-    skim,
     unescaped,
 )
-from wdsdist.shards.tar.naming import CLUTTER, is_clutter, is_compressed, is_tar, is_text, split_name, split_stored_name
+from wdsdist.shards.tar.naming import (
+    CLUTTER,
+    CLUTTER_NAMES,
+    is_clutter,
+    is_compressed,
+    is_tar,
+    is_text,
+    split_name,
+    split_stored_name,
+)
 from wdsdist.shards.tar.reader import Members, is_header_of, scan, scan_parts
 from wdsdist.shards.tar.writer import BLOCK, END, PLAIN_NAME, SIZE_LIMIT, header, padding, stored_size
 
@@ -30,6 +38,7 @@ __all__ = [
     "AUTO",
     "BLOCK",
     "CLUTTER",
+    "CLUTTER_NAMES",
     "END",
     "Evidence",
     "FIRST_DOT",
@@ -44,6 +53,7 @@ __all__ = [
     "decide",
     "escaped",
     "evidence",
+    "glance",
     "group",
     "header",
     "is_clutter",
@@ -58,7 +68,6 @@ __all__ = [
     "plain_headers",
     "scan",
     "scan_parts",
-    "skim",
     "split_name",
     "split_stored_name",
     "stored_size",

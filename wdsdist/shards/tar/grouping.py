@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import ne
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -78,14 +79,7 @@ def evidence(names: Sequence[str], samples: Samples | None) -> Evidence:
     Names with one dot each cost nothing, and those of a few fields such as ``seg.png`` little.
     """
     if samples is not None:
-        compound = np.array([not is_cut_alike(extension) for extension in samples.extensions], np.bool_)
-        if not compound.any():
-            return Evidence()
-        counts = np.add.reduceat(compound[samples.extension_ids].astype(np.int64), samples.starts[:-1])
-        several = np.flatnonzero((counts > 0) & (np.diff(samples.starts) > 1))
-        first = int(samples.starts[several[0]]) if len(several) else -1
-        pair = None if first < 0 else (names[first], names[first + 1])
-        found = skim(samples.extensions, int(counts.sum()), pair)
+        found = glance(samples.extensions, samples.extension_ids, samples.starts, names.__getitem__)
         if found is not None:
             return found
     groups: dict[str, list[str]] = {}
@@ -94,6 +88,26 @@ def evidence(names: Sequence[str], samples: Samples | None) -> Evidence:
         if parts is not None:
             groups.setdefault(parts[0], []).append(name)
     return observe(groups.values())
+
+
+def glance(
+    extensions: Sequence[str],
+    extension_ids: npt.NDArray[np.integer[Any]],
+    starts: npt.NDArray[np.int64],
+    name: Callable[[int], str],
+) -> Evidence | None:
+    """Return what the names of samples by the first dot show, or ``None`` where each has to be looked at.
+
+    The arrays are those of `Samples`; ``name`` gives that of a member.
+    """
+    compound = np.array([not is_cut_alike(extension) for extension in extensions], np.bool_)
+    if not compound.any():
+        return Evidence()
+    counts = np.add.reduceat(compound[extension_ids].astype(np.int64), starts[:-1])
+    several = np.flatnonzero((counts > 0) & (np.diff(starts) > 1))
+    first = int(starts[several[0]]) if len(several) else -1
+    pair = None if first < 0 else (name(first), name(first + 1))
+    return skim(extensions, int(counts.sum()), pair)
 
 
 def _has_pairs(letters: npt.NDArray[np.uint8], letter: int) -> bool:

@@ -180,9 +180,9 @@ def decide(found: Evidence, what: str) -> str:
         shown = found.unclear
     one, other = sorted(shown)
     raise ArgumentError(
-        f"{what} holds {one} and {other}: whether they are one sample does not show from their names. Say where keys end "
-        f"by --key (key=): first-dot makes them one sample, as the WebDataset convention says, last-dot two; or give a "
-        f"regular expression of the key"
+        f"{what} holds {one} and {other}: whether they are one sample does not show from their names. Say where keys "
+        f"end by --key (key=): first-dot makes them one sample, as the WebDataset convention says, last-dot two; or "
+        f"give a regular expression of the key"
     )
 
 
