@@ -159,7 +159,9 @@ def _by_one_rule(paths: list[Path], found: list[ShardIndex], key: str) -> tuple[
         if one.evidence:
             one = one if one.key_rule == rule else scan_local.scan_shard(path, key_rule=rule)
             scan_local.keep(path, one)
-        elif not (rule in (FIRST_DOT, LAST_DOT) and all(map(is_cut_alike, one.extensions))):
+        elif (
+            one.key_rule != FIRST_DOT or rule not in (FIRST_DOT, LAST_DOT) or not all(map(is_cut_alike, one.extensions))
+        ):
             _check_rule(path, one.key_rule, rule)
         settled.append(one)
     return settled, rule

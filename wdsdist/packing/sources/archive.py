@@ -165,9 +165,10 @@ class Tree:
                 raise SourceError(f"{self.label}: {problem}")
             self.left_out.append(LeftOut(shown(name), problem))
             return None
-        if any(is_passed_over(part.encode("utf-8", "surrogateescape")) for part in parts[:-1] if part[0] != "."):
-            self.skipped["file in a folder of the system, such as __MACOSX"] += 1
-            return None
+        for part in parts[:-1]:
+            if part[0] != "." and is_passed_over(part.encode("utf-8", "surrogateescape")):
+                self.skipped[f"file in {part}"] += 1
+                return None
         if any(part[0] == "." for part in parts):
             self.skipped["hidden file"] += 1
             return None

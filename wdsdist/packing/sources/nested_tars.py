@@ -60,11 +60,14 @@ def find_parts(candidate: Candidate) -> list[Path]:
     if path is None:
         return []
     if entries is not None:
-        names = [name for name in entries.texts() if not _NOTES.fullmatch(name)]
-        tars = {_tar_of(name) for name in names}
-        if len(tars) != 1 or "" in tars or any(map(is_tar, names)):
-            return []
-        return _in_order(path, names)
+        names: list[str] = []
+        for name in entries.texts():  # up to the first that is none, because there may be millions
+            if not _NOTES.fullmatch(name):
+                tar = _tar_of(name)
+                if not tar or (names and tar != _tar_of(names[0])):
+                    return []
+                names.append(name)
+        return _in_order(path, names) if names else []
     if is_tar(path.name) or not _tar_of(path.name) or not path.is_file():
         return []
     return _in_order(

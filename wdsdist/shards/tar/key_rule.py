@@ -20,7 +20,7 @@ AUTO, FIRST_DOT, LAST_DOT = "auto", "first-dot", "last-dot"
 
 _PACKED = r"gz|bz2|xz|zst"
 _LAST = re.compile(rf"\.(?:[A-Za-z][\w-]*\.(?:{_PACKED})|[^.]+)$")
-_WORD = re.compile(r"(?!_*\d+(?:[^A-Za-z]|$))[\w+-]{1,40}")  # what fields are called: seg, mp4, left-cam, 512x512
+_WORD = re.compile(r"(?!_*\d+(?:[^A-Za-z\d]|$))[\w+-]{1,40}")  # what fields are called: seg, mp4, left-cam, 512x512
 _NUMBER = re.compile(r"\d{1,4}")
 _KNOWN = re.compile(
     r"(?:jpe?g|jpe|png|p[bgnp]m|bmp|gif|tiff?|webp|jp2|avif|hei[cf]|jxl|svg|wav|mp3|flac|ogg|opus|m4a|aac|mp4|m4v|avi|"
