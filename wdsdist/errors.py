@@ -45,6 +45,10 @@ class ArgumentTypeError(WdsdistError, TypeError):
     """An argument has a type that cannot work."""
 
 
+class ExtraMissingError(WdsdistError, ImportError):
+    """A package is needed that an extra of wdsdist installs."""
+
+
 class SourceNotFoundError(WdsdistError, FileNotFoundError):
     """The source of a packing does not exist."""
 

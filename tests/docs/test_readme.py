@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -33,10 +34,10 @@ def test_the_commands_on_shards_run(checkout: Path) -> None:
     packed = forked.run("-m", "wdsdist", "pack", "examples/data/t10k", "shards", cwd=checkout)
     assert packed.returncode == 0, packed.stderr
     shown = re.findall(r"^    wdsdist (\S+ shards.*?)(?:  +#.*)?$", README, re.MULTILINE)
-    assert len(shown) == 9
+    assert len(shown) == 10
     for arguments in shown:
         quick = ["--seconds", "0.05"] if arguments.startswith("bench") else []
-        found = forked.run("-m", "wdsdist", *arguments.split(), *quick, cwd=checkout)
+        found = forked.run("-m", "wdsdist", *shlex.split(arguments), *quick, cwd=checkout)
         assert found.returncode == 0, found.stderr
         assert found.stdout
 

@@ -78,12 +78,12 @@ def test_the_same_manifest_gives_the_same_bytes() -> None:
 
 def test_some_shards_of_a_manifest_are_a_manifest() -> None:
     manifest = Manifest.of("s3://bucket", SHARDS, name="n", extra={"k": 1}, storage_options={"key": "secret"})
-    chosen = manifest.select([2, 0])
+    chosen = manifest.of_shards([2, 0])
     assert chosen.shards == (SHARDS[2], SHARDS[0])
     assert (chosen.base, chosen.name, chosen.extra, chosen.storage_options) == (
         manifest.base, manifest.name, manifest.extra, manifest.storage_options,
     )  # fmt: skip
-    assert manifest.select([]).num_samples == 0
+    assert manifest.of_shards([]).num_samples == 0
 
 
 def test_a_manifest_shows_its_figures_but_no_credentials() -> None:

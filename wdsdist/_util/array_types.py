@@ -1,4 +1,4 @@
-"""Type aliases of numpy arrays, for short signatures."""
+"""Type aliases of numpy arrays, for short signatures; and arrays of runs, one after another."""
 
 from __future__ import annotations
 
@@ -7,3 +7,15 @@ import numpy.typing as npt
 
 Int64s = npt.NDArray[np.int64]
 Uint64s = npt.NDArray[np.uint64]
+
+
+def runs(starts: Int64s, chosen: npt.NDArray[np.integer]) -> tuple[Int64s, Int64s]:
+    """Return the places of all items of chosen runs, and where each of these runs then starts, with their total.
+
+    >>> places, begins = runs(np.array([0, 2, 3, 6]), np.array([2, 0]))
+    >>> places.tolist(), begins.tolist()
+    ([3, 4, 5, 0, 1], [0, 3, 5])
+    """
+    lengths = np.diff(starts)[chosen]
+    begins = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+    return np.repeat(starts[:-1][chosen] - begins[:-1], lengths) + np.arange(begins[-1]), begins

@@ -18,6 +18,7 @@ from wdsdist.cli.inspect import cat, info, ls
 from wdsdist.cli.output import say
 from wdsdist.cli.pack import pack
 from wdsdist.cli.plan import plan
+from wdsdist.cli.select import select, split
 from wdsdist.cli.verify import verify
 from wdsdist.errors import WdsdistError, printable
 
@@ -82,12 +83,13 @@ def _fail(ctx: click.Context, message: str) -> None:
 def _wdsdist() -> None:
     """Turn data sets into WebDataset shards, and look at shards.
 
-    SHARDS is a folder or URL with an index.json, one or more .tar files, or a pattern such as 'train-{000..127}.tar'.
+    SHARDS is a folder or URL with an index.json, a view, one or more .tar files, or a pattern such as
+    'train-{000..127}.tar'.
     Compressed shards are decompressed once per node, into the cache.
     """
 
 
-for _command in (pack, index, info, ls, cat, verify, plan, bench):
+for _command in (pack, index, select, split, info, ls, cat, verify, plan, bench):
     _wdsdist.add_command(_command)
 
 

@@ -14,11 +14,12 @@ from wdsdist.shards.manifest import Manifest
 
 
 def mapped(manifest: Manifest) -> Iterator[tuple[int, MappedShard]]:
-    """Yield each shard with the number of its first sample."""
+    """Yield each shard that has samples, with the number of its first one."""
     reader = ShardReader(manifest)
     first = 0
     for number, count in enumerate(manifest.counts.tolist()):
-        yield first, reader.shard(number)
+        if count:
+            yield first, reader.shard(number)
         first += count
 
 
@@ -28,11 +29,12 @@ def find_sample(manifest: Manifest, wanted: str) -> tuple[MappedShard, int]:
     Raises `SampleError` where there is no such sample, or several with the key.
     """
     found = [
-        (first + sample, shard, sample)
+        (first + sample, shard, stored)
         for first, shard in mapped(manifest)
-        for sample in _with_key(shard.index, wanted)
+        for stored in _with_key(shard.index, wanted)
+        for sample in shard.numbers_of(stored)
     ]
-    if len(found) > 1:
+    if len({(shard.name, stored) for _, shard, stored in found}) > 1:
         numbers = " or ".join(str(number) for number, _, _ in found)
         raise SampleError(
             f"{len(found)} samples have the key {wanted!r}: name the one you mean by its number, {numbers}"
@@ -48,7 +50,8 @@ def find_sample(manifest: Manifest, wanted: str) -> tuple[MappedShard, int]:
             f"{manifest.num_samples:,}, numbered from 0"
         )
     shards, samples = split_line(np.cumsum(manifest.counts), np.array([number]))
-    return ShardReader(manifest).shard(int(shards[0])), int(samples[0])
+    shard = ShardReader(manifest).shard(int(shards[0]))
+    return shard, shard.stored(int(samples[0]))
 
 
 def member(shard: MappedShard, sample: int, field: str) -> memoryview:

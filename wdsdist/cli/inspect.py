@@ -10,7 +10,7 @@ import click
 
 from wdsdist._util.validation import human
 from wdsdist.cli.options import allow_elsewhere, opened
-from wdsdist.cli.output import counted, say, say_json, write_member
+from wdsdist.cli.output import counted, described, say, say_json, write_member
 
 if TYPE_CHECKING:
     from wdsdist.samples.shard_reader import MappedShard
@@ -43,9 +43,12 @@ def info(shards: tuple[str, ...], allow_elsewhere: bool, as_json: bool) -> None:
         "classes": f"{len(classes):,}: {', '.join(classes[:_NAMED])}{', ...' if len(classes) > _NAMED else ''}"
         if classes
         else "not recorded",
+        **({"columns": ", ".join(facts["columns"])} if facts["columns"] else {}),
     }
     for name, value in lines.items():
         say(f"{name + ':':<13}{value}")
+    for number, step in enumerate(facts["view"]):
+        say(f"{'' if number else 'view:':<13}{described(step)}")
 
 
 @click.command()
@@ -90,16 +93,13 @@ def cat(shards: str, sample: str, field: str | None, allow_elsewhere: bool) -> N
 def _facts(manifest: Manifest) -> dict[str, Any]:
     from wdsdist import storage
     from wdsdist.cli.find_sample import mapped
+    from wdsdist.shards.columns import from_index
 
     extra = manifest.extra
     if "fields" not in extra or "payload_bytes" not in extra:
-        indexes = [shard.index for _, shard in mapped(manifest)]
-        extensions = {extension.lower() for index in indexes for extension in index.extensions}
-        extra = {
-            **extra,
-            "fields": sorted(extensions),
-            "payload_bytes": sum(int(index.sizes.sum()) for index in indexes),
-        }
+        extensions = {extension.lower() for _, shard in mapped(manifest) for extension in shard.index.extensions}
+        payload = int(manifest.column("bytes").sum())
+        extra = {"fields": sorted(extensions), **extra, "payload_bytes": payload}
     return {
         "location": storage.shown(manifest.base),
         "samples": manifest.num_samples,
@@ -113,6 +113,8 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
         **({"keys": keys} if (keys := _keys(manifest)) else {}),
         "source": extra.get("source"),
         "shuffle_seed": extra.get("shuffle_seed"),
+        "columns": [name for name in manifest.columns if not from_index.is_free(name)],
+        "view": list(manifest.made_by),
     }
 
 
@@ -142,6 +144,7 @@ def _sample_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
 def _lines_of(first: int, shard: MappedShard) -> Iterator[tuple[str, ...]]:
     from wdsdist import storage
 
-    for sample in range(shard.index.num_samples):
-        fields = ", ".join(f"{extension} ({human(size)})" for extension, _, size in shard.index.members(sample))
-        yield str(first + sample), shard.index.key(sample), storage.shown(shard.name), fields
+    for sample in range(shard.num_samples):
+        stored = shard.stored(sample)
+        fields = ", ".join(f"{extension} ({human(size)})" for extension, _, size in shard.index.members(stored))
+        yield str(first + sample), shard.index.key(stored), storage.shown(shard.name), fields

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -50,6 +51,21 @@ def counted(number: int, noun: str) -> str:
     ('1 shard', '6,553 samples')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def described(step: Mapping[str, Any]) -> str:
+    """Return one step by which a view was made, as text.
+
+    >>> described({"where": '"jpg.width" >= 256', "samples_before": 10_000, "samples_after": 7_500})
+    'where "jpg.width" >= 256: 7,500 of 10,000 samples'
+    """
+    shown = []
+    for name, value in step.items():
+        if name in ("keys", "exclude") and isinstance(value, dict):
+            shown.append(f"{name} {value.get('from')} ({counted(value.get('samples', 0), 'sample')})")
+        elif name not in ("samples_before", "samples_after", "split"):
+            shown.append(f"{name} {value}")
+    return f"{', '.join(shown)}: {step.get('samples_after', 0):,} of {counted(step.get('samples_before', 0), 'sample')}"
 
 
 def contents(manifest: Manifest) -> str:

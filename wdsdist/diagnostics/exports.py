@@ -111,6 +111,11 @@ def export(
     if format not in _WRITERS:
         raise ArgumentError(f"format is {format!r}: it can be {', '.join(map(repr, _WRITERS))}")
     manifest = open_shards(shards)
+    if manifest.whole is not manifest:
+        raise ArgumentError(
+            f"the index of {format} lists whole shards, and cannot say which samples a view has: pack the view with "
+            f"`wdsdist pack VIEW DEST`, and export that"
+        )
     for number, shard in enumerate(manifest.shards):
         if shard.is_compressed and not (format == "timm" and _STREAMED.search(shard.name)):
             raise ArgumentError(

@@ -95,7 +95,7 @@ def verify(
     few at a time, checked and deleted; compressed ones are decompressed in the same way.
 
     Args:
-        shards: what `wdsdist.open` takes.
+        shards: what `wdsdist.open` takes; of a view, the shards that hold its samples.
         deep: also decode every member, images to their last pixel.
         cached: of a remote or compressed data set, check the copies that this node has in its cache instead; shards
             that are not there are none of its damage.
@@ -121,6 +121,8 @@ def verify(
     if workers is not None:
         check_integer("workers", workers, 1)
     manifest = open_shards(shards, storage_options=storage_options)
+    if manifest.picks is not None:
+        manifest.picks.check()
     tasks = find_tasks(manifest, deep=deep, cached=cached, cache_dir=cache_dir)
     found: dict[int, list[Damage]] = {}
     bytes_done = 0
@@ -142,7 +144,10 @@ def verify(
 def find_tasks(manifest: Manifest, *, deep: bool, cached: bool, cache_dir: Path | None) -> dict[int, Task]:
     """Return the shards to check, by number."""
     tasks = {}
+    view, manifest = manifest, manifest.whole
     for number in range(len(manifest.counts)):
+        if view is not manifest and not view.counts[number]:
+            continue  # a view's shards without a chosen sample are none of its data
         location = manifest.location(number)
         listed = manifest.shard(number)
         is_copy = cached and bool(manifest.is_copied[number])

@@ -18,9 +18,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from wdsdist.errors import ArgumentTypeError, LoaderStateError, StateMismatchError
+from wdsdist.errors import ArgumentTypeError, IndexFormatError, LoaderStateError, StateMismatchError
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings
+from wdsdist.shards.views import view_file
 
 _VERSION = 1
 
@@ -120,6 +121,10 @@ class Progress:
         return Position(0 if self._current is None else self._current.epoch + 1, 0)
 
 
+VIEW = "view"
+"""Key of a state that names the file of the view that it belongs to, for messages only."""
+
+
 def make_state(
     position: Position,
     *,
@@ -167,9 +172,10 @@ def read_state(state: Mapping[str, Any], expected: State) -> Position:
     differences = [
         f"{name} is {state.get(name)!r} in the state and {value!r} here"
         for name, value in expected.items()
-        if name not in ("epoch", "consumed") and state.get(name) != value
+        if name not in ("epoch", "consumed", VIEW) and state.get(name) != value
     ]
     if differences:
+        differences += _differing_samples(state, expected)
         raise StateMismatchError(f"the state belongs to another run: {'; '.join(differences)}")
     epoch, consumed = state["epoch"], state["consumed"]
     if type(epoch) is not int or type(consumed) is not int or epoch < 0 or not 0 <= consumed <= state["num_samples"]:
@@ -177,3 +183,15 @@ def read_state(state: Mapping[str, Any], expected: State) -> Position:
             f"the state is damaged: epoch {epoch!r}, consumed {consumed!r} of {state['num_samples']!r} samples"
         )
     return Position(epoch, consumed)
+
+
+def _differing_samples(state: Mapping[str, Any], expected: State) -> list[str]:
+    """Return, for a message, how many samples differ between the views of two states, as far as that can be told."""
+    if not (VIEW in state or VIEW in expected) or state.get("fingerprint") == expected["fingerprint"]:
+        return []
+    try:
+        count = view_file.count_differing(str(state[VIEW]), str(expected[VIEW]))
+    except (KeyError, OSError, IndexFormatError):  # one is not saved, or not any more
+        least = abs(int(state.get("num_samples", 0)) - int(expected["num_samples"]))
+        return [f"so the views differ in {least:,} samples at least"]
+    return [f"so the views differ in {count:,} samples"]

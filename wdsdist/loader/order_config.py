@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from wdsdist.distributed import Identity
-from wdsdist.loader.checkpoint import Position, State, make_state
+from wdsdist.loader.checkpoint import VIEW, Position, State, make_state
 from wdsdist.sampling.mix_order import MixOrder, Mixture
 from wdsdist.sampling.order import Order, OrderSettings, default_window, epoch_order
 from wdsdist.sampling.working_set import bytes_at_once, check_limit, fitting_window, readers_of
@@ -93,7 +93,7 @@ class OrderConfig:
             num_samples=self.num_samples,
             fingerprint=self.fingerprint,
             settings=settings,
-            notes=self.notes,
+            notes={**self.notes, **({VIEW: self.manifest.picks.path} if self.manifest.picks else {})},
         )
 
 

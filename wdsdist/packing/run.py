@@ -307,6 +307,7 @@ def _manifest(source: Packable, job: Job, how: Writing, shards: list[WrittenShar
             **source.extra(),
             **({"images": how.reencoding.notes()} if how.reencoding else {}),
         },
+        origin=storage.join(place.location, manifests.FILE_NAME),
     )
 
 

@@ -132,7 +132,8 @@ class SampleReader:
         seed = mix_key(self._seed, epoch, _AUGMENTATION, shard, sample) >> 1 if self._needs_seeds else 0
         self._reader.hold((shard,))
         try:
-            return _sample(_Opened(self._reader.shard(shard), self._spec(shard)), sample, seed)
+            opened = _Opened(self._reader.shard(shard), self._spec(shard))
+            return _sample(opened, opened.shard.stored(sample), seed)
         finally:
             self.release()  # a sample holds copies
 
@@ -154,7 +155,8 @@ class SampleReader:
         seeds = self._seeds(shards, samples, epochs)
         try:
             opened = {number: _Opened(self._reader.shard(number), self._spec(number)) for number in needed}
-            rows = list(zip([opened[number] for number in shards.tolist()], samples.tolist(), seeds, strict=True))
+            stored = _stored(shards, samples, opened)
+            rows = list(zip([opened[number] for number in shards.tolist()], stored.tolist(), seeds, strict=True))
             if collate_fn is None and all(one.spec.transform is None for one in opened.values()):
                 return self._columns(rows, deferred)
             made = list(starmap(_sample, rows))
@@ -193,6 +195,18 @@ class SampleReader:
         for field, one in columns.items():
             batch[field] = one.build(rows, decoders, deferred=deferred, is_bounded=self._reader.is_bounded)
         return batch
+
+
+def _stored(shards: Int64s, samples: Int64s, opened: Mapping[int, _Opened]) -> Int64s:
+    """Return where the samples of a batch lie in their shards: in a view, the numbers of chosen ones differ."""
+    chosen = {number: one.shard.picks for number, one in opened.items() if one.shard.picks is not None}
+    if not chosen:
+        return samples
+    stored = samples.copy()
+    for number, picks in chosen.items():
+        of_shard = shards == number
+        stored[of_shard] = picks[samples[of_shard]]
+    return stored
 
 
 def _sample(opened: _Opened, sample: int, seed: int) -> Any:

@@ -32,8 +32,17 @@ _RELEASED.release()  # to read it is an error
 class MappedShard:
     """One shard, mapped and checked against its index."""
 
-    def __init__(self, name: str, pinned: Pinned, content: mmap.mmap, dataset: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        pinned: Pinned,
+        content: mmap.mmap,
+        dataset: str = "",
+        picks: npt.NDArray[np.uint32] | None = None,
+    ) -> None:
         index = pinned.index
+        self.picks = picks
+        """uint32 [samples]: of a view the chosen samples, by their numbers here; ``None`` where all are."""
         self.name = name
         self.dataset = dataset  # its name, where several are joined
         self.index = index
@@ -92,6 +101,19 @@ class MappedShard:
             self._owner = weakref.ref(owner)
             weakref.finalize(owner, self._pinned.unlock).atexit = False
         return owner.data
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the data set in the shard: in a view, the chosen ones."""
+        return self.index.num_samples if self.picks is None else len(self.picks)
+
+    def numbers_of(self, stored: int) -> list[int]:
+        """Return the numbers, in the shard, of a sample that lies at a place there: in a view none, one or several."""
+        return [stored] if self.picks is None else np.flatnonzero(self.picks == stored).tolist()
+
+    def stored(self, sample: int) -> int:
+        """Return where a sample of the data set lies in the shard: in a view, the numbers of chosen ones differ."""
+        return sample if self.picks is None else int(self.picks[sample])
 
     @property
     def is_uniform(self) -> bool:
@@ -199,7 +221,8 @@ def _map_shard(manifest: Manifest, number: int, pinned: Pinned) -> MappedShard:
     path, index = pinned.path, pinned.index
     dataset = manifest.label(number)
     manifest, number = manifest.part(number)
-    listed = manifest.shard(number)
+    listed = manifest.whole.shard(number)
+    picks = None if manifest.picks is None else manifest.picks.of_shard(number)
     try:
         with path.open("rb") as stream:
             content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
@@ -230,4 +253,4 @@ def _map_shard(manifest: Manifest, number: int, pinned: Pinned) -> MappedShard:
         raise ShardDamagedError(
             f"shard {path} does not end in the two zero blocks of a whole tar: fetch or pack it again"
         )
-    return MappedShard(storage.split(manifest.location(number))[1], pinned, content, dataset)
+    return MappedShard(storage.split(manifest.location(number))[1], pinned, content, dataset, picks)

@@ -129,6 +129,7 @@ def index(
         storage_options=dict(options.given),
         stores=options.stores,
         is_named=output is not None,
+        origin=storage.join(target, index_json.FILE_NAME),
     )
     if output is not None:
         _record(manifest)

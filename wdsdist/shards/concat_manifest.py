@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -11,6 +12,7 @@ import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError
+from wdsdist.shards.columns.column import Column
 from wdsdist.shards.manifest import Manifest
 
 
@@ -29,6 +31,23 @@ class JoinedManifest(Manifest):
     @property
     def versions(self) -> dict[str, str]:
         return {base: version for part in self.parts for base, version in part.versions.items()}
+
+    @functools.cached_property
+    def whole(self) -> Manifest:
+        if all(part.picks is None for part in self.parts):
+            return self
+        parts = tuple(part.whole for part in self.parts)
+        return replace(self, parts=parts, counts=np.concatenate([part.counts for part in parts]))
+
+    def _column(self, name: str) -> Column:
+        return Column.joined([part._column(name) for part in self.parts])
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
+        if self.whole is self:
+            return super()._fingerprint
+        state = hashlib.sha256("\n".join(part.fingerprint for part in self.parts).encode())
+        return state.hexdigest()[:32]
 
     def label(self, number: int) -> str:
         return self.labels[self._part_of(number)]

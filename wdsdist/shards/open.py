@@ -20,6 +20,7 @@ from wdsdist.shards import scan_local
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest, Shard, check_location, index_json
 from wdsdist.shards.tar import AUTO, FIRST_DOT, LAST_DOT, check_rule, decide, is_cut_alike, is_tar, merge
+from wdsdist.shards.views import view_file
 from wdsdist.storage import Deadline
 
 Location = str | os.PathLike[str]
@@ -38,9 +39,9 @@ def open(  # noqa: A001
 
     Args:
         shards: a folder or URL with an ``index.json``; the path or URL of an ``index.json``; one tar; a brace pattern
-            such as ``train-{000..127}.tar``; a list of tars; or a `Manifest`, which is returned unchanged. Tars named
-            one by one need no ``index.json``: those without an index are scanned once. They may be compressed by
-            gzip, bzip2, xz or zstd.
+            such as ``train-{000..127}.tar``; a list of tars; a view that `Manifest.save` wrote; or a `Manifest`, which
+            is returned unchanged. Tars named one by one need no ``index.json``: those without an index are scanned
+            once. They may be compressed by gzip, bzip2, xz or zstd.
         key: of tars without an index, the key rule as `wdsdist.index` takes it; data sets that have one keep theirs.
         storage_options: passed to fsspec for URLs: those of the stores that ``shards`` names, each of a list. Shards
             that the index lists at another host, bucket or scheme are read without. A mapping from stores to options,
@@ -54,7 +55,8 @@ def open(  # noqa: A001
     Raises:
         IndexNotFoundError: a folder without ``index.json``.
         IndexFormatError: an index that is damaged.
-        ManifestError: an ``index.json`` with an entry that cannot be right, or that lies elsewhere.
+        ManifestError: an ``index.json`` with an entry that cannot be right, or that lies elsewhere; or a view of data
+            elsewhere that another user saved.
         ShardNotFoundError: a tar that does not exist.
         ShardDamagedError: a tar without an index that cannot be read without losing samples.
         ArgumentError: the names in tars without an index do not show where keys end, or ``key`` differs from what an
@@ -74,9 +76,17 @@ def open(  # noqa: A001
         _check_rule(location, found.key_rule, key)
         return found
     except IndexNotFoundError:
-        if location == index:
+        options = storage.named(storage_options, locations)
+        if location.endswith(".json"):
             raise
-        raise _no_index(location, storage.named(storage_options, locations)) from None
+        if not view_file.is_view(location, options):
+            raise _no_index(location, options) from None
+
+    def open_index(place: str, is_named: bool) -> Manifest:
+        bound = storage.named(storage_options, [location, place]) if is_named else options
+        return index_json.load(place, bound, deadline, keep=True, allow_elsewhere=allow_elsewhere)
+
+    return view_file.load(location, options, open_index, allow_elsewhere=allow_elsewhere)
 
 
 def expand(shards: Location | Iterable[Location]) -> list[str]:
@@ -126,7 +136,7 @@ def _open_tars(
         known = index_json.load(index, options, deadline, named=locations, keep=True, allow_elsewhere=allow_elsewhere)
         _check_rule(folder, known.key_rule, key)
         numbers = {known.location(number): number for number in range(len(known.counts))}
-        return known.select(numbers[location] for location in locations)
+        return known.of_shards(numbers[location] for location in locations)
     except (IndexNotFoundError, KeyError):
         pass  # no index.json, or one that does not know these tars
     remote = next((location for location in locations if storage.is_remote(location)), None)

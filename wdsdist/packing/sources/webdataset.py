@@ -41,6 +41,7 @@ from wdsdist.shards import scan_local as tarindex
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.tar import BLOCK, FIRST_DOT, PLAIN_NAME, SIZE_LIMIT, escaped, is_header_of, is_tar, stored_size
+from wdsdist.shards.views import view_file
 
 _CHUNK = 1 << 16  # keys that are looked at together
 _REPEATED = mix_key(int.from_bytes(b"keys", "big"), 0)
@@ -233,6 +234,8 @@ def _are_shards(location: str, candidate: Candidate, options: SourceOptions) -> 
     name = storage.split(location)[1]
     if is_tar(name) or (storage.is_remote(location) and ("?" in location or Path(name).suffix not in ("", ".json"))):
         return False
+    if view_file.is_view(location, storage.named(options.storage_options, [location])):
+        return True
     index = location if location.endswith(".json") else storage.join(location, manifests.FILE_NAME)
     try:
         listed = manifests.load(index, options.storage_options, allow_elsewhere=options.allow_elsewhere)
@@ -268,19 +271,23 @@ def _tars(location: str, candidate: Candidate) -> list[str]:
 
 
 def _source(manifest: Manifest) -> Source:
-    shards = range(len(manifest.counts))
+    places = [manifest.part(number) for number in range(len(manifest.counts))]
+    # A view's shards without a chosen sample are not even fetched.
+    shards = [number for number, (part, _) in enumerate(places) if part.picks is None or manifest.counts[number]]
     paths = [cache.local_shard(manifest, number) for number in shards]
     with pool(None, len(paths)) as executor:
-        parts = [manifest.part(number)[0] for number in shards]
+        parts = [places[number][0] for number in shards]
         indexes = list(executor.map(_index_of, paths, (part.base for part in parts), (part.key_rule for part in parts)))
+    for shard, path, index in zip(shards, paths, indexes, strict=True):
+        part, number = places[shard]
+        listed = part.whole.shard(number)
+        if listed.num_samples != index.num_samples or (listed.sha256 and listed.sha256 != index.file.sha256):
+            raise SourceError(f"{path} is not as its index.json says: run `wdsdist verify` on its folder")
+    indexes = [_chosen(*places[number], index) for number, index in zip(shards, indexes, strict=True)]
     starts = np.cumsum([0, *(index.num_samples for index in indexes)], dtype=np.int64)
     location = storage.shown(manifest.base)
     if not starts[-1]:
         raise SourceError(f"{location} holds no sample in its {len(paths):,} shards")
-    for number, (path, index) in enumerate(zip(paths, indexes, strict=True)):
-        listed = manifest.shard(number)
-        if listed.num_samples != index.num_samples or (listed.sha256 and listed.sha256 != index.file.sha256):
-            raise SourceError(f"{path} is not as its index.json says: run `wdsdist verify` on its folder")
     notes = {name: manifest.extra[name] for name in ("classes",) if name in manifest.extra}
     escape = manifest.key_rule != FIRST_DOT
     if escape:
@@ -292,6 +299,8 @@ def _source(manifest: Manifest) -> Source:
     state = hashlib.sha256(f"webdataset\n{sorted(notes.items())}\n".encode())
     for index in indexes:
         state.update(f"{index.num_samples}\0{index.size}\0{index.sha256}\n".encode())
+    if manifest.whole is not manifest:
+        state.update(manifest.fingerprint.encode())
     found = Shards(tars, indexes, keys.repeated(), keys.separator(), starts, escape)
     return Source("webdataset", location, state.hexdigest(), lambda _: found.contents(notes), folders)
 
@@ -309,6 +318,20 @@ def _escaped(index: ShardIndex) -> ShardIndex:
         key_starts=np.cumsum([0, *map(len, found)], dtype=np.int64),
         key_bytes=np.frombuffer(b"".join(found), np.uint8),
     )
+
+
+def _chosen(manifest: Manifest, number: int, index: ShardIndex) -> ShardIndex:
+    """Return the index of the samples that a view has of a shard. Raises `SourceError` where one is repeated."""
+    if manifest.picks is None:
+        return index
+    numbers = manifest.picks.of_shard(number)
+    repeated = np.flatnonzero(np.diff(numbers) == 0)
+    if len(repeated):
+        raise SourceError(
+            f"the view repeats samples, such as {index.key(int(numbers[repeated[0]]))!r}, which have one key each: "
+            f"pack the view that it was made of, and repeat samples of what that gives"
+        )
+    return index.of_samples(numbers)
 
 
 def _stored_sizes(index: ShardIndex) -> Int64s:

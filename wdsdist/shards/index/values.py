@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util.array_types import Int64s
+from wdsdist._util.array_types import Int64s, runs
 from wdsdist.shards.tar import FIRST_DOT, Evidence
 
 
@@ -74,6 +74,20 @@ class ShardIndex:
         """Return the key of a sample."""
         start, stop = self.key_starts[sample : sample + 2]
         return self.key_bytes[start:stop].tobytes().decode("utf-8", "surrogateescape")
+
+    def of_samples(self, samples: npt.NDArray[np.integer]) -> ShardIndex:
+        """Return the index that has some of the samples, in the given order."""
+        members, places = runs(self.sample_starts, samples)
+        letters, key_starts = runs(self.key_starts, samples)
+        return replace(
+            self,
+            sample_starts=places,
+            offsets=self.offsets[members],
+            sizes=self.sizes[members],
+            extension_ids=self.extension_ids[members],
+            key_starts=key_starts,
+            key_bytes=self.key_bytes[letters],
+        )
 
     def members(self, sample: int) -> list[tuple[str, int, int]]:
         """Return the members of a sample as (extension, offset, size)."""

@@ -130,6 +130,7 @@ def _parsed(content: bytes, location: str, options: storage.StorageOptions, *, a
             storage_options=dict(options.given),
             stores=stores,
             is_named=is_named,
+            origin=location,
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         # Alone: what json raises keeps the whole document, in which there may be signed URLs.

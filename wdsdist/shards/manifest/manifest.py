@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,9 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.shared_memory import SharedCopy, is_spawning
 from wdsdist.errors import ArgumentError
 from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.manifest.choices import Choices
 from wdsdist.shards.tar import FIRST_DOT, is_compressed
-
-_NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out")  # totals, wrong for a part of the shards
+from wdsdist.shards.views.picks import NOTES_ON_ALL, Picks, fingerprint_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,10 @@ class Shard:
 
 
 @dataclass(frozen=True, eq=False)
-class Manifest:
+class Manifest(Choices):
     """All shards of a data set, in order. Make one with `wdsdist.open`, `wdsdist.index` or `wdsdist.pack`.
+
+    A *view* is a manifest too, made by `select`, `split` or `repeat`: of the same shards, with other sample counts.
 
     The figures live in arrays, so that a hundred thousand shards cost a few megabytes and are shared by processes
     after a fork.
@@ -59,7 +61,7 @@ class Manifest:
     """The folder or URL that shard names are relative to."""
     names: npt.NDArray[np.bytes_]
     counts: Int64s
-    """int64 [shards]: samples in each."""
+    """int64 [shards]: samples in each; in a view, those chosen of it."""
     sizes: Int64s
     """int64 [shards]: bytes of each, -1 where unknown."""
     digests: npt.NDArray[np.bytes_]
@@ -78,6 +80,12 @@ class Manifest:
     """The stores that the user named, to which alone these options go; by default that of ``base``."""
     version: str = ""
     """SHA-256 of the ``index.json`` that a store gave; empty where the manifest comes from elsewhere."""
+    origin: str = ""
+    """The path or URL of the ``index.json``; empty where there is none."""
+    picks: Picks | None = None
+    """The chosen samples of a view; ``None`` where a manifest has all samples of its shards."""
+    made_by: tuple[dict[str, Any], ...] = ()
+    """How a view was made, step by step: what was asked for, and the samples before and after."""
 
     @classmethod
     def of(cls, base: str, shards: Iterable[Shard], **more: Any) -> Manifest:
@@ -116,7 +124,14 @@ class Manifest:
     @property
     def mean_sample_bytes(self) -> int:
         """Bytes that a sample takes in its shard, as far as sizes are known."""
-        return self.num_bytes // max(1, self.num_samples)
+        return self.num_bytes // max(1, self.whole.num_samples)
+
+    @functools.cached_property
+    def whole(self) -> Manifest:
+        """The manifest of all samples in the shards: of a view, the data set that it was chosen from."""
+        if self.picks is None:
+            return self
+        return replace(self, counts=self.picks.stored_counts, picks=None, made_by=())
 
     @property
     def num_tar_bytes(self) -> int:
@@ -192,31 +207,37 @@ class Manifest:
         """Digest of the content of the data set, whatever folder or store it lies in.
 
         Two manifests agree when their shards have the same file names, sample counts, sizes and digests in the same
-        order.
+        order, and of these the same samples chosen.
         """
+        return self._fingerprint
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
+        if self.picks is not None:
+            return fingerprint_of(self.whole.fingerprint, self.picks)
         state = hashlib.sha256()
         for shard in self.shards:
             name = storage.split(shard.name)[1]
             state.update(f"{name}\0{shard.num_samples}\0{shard.size}\0{shard.sha256}\n".encode())
         return state.hexdigest()[:32]
 
-    def select(self, numbers: Iterable[int]) -> Manifest:
+    def of_shards(self, numbers: Iterable[int]) -> Manifest:
         """Return the manifest of some of the shards."""
         chosen = np.fromiter(numbers, np.int64)
-        return Manifest(
-            self.base,
-            self.names[chosen],
-            self.counts[chosen],
-            self.sizes[chosen],
-            self.digests[chosen],
-            self.tar_sizes[chosen],
-            self.name,
-            {name: note for name, note in self.extra.items() if name not in _NOTES_ON_ALL},
-            self.storage_options,
-            self.is_named,
-            self.stores,
-            self.version,
+        return replace(
+            self,
+            names=self.names[chosen],
+            counts=self.counts[chosen],
+            sizes=self.sizes[chosen],
+            digests=self.digests[chosen],
+            tar_sizes=self.tar_sizes[chosen],
+            extra={name: note for name, note in self.extra.items() if name not in NOTES_ON_ALL},
+            picks=None if self.picks is None else self.picks.of_shards(chosen),
         )
+
+    def prefix(self, count: int) -> Manifest:
+        """Return the manifest of the first ``count`` shards; itself where these are all."""
+        return self if count == len(self.counts) else self.of_shards(range(count))
 
     @functools.cached_property
     def _shared(self) -> SharedCopy:

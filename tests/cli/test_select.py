@@ -1,0 +1,70 @@
+"""``wdsdist select`` and ``split``, and the other commands on the views that they make."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.conftest import Run
+
+
+def lines(run: Run, *args: object) -> list[str]:
+    done = run(*args)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_view_is_made_shown_listed_checked_and_packed(wdsdist: Run, shards: Path, tmp_path: Path) -> None:
+    view = tmp_path / "views" / "noted"
+    (tmp_path / "optout.txt").write_text("cat/002\n")
+    told = lines(wdsdist, "select", shards, view, "--where", '"txt.bytes" > 0', "--exclude", tmp_path / "optout.txt")
+    assert told == [f'{view}: where "txt.bytes" > 0, exclude {tmp_path}/optout.txt (1 sample): 2 of 6 samples']
+    shown = lines(wdsdist, "info", view)
+    assert "samples:     2" in shown
+    assert any(line.startswith("view:") and "2 of 6 samples" in line for line in shown)
+    assert json.loads("".join(lines(wdsdist, "info", view, "--json")))["view"][0]["samples_after"] == 2
+    assert [line.split("\t")[:3] for line in lines(wdsdist, "ls", view, "--samples")] == [
+        ["0", "cat/000", "shard-000000.tar"],
+        ["1", "dog/001", "shard-000001.tar"],
+    ]
+    assert lines(wdsdist, "cat", view, "1", "txt") == ["note 1"] == lines(wdsdist, "cat", view, "dog/001", "txt")
+    assert wdsdist("cat", view, "cat/002").returncode == 2  # it is left out
+    assert lines(wdsdist, "plan", view, "--ranks", 2, "--batch-size", 1)[0].startswith("data:          2 samples in")
+    assert "no damage" in lines(wdsdist, "verify", view)[0]
+    assert lines(wdsdist, "pack", view, tmp_path / "packed")[0].startswith("packed: 2 samples in 1 shard")
+    assert [line.split("\t")[1] for line in lines(wdsdist, "ls", tmp_path / "packed", "--samples")] != []
+    refused = wdsdist("index", view, "--export", "wids")
+    assert refused.returncode == 2
+
+
+def test_samples_are_split_and_repeated(wdsdist: Run, shards: Path, tmp_path: Path) -> None:
+    told = lines(wdsdist, "split", shards, tmp_path / "views", "train=0.5", "val=0.5")
+    assert [line.partition(": part ")[0] for line in told] == [
+        str(tmp_path / "views" / name) for name in ("train", "val")
+    ]
+    listed = [lines(wdsdist, "ls", tmp_path / "views" / name, "--samples") for name in ("train", "val")]
+    keys = [line.split("\t")[1] for part in listed for line in part]
+    assert sorted(keys) == ["cat/000", "cat/002", "cat/004", "dog/001", "dog/003", "dog/005"]
+    assert lines(wdsdist, "select", shards, tmp_path / "twice", "--repeat", 2) == [
+        f"{tmp_path}/twice: repeat 2: 12 of 6 samples"
+    ]
+    refused = wdsdist("pack", tmp_path / "twice", tmp_path / "packed")
+    assert "the view repeats samples, such as 'cat/000'" in refused.stderr
+    assert not (tmp_path / "packed" / "index.json").exists()
+
+
+def test_what_cannot_be_chosen_is_one_line(wdsdist: Run, shards: Path, tmp_path: Path) -> None:
+    for args, message in (
+        (("select", shards, tmp_path / "x", "--where", '"jpg.byte" > 1'), "did you mean 'jpg.bytes'?"),
+        (("select", shards, tmp_path / "x"), "say which samples: --where"),
+        (("select", shards, tmp_path / "x", "--sample", "many"), "--sample is 'many': it must be a number"),
+        (("select", shards, tmp_path / "x", "--sample", "9"), "only 6 samples can be chosen from"),
+        (("split", shards, tmp_path / "x", "train"), "must be a name of its own and a share"),
+        (("split", shards, tmp_path / "x", "../train=1"), "must be a name of its own and a share"),
+        (("split", shards, tmp_path / "x", "a=0.9", "b=0.9"), "the shares sum to 1.8"),
+        (("select", shards, shards / "index.json", "--sample", "1"), "exists: name another file"),
+    ):
+        failed = wdsdist(*args)
+        assert failed.returncode == 2, args
+        assert message in " ".join(failed.stderr.split()), failed.stderr
+        assert not (tmp_path / "x").is_file()

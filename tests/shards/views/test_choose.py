@@ -1,0 +1,250 @@
+"""Views against brute force: which samples `select`, `split` and `repeat` choose."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import wdsdist
+from tests.support import tars
+from tests.support.examples import fewer
+from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError, SourceNotFoundError
+from wdsdist.shards.manifest import Manifest
+
+SIZES = [[3, 41, 7], [], [0, 12, 41, 41], [99]]
+"""Bytes of the ``txt`` of each sample, in each shard."""
+KEYS = [f"s{shard}/k{sample}" for shard, sizes in enumerate(SIZES) for sample in range(len(sizes))]
+TEXTS = [size for sizes in SIZES for size in sizes]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    folder = tmp_path_factory.mktemp("data")
+    for shard, sizes in enumerate(SIZES):
+        members = [(f"s{shard}/k{sample}.txt", b"x" * size) for sample, size in enumerate(sizes)]
+        (folder / f"{shard}.tar").write_bytes(tars.plain_tar(members))
+    return wdsdist.index(folder)
+
+
+def keys(view: Manifest) -> list[str]:
+    return list(view.column("key"))
+
+
+# select
+
+
+@fewer(5)
+@given(st.integers(0, 100), st.sets(st.sampled_from(KEYS)), st.sets(st.sampled_from([*KEYS, "nobody"])))
+def test_a_view_has_the_samples_that_brute_force_finds(
+    data: Manifest, least: int, wanted: set[str], unwanted: set[str]
+) -> None:
+    view = data.select(f'"txt.bytes" >= {least}', keys=wanted, exclude=unwanted)
+    expected = [
+        key for key, size in zip(KEYS, TEXTS, strict=True) if size >= least and key in wanted and key not in unwanted
+    ]
+    assert keys(view) == expected
+    assert view.num_samples == len(expected) == view.counts.sum()
+    assert view.column("txt.bytes").tolist() == [TEXTS[KEYS.index(key)] for key in expected]
+
+
+@fewer(10)
+@given(st.integers(0, 60), st.integers(0, 60))
+def test_a_view_of_a_view_has_the_samples_that_both_choose(data: Manifest, least: int, most: int) -> None:
+    both = data.select(f'"bytes" >= {least}').select(f'"bytes" <= {most}')
+    assert keys(both) == keys(data.select(f'"bytes" BETWEEN {least} AND {most}'))
+    assert both.whole.fingerprint == data.fingerprint
+    assert [step["samples_after"] for step in both.made_by] == [int((np.array(TEXTS) >= least).sum()), both.num_samples]
+
+
+def test_an_expression_over_texts_and_no_column_at_all(data: Manifest) -> None:
+    assert keys(data.select("\"key\" LIKE 's2/%' AND \"shard\" = '2.tar'")) == [key for key in KEYS if key[:2] == "s2"]
+    assert keys(data.select("1 = 1")) == KEYS
+    assert keys(data.select("NULL")) == []
+
+
+@pytest.mark.parametrize(
+    ("where", "reason"),
+    [
+        ('"txt.byte" > 3', "did you mean 'txt.bytes'"),
+        ('"nothing.alike" > 3', "it has key, shard, bytes"),
+        ("txt.bytes > 3", 'double quotes: "txt.bytes"'),
+        ("", "must be an SQL expression"),
+        ('"bytes" >', "syntax error"),
+        ("SELECT 1", "more than one sample"),
+        ("1); DROP TABLE samples; (", "syntax error"),
+        ("1) FROM range(3", "not a statement"),
+        ("(SELECT count(*) FROM read_csv('/etc/passwd')) > 0", "more than one sample"),
+        ("read_text('/etc/passwd') IS NULL", "no function of a sample's values alone"),
+        ("len(glob('/*')) > 0", "no function of a sample's values alone"),
+        ("current_setting('temp_directory') = ''", "no function of a sample's values alone"),
+        ("random() < 0.5", "no function of a sample's values alone"),
+        ('sum("bytes") > 3', "no function of a sample's values alone"),
+        ("row_number() OVER () > 3", "more than one sample"),
+        ("getenv('HOME') = ''", "there is no function"),
+        ("? = 1", "more than one sample"),
+        ("COPY samples TO '/tmp/x'", "syntax error"),
+        ('"key" > 3', "annot compare values"),
+    ],
+)
+def test_anything_but_an_expression_over_columns_is_refused_in_one_line(
+    data: Manifest, where: str, reason: str
+) -> None:
+    with pytest.raises(ArgumentError) as refused:
+        data.select(where)
+    assert reason in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def _lines(path: Path) -> None:
+    path.write_text("s0/k1\n\ns3/k0\nnobody\n")
+
+
+def _json_lines(path: Path) -> None:
+    rows = [{"key": key, "reason": "it does not decode"} for key in ("s0/k1", "s3/k0", "nobody")]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def _csv(path: Path) -> None:
+    path.write_text("score,key\n1,s0/k1\n2,s3/k0\n3,nobody\n")
+
+
+def _parquet(path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"key": ["s0/k1", "s3/k0", "nobody", None]}), path)
+
+
+def _npy(path: Path) -> None:
+    np.save(path, np.array(["s0/k1", "s3/k0", "nobody"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [("a.txt", _lines), ("a.list", _lines), ("a.jsonl", _json_lines), ("a.csv", _csv), ("a.parquet", _parquet),
+     ("a.npy", _npy)],
+)  # fmt: skip
+def test_lists_of_keys_come_from_the_files_that_people_have(
+    data: Manifest, tmp_path: Path, name: str, write: Any
+) -> None:
+    write(tmp_path / name)
+    assert keys(data.select(keys=tmp_path / name)) == ["s0/k1", "s3/k0"]
+    assert keys(data.select(exclude=str(tmp_path / name))) == [key for key in KEYS if key not in ("s0/k1", "s3/k0")]
+
+
+def test_the_pairs_of_numbers_of_datacomp_are_texts_of_32_digits(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    uids = ["00000000000000010000000000000002", "ffffffffffffffff0123456789abcdef", "0" * 32]
+    members = [(f"{uid}.txt", b"x") for uid in uids]
+    (folder / "0.tar").write_bytes(tars.plain_tar(members))
+    chosen = np.array([(1, 2), (2**64 - 1, 0x0123456789ABCDEF)], np.dtype("u8,u8"))
+    np.save(tmp_path / "subset.npy", chosen)
+    assert keys(wdsdist.index(folder).select(keys=tmp_path / "subset.npy")) == uids[:2]
+
+
+def test_a_list_that_cannot_be_read_is_refused(data: Manifest, tmp_path: Path) -> None:
+    with pytest.raises(SourceNotFoundError, match=r"gone\.txt does not exist"):
+        data.select(keys=tmp_path / "gone.txt")
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 not")
+    with pytest.raises(SourceError, match="cannot be read as parquet"):
+        data.select(keys=tmp_path / "bad.parquet")
+    (tmp_path / "other.csv").write_text("id\n3\n")
+    with pytest.raises(ArgumentError, match="has no column 'key' to match samples by: it has id"):
+        data.select(exclude=tmp_path / "other.csv")
+    np.save(tmp_path / "objects.npy", np.array([{}], object), allow_pickle=True)
+    with pytest.raises(SourceError, match="is not an array without objects"):
+        data.select(exclude=tmp_path / "objects.npy")
+
+
+def test_a_random_choice_depends_on_the_seed_and_the_keys_alone(data: Manifest) -> None:
+    five = data.select(sample=5, seed=3)
+    assert five.num_samples == 5
+    assert keys(five) == keys(data.select(sample=5, seed=3)) == keys(data.select("1 = 1").select(sample=5, seed=3))
+    assert len({tuple(keys(data.select(sample=5, seed=seed))) for seed in range(20)}) > 1
+    # A share keeps what it had when others leave.
+    half = set(keys(data.select(sample=0.5)))
+    left = data.select(exclude=KEYS[:3])
+    assert set(keys(left.select(sample=0.5))) == half - set(KEYS[:3])
+
+
+@pytest.mark.parametrize(
+    ("sample", "reason"),
+    [
+        (9, "only 8 samples"),
+        (-1, "sample is -1"),
+        (0.0, "above 0"),
+        (1.5, "up to 1.0"),
+        (True, "must be"),
+        ("3", "must be"),
+    ],
+)
+def test_an_amount_that_cannot_be_chosen_is_refused(data: Manifest, sample: Any, reason: str) -> None:
+    with pytest.raises((ArgumentError, ArgumentTypeError), match=reason):
+        data.select(sample=sample)
+
+
+# split
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(0, 2**64 - 1))
+def test_parts_are_disjoint_and_shares_of_one_cover_all(data: Manifest, weights: list[int], seed: int) -> None:
+    shares = {f"part{number}": weight / sum(weights) for number, weight in enumerate(weights)}
+    parts = data.split(seed=seed, **shares)
+    assert len(parts) == len(weights)
+    assert sorted(key for part in parts for key in keys(part)) == sorted(KEYS)
+
+
+def test_a_sample_keeps_its_side_as_data_grows_and_groups_stay_together(data: Manifest) -> None:
+    some = data.select(exclude=KEYS[:4])
+    for part, of_some in zip(data.split(a=0.5, b=0.5), some.split(a=0.5, b=0.5), strict=True):
+        assert keys(of_some) == [key for key in keys(part) if key not in KEYS[:4]]
+    for seed in range(10):
+        sides = [set(part.column("shard")) for part in data.split(a=0.5, b=0.5, by="shard", seed=seed)]
+        assert not sides[0] & sides[1]
+
+
+def test_shares_are_met_on_average(tmp_path: Path) -> None:
+    data = wdsdist.pack(({"txt": "x"} for _ in range(4000)), tmp_path / "shards")
+    train, val = data.split(train=0.9, val=0.05)
+    assert abs(train.num_samples - 3600) < 100  # five standard deviations are 95
+    assert abs(val.num_samples - 200) < 70
+
+
+@pytest.mark.parametrize(
+    ("shares", "reason"),
+    [({}, "needs the share"), ({"a": 0}, "above 0"), ({"a": 0.6, "b": 0.6}, "sum to 1.2"), ({"a": "x"}, "'x'")],
+)
+def test_shares_that_are_none_are_refused(data: Manifest, shares: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ArgumentError, match=reason):
+        data.split(**shares)
+
+
+# repeat
+
+
+def test_samples_are_repeated_as_a_number_or_a_column_says(data: Manifest) -> None:
+    assert Counter(keys(data.repeat(3))) == dict.fromkeys(KEYS, 3)
+    expected = Counter({key: size for key, size in zip(KEYS, TEXTS, strict=True) if size})
+    assert Counter(keys(data.repeat("txt.bytes"))) == expected
+    assert data.repeat(0).num_samples == 0
+    counts = Counter(keys(data.repeat(1.5)))
+    assert set(counts) == set(KEYS)
+    assert set(counts.values()) == {1, 2}
+    assert Counter(keys(data.repeat(2).repeat(2))) == dict.fromkeys(KEYS, 4)
+
+
+@pytest.mark.parametrize(
+    ("times", "reason"),
+    [("key", "holds texts"), ("none", "no column"), (-1, "0 is the least"), (None, "a number")],
+)
+def test_repetitions_that_are_none_are_refused(data: Manifest, times: Any, reason: str) -> None:
+    with pytest.raises((ArgumentError, ArgumentTypeError), match=reason):
+        data.repeat(times)

@@ -1,0 +1,129 @@
+"""Saved views: they open as they were made, name their data safely, and are refused where they are damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import wdsdist
+from tests.support import tars
+from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, ManifestError
+from wdsdist.shards import array_file
+from wdsdist.shards.views.picks import MAGIC, VERSION, Picks
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A data set of three shards in the folder ``data``."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for shard in range(3):
+        members = [(f"{shard}-{sample}.txt", b"x" * sample) for sample in range(10)]
+        (folder / f"{shard}.tar").write_bytes(tars.plain_tar(members))
+    wdsdist.index(folder)
+    return folder
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+@given(st.lists(st.integers(0, 29), max_size=60))
+def test_picks_are_the_positions_that_they_were_made_of(positions: list[int]) -> None:
+    counts = np.array([10, 0, 15, 5])
+    picks = Picks.of_positions(counts, np.array(sorted(positions), np.int64))
+    assert picks.positions().tolist() == sorted(positions)
+    assert picks.counts.sum() == len(positions)
+    assert np.concatenate([picks.of_shard(shard) for shard in range(4)]).tolist() == picks.numbers.tolist()
+
+
+def test_a_saved_view_opens_as_it_was_made_and_leaves_the_shards_alone(folder: Path, tmp_path: Path) -> None:
+    before = digests(folder)
+    view = wdsdist.open(folder).select('"bytes" >= 7').repeat(2)
+    path = view.save(tmp_path / "views" / "long")
+    found = wdsdist.open(path)
+    assert found.column("key").tolist() == view.column("key").tolist()
+    assert (found.fingerprint, found.made_by) == (view.fingerprint, view.made_by)
+    assert digests(folder) == before
+    again = pickle.loads(pickle.dumps(found))
+    assert again.column("key").tolist() == view.column("key").tolist()
+    assert again.picks.path == str(path)  # mapped, not copied
+
+
+def test_a_view_below_its_data_moves_with_it(folder: Path, tmp_path: Path) -> None:
+    wdsdist.open(folder).select(sample=4).save(folder / "views" / "four")
+    shutil.move(folder, tmp_path / "moved")
+    assert wdsdist.open(tmp_path / "moved" / "views" / "four").num_samples == 4
+
+
+def test_a_view_of_a_view_is_of_the_same_data(folder: Path, tmp_path: Path) -> None:
+    first = wdsdist.open(folder).select('"bytes" >= 5').save(tmp_path / "first")
+    second = wdsdist.open(first).select('"bytes" <= 6').save(tmp_path / "second")
+    assert wdsdist.open(second).column("bytes").tolist() == [5, 6] * 3
+
+
+def test_a_view_of_data_elsewhere_that_another_saved_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = wdsdist.open(folder).select(sample=4).save(tmp_path / "views" / "four")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another"))
+    with pytest.raises(ManifestError, match=r"was not saved by this user.*allow_elsewhere=True"):
+        wdsdist.open(path)
+    assert wdsdist.open(path, allow_elsewhere=True).num_samples == 4
+
+
+@pytest.mark.parametrize("data", ["simplecache::s3://bucket/index.json", "reference://x", "a\nb", "http://h/x::y"])
+def test_a_view_that_names_no_plain_location_is_refused_even_so(tmp_path: Path, data: str) -> None:
+    picks = Picks.of_positions(np.array([2]), np.array([0]))
+    array_file.save(tmp_path / "view", MAGIC, VERSION, {"data": data, "fingerprint": "", "made_by": []}, picks.arrays)
+    with pytest.raises(ManifestError):
+        wdsdist.open(tmp_path / "view", allow_elsewhere=True)
+
+
+def test_a_view_of_data_that_changed_is_refused(folder: Path, tmp_path: Path) -> None:
+    path = wdsdist.open(folder).select(sample=4).save(tmp_path / "four")
+    (folder / "1.tar").write_bytes(tars.plain_tar([("new.txt", b"x")]))
+    (folder / "1.tar.wdsindex").unlink()
+    wdsdist.index(folder)
+    with pytest.raises(IndexFormatError, match="make the view anew"):
+        wdsdist.open(path)
+
+
+@given(st.data())
+def test_a_view_with_any_byte_changed_opens_alike_or_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    root = tmp_path_factory.getbasetemp() / "altered"
+    if not root.exists():
+        root.mkdir()
+        (root / "0.tar").write_bytes(tars.plain_tar([(f"{n}.txt", b"x") for n in range(9)]))
+        wdsdist.index(root).select(sample=5).save(root / "view")
+    whole = wdsdist.open(root / "view")
+    content = bytearray((root / "view").read_bytes())
+    place = data.draw(st.integers(0, len(content) - 1))
+    content[place] ^= data.draw(st.integers(1, 255))
+    (root / "other").write_bytes(content)
+    try:
+        found = wdsdist.open(root / "other", allow_elsewhere=True)
+        found.picks.check()
+    except (IndexFormatError, wdsdist.errors.IndexNotFoundError):
+        return
+    assert found.column("key").tolist() == whole.column("key").tolist()
+
+
+def test_what_cannot_be_saved_says_why(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="is no view"):
+        wdsdist.open(folder).save(tmp_path / "all")
+    (folder / "index.json").unlink()
+    unlisted = wdsdist.open([folder / "0.tar"]).select(sample=2)
+    with pytest.raises(ArgumentError, match="run `wdsdist index`"):
+        unlisted.save(tmp_path / "two")
+    with pytest.raises(DestinationError, match="is a folder"):
+        wdsdist.index(folder).select(sample=2).save(tmp_path)

@@ -1,0 +1,101 @@
+"""The commands ``select`` and ``split``, which make views."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wdsdist.cli.options import allow_elsewhere, opened
+from wdsdist.cli.output import described, say
+from wdsdist.errors import ArgumentError, DestinationExistsError
+
+if TYPE_CHECKING:
+    from wdsdist.shards.manifest import Manifest
+
+
+@click.command()
+@click.argument("shards")
+@click.argument("destination", type=click.Path(path_type=Path))
+@click.option("--where", metavar="SQL", help="Samples for which this is true, such as '\"jpg.width\" >= 256'.")
+@click.option("--keys", metavar="FILE", help="Only samples in this list: lines, JSON Lines, CSV, Parquet or .npy.")
+@click.option("--exclude", metavar="FILE", help="No samples in this list, such as a quarantine file.")
+@click.option("--on", default="key", metavar="COLUMN", help="What the lists hold.  [default: key]")
+@click.option("--sample", metavar="N", help="Of those, a random choice: a number, or a share such as 0.1.")
+@click.option("--repeat", metavar="N", help="Each sample so many times, or as often as this column says.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of --sample and --repeat.  [default: 0]")
+@click.option("--force", is_flag=True, help="Replace the view that is there.")
+@allow_elsewhere
+def select(
+    shards: str,
+    destination: Path,
+    where: str | None,
+    keys: str | None,
+    exclude: str | None,
+    on: str,
+    sample: str | None,
+    repeat: str | None,
+    seed: int,
+    force: bool,
+    allow_elsewhere: bool,
+) -> None:
+    """Choose samples of SHARDS, and save the choice as the view DESTINATION; the shards stay as they are.
+
+    Every command and StreamingDataset takes a view where it takes shards. `wdsdist info SHARDS` names the columns that
+    --where can use, and `wdsdist columns` adds more.
+    """
+    _check_free(destination, force)
+    manifest = opened((shards,), allow_elsewhere=allow_elsewhere)
+    if where is not None or keys or exclude or sample:
+        amount = None if sample is None else _number("--sample", sample)
+        manifest = manifest.select(where, keys=keys, exclude=exclude, on=on, sample=amount, seed=seed)
+    elif not repeat:
+        raise click.UsageError("say which samples: --where, --keys, --exclude, --sample or --repeat")
+    if repeat:
+        manifest = manifest.repeat(repeat if repeat in manifest.columns else _number("--repeat", repeat), seed=seed)
+    _save(manifest, destination)
+
+
+@click.command()
+@click.argument("shards")
+@click.argument("destination", type=click.Path(path_type=Path))
+@click.argument("parts", nargs=-1, required=True, metavar="NAME=SHARE...")
+@click.option("--by", default="key", metavar="COLUMN", help="Keep samples with the same value together. [default: key]")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the hash.  [default: 0]")
+@click.option("--force", is_flag=True, help="Replace the views that are there.")
+@allow_elsewhere
+def split(
+    shards: str, destination: Path, parts: tuple[str, ...], by: str, seed: int, force: bool, allow_elsewhere: bool
+) -> None:
+    """Split the samples of SHARDS into views in the folder DESTINATION, as in `split shards views train=0.98 val=0.02`.
+
+    A sample's side depends on its key (or on the column --by) and the seed alone, so that it stays as data grows.
+    """
+    shares: dict[str, Any] = {}
+    for part in parts:
+        name, _, share = part.partition("=")
+        if not name or not share or name in shares or Path(name).name != name:
+            raise click.UsageError(f"{part!r} must be a name of its own and a share, such as train=0.98")
+        shares[name] = _number(part, share)
+        _check_free(destination / name, force)
+    manifest = opened((shards,), allow_elsewhere=allow_elsewhere)
+    for name, view in zip(shares, manifest.split(by=by, seed=seed, **shares), strict=True):
+        _save(view, destination / name)
+
+
+def _save(view: Manifest, path: Path) -> None:
+    view.save(path)
+    say(f"{path}: {described(view.made_by[-1])}")
+
+
+def _check_free(path: Path, force: bool) -> None:
+    if path.exists() and not force:
+        raise DestinationExistsError(f"{path} exists: name another file, or give --force to replace it")
+
+
+def _number(option: str, text: str) -> int | float:
+    try:
+        return int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        raise ArgumentError(f"{option} is {text!r}: it must be a number") from None

@@ -1,0 +1,130 @@
+"""Files of arrays: a preamble, a JSON header, then little-endian arrays on 64-byte boundaries, which can be mapped.
+
+Views and columns are such files. The checksum in the preamble covers the header; the header holds the SHA-256 of the
+arrays, which is not computed when a file is opened, because that would read all of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import struct
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist._util.files import atomic_write
+from wdsdist.errors import IndexFormatError
+
+_PREAMBLE = struct.Struct("<8sIIII")  # magic, version, header length, CRC-32 of the header, zero
+_ALIGNMENT = 64
+_MOST_HEADER = 64 << 20
+MAGIC_BYTES = 8
+"""The first bytes of a file, which say what it is."""
+
+
+class ArrayFile(NamedTuple):
+    """The content of a file of arrays."""
+
+    header: dict[str, Any]
+    arrays: dict[str, npt.NDArray[Any]]
+    digest: str
+    """SHA-256 of the arrays, as the file states it."""
+
+
+def digest_of(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+    """Return the SHA-256 of arrays, one after another."""
+    state = hashlib.sha256()
+    for array in arrays.values():
+        state.update(np.ascontiguousarray(array).data)
+    return state.hexdigest()
+
+
+def save(
+    path: Path, magic: bytes, version: int, header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]
+) -> bytes:
+    """Write a file of arrays atomically; the same content always gives the same bytes.
+
+    Returns the bytes up to the arrays, which hold their digest: what identifies the file.
+    """
+    places, end = {}, 0
+    for name, array in arrays.items():
+        start = end + -end % _ALIGNMENT
+        places[name] = (array.dtype.str, start, len(array))
+        end = start + array.nbytes
+    text = json.dumps({**header, "arrays": places, "digest": digest_of(arrays)}, ensure_ascii=True).encode()
+    text += b" " * (-(_PREAMBLE.size + len(text)) % _ALIGNMENT)
+    head = _PREAMBLE.pack(magic, version, len(text), zlib.crc32(text), 0) + text
+    with atomic_write(path) as stream:
+        stream.write(head)
+        written = 0
+        for name, array in arrays.items():
+            stream.write(bytes(places[name][1] - written))
+            stream.write(np.ascontiguousarray(array).data)
+            written = places[name][1] + array.nbytes
+    return head
+
+
+def load(path: Path, magic: bytes, version: int, dtypes: Mapping[str, str], *, what: str) -> ArrayFile:
+    """Load a file; its arrays are views of the mapped file. Raises ``FileNotFoundError``, and what `parse` raises."""
+    with path.open("rb") as stream:
+        try:
+            content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+        except ValueError:  # an empty file cannot be mapped
+            content = memoryview(b"")
+    return parse(content, magic, version, dtypes, what=what, label=str(path))
+
+
+def parse(
+    content: bytes | memoryview, magic: bytes, version: int, dtypes: Mapping[str, str], *, what: str, label: str
+) -> ArrayFile:
+    """Parse the bytes of a file; the arrays are views of them.
+
+    Args:
+        content: all bytes.
+        magic, version: that the file must have.
+        dtypes: the arrays that it must have, as their types are written.
+        what, label: the kind and the name of the file in errors.
+
+    Raises `IndexFormatError` where the file is not of that kind, or its header is damaged.
+    """
+    content = memoryview(content)
+    try:
+        found, stated, length, crc, _ = _PREAMBLE.unpack_from(content)
+        if found != magic or stated != version or length > _MOST_HEADER:
+            raise ValueError(f"magic {found!r}, version {stated}")
+        text = bytes(content[_PREAMBLE.size : _PREAMBLE.size + length])
+        if zlib.crc32(text) != crc:
+            raise ValueError("the checksum of its header is wrong")
+        header = json.loads(text)
+        data = content[_PREAMBLE.size + length :]
+        arrays = {name: _array(data, header["arrays"][name], dtype) for name, dtype in dtypes.items()}
+        digest = header.pop("digest")
+        del header["arrays"]
+        return ArrayFile(header, arrays, str(digest))
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else error
+        raise IndexFormatError(f"{label} is not a {what} of version {version} ({reason}): make it anew") from error
+
+
+def head_of(content: bytes | Path) -> bytes:
+    """Return the bytes of a file up to its arrays, as `save` does."""
+    if isinstance(content, bytes):
+        return content[: _PREAMBLE.size + _PREAMBLE.unpack_from(content)[2]]
+    with content.open("rb") as stream:
+        start = stream.read(_PREAMBLE.size)
+        return start + stream.read(min(_PREAMBLE.unpack(start)[2], _MOST_HEADER))
+
+
+def _array(data: memoryview, place: Any, dtype: str) -> npt.NDArray[Any]:
+    stated, start, count = place
+    if stated != dtype:
+        raise ValueError(f"an array is of type {stated!r}, not {dtype!r}")
+    if not (type(start) is type(count) is int and start >= 0 <= count):
+        raise ValueError(f"an array has {count!r} items from byte {start!r} on")
+    return np.frombuffer(data, dtype, count, start) if count else np.zeros(0, dtype)

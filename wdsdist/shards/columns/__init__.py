@@ -1,0 +1,1 @@
+"""Columns: one typed value for each sample, known without reading it."""

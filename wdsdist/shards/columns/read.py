@@ -1,0 +1,52 @@
+"""Read columns of a data set: from the indexes of its shards, or from the files that were added."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+from wdsdist.errors import ArgumentError
+from wdsdist.shards.columns import column_file, from_index
+from wdsdist.shards.columns.column import Column
+
+if TYPE_CHECKING:
+    from wdsdist.shards.manifest import Manifest
+
+
+def names(manifest: Manifest) -> list[str]:
+    """Return the names of a data set's columns: the free ones, then those of files."""
+    free = [*from_index.ALWAYS, *(f"{extension}.bytes" for extension in from_index.extensions_in(manifest))]
+    return free + [name for name in column_file.names(manifest) if name not in free]
+
+
+def column(manifest: Manifest, name: str) -> Column:
+    """Return a column over the samples of a data set or view.
+
+    Raises `ArgumentError` where there is none of that name, and `IndexFormatError` where its file cannot be used.
+    """
+    found = stored_column(manifest.whole, name)
+    return found if manifest.picks is None else found.take(manifest.picks.positions())
+
+
+def stored_column(manifest: Manifest, name: str) -> Column:
+    """Return a column over all samples that lie in the shards of a data set. Raises what `column` raises."""
+    found = column_file.load(manifest, name)
+    if found is not None:
+        if found.num_shards < len(manifest.counts):
+            raise ArgumentError(
+                f"the column {name!r} was made when the data set had {found.num_shards:,} shards; it has "
+                f"{len(manifest.counts):,} now: run `wdsdist columns` again, which adds the rest"
+            )
+        return found.column
+    if from_index.is_free(name):
+        free = from_index.columns_of(manifest, [name])[name]
+        if name in from_index.ALWAYS or not free.is_empty:
+            return free
+    raise unknown(name, names(manifest))
+
+
+def unknown(name: str, known: list[str]) -> ArgumentError:
+    """Return the error for a column that a data set does not have, which names the nearest that it has."""
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}."
+    return ArgumentError(f"the data set has no column {name!r}: {hint} `wdsdist columns` adds more")

@@ -1,0 +1,148 @@
+"""The columns of a data set's samples, and the views that are chosen by them: methods of `Manifest`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from wdsdist.shards.columns.column import Column
+    from wdsdist.shards.manifest.manifest import Manifest
+
+
+class Choices:
+    """What can be asked of the samples of a data set without reading them, and which of them are taken."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns that there are: the free ones, then those that were added."""
+        from wdsdist.shards.columns import read
+
+        return tuple(read.names(cast("Manifest", self)))
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Return one value for each sample, in the order of the samples.
+
+        Args:
+            name: ``"key"``, ``"shard"``, ``"bytes"``, ``"<ext>.bytes"``, or a column that was added.
+
+        Returns:
+            [samples]: numbers as int64 or float64, truth values as bool, texts as objects. Where samples have no value,
+            numbers and truth values are float64 with NaN there, and texts have ``None``.
+
+        Raises:
+            ArgumentError: there is no such column; the message names the nearest.
+            IndexFormatError: its file is damaged, or belongs to other samples.
+        """
+        return self._column(name).array()
+
+    def _column(self, name: str) -> Column:
+        from wdsdist.shards.columns import read
+
+        return read.column(cast("Manifest", self), name)
+
+    def select(
+        self,
+        where: str | None = None,
+        *,
+        keys: Iterable[Any] | str | os.PathLike[str] | None = None,
+        exclude: Iterable[Any] | str | os.PathLike[str] | None = None,
+        on: str = "key",
+        sample: int | float | None = None,
+        seed: int = 0,
+    ) -> Manifest:
+        """Choose samples; the shards stay as they are, and the view is used wherever a data set is.
+
+        Args:
+            where: an SQL expression over columns, in double quotes, such as ``'"json.width" >= 256'``. A sample is
+                chosen where it is true; a missing value makes it neither true nor false. It needs the extra
+                ``columns``.
+            keys: only samples whose value in the column ``on`` is among these: an iterable, or a file. A file is a
+                text (one a line), a quarantine file or other JSON Lines, a CSV or Parquet file with that column, or a
+                ``.npy`` of texts, numbers, or pairs of uint64 that stand for 32 hexadecimal digits.
+            exclude: no samples whose value is among these.
+            on: the column that ``keys`` and ``exclude`` are compared with.
+            sample: of those, a random choice: a share below 1.0, or a number. It depends on the seed and the samples'
+                keys alone, so that a share of a data set that grows keeps what it had.
+            seed: of that choice.
+
+        Raises:
+            ArgumentError: an unknown column, an expression that is none, or a file of an unknown kind.
+
+        >>> import tempfile, wdsdist
+        >>> from pathlib import Path
+        >>> data = wdsdist.pack(({"txt": "word " * n} for n in range(1, 7)), Path(tempfile.mkdtemp()) / "shards")
+        >>> long = data.select('"txt.bytes" > 15')
+        >>> long.num_samples, long.column("txt.bytes").tolist()
+        (3, [20, 25, 30])
+        """
+        from wdsdist.shards.views import choose
+
+        return choose.select(cast("Manifest", self), where, keys, exclude, on, sample, seed)
+
+    def split(self, *, by: str = "key", seed: int = 0, **shares: float) -> tuple[Manifest, ...]:
+        """Split the samples into views, by a hash of each sample's key, so that a sample keeps its side as data grows.
+
+        Args:
+            by: another column keeps samples with the same value together, such as those of a speaker or a document.
+            seed: of the hash.
+            shares: the share of each view by its name, as in ``train=0.98, val=0.02``; together at most 1.
+
+        Returns:
+            The views, in the order given.
+
+        Raises:
+            ArgumentError: shares that are none, or an unknown column.
+
+        >>> import tempfile, wdsdist
+        >>> from pathlib import Path
+        >>> data = wdsdist.pack(({"cls": n % 2} for n in range(50)), Path(tempfile.mkdtemp()) / "shards")
+        >>> train, val = data.split(train=0.8, val=0.2)
+        >>> train.num_samples + val.num_samples
+        50
+        """
+        from wdsdist.shards.views import choose
+
+        return choose.split(cast("Manifest", self), shares, by, seed)
+
+    def repeat(self, times: str | int | float, *, seed: int = 0) -> Manifest:
+        """Repeat samples: each as often as a column says, or all alike; 0 leaves a sample out.
+
+        Args:
+            times: the name of a column of counts, or a number. A fraction is the share of samples that come once more:
+                with 2.5, half of them come twice and half three times.
+            seed: of the hash of keys that chooses these.
+
+        Raises:
+            ArgumentError: an unknown column, or counts that are negative or missing.
+        """
+        from wdsdist.shards.views import choose
+
+        return choose.repeat(cast("Manifest", self), times, seed)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Save a view as a file, which `wdsdist.open` takes; the shards stay where they are.
+
+        Raises:
+            ArgumentError: the data set has no ``index.json`` that the file could name, or is no view.
+        """
+        from wdsdist.shards.views import view_file
+
+        return view_file.save(cast("Manifest", self), Path(path))
+
+    def add_columns(
+        self,
+        *,
+        fields: Sequence[str] = (),
+        probe: Sequence[str] = (),
+        join: str | os.PathLike[str] | None = None,
+        on: str | Mapping[str, str] = "key",
+        output: str | os.PathLike[str] | None = None,
+        workers: int | None = None,
+        progress: Callable[..., None] | None = None,
+    ) -> Manifest:
+        raise NotImplementedError

@@ -1,0 +1,1 @@
+"""Views: choices of samples, which leave the shards as they are."""

@@ -1,0 +1,141 @@
+"""Evaluate SQL expressions over columns, by DuckDB: expressions only, with no way to files, network or settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist._util.extras import extra
+from wdsdist.errors import ArgumentError
+from wdsdist.shards.columns import read
+
+if TYPE_CHECKING:
+    from wdsdist.shards.manifest import Manifest
+
+_ROWS = 4_000_000
+"""Samples that are looked at in one query, which bounds memory."""
+
+_SETTINGS = {
+    "enable_external_access": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "python_enable_replacements": "false",
+    "lock_configuration": "true",
+}
+
+_EXPRESSIONS = frozenset(
+    ["COLUMN_REF", "CONSTANT", "VALUE_CONSTANT", "COMPARISON", "CONJUNCTION", "FUNCTION", "OPERATOR", "BETWEEN", "CASE",
+     "CAST", "COLLATE"]
+)  # fmt: skip
+"""Classes of expressions that depend on the values of one sample alone; others are subqueries, windows, aggregates."""
+
+
+def is_true(manifest: Manifest, where: str) -> npt.NDArray[np.bool_]:
+    """Return bool [samples]: whether an SQL expression over columns is true of each sample.
+
+    Raises `ArgumentError` for anything but an expression over the columns of the data set.
+    """
+    duckdb = extra("duckdb", "columns", "where=")
+    extra("pyarrow", "columns", "where=")
+    connection = duckdb.connect(":memory:", config=_SETTINGS)
+    try:
+        names = _columns(connection, where, read.names(manifest))
+        found = np.zeros(manifest.num_samples, np.bool_)
+        columns = {name: manifest._column(name) for name in names}
+        for first in range(0, len(found), _ROWS):
+            last = min(first + _ROWS, len(found))
+            table = {name: column.part(first, last).arrow() for name, column in columns.items()}
+            found[first:last] = _evaluated(duckdb, connection, where, table, last - first)
+        return found
+    finally:
+        connection.close()
+
+
+def _evaluated(duckdb: Any, connection: Any, where: str, table: dict[str, Any], rows: int) -> Any:
+    import pyarrow
+
+    # A column for each query, so that an expression over no column has a row for each sample.
+    samples = pyarrow.table({**table, "": pyarrow.array(np.zeros(rows, np.bool_))})
+    cursor = connection.cursor()
+    try:
+        cursor.register("samples", samples)
+        cursor.execute(f"SELECT coalesce(CAST(({where}\n) AS BOOLEAN), false) AS chosen FROM samples")
+        return cursor.fetchnumpy()["chosen"]
+    except duckdb.Error as error:
+        raise _refused(where, str(error).partition("\n")[0].rpartition("Error: ")[2]) from None
+    finally:
+        cursor.close()
+
+
+def _columns(connection: Any, where: str, known: list[str]) -> list[str]:
+    """Return the columns that an expression names. Raises `ArgumentError` for anything but an expression over them."""
+    if not isinstance(where, str) or not where.strip():
+        raise ArgumentError(f"where is {where!r}: it must be an SQL expression such as '\"json.width\" >= 256'")
+    text = _rows(connection, "SELECT json_serialize_sql(?)", f"SELECT ({where}\n)")[0][0]
+    parsed = json.loads(text)
+    if parsed.get("error"):
+        raise _refused(where, str(parsed.get("error_message", "it cannot be parsed")))
+    statements = parsed["statements"]
+    node = statements[0]["node"] if len(statements) == 1 else {}
+    plain = node.get("type") == "SELECT_NODE" and len(node["select_list"]) == 1
+    if not plain or any(
+        node.get(part) for part in ("modifiers", "where_clause", "group_expressions", "having", "qualify")
+    ):
+        raise _refused(where, "it must be one expression, not a statement")
+    if node["from_table"].get("type") != "EMPTY" or node["cte_map"]["map"]:
+        raise _refused(where, "it must be one expression, not a statement")
+    names: list[str] = []
+    for one in _nodes(node["select_list"][0]):
+        if one["class"] not in _EXPRESSIONS:
+            raise _refused(where, f"a {one['class'].lower()} looks at more than one sample")
+        if one["class"] == "COLUMN_REF":
+            names.append(_name(where, one["column_names"], known))
+        if one["class"] == "FUNCTION":
+            _check_function(connection, where, str(one["function_name"]))
+    return sorted(set(names))
+
+
+def _rows(connection: Any, asked: str, argument: str) -> list[tuple[Any, ...]]:
+    with connection.cursor() as cursor:
+        return list(cursor.execute(asked, [argument]).fetchall())
+
+
+def _nodes(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield the expressions in a serialized one, itself first."""
+    if isinstance(value, dict):
+        if isinstance(value.get("class"), str) and "type" in value:
+            yield value
+        for part in value.values():
+            yield from _nodes(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _nodes(part)
+
+
+def _name(where: str, parts: list[str], known: list[str]) -> str:
+    if len(parts) > 1 and ".".join(parts) in known:
+        name = ".".join(parts)
+        raise _refused(where, f'a column whose name has a dot stands in double quotes: "{name}"')
+    if parts[0] not in known or len(parts) > 1:
+        raise read.unknown(".".join(parts), known)
+    return parts[0]
+
+
+def _check_function(connection: Any, where: str, name: str) -> None:
+    """Raise `ArgumentError` for a function that is not a pure one of single values, such as ``random``."""
+    asked = "SELECT function_type, stability FROM duckdb_functions() WHERE function_name = ?"
+    found = _rows(connection, asked, name.lower())
+    if not found:
+        raise _refused(where, f"there is no function {name}")
+    if ("scalar", "CONSISTENT") not in found or any(
+        kind in ("aggregate", "window") or (kind == "scalar" and stable != "CONSISTENT") for kind, stable in found
+    ):
+        raise _refused(where, f"{name} is no function of a sample's values alone")
+
+
+def _refused(where: str, reason: str) -> ArgumentError:
+    return ArgumentError(f"where is {where!r}: {reason}")

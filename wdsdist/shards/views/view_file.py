@@ -1,0 +1,162 @@
+"""View files: the chosen samples of a data set, where that lies, and how they were chosen.
+
+A view may lie anywhere, and what it names is opened: so, as for an ``index.json``, what lies outside its own folder is
+opened only where this user saved the view, or allows it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wdsdist import storage
+from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, ManifestError
+from wdsdist.shards import array_file
+from wdsdist.shards.manifest import trusted_digests
+from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_location
+from wdsdist.shards.views.picks import MAGIC, NOTES_ON_ALL, VERSION, Picks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wdsdist.shards.manifest import Manifest
+
+
+def save(manifest: Manifest, path: Path) -> Path:
+    """Write a view to a file, atomically, and remember it as this user's; see `Manifest.save`."""
+    if manifest.picks is None:
+        raise ArgumentError("this data set is no view: choose samples with select, split or repeat before it is saved")
+    if not manifest.origin:
+        raise ArgumentError(
+            "the shards of this view are listed in no index.json, which the file could name: run `wdsdist index` on "
+            "them, and choose samples of what it makes"
+        )
+    path = path.absolute()
+    if path.is_dir():
+        raise DestinationError(f"{path} is a folder: name the file that the view shall be saved as")
+    header = {
+        "data": _relative(manifest.origin, path),
+        "fingerprint": manifest.whole.fingerprint,
+        "made_by": list(manifest.made_by),
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        head = array_file.save(path, MAGIC, VERSION, header, manifest.picks.arrays)
+        trusted_digests.record(head)
+    except OSError as error:
+        raise DestinationError(f"the view {path} cannot be written: {error.strerror or error}") from error
+    return path
+
+
+def count_differing(path: str, other: str) -> int:
+    """Return how many samples two saved views differ in, repetitions counted.
+
+    Raises ``FileNotFoundError`` and `IndexFormatError` where one cannot be read, or they are of shards that differ.
+    """
+    (one, _), (another, _) = Picks.load(Path(path)), Picks.load(Path(other))
+    shared = min(len(one.stored_counts), len(another.stored_counts))
+    if not np.array_equal(one.stored_counts[:shared], another.stored_counts[:shared]):
+        raise IndexFormatError(f"the views {path} and {other} are of different data sets")
+    numbers, counts = np.unique(np.concatenate((one.positions(), another.positions())), return_counts=True)
+    of_one = np.zeros(len(numbers), np.int64)
+    chosen, times = np.unique(one.positions(), return_counts=True)
+    of_one[np.searchsorted(numbers, chosen)] = times
+    return int(np.abs(2 * of_one - counts).sum())
+
+
+def is_view(location: str, options: storage.StorageOptions) -> bool:
+    """Return whether there is a view file at a path or URL."""
+    try:
+        if storage.is_remote(location):
+            return storage.read_range(location, 0, array_file.MAGIC_BYTES, options) == MAGIC
+        with storage.local_path(location).open("rb") as stream:
+            return stream.read(array_file.MAGIC_BYTES) == MAGIC
+    except (OSError, storage.UnfitError):
+        return False
+
+
+def load(
+    location: str,
+    options: storage.StorageOptions,
+    open_index: Callable[[str, bool], Manifest],
+    *,
+    allow_elsewhere: bool,
+) -> Manifest:
+    """Load a view, and the data set that it is of.
+
+    Args:
+        location: path or URL of the file.
+        options: for its store.
+        open_index: opens an ``index.json``, which this user named by saving the view, or not.
+        allow_elsewhere: let it name data outside its own folder.
+
+    Raises:
+        IndexFormatError: the file is damaged, or its data set has other samples now.
+        ManifestError: the data lies outside the view's folder, and another user saved the view.
+    """
+    if storage.is_remote(location):
+        content = storage.read(location, options)
+        picks, header = Picks.parse(content, storage.shown(location))
+        head = array_file.head_of(content)
+    else:
+        path = Path(storage.local_path(location)).absolute()
+        picks, header = Picks.load(path)
+        location, head = str(path), array_file.head_of(path)
+    data, made_by = _checked(header, location)
+    place = storage.join(storage.split(location)[0], data)
+    is_own = trusted_digests.is_recorded(head)
+    try:
+        check_location(storage.split(location)[0], data, elsewhere=allow_elsewhere or is_own)
+    except ElsewhereError:
+        raise ManifestError(
+            f"the view {storage.shown(location)} is of the data set {storage.shown(place)}, outside its own "
+            f"folder, and was not saved by this user: if you know where that leads and want it, open the view with "
+            f"allow_elsewhere=True (--allow-elsewhere)"
+        ) from None
+    except ValueError as error:
+        raise ManifestError(
+            f"the view {storage.shown(location)} names {storage.shown(data)!a}, which {error}"
+        ) from None
+    whole = open_index(os.path.normpath(place) if not storage.is_remote(place) else place, is_own)
+    return of_data(whole, picks, header["fingerprint"], made_by, storage.shown(location))
+
+
+def of_data(whole: Manifest, picks: Picks, fingerprint: str, made_by: tuple[Any, ...], label: str) -> Manifest:
+    """Return the view of a data set, which may have more shards than when the view was made."""
+    covered = len(picks.stored_counts)
+    if covered <= len(whole.counts):
+        data = whole.prefix(covered)
+        if np.array_equal(data.counts, picks.stored_counts) and data.fingerprint == fingerprint:
+            notes = {name: note for name, note in data.extra.items() if name not in NOTES_ON_ALL}
+            return replace(data, counts=picks.counts, picks=picks, made_by=made_by, extra=notes)
+    raise IndexFormatError(
+        f"the view {label} was made of {covered:,} shards with {int(picks.stored_counts.sum()):,} samples, which are "
+        f"not those that {storage.shown(whole.base)} has now: make the view anew"
+    )
+
+
+def _checked(header: dict[str, Any], location: str) -> tuple[str, tuple[dict[str, Any], ...]]:
+    data, made_by, fingerprint = header.get("data"), header.get("made_by"), header.get("fingerprint")
+    if (
+        not isinstance(data, str)
+        or not data
+        or not isinstance(fingerprint, str)
+        or not isinstance(made_by, list)
+        or not all(isinstance(step, dict) for step in made_by)
+    ):
+        raise IndexFormatError(f"{storage.shown(location)} is a damaged view: its header lacks a part; make it anew")
+    return data, tuple(made_by)
+
+
+def _relative(origin: str, path: Path) -> str:
+    """Return how a view names its data: relative to its own folder where it lies beside or below the data."""
+    if storage.is_remote(origin):
+        return origin
+    index = Path(origin).absolute()
+    if path.parent.is_relative_to(index.parent) or index.is_relative_to(path.parent):
+        return os.path.relpath(index, path.parent)
+    return str(index)
