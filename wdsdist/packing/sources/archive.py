@@ -38,7 +38,7 @@ from wdsdist.packing.sources.deferred import deferred
 from wdsdist.packing.sources.listed_source import Listed, Taken, listed_source, packable
 from wdsdist.packing.sources.listing import Folder, list_samples
 from wdsdist.packing.sources.nested_tars import find_parts, holds_tar, refuse_tars
-from wdsdist.packing.sources.scan import is_passed_over, shown
+from wdsdist.packing.sources.scan import CLUTTER_FOLDERS, shown
 from wdsdist.packing.sources.source import (
     BrokenPayload,
     Candidate,
@@ -165,10 +165,9 @@ class Tree:
                 raise SourceError(f"{self.label}: {problem}")
             self.left_out.append(LeftOut(shown(name), problem))
             return None
-        for part in parts[:-1]:
-            if part[0] != "." and is_passed_over(part.encode("utf-8", "surrogateescape")):
-                self.skipped[f"file in {part}"] += 1
-                return None
+        if clutter := CLUTTER_FOLDERS.intersection(parts[:-1]):
+            self.skipped[f"file in {min(clutter)}"] += 1
+            return None
         if any(part[0] == "." for part in parts):
             self.skipped["hidden file"] += 1
             return None

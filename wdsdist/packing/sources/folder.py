@@ -131,7 +131,7 @@ class _Walk:
         else:
             self.skipped["device, pipe or socket"] += 1
             return
-        if b".t" in name.lower() and holds_tar(os.fsdecode(name)):
+        if holds_tar(os.fsdecode(name)):
             self.tars.append(shown(path + name))
         if not (name.isascii() and path.isascii()) and not _is_utf8(path + name):
             problem = "is not UTF-8, which a tar asks names to be: rename it"

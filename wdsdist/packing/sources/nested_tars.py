@@ -27,7 +27,7 @@ def holds_tar(name: str) -> bool:
     >>> holds_tar("a.tar"), holds_tar("a.tar.part.ab"), holds_tar("a.tar.001"), holds_tar("a.tar.json")
     (True, True, True, False)
     """
-    return is_tar(name) or _PART.fullmatch(name) is not None
+    return ".t" in name.lower() and (is_tar(name) or _PART.fullmatch(name) is not None)
 
 
 def refuse_tars(root: str, tars: list[str], *, is_archive: bool = False) -> None:

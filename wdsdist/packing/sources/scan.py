@@ -13,7 +13,8 @@ FOLDER, FILE, OTHER = b"dfo"
 LINK = 0x80
 """Is added to the type of what a link leads to; a link to nothing is `LINK` and `OTHER`."""
 
-_CLUTTER_FOLDERS = frozenset((b"__MACOSX", b"$RECYCLE.BIN", b"System Volume Information", b"@eaDir", b"lost+found"))
+CLUTTER_FOLDERS = frozenset(("__MACOSX", "$RECYCLE.BIN", "System Volume Information", "@eaDir", "lost+found"))
+"""Folders that systems and archivers make for themselves."""
 
 _NAME = re.compile(rb"[^\0]+")
 
@@ -60,7 +61,7 @@ def is_passed_over(folder: bytes) -> bool:
     >>> is_passed_over(b".ipynb_checkpoints"), is_passed_over(b"__MACOSX"), is_passed_over(b"cat")
     (True, True, False)
     """
-    return folder[:1] == b"." or folder in _CLUTTER_FOLDERS
+    return folder[:1] == b"." or os.fsdecode(folder) in CLUTTER_FOLDERS
 
 
 def shown(path: str | bytes | os.PathLike[str]) -> str:
