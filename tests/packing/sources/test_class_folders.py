@@ -71,7 +71,7 @@ class TestNames:
         assert {"a/IMG%2E2021%2E00", "a/john%2Edoe", "b/IMG", "b/IMG%2E1", "b/100%25"} <= found
 
     def test_sizes_count_the_escapes(self, tmp_path: Path) -> None:
-        fill(tmp_path, *(f"{folder}/{'x' * 80}{'.1' * 8}.jpg" for folder in "ab"))
+        fill(tmp_path, *(f"{folder}/{'x' * 60}{'.1' * 12}.jpg" for folder in "ab"))
         source = find(tmp_path)
         assert source.contents.sizes.tolist() == [sample_size(sample) for sample in samples(source)]
 

@@ -159,6 +159,16 @@ def test_the_fingerprint_stays_with_the_files_and_leaves_with_any_change(tmp_pat
     assert len({before, retimed, resized, renamed}) == 4
 
 
+def test_files_of_a_key_come_together_whatever_stands_between_their_names(tmp_path: Path) -> None:
+    fill(tmp_path, "a.b.jpg", "a.b.k.txt", "a.b.txt", "a.jpg", "a/1.txt", "a.txt")
+    assert extensions(find(tmp_path, key="last-dot")) == {
+        "a": ["jpg", "txt"],
+        "a%2Eb": ["jpg", "txt"],
+        "a%2Eb%2Ek": ["txt"],
+        "a/1": ["txt"],
+    }
+
+
 class TestClassFolders:
     def test_folders_of_images_become_numbered_classes(self, tmp_path: Path) -> None:
         fill(tmp_path, "cat/1.jpg", "Zebra/x/2.PNG", "dog/1.jpg", "dog/1.txt")
