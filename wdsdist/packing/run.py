@@ -38,7 +38,7 @@ from wdsdist.packing.writer import WrittenShard
 from wdsdist.samples.images.limits import check_max_pixels
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.manifest import Manifest, Shard
-from wdsdist.shards.tar import AUTO, check_rule
+from wdsdist.shards.tar import AUTO
 from wdsdist.storage import compression
 
 
@@ -174,7 +174,6 @@ def pack(
     3
     """
     _check_arguments(on_error, workers, max_side, quality, max_pixels)
-    check_rule(key)
     options = PackOptions(
         shard_bytes=check_bytes("shard_bytes", shard_bytes),
         shard_samples=shard_samples,
@@ -189,7 +188,7 @@ def pack(
         kind=kind,
         key=key,
         class_folders=class_folders,
-        classes=None if classes_from is None else known_classes(classes_from),
+        classes=known_classes(classes_from),
         split=split,
         columns=columns,
         root=root,
@@ -198,17 +197,13 @@ def pack(
         on_error=on_error,
         allow_elsewhere=allow_elsewhere,
     )
-    if source_storage_options is None and _share_options(source, place):
-        source_storage_options = storage_options
-    found = sources.find(source, about, scratch=place.folder, storage_options=source_storage_options)
-    if is_stream(found):
-        _check_order(found, shuffle_seed)
-        options = replace(options, shuffle_seed=None)
+    own = _own_options(source, place, storage_options, source_storage_options)
+    found = sources.find(source, about, scratch=place.folder, storage_options=own)
     _refuse(found, place, executor)
     how = Writing(
         workers=workers, executor=executor, on_error=on_error, progress=progress, reencoding=_reencoding(options)
     )
-    return _run(found, place, options, how, overwrite=overwrite)
+    return _run(found, place, _in_its_order(found, options, shuffle_seed), how, overwrite=overwrite)
 
 
 def _run(found: Source | Stream, place: Place, options: PackOptions, how: Writing, *, overwrite: bool) -> Manifest:
@@ -235,6 +230,13 @@ def _check_arguments(
     check_options(max_side, quality, max_pixels)
 
 
+def _own_options(
+    source: object, place: Place, shared: Mapping[str, Any] | None, own: Mapping[str, Any] | None
+) -> Mapping[str, Any] | None:
+    """Return the storage options of a source: its own, or those of the destination where both are for both."""
+    return shared if own is None and _share_options(source, place) else own
+
+
 def _share_options(source: object, place: Place) -> bool:
     """Say whether the same storage options are for both: of one scheme, or only one is a URL, or they tell stores."""
     if place.options.is_by_store:
@@ -245,12 +247,16 @@ def _share_options(source: object, place: Place) -> bool:
     return storage.scheme(os.fspath(one)) in ("", storage.scheme(place.location))
 
 
-def _check_order(stream: Stream, shuffle_seed: int | str | None) -> None:
+def _in_its_order(found: Source | Stream, options: PackOptions, shuffle_seed: int | str | None) -> PackOptions:
+    """Return the options for a source, which are without a seed where it has one order only."""
+    if not is_stream(found):
+        return options
     if shuffle_seed not in ("auto", None):
         raise ArgumentError(
-            f"shuffle_seed is {shuffle_seed}, but {stream.location} can be read in one order only: leave it out, or "
+            f"shuffle_seed is {shuffle_seed}, but {found.location} can be read in one order only: leave it out, or "
             f"give a data set with __len__ and __getitem__"
         )
+    return replace(options, shuffle_seed=None)
 
 
 def _write(found: Source | Stream, place: Place, job: Job, how: Writing, *, overwrite: bool) -> list[WrittenShard]:

@@ -87,8 +87,6 @@ def find(
 
 
 def _find(source: object, options: SourceOptions) -> Source | Stream:
-    if options.split is not None and (options.split in ("", ".", "..") or "/" in options.split):
-        raise ArgumentError(f"split is {options.split!r}: it must be the name of a folder directly in the source")
     candidate = Candidate(source)
     for kind in _kinds(options.kind):
         found = kind.find(candidate, options)

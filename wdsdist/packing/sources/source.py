@@ -11,9 +11,9 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeGuard
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.errors import SourceError
+from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing.sources.scan import FolderEntries, shown
-from wdsdist.shards.tar import AUTO, stored_size
+from wdsdist.shards.tar import AUTO, check_rule, stored_size
 
 OnError = Literal["raise", "skip"]
 """What becomes of a sample that cannot be packed: an error, or it is left out and reported."""
@@ -253,6 +253,11 @@ class SourceOptions:
     """Passed to fsspec where the source is a URL; kept out of every message, for they may hold credentials."""
     allow_elsewhere: bool = False
     """Whether the ``index.json`` of shards may name some outside its own folder."""
+
+    def __post_init__(self) -> None:
+        check_rule(self.key)
+        if self.split is not None and (self.split in ("", ".", "..") or "/" in self.split):
+            raise ArgumentError(f"split is {self.split!r}: it must be the name of a folder directly in the source")
 
     def state(self) -> str:
         """Return what these options say of how files become samples; as ever, where they say no more than ever."""
