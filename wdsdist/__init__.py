@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from wdsdist.diagnostics.repair import repair
     from wdsdist.diagnostics.verify import verify
     from wdsdist.distributed import barrier, data_download
+    from wdsdist.errors import BadSample
     from wdsdist.loader.dataset import StreamingDataset
     from wdsdist.loader.device_prefetch import to_device
     from wdsdist.loader.loader import StreamingDataLoader
@@ -42,6 +43,7 @@ _HOME = {
     "repair": "wdsdist.diagnostics.repair",
     "Manifest": "wdsdist.shards.manifest",
     "Ragged": "wdsdist.samples.collate",
+    "BadSample": "wdsdist.errors",
     "StreamingDataset": "wdsdist.loader.dataset",
     "StreamingDataLoader": "wdsdist.loader.loader",
     "mix": "wdsdist.loader.mix",
@@ -61,6 +63,7 @@ __all__ = [
     "repair",
     "Manifest",
     "Ragged",
+    "BadSample",
     "StreamingDataset",
     "StreamingDataLoader",
     "mix",

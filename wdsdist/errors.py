@@ -100,6 +100,19 @@ class CacheError(WdsdistError, OSError):
 class SampleError(WdsdistError, ValueError):
     """A sample lacks a member that was asked for, or its members do not form a batch."""
 
+    field = reason = ""  # what is bad of one sample, and why, as far as known in the process where it was found
+
+
+class BadSample(WdsdistError, ValueError):  # noqa: N818 - raised by users to say so, not by wdsdist to complain
+    """A sample that is not to be trained on: raise it in a transform or decoder, with the reason.
+
+    Under ``on_error="replace"`` another sample takes its place, which makes it a filter at reading time.
+    """
+
+
+class ErrorBudgetError(WdsdistError, RuntimeError):
+    """More samples were bad than ``error_budget`` allows."""
+
 
 class SampleIndexError(WdsdistError, IndexError):
     """A sample number lies outside the data set."""
@@ -107,6 +120,13 @@ class SampleIndexError(WdsdistError, IndexError):
 
 class DecodeError(WdsdistError, ValueError):
     """The bytes of a member could not be decoded into a value."""
+
+    field = reason = ""  # as of `SampleError`
+
+
+class ExpansionError(DecodeError):
+    """The compressed members of a shard unpack to more bytes together than they may: which one is too many, depends on
+    which were unpacked before."""
 
 
 class EncodeError(WdsdistError, ValueError):

@@ -21,10 +21,12 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from tests.support import web
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.cache.counters import Counters
+from wdsdist.loader.bad_sample_log import BadSampleLog
 from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
 from wdsdist.loader.stats import EpochMeter, LoaderStats
 from wdsdist.loader.worker_state import WorkerCounters
 from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.shards.manifest import Manifest
 
 TOTAL = 103
 NOT_EMPTY = 5  # of six shards
@@ -102,7 +104,7 @@ class Loop:
     def begin(self) -> Epoch:
         self.meter = EpochMeter(0, plan=self.PLAN, sample_bytes=1, count=Counters, clock=lambda: self.now)
         self.now += self.STARTING
-        return Epoch(self.groups(), self.PLAN, self.meter)
+        return Epoch(self.groups(), self.PLAN, self.meter, BadSampleLog(Manifest.of("/", []), None).epoch(0, 1))
 
     def groups(self) -> Iterator[list[int]]:
         for number in range(self.PLAN.batches_per_rank):

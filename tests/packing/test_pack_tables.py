@@ -16,6 +16,7 @@ from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import DestinationExistsError, SourceError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import arrow_files
+from wdsdist.packing.sources import table as tables
 
 DataBytes = Callable[[Path], dict[str, bytes]]
 ROWS = 200
@@ -103,3 +104,51 @@ def test_parquet_beyond_the_memory_is_shuffled_in_windows(tmp_path: Path, monkey
     assert groups != sorted(groups)
     shards = [set(groups[start : start + 20]) for start in range(0, 400, 20)]
     assert max(map(len, shards)) <= 2 * 300_000 // 50_000
+
+
+def labelled(path: Path) -> Path:
+    """Write a table with a column of texts named label."""
+    names = ["dog", "cat", None, "söt dog", "cat"]
+    found = [{"key": f"k{number}", "caption": "x", "label": name} for number, name in enumerate(names)]
+    if path.suffix == ".csv":
+        path.write_text("key,caption,label\n" + "".join(f"{row['key']},x,{row['label'] or ''}\n" for row in found))
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in found))
+    else:
+        pq.write_table(pa.Table.from_pylist(found), path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.parquet"])
+@pytest.mark.parametrize("columns", [None, {"label": "cls"}])
+def test_texts_of_classes_become_numbers_with_a_list_of_classes(
+    columns: dict[str, str] | None, name: str, tmp_path: Path
+) -> None:
+    manifest = pack(labelled(tmp_path / name), tmp_path / "dest", columns=columns, workers=1)
+    assert manifest.extra["classes"] == ["cat", "dog", "söt dog"]
+    members: dict[str, bytes] = {}
+    with tarfile.open(tmp_path / "dest" / "shard-000000.tar") as tar:
+        members.update({entry.name: tar.extractfile(entry).read() for entry in tar})  # type: ignore[union-attr]
+    labels = {key: data for key, data in members.items() if key.endswith(".cls")}
+    assert labels == {"k0.cls": b"1", "k1.cls": b"0", "k3.cls": b"2", "k4.cls": b"0"}
+    assert members["k0.txt"] == b"x"
+
+
+def test_another_set_of_classes_is_another_source(tmp_path: Path) -> None:
+    path = labelled(tmp_path / "t.csv")
+    pack(path, tmp_path / "dest", workers=1)
+    path.write_text(path.read_text().replace("söt dog", "a dog"))
+    with pytest.raises(DestinationExistsError, match="has changed"):
+        pack(path, tmp_path / "dest", workers=1)
+
+
+def test_a_column_of_labels_can_stay_a_text(tmp_path: Path) -> None:
+    manifest = pack(labelled(tmp_path / "t.csv"), tmp_path / "dest", columns={"label": "txt"}, workers=1)
+    assert manifest.extra["fields"] == ["json", "txt"]
+    assert "classes" not in manifest.extra
+
+
+def test_too_many_texts_are_no_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "_MOST_CLASSES", 2)
+    with pytest.raises(SourceError, match=r"'label' of .* more than 2 different texts.*--column label=txt"):
+        pack(labelled(tmp_path / "t.csv"), tmp_path / "dest")

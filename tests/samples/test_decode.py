@@ -19,8 +19,9 @@ from webdataset import tenbin
 import wdsdist
 from tests.support.tars import plain_tar
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.diagnostics.verify import undecodable_members
+from wdsdist.diagnostics.verify import bad_members
 from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
+from wdsdist.samples.check import SampleCheck
 from wdsdist.samples.codecs import decode_npz
 from wdsdist.samples.sample_spec import Decoder
 from wdsdist.shards import scan_local as tarindex
@@ -111,7 +112,8 @@ def test_the_compressed_members_of_a_shard_are_counted_together(
         list(StreamingDataLoader(data, batch_size=2, num_workers=0))
     with pytest.raises(DecodeError, match=together):
         data[7]
-    damage = undecodable_members(tmp_path / "x.tar", tarindex.shard_index(tmp_path / "x.tar"))
+    index, check = tarindex.shard_index(tmp_path / "x.tar"), SampleCheck(None, decode=True)
+    damage = [text for _, text in bad_members(tmp_path / "x.tar", index, check)]
     assert len(damage) == 5
     assert all("its shard unpack to over 1,048,576 bytes together" in one for one in damage)
 

@@ -9,7 +9,8 @@ import pytest
 
 import wdsdist
 from tests.support.tars import file_entry, plain_tar, tar_bytes
-from wdsdist.errors import DecodeError, ShardDamagedError
+from wdsdist.diagnostics.exports import export
+from wdsdist.errors import ArgumentError, DecodeError, ShardDamagedError
 from wdsdist.samples.shard_reader import ShardReader
 
 Samples = list[tuple[str, dict[str, bytes]]]
@@ -51,6 +52,25 @@ def test_what_belongs_to_no_sample_is_counted_in_the_report(tmp_path: Path) -> N
     assert made.extra["skipped"] == {"name without a key and an extension": 4}
 
 
+def test_extended_headers_that_a_tool_left_as_files_are_no_samples(tmp_path: Path) -> None:
+    names = [
+        "a/PaxHeaders.17/1.jpg",
+        "a/1.jpg",
+        "./PaxHeaders/2.jpg",
+        "PaxHeader/3.jpg",
+        "a/2.jpg",
+        "NoPaxHeaders/3.jpg",
+    ]
+    (tmp_path / "tars").mkdir()
+    made = index(tmp_path / "tars", x=plain_tar((name, b"1") for name in names))
+    assert [key for key, _ in samples(made)] == ["a/1", "a/2", "NoPaxHeaders/3"]
+    assert made.extra["skipped"] == {"PAX header that was extracted to a file": 3}
+    assert wdsdist.verify(made) == []
+    packed = wdsdist.pack(tmp_path / "tars" / "x.tar", tmp_path / "packed", workers=1)
+    assert packed.num_samples == 3
+    assert packed.extra["skipped"] == {"PAX header that was extracted to a file": 3}
+
+
 def test_a_leading_dot_and_slash_is_kept(tmp_path: Path) -> None:
     assert samples(index(tmp_path, x=plain_tar([("./a.jpg", b"1")]))) == [("./a", {"jpg": b"1"})]
 
@@ -75,9 +95,28 @@ def test_one_extension_twice_in_a_sample_is_damage(tmp_path: Path, again: str) -
         index(tmp_path, x=plain_tar([("a.jpg", b"1"), ("a.cls", b"2"), (again, b"3")]))
 
 
-def test_members_of_a_key_that_are_not_adjacent_are_damage(tmp_path: Path) -> None:
-    with pytest.raises(ShardDamagedError, match=r"x\.tar: the members of sample 'a' are not adjacent"):
-        index(tmp_path, x=plain_tar([("a.jpg", b"1"), ("b.jpg", b"2"), ("a.cls", b"3")]))
+def test_samples_that_are_scattered_over_a_tar_are_read_where_they_lie_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = [f"{number}.{extension}" for extension in ("wav", "txt") for number in range(5)]
+    (tmp_path / "tars").mkdir()
+    made = index(tmp_path / "tars", x=plain_tar([*((name, name.encode()) for name in names), ("z.wav", b"z.wav")]))
+    expected = [(f"{n}", {"wav": b"%d.wav" % n, "txt": b"%d.txt" % n}) for n in range(5)] + [("z", {"wav": b"z.wav"})]
+    assert samples(made) == expected
+    assert made.extra["scattered"] == 5
+    assert "the members of 5 samples do not follow one another" in caplog.text
+    assert wdsdist.verify(made) == []
+    assert samples(wdsdist.pack(tmp_path / "tars", tmp_path / "packed", shuffle_seed=None, workers=1)) == [
+        (key, dict(sorted(members.items()))) for key, members in expected
+    ]
+    with pytest.raises(ArgumentError, match=r"wids reads whole tars from start to end.*`wdsdist pack`"):
+        export(made, "wids")
+    assert export(made, "dali")
+
+
+def test_samples_of_many_kinds_in_file_order_are_not_scattered(tmp_path: Path) -> None:
+    made = index(tmp_path, x=plain_tar((name, b"1") for name in ("a.jpg", "README", "a.cls", "b.jpg")))
+    assert "scattered" not in made.extra
 
 
 def test_one_key_in_two_shards_is_two_samples(tmp_path: Path) -> None:

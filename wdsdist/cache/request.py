@@ -36,8 +36,8 @@ class ShardRequest:
         self.is_remote = storage.is_remote(self.location)
         self.shown = storage.shown(self.location)
         self.options = manifest.client_options
-        name = storage.split(storage.beside(self.location, shard_index.SUFFIX))[1]
-        self.listed_index = None if storage.is_remote(manifest.base) else storage.local_path(manifest.base) / name
+        here = None if storage.is_remote(manifest.base) else storage.local_path(manifest.base)
+        self.listed_index = here and here / manifest.index_name(number)
         """Where its index may lie beside the index.json that lists it; ``None`` for a remote data set."""
 
     def again(self) -> ShardRequest:

@@ -130,7 +130,9 @@ class ShardCache:
         if not manifest.is_copied[number]:
             part, number = manifest.part(number)
             path = storage.local_path(part.location(number))
-            return Pinned(path, scan_local.shard_index(path, listed_in=part.base, key_rule=part.key_rule), None)
+            how = {"listed_in": part.base, "name": part.index_name(number), "key_rule": part.key_rule}
+            index = scan_local.shard_index(path, **how)
+            return Pinned(path, index, None)
         request = self._request(manifest, number)
         with self._clear_errors(request.described):
             if not anew and (pinned := self._open_copy(request)):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist.cli.options import allow_elsewhere, key_rule, opened
+from wdsdist.cli.options import allow_elsewhere, key_rule, on_damage, opened
 from wdsdist.cli.output import contents, counted, say
 from wdsdist.cli.progress import meter
 
@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     help="Write that tool's index too.  [several times: several tools]",
 )
 @click.option("--split", default="train", show_default=True, help="What SHARDS are, for --export energon and timm.")
-@key_rule
 @click.option("--workers", type=int, help="Shards read at once.  [default: one for each core, 16 of a remote store]")
+@click.option("--name", metavar="NAME", help="Write index-NAME.json, for one of several data sets in a folder.")
+@click.option("--splits", is_flag=True, help="Write an index-SPLIT.json for each split that a folder holds.")
+@key_rule
+@on_damage
 @allow_elsewhere
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
 def index(
@@ -35,29 +38,31 @@ def index(
     output: str | None,
     formats: tuple[str, ...],
     split: str,
-    key: str,
     workers: int | None,
+    splits: bool,
     allow_elsewhere: bool,
     quiet: bool,
+    **given: Any,
 ) -> None:
     """Index tars that other tools wrote: an index for each, and an index.json for all.
 
     SHARDS may be local or URLs, plain or compressed. Of remote tars with large members only the headers are read. With
-    --output, open the data set by DIR. With --export, a data set that has an index keeps it.
+    --output, open the data set by DIR; with --name or --splits, by its file. With --export, a data set that has an
+    index keeps it.
     """
     from wdsdist.diagnostics.exports import export
-    from wdsdist.storage import shown as shown_location
 
+    if splits and (len(shards) > 1 or formats or given["name"]):
+        raise click.UsageError("--splits goes with one folder, and without --name and --export")
     known = _opened(shards, allow_elsewhere) if formats else None
-    manifest = known or _indexed(shards, output, key, workers, quiet)
-    if not quiet and not known:
-        say(f"indexed: {contents(manifest)}, in {shown_location(manifest.base)}")
-        if (rule := manifest.key_rule) != "first-dot":
-            say(f"keys: by {rule}, unlike other readers of WebDataset; `wdsdist pack` makes tars that all read alike")
-        for what, count in manifest.extra.get("skipped", {}).items():
-            say(f"skipped: {count:,} x {what}")
+    manifests = [known] if known else []
+    if not known:
+        given |= {"output": output, "workers": workers, "allow_elsewhere": allow_elsewhere}
+        manifests = _indexed(shards, splits, quiet, given)
+        for manifest in () if quiet else manifests:
+            _sum_up(manifest, manifest.name if splits else given["name"])
     for name in formats:
-        files = export(manifest, name, output=output, split=split, workers=workers)
+        files = export(manifests[0], name, output=output, split=split, workers=workers)
         if not quiet:
             say(f"exported for {name}: {counted(len(files), 'file')}, such as {files[0]}")
 
@@ -75,8 +80,8 @@ def _opened(shards: tuple[str, ...], allow_elsewhere: bool) -> Manifest | None:
         return None
 
 
-def _indexed(shards: tuple[str, ...], output: str | None, key: str, workers: int | None, quiet: bool) -> Manifest:
-    from wdsdist.shards.build_index import index as run
+def _indexed(shards: tuple[str, ...], splits: bool, quiet: bool, options: dict[str, Any]) -> list[Manifest]:
+    from wdsdist.shards.build_index import index, index_splits
 
     with meter("indexing", quiet=quiet) as shown:
 
@@ -84,4 +89,23 @@ def _indexed(shards: tuple[str, ...], output: str | None, key: str, workers: int
             note = f"{state.shards_done:,} of {state.shards:,} shards, {state.samples_done:,} samples"
             shown.update(state.bytes_done, state.bytes, note)
 
-        return run(shards[0] if len(shards) == 1 else shards, output=output, key=key, workers=workers, progress=show)
+        if splits:
+            del options["name"]
+            return index_splits(shards[0], progress=show, **options)
+        return [index(shards[0] if len(shards) == 1 else shards, progress=show, **options)]
+
+
+def _sum_up(manifest: Manifest, name: str | None) -> None:
+    """Print a summary of an indexed data set."""
+    from wdsdist.shards import index_target
+    from wdsdist.shards.manifest import index_json
+    from wdsdist.storage import shown as shown_location
+
+    place = shown_location(manifest.base)
+    say(f"indexed: {contents(manifest)}, in {place}{f'/{index_json.file_name(name)}' if name else ''}")
+    if (rule := manifest.key_rule) != "first-dot":
+        say(f"keys: by {rule}, unlike other readers of WebDataset; `wdsdist pack` makes tars that all read alike")
+    for what, count in manifest.extra.get("skipped", {}).items():
+        say(f"skipped: {count:,} x {what}")
+    if left_out := manifest.extra.get("left_out"):
+        say(f"left out: {left_out:,}, listed in {index_target.report(manifest, name)}")

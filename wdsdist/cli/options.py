@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -29,11 +30,41 @@ key_rule = click.option(
 """The option of every command that cuts names."""
 
 
+def on_damage(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say what becomes of samples and tars that cannot be read without losing some."""
+    for option in (
+        click.option("--salvage", is_flag=True, help="With skip, keep the samples before the damage of a tar."),
+        click.option("--keep-first", is_flag=True, help="With skip, keep the first of members that are there twice."),
+        click.option(
+            "--on-error",
+            type=click.Choice(["raise", "skip"]),
+            default="raise",
+            show_default=True,
+            help="What becomes of a sample or tar with a fault: an error, or it is left out and listed in a report.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 def opened(shards: tuple[str, ...], *, allow_elsewhere: bool) -> Manifest:
     """Open the data set that SHARDS on the command line mean."""
     from wdsdist.shards.open import open as open_shards
 
     return open_shards(shards[0] if len(shards) == 1 else shards, allow_elsewhere=allow_elsewhere)
+
+
+FIELDS_HELP = "What each sample must have, and not empty, as in 'jpg;png,cls,txt?'."
+
+
+def field_list(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    """Read the value of ``--fields``: extensions with commas between them.
+
+    >>> from unittest.mock import Mock
+    >>> field_list(Mock(), Mock(), "jpg;png, cls")
+    ('jpg;png', 'cls')
+    """
+    return None if value is None else tuple(name.strip() for name in value.split(","))
 
 
 def byte_count(ctx: click.Context, param: click.Parameter, value: str) -> int:

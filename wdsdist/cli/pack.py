@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import human
-from wdsdist.cli.options import allow_elsewhere, byte_count, key_rule
+from wdsdist.cli.options import FIELDS_HELP, allow_elsewhere, byte_count, field_list, key_rule, on_damage
 from wdsdist.cli.output import contents, counted, say
 from wdsdist.cli.progress import meter
 
@@ -78,20 +78,17 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
 @click.option("--splits", is_flag=True, help="Pack each of the folders train, val, ... into a data set in DEST.")
 @click.option("--encode", metavar="NAME", help="Function my_module:encode from an item of SOURCE to a sample dict.")
 @click.option("--max-side", metavar="N", type=int, help="Scale images down to N pixels on the longer side.")
-@click.option("--max-pixels", metavar="N", type=int, help="Most pixels of an image to scale down.  [default: 89478485]")
+@click.option("--max-pixels", metavar="N", type=int, help="Most pixels of an image to decode.  [default: 89478485]")
 @click.option("--quality", type=int, help="Of JPEG and WebP images that were scaled down, 1 to 95.  [default: 90]")
+@click.option("--fields", metavar="LIST", callback=field_list, help=FIELDS_HELP)
+@click.option("--check-decode", is_flag=True, help="Check that the members of --fields, or all, decode.")
+@click.option("--exclude", metavar="FILE", help="Leave out the samples that a quarantine file lists.")
 @click.option(
     "--compress", metavar="zst[:LEVEL]", help="Compress the shards, as .tar.zst.  [default level: 3, of 1 to 22]"
 )
 @allow_elsewhere
 @click.option("--overwrite", is_flag=True, help="Replace another data set that wdsdist packed into DEST.")
-@click.option(
-    "--on-error",
-    type=click.Choice(["raise", "skip"]),
-    default="raise",
-    show_default=True,
-    help="What becomes of a sample that cannot be packed: an error, or it is left out and listed in a report.",
-)
+@on_damage
 @click.option(
     "--scope",
     type=click.Choice(["node", "cluster"]),
@@ -216,6 +213,8 @@ def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> No
         say(f"skipped: {count:,} x {what}")
     if renamed := manifest.extra.get("renamed_keys"):
         say(f"renamed: {counted(renamed, 'key')} that an earlier shard has too, by a number, such as 0001~2")
+    if excluded := manifest.extra.get("excluded"):
+        say(f"excluded: {counted(excluded, 'sample')}, by the file of --exclude")
     if left_out := manifest.extra.get("left_out"):
         say(f"left out: {counted(left_out, 'sample')}, listed in {shown_location(manifest.base)}/{report.FILE_NAME}")
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist.cli.options import allow_elsewhere, opened
+from wdsdist.cli.options import FIELDS_HELP, allow_elsewhere, field_list, opened
 from wdsdist.cli.output import contents, say
 from wdsdist.cli.progress import meter
 
@@ -21,6 +21,8 @@ _DAMAGED = 1
 @click.command()
 @click.argument("shards", nargs=-1, required=True)
 @click.option("--deep", is_flag=True, help="Decode every member too, images to their last pixel.")
+@click.option("--fields", metavar="LIST", callback=field_list, help=FIELDS_HELP)
+@click.option("--quarantine", metavar="FILE", help="Add each bad sample to FILE, once; pack --exclude takes it.")
 @click.option("--repair", is_flag=True, help="Mend what can be mended, and say what was done.")
 @click.option("--source", metavar="PLACE", help="Folder or URL of whole copies, for --repair.")
 @click.option("--cached", is_flag=True, help="Of remote SHARDS, check the copies in this node's cache.")
@@ -31,6 +33,7 @@ _DAMAGED = 1
 @click.pass_context
 def verify(
     ctx: click.Context,
+    /,
     shards: tuple[str, ...],
     deep: bool,
     repair: bool,
@@ -40,6 +43,7 @@ def verify(
     workers: int | None,
     allow_elsewhere: bool,
     quiet: bool,
+    **about_samples: Any,
 ) -> None:
     """Read all of SHARDS and compare them with their indexes.
 
@@ -58,7 +62,9 @@ def verify(
             note = f"{state.shards_done:,} of {state.shards:,} shards, {state.damaged:,} damaged"
             shown.update(state.bytes_done, state.bytes, note)
 
-        found = run(manifest, deep=deep, cached=cached, cache_dir=cache_dir, workers=workers, progress=show)
+        found = run(
+            manifest, deep=deep, cached=cached, cache_dir=cache_dir, workers=workers, progress=show, **about_samples
+        )
     for damage in found:
         say(f"{shown_location(damage.shard)}: {_line(damage.problem)}")
     if found and not (repair and _repaired(manifest, found, source, cached, cache_dir)):

@@ -22,8 +22,8 @@ from wdsdist._util.pools import pool
 from wdsdist.errors import ArgumentError, DestinationError, SampleError, StorageError
 from wdsdist.shards import scan_local
 from wdsdist.shards.manifest import Manifest, trusted_digests
-from wdsdist.shards.open import Location, Shards
 from wdsdist.shards.open import open as open_shards
+from wdsdist.shards.spellings import Location, Shards
 from wdsdist.shards.tar import FIRST_DOT
 
 _ENERGON_VERSION = "7.4.1"
@@ -67,9 +67,10 @@ class _Job:
         return [storage.local_path(location) for location in locations]
 
     @property
-    def bases(self) -> list[str]:
-        """The folder of the data set that lists each shard."""
-        return [self.manifest.part(number)[0].base for number in range(len(self.manifest.counts))]
+    def indexes(self) -> list[tuple[str, str]]:
+        """The folder of the data set that lists each shard, and the name that its index may have there."""
+        parts = [self.manifest.part(number) for number in range(len(self.manifest.counts))]
+        return [(part.base, part.index_name(number)) for part, number in parts]
 
 
 def export(
@@ -127,6 +128,12 @@ def export(
             f"{format} cuts names at the first dot, not by {manifest.key_rule!r} as this data set does: `wdsdist pack` "
             f"it, which makes tars that all read alike"
         )
+    extra = manifest.extra
+    if format != "dali" and (extra.get("scattered") or extra.get("on_error") == "skip"):
+        raise ArgumentError(
+            f"{format} reads whole tars from start to end, and those of {storage.shown(manifest.base)} hold scattered "
+            f"or damaged samples: pack them anew with `wdsdist pack`, and export that"
+        )
     target = storage.normalise(output) if output is not None else manifest.base
     if storage.is_remote(target):
         raise ArgumentError(f"{storage.shown(target)} is remote: name a local folder for the index as output")
@@ -180,7 +187,7 @@ def _energon(job: _Job) -> dict[Path, bytes]:
         raise ArgumentError(f"split is {job.split!r}: Energon knows {', '.join(map(repr, _SPLITS))}")
     paths, names = job.paths, job.names
     with pool(job.workers, len(paths)) as executor:
-        starts = list(executor.map(_sample_starts, paths, job.bases))
+        starts = list(executor.map(_sample_starts, paths, job.indexes))
     info = {
         "energon_version": _ENERGON_VERSION,
         "shard_counts": dict(zip(names, job.manifest.counts.tolist(), strict=True)),
@@ -194,9 +201,9 @@ def _energon(job: _Job) -> dict[Path, bytes]:
     }
 
 
-def _sample_starts(path: Path, base: str) -> Int64s:
+def _sample_starts(path: Path, listed: tuple[str, str]) -> Int64s:
     """Return the offset of each sample's first header, and of the closing blocks: int64 [n + 1]."""
-    index = scan_local.shard_index(path, listed_in=base)
+    index = scan_local.shard_index(path, listed_in=listed[0], name=listed[1])
     members = scan_local.scan_members(path)
     first = index.offsets[index.sample_starts[:-1]]
     return np.append(members.headers[np.searchsorted(members.offsets, first)], members.end).astype(np.int64)
@@ -209,11 +216,11 @@ def _dali(job: _Job) -> dict[Path, bytes]:
     if len(set(targets)) < len(targets):
         raise ArgumentError(f"some shards have the same name: their indexes need folders other than {job.folder}")
     with pool(job.workers, len(paths)) as executor:
-        return dict(zip(targets, executor.map(_dali_lines, paths, job.bases), strict=True))
+        return dict(zip(targets, executor.map(_dali_lines, paths, job.indexes), strict=True))
 
 
-def _dali_lines(path: Path, base: str) -> bytes:
-    index = scan_local.shard_index(path, listed_in=base)
+def _dali_lines(path: Path, listed: tuple[str, str]) -> bytes:
+    index = scan_local.shard_index(path, listed_in=listed[0], name=listed[1])
     lines = [f"v1.2 {index.num_samples}"]
     for sample in range(index.num_samples):
         key = index.key(sample)

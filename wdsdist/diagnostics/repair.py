@@ -11,13 +11,13 @@ from typing import Any
 
 from wdsdist import cache, storage
 from wdsdist._util.files import lies_in
-from wdsdist.diagnostics.verify import Damage, Task, check, find_tasks, index_path
+from wdsdist.diagnostics.verify import Damage, Task, check, find_tasks, index_path, tolerance_of
 from wdsdist.errors import ShardDamagedError, WdsdistError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import scan_local
-from wdsdist.shards.manifest import Manifest
-from wdsdist.shards.open import Location, Shards
+from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.shards.open import open as open_shards
+from wdsdist.shards.spellings import Location, Shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +106,11 @@ def _mend(
     _check_place(manifest, number, task, path)
     if "tar" not in parts:
         if "index" in parts:
-            scan_local.write_index(path, index_path(path, task.folder).parent, key_rule=task.key_rule)
+            place = index_path(path, task)
+            scan_local.write_index(path, place, tolerance_of(place), key_rule=task.key_rule)
             return "indexed anew"
         return "nothing done"
-    place = index_path(path, task.folder)
+    place = index_path(path, task)
     if task.location != manifest.location(number):  # a copy in the cache
         cache.refetch(manifest, number, cache_dir)
         how = "fetched" if storage.is_remote(manifest.location(number)) else "decompressed"
@@ -125,7 +126,7 @@ def _mend(
             "pack again"
         )
     if not place.exists():
-        scan_local.write_index(path, place.parent, key_rule=task.key_rule)
+        scan_local.write_index(path, place, key_rule=task.key_rule)
     return done
 
 
@@ -146,7 +147,7 @@ def _replace(path: Path, whole: str, task: Task) -> None:
     with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as folder:
         copy = Path(folder) / path.name
         storage.fetch(whole, copy, task.options)
-        _check_copy(copy, whole, task)
+        _check_copy(copy, whole, task.listed)
         with copy.open("rb") as stream:
             os.fsync(stream.fileno())
         # The old index goes first, so that no process can pair it with the new tar.
@@ -154,10 +155,8 @@ def _replace(path: Path, whole: str, task: Task) -> None:
         copy.replace(path)
 
 
-def _check_copy(copy: Path, whole: str, task: Task) -> None:
-    listed = task.listed
-    label = storage.shown(whole)
-    found = scan_local.scan_shard(copy, label=label, tar_size=listed.tar_size, key_rule=task.key_rule)
+def _check_copy(copy: Path, whole: str, listed: Shard) -> None:
+    found = scan_local.scan_shard(copy, label=storage.shown(whole), tar_size=listed.tar_size)
     for what, has, promised in (
         ("bytes", found.file.size, listed.size if listed.size >= 0 else found.file.size),
         ("samples", found.num_samples, listed.num_samples),

@@ -6,8 +6,9 @@ import concurrent.futures
 import contextlib
 import functools
 import mmap
+import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,13 +19,17 @@ from wdsdist import cache, storage
 from wdsdist._util.files import sha256
 from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_integer
-from wdsdist.errors import DecodeError, IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
+from wdsdist.errors import ArgumentError, IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
+from wdsdist.samples.bad_samples import checked_path
+from wdsdist.samples.check import SampleCheck
+from wdsdist.samples.fields import ABSENT, Fields
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import scan_local
-from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
 from wdsdist.shards.manifest import Manifest, Shard
-from wdsdist.shards.open import Shards
 from wdsdist.shards.open import open as open_shards
+from wdsdist.shards.quarantine import BadEntry, Quarantine
+from wdsdist.shards.spellings import Shards
 from wdsdist.shards.tar import FIRST_DOT
 from wdsdist.storage.compression import Expansion
 
@@ -71,17 +76,27 @@ class Task:
     listed: Shard
     folder: str
     """Folder of the index.json that lists it."""
+    index_name: str
+    """Name that its index may have there."""
     options: storage.StorageOptions
     deep: bool
+    fields: tuple[str, ...] | None = None
+    """Those that each sample must have."""
+    quarantine: str = ""
+    """Path of the file that lists bad samples, or an empty text."""
+    fingerprint: str = ""
+    """That of the data set, for the quarantine file."""
     is_copy: bool = False
-    key_rule: str = FIRST_DOT
     """Whether it is the cached copy of a remote shard."""
+    key_rule: str = FIRST_DOT
 
 
 def verify(
     shards: Shards,
     *,
     deep: bool = False,
+    fields: Sequence[str] | None = None,
+    quarantine: str | os.PathLike[str] | None = None,
     cached: bool = False,
     cache_dir: Path | None = None,
     workers: int | None = None,
@@ -96,7 +111,10 @@ def verify(
 
     Args:
         shards: what `wdsdist.open` takes; of a view, the shards that hold its samples.
-        deep: also decode every member, images to their last pixel.
+        deep: also decode every member, or with ``fields`` those, images to their last pixel.
+        fields: also check that each sample has these, and none of them empty, as `wdsdist.StreamingDataset` names them.
+        quarantine: path of a file to which all samples are added that fail ``deep`` or ``fields``, each once, as
+            `wdsdist.StreamingDataset` does; ``wdsdist pack --exclude`` takes it.
         cached: of a remote or compressed data set, check the copies that this node has in its cache instead; shards
             that are not there are none of its damage.
         cache_dir: where those copies are; by default ``shards`` in the user's cache folder.
@@ -120,10 +138,19 @@ def verify(
     """
     if workers is not None:
         check_integer("workers", workers, 1)
+    Fields(fields)
+    if quarantine is not None and fields is None and not deep:
+        raise ArgumentError(
+            f"quarantine is {str(quarantine)!r}, but samples are not looked at: pass deep or fields too"
+        )
+    listed = "" if quarantine is None else checked_path(quarantine)
     manifest = open_shards(shards, storage_options=storage_options)
     if manifest.picks is not None:
         manifest.picks.check()
-    tasks = find_tasks(manifest, deep=deep, cached=cached, cache_dir=cache_dir)
+    tasks = {
+        number: replace(task, fields=None if fields is None else tuple(fields), quarantine=listed)
+        for number, task in find_tasks(manifest, deep=deep, cached=cached, cache_dir=cache_dir).items()
+    }
     found: dict[int, list[Damage]] = {}
     bytes_done = 0
     total = sum(max(task.listed.size, 0) for task in tasks.values())
@@ -157,9 +184,20 @@ def find_tasks(manifest: Manifest, *, deep: bool, cached: bool, cache_dir: Path 
                 continue
             location = str(copy)
             listed = _decompressed(listed, copy) if listed.is_compressed else listed
-        part = manifest.part(number)[0]
+        part, place = manifest.part(number)
         name = manifest.shown_name(number)
-        tasks[number] = Task(name, location, listed, part.base, part.client_options, deep, is_copy, part.key_rule)
+        tasks[number] = Task(
+            name,
+            location,
+            listed,
+            part.base,
+            part.index_name(place),
+            part.client_options,
+            deep,
+            fingerprint=part.fingerprint,
+            is_copy=is_copy,
+            key_rule=part.key_rule,
+        )
     return tasks
 
 
@@ -199,12 +237,12 @@ def _fetch(task: Task, path: Path) -> None:
         storage.fetch(sidecar, shard_index.beside(path), task.options)
 
 
-def index_path(path: Path, folder: str) -> Path:
+def index_path(path: Path, task: Task) -> Path:
     """Return the path of a local tar's index: beside the tar, or else beside the index.json that lists it."""
     beside = shard_index.beside(path)
-    if beside.exists() or storage.is_remote(folder):
+    if beside.exists() or storage.is_remote(task.folder):
         return beside
-    elsewhere = storage.local_path(folder) / beside.name
+    elsewhere = storage.local_path(task.folder) / task.index_name
     return elsewhere if elsewhere.exists() else beside
 
 
@@ -218,26 +256,34 @@ def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
             how = "short of" if size < listed.size else "longer than"
             gap = f"is {abs(size - listed.size):,} bytes {how} what index.json gives ({listed.size:,})"
             problems.append(("tar", f"{gap}: fetch it again, or delete it and pack again"))
-        scanned = _scan(path, task, problems)
-        if task.deep and scanned is not None:
+        scanned = _scan(path, task, problems, tolerance_of(index_path(path, task)))
+        if scanned is not None and (task.deep or task.fields is not None):
             with scan_local.decompressed(path, tar_size=scanned.size) as tar:
-                problems += [("member", problem) for problem in undecodable_members(tar, scanned)]
+                problems += [("member", problem) for problem in _check_members(tar, scanned, task)]
     except FileNotFoundError:
         problems.append(("tar", "is not there: fetch it, or pack again, which writes what is missing"))
     except ShardDamagedError as error:
         problems.append(("tar", str(error).removeprefix(f"shard {path} ")))
     except OSError as error:
         problems.append(("tar", f"cannot be read: {error.strerror or error}"))
-    problem = _check_index(index_path(path, task.folder), listed, scanned)
+    problem = _check_index(index_path(path, task), listed, scanned)
     return [*problems, ("index", problem)] if problem else problems
 
 
-def _scan(path: Path, task: Task, problems: list[tuple[Part, str]]) -> ShardIndex | None:
+def tolerance_of(sidecar: Path) -> Tolerance:
+    """Return what a shard was indexed with."""
+    try:
+        return shard_index.load(sidecar).tolerance
+    except (OSError, IndexFormatError):  # which is damage of its own
+        return STRICT
+
+
+def _scan(path: Path, task: Task, problems: list[tuple[Part, str]], tolerance: Tolerance) -> ShardIndex | None:
     """Scan a tar; add a problem where its digest or its samples differ from the manifest."""
-    listed = task.listed
+    listed, rule = task.listed, task.key_rule
     scanned = None
     try:
-        scanned = scan_local.scan_shard(path, tar_size=listed.tar_size, key_rule=task.key_rule)
+        scanned = scan_local.scan_shard(path, tar_size=listed.tar_size, tolerance=tolerance, key_rule=rule)
         digest = scanned.file.sha256
         if scanned.num_samples != listed.num_samples:
             counts = f"{scanned.num_samples:,} samples, not the {listed.num_samples:,} of index.json"
@@ -257,34 +303,52 @@ def _scan(path: Path, task: Task, problems: list[tuple[Part, str]]) -> ShardInde
     return scanned
 
 
-def undecodable_members(path: Path, index: ShardIndex) -> list[str]:
-    """Decode every member of a whole shard, images to their last pixel, and return the problem of each that fails.
+def bad_members(path: Path, index: ShardIndex, check: SampleCheck) -> Iterator[tuple[BadEntry, str]]:
+    """Yield the problem of each member of a whole shard that fails a check: as an entry, and for messages.
 
     Members with extensions that no codec reads are skipped; no code in a member is run.
 
     Raises `DecodeError` where a package that a codec needs is missing.
     """
-    from wdsdist.samples.sample_spec import Decoder
-
-    decoder = Decoder("rgb8")
     expansion = Expansion(index.file.size, len(index.sizes))
-    problems: list[str] = []
-    failed = 0
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
         for sample in range(index.num_samples):
             first = int(index.sample_starts[sample])
-            for member, (extension, offset, size) in enumerate(index.members(sample), first):
-                try:
-                    unzip = functools.partial(expansion.unzip, member)
-                    decoder(extension, content[offset : offset + size], unzip=unzip)
-                except DecodeError as error:
-                    if isinstance(error.__cause__, ImportError):
-                        raise
-                    failed += 1
-                    if failed <= _NAMED:
-                        problems.append(f"holds {index.key(sample)}.{extension} at byte {offset:,}, of which {error}")
+            members = index.members(sample)
+
+            def read(place: int, members: list[tuple[str, int, int]] = members) -> bytes:
+                _, offset, size = members[place]
+                return content[offset : offset + size]
+
+            def unzip(place: int, first: int = first) -> Any:
+                return functools.partial(expansion.unzip, first + place)
+
+            layout, sizes = tuple(extension.lower() for extension, *_ in members), [size for *_, size in members]
+            for field, place, reason in check.problems(layout, sizes, read, unzip):
+                key = index.key(sample)
+                text = f"holds sample {key!r}, which {reason}"
+                if place != ABSENT:
+                    extension, offset, size = members[place]
+                    of_which = f", of which {reason}" if size else ", which is empty"
+                    text = f"holds {key}.{extension} at byte {offset:,}{of_which}"
+                yield BadEntry(key, field=field, reason=reason), text
+
+
+def _check_members(path: Path, index: ShardIndex, task: Task) -> list[str]:
+    """Check the samples of a whole shard; return the first problems, and add all to the quarantine file."""
+    check = SampleCheck(task.fields, decode=task.deep)
+    problems: list[str] = []
+    bad: dict[str, BadEntry] = {}
+    failed = 0
+    for entry, text in bad_members(path, index, check):
+        failed += 1
+        bad.setdefault(entry.key, replace(entry, shard=task.name, fingerprint=task.fingerprint))
+        if failed <= _NAMED:
+            problems.append(text)
     if failed > _NAMED:
-        problems.append(f"holds {failed - _NAMED:,} more members that do not decode")
+        problems.append(f"holds {failed - _NAMED:,} more members that fail")
+    if task.quarantine:
+        Quarantine(task.quarantine).add(bad.values())
     return problems
 
 

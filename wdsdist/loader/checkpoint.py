@@ -16,11 +16,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from wdsdist.errors import ArgumentTypeError, IndexFormatError, LoaderStateError, StateMismatchError
-from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings
+from wdsdist.sampling.planned_epoch import Place
 from wdsdist.shards.views import view_file
 
 _VERSION = 1
@@ -34,6 +34,19 @@ class Position:
 
     epoch: int
     consumed: int
+    """Of planned batches, those in whole blocks."""
+    place: Place | None = None
+    """The place in an epoch of planned batches; ``None`` at its start, and for other batches."""
+
+
+class Plan(Protocol):
+    """What is left of an epoch."""
+
+    @property
+    def is_over(self) -> bool: ...
+
+
+PlanT = TypeVar("PlanT", bound=Plan)
 
 
 class Progress:
@@ -96,21 +109,21 @@ class Progress:
         """The epoch that was asked for last, to put beside the place; that of the place where none was."""
         return self.position.epoch if self._asked is None else self._asked
 
-    def start(self, plan_from: Callable[[Position], EpochPlan]) -> tuple[Position, EpochPlan]:
+    def start(self, plan_from: Callable[[Position], PlanT]) -> tuple[Position, PlanT]:
         """Return where the iteration that now starts begins, and its plan, which ``plan_from`` makes of a position."""
         position = self._next()
         plan = plan_from(position)
-        if self._resumed is not None and self._requested is None and not plan.batches_per_rank:
+        if self._resumed is not None and self._requested is None and plan.is_over:
             position = Position(position.epoch + 1, 0)
             plan = plan_from(position)
         self._current, self._requested, self._resumed, self._playing = position, None, None, True
         return position, plan
 
-    def advance(self, consumed: int) -> None:
-        """Note how many samples of the current epoch are consumed."""
+    def advance(self, consumed: int, place: Place | None = None) -> None:
+        """Note how many samples of the current epoch are consumed; of planned batches, the place as well."""
         if self._current is None:
             raise LoaderStateError("an epoch advanced before it was started")
-        self._current = Position(self._current.epoch, consumed)
+        self._current = Position(self._current.epoch, consumed, place)
         self._playing = True
 
     def _next(self) -> Position:

@@ -17,20 +17,23 @@ from wdsdist.cache import TIMEOUT, ShardCache
 from wdsdist.distributed import Identity
 from wdsdist.distributed.replica import Replica
 from wdsdist.errors import ArgumentTypeError, SampleIndexError
+from wdsdist.loader.bad_sample_log import BadSampleLog
 from wdsdist.loader.checkpoint import Position, State
 from wdsdist.loader.framework_guards import refuse_wrappers
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.plain_dataloader import PlainProgress, SampleStream
 from wdsdist.loader.worker_iterator import WorkerIterator
 from wdsdist.loader.worker_state import ChosenEpoch
+from wdsdist.samples.bad_samples import BadSamplePolicy, OnError, check_budget
 from wdsdist.samples.collate import Sample
+from wdsdist.samples.fields import Fields
 from wdsdist.samples.sample_reader import SampleReader
-from wdsdist.samples.sample_spec import Decode, Decoder, Fields, SampleSpec
+from wdsdist.samples.sample_spec import Decode, Decoder, SampleSpec
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderName, OrderSettings, default_window, split_line
 from wdsdist.shards import open as catalog
-from wdsdist.shards.open import Shards
+from wdsdist.shards.spellings import Shards
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -47,13 +50,25 @@ class StreamingDataset(IterableDataset[Any]):
         shards: what `wdsdist.open` takes: a folder or URL with an ``index.json``, a brace pattern, a list of tars,
             or a `Manifest`.
         fields: extensions to read, such as ``("jpg;png", "cls")``: of ``"jpg;png"`` whichever a sample has, under the
-            name ``"jpg"``. By default all members.
+            name ``"jpg"``. ``"image"`` is an image of any type. ``"txt?"`` may be missing or empty: its column is a
+            list, with ``None`` in such places. By default all members.
         decode: ``None`` gives bytes; ``True`` decodes by the safe default table (txt, cls, json, npy, ...); an image
             specification such as ``"rgb8"``, ``"torchrgb"`` or ``"pil"`` decodes images as well; a mapping from
-            extensions to functions of bytes decodes just those.
+            extensions to functions of bytes decodes just those, by the extension of a member or else by the name of
+            its field; ``"image"`` in it means every type of image.
         max_pixels: the most pixels of an image that an image specification decodes; by default 89,478,485. A larger one
             is an error before memory is taken for it.
-        transform: function from sample to sample, called in the workers after decoding.
+        transform: function from sample to sample, called in the workers after decoding. It may raise
+            `wdsdist.BadSample` where a sample is not to be used.
+        on_error: what becomes of a bad sample: one that lacks a field, or has an empty one, that does not decode, or
+            whose transform raises. ``"raise"`` raises an error that names it. ``"replace"`` puts another sample of its
+            shard in its place, chosen by a hash of seed, epoch and sample: batches stay full, and all ranks and reruns
+            get the same ones. Errors of storage, of the machine, and damaged shards are raised in any case, and so is
+            a bad sample by ``dataset[i]``.
+        error_budget: the share of bad samples, such as 0.01, above which an epoch ends on a rank with an error, or in
+            a process that iterates by itself; the share of at least 1,000 samples, or of all where there are fewer.
+        quarantine: path of a file that lists each bad sample once, with its reason, as lines of JSON. All ranks and
+            later runs may share it; ``wdsdist pack --exclude`` takes it.
         num_replicas, rank, shuffle, seed, drop_last: as in ``torch.utils.data.DistributedSampler``. World size and
             rank are looked up when they are first needed: from torch.distributed, then from the launcher's
             environment variables. With ``drop_last=False`` the first samples of the epoch are repeated until ranks
@@ -101,6 +116,9 @@ class StreamingDataset(IterableDataset[Any]):
         decode: Decode = None,
         max_pixels: int | None = None,
         transform: Callable[[Sample], Any] | None = None,
+        on_error: OnError = "raise",
+        error_budget: float | None = None,
+        quarantine: str | os.PathLike[str] | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
         mesh: DeviceMesh | None = None,
@@ -119,10 +137,7 @@ class StreamingDataset(IterableDataset[Any]):
     ) -> None:
         super().__init__()
         self.manifest = catalog.open(
-            shards,
-            storage_options=storage_options,
-            download_timeout=download_timeout,
-            allow_elsewhere=allow_elsewhere,
+            shards, storage_options=storage_options, download_timeout=download_timeout, allow_elsewhere=allow_elsewhere
         )
         self.drop_last = bool(drop_last)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
@@ -140,13 +155,13 @@ class StreamingDataset(IterableDataset[Any]):
             window=shuffle_window,
             cache_limit=limit,
         )
-        self.cache = ShardCache(
-            None if cache_dir is None else Path(cache_dir),
-            limit=limit,
-            timeout=download_timeout or TIMEOUT,
-        )
-        spec = SampleSpec(Fields(fields), Decoder(decode, max_pixels=max_pixels), transform)
+        folder = None if cache_dir is None else Path(cache_dir)
+        self.cache = ShardCache(folder, limit=limit, timeout=download_timeout or TIMEOUT)
+        policy = BadSamplePolicy.of(on_error, quarantine)
+        spec = SampleSpec(Fields(fields), Decoder(decode, max_pixels=max_pixels), transform, policy)
         self.sample_reader = SampleReader(ShardReader(self.manifest, self.cache), {0: spec}, seed)
+        self.error_budget = check_budget(error_budget, on_error)
+        self.bad_samples = BadSampleLog(self.manifest, self.error_budget)
         self.chosen_epoch = ChosenEpoch()
         self._replica = Replica.of(rank, num_replicas, mesh)
         self._progress = PlainProgress(self.chosen_epoch)
@@ -184,7 +199,7 @@ class StreamingDataset(IterableDataset[Any]):
     def __getitem__(self, index: int) -> Any:
         """Return sample ``index`` of the data set, in the order of its shards, decoded and transformed.
 
-        Seeded transforms do as in the epoch that was last asked for with `set_epoch`.
+        Seeded transforms do as in the epoch that was last asked for with `set_epoch`. A bad sample is an error.
 
         Raises `SampleIndexError`, an ``IndexError``, outside the data set.
         """
@@ -195,7 +210,7 @@ class StreamingDataset(IterableDataset[Any]):
         if not 0 <= number < total:
             raise SampleIndexError(f"sample {index:,} is outside the data set, which has {total:,} samples")
         shards, samples = split_line(self.manifest.ends, np.array([number]))
-        return self.sample_reader.sample(int(shards[0]), int(samples[0]), self.chosen_epoch.epoch)
+        return self.sample_reader.sample(int(shards[0]), int(samples[0]), self.chosen_epoch.epoch, strict=True)
 
     def __iter__(self) -> SampleStream:
         """Return the samples of this rank, one by one; in a worker of a foreign loader, those of this worker."""
@@ -231,6 +246,7 @@ class StreamingDataset(IterableDataset[Any]):
             rank=here.rank,
             worker=worker,
             num_workers=num_workers,
+            bad_samples=self.bad_samples,
         )
 
     def state_dict(self) -> State:

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from wdsdist.errors import LoaderStateError
+from wdsdist.loader.bad_sample_log import EpochBadSamples, ReplacedBatch
 from wdsdist.loader.ipc.channel import opened
+from wdsdist.loader.planned_batches import PlannedProgress
 from wdsdist.loader.stats import EpochMeter
 from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.sampling.planned_epoch import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +21,10 @@ class Epoch:
 
     groups: Iterator[list[Any]]
     """Its batches in order, as they come from the workers."""
-    plan: EpochPlan
-    """How many there must be."""
+    plan: EpochPlan | PlannedProgress
+    """How many there must be, and where each leads to."""
     meter: EpochMeter
+    bad_samples: EpochBadSamples
 
 
 class EpochIterator(Iterator[Any]):
@@ -28,7 +32,8 @@ class EpochIterator(Iterator[Any]):
 
     Args:
         begin: starts the workers on an epoch.
-        note: is called with the samples of the epoch that are consumed, from its start on, after each batch.
+        note: is called after each batch with the samples of the epoch that are consumed, from its start on, or with
+            the place in an epoch of planned batches.
         stop: ends the workers behind the groups of an epoch.
         is_latest: tells whether the loader has not been iterated again since.
     """
@@ -37,7 +42,7 @@ class EpochIterator(Iterator[Any]):
         self,
         begin: Callable[[], Epoch],
         *,
-        note: Callable[[int], None],
+        note: Callable[[int | Place], None],
         stop: Callable[[Iterator[list[Any]]], None],
         is_latest: Callable[[], bool],
     ) -> None:
@@ -75,7 +80,7 @@ class EpochIterator(Iterator[Any]):
         if not self._group:
             group = next(epoch.groups, None)
             if group is None:
-                if self._delivered != epoch.plan.batches_per_rank:
+                if not epoch.plan.is_complete(self._delivered):
                     raise LoaderStateError(
                         f"the workers ended after {self._delivered:,} of {epoch.plan.batches_per_rank:,} batches"
                     )
@@ -83,8 +88,19 @@ class EpochIterator(Iterator[Any]):
                 epoch.meter.finish()
                 raise StopIteration
             self._group = group[::-1]
-        batch = opened(self._group.pop())
+        batch, replaced = opened(self._group.pop()), None
+        if isinstance(batch, ReplacedBatch):
+            batch, replaced = batch.batch, batch.replaced
+            epoch.bad_samples.add(replaced, epoch.plan.samples_in(self._delivered + 1))
         self._delivered += 1
         self._note(epoch.plan.consumed(self._delivered))
-        epoch.meter.answer(self._delivered)
+        if isinstance(epoch.plan, PlannedProgress):
+            epoch.plan.add_samples(_num_samples(batch))
+        epoch.meter.answer(self._delivered, replaced.places if replaced else 0)
         return batch
+
+
+def _num_samples(batch: Any) -> int:
+    """Return the samples in a planned batch: the keys in a dict of columns, or else the items."""
+    keys = batch.get("__key__", ()) if isinstance(batch, dict) else batch
+    return sum(len(one) if isinstance(one, list) else 1 for one in keys)

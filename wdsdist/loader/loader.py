@@ -25,11 +25,20 @@ from wdsdist.loader.framework_guards import (
 )
 from wdsdist.loader.ipc.channel import group_size
 from wdsdist.loader.ipc.workers import end_workers, guarded, has_lost_workers
+from wdsdist.loader.planned_batches import (
+    BLOCK_STEPS,
+    BatchOptions,
+    PlannedBatches,
+    PlannedProgress,
+    planned_position,
+    world_of,
+)
 from wdsdist.loader.stats import EpochMeter, LoaderStats
 from wdsdist.loader.worker_iterator import WorkerDataset
 from wdsdist.loader.worker_state import EpochStart
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings
+from wdsdist.sampling.planned_epoch import Long, Oversize, Place, PlannedEpoch
 
 _MOST_WORKERS = 8
 
@@ -52,6 +61,20 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         prefetch_factor: batches that each worker makes ahead; torch's default of 2.
         collate_fn: makes the batch from a list of samples.
         timeout, worker_init_fn, multiprocessing_context, generator: as in torch.
+        max_tokens: make batches of as many samples as have so many tokens together, in place of ``batch_size``; all
+            ranks have the same number of them, and those of one step are alike in ``cost``.
+        max_samples: the most samples of such a batch.
+        length: the column that tells the tokens of each sample, such as ``"input_ids.tokens"`` or ``"txt.bytes"``: see
+            `Manifest.columns`. ``<ext>.tokens`` of a raw array whose dtype ``decode`` names needs no ``add_columns``.
+        cost: what a step costs: ``"linear"``, the tokens; ``"quadratic"``, the sum of their squares, as in attention;
+            or a column.
+        oversize: a sample over ``max_tokens`` is an ``"error"``, or left out (``"drop"``), or a batch ``"alone"``.
+        group_by: a column of lengths: batches of ``batch_size`` samples of like lengths.
+        bucket_by: a column of categories, such as image sizes: each batch of samples of one.
+        pack_to: pack documents into rows of so many tokens; a batch has ``batch_size`` rows, see `pack_rows`.
+        long: a document of more than ``pack_to`` tokens is put into several rows (``"split"``), cut (``"truncate"``),
+            or an ``"error"``.
+        labels: with ``pack_to``, add ``"labels"``: the tokens, with -100 for the first of each document and padding.
         shared_memory: let batches cross from the workers in shared memory, which is used again as soon as the last
             view of a batch is gone; ``False`` sends them through pipes, which is several times slower, where memory
             cannot be shared.
@@ -75,6 +98,14 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
 
     dataset: StreamingDataset
 
+    _requests = 0  # those for an epoch that have been heeded
+    _settings: OrderSettings | None = None  # of the first run, or what a loaded state brought
+    _checked: OrderSettings | None = None
+    _block = 0  # positions in a block of planned batches, of the first run, or what a loaded state brought
+    _iterations = 0
+    _group = 1
+    _meter: EpochMeter | None = None
+
     def __init__(
         self,
         dataset: StreamingDataset,
@@ -91,26 +122,32 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         multiprocessing_context: Any = None,
         generator: torch.Generator | None = None,
         shared_memory: bool = True,
+        max_tokens: int | None = None,
+        max_samples: int | None = None,
+        length: str | None = None,
+        cost: str = "linear",
+        oversize: Oversize = "error",
+        group_by: str | None = None,
+        bucket_by: str | None = None,
+        pack_to: int | None = None,
+        long: Long = "split",
+        labels: bool = False,
     ) -> None:
         if not isinstance(dataset, StreamingDataset):
             raise ArgumentTypeError(f"dataset is a {type(dataset).__name__}: it must be a wdsdist.StreamingDataset")
         workers = _default_workers() if num_workers is None else check_integer("num_workers", num_workers, 0)
         size = check_integer("batch_size", batch_size, 1)
+        options = BatchOptions(
+            batch_size=size, max_tokens=max_tokens, max_samples=max_samples, length=length, cost=cost,
+            oversize=oversize, group_by=group_by, bucket_by=bucket_by, pack_to=pack_to, long=long, labels=labels,
+            drop_last=bool(drop_last),
+        )  # fmt: skip
+        self._planned = PlannedBatches.of(dataset.manifest, options, dataset.sample_reader.itemsizes, collate_fn)
         self._worker_dataset = WorkerDataset(
-            dataset.order_config,
-            dataset.cache,
-            dataset.sample_reader,
-            collate_fn=collate_fn,
-            num_workers=workers,
-            shared_memory=bool(shared_memory),
-        )
+            dataset.order_config, dataset.cache, dataset.sample_reader, collate_fn=collate_fn, num_workers=workers,
+            shared_memory=bool(shared_memory), planned=self._planned,
+        )  # fmt: skip
         self._progress = Progress()
-        self._requests = 0  # those for an epoch that have been heeded
-        self._settings: OrderSettings | None = None  # of the first run, or what a loaded state brought
-        self._checked: OrderSettings | None = None
-        self._iterations = 0
-        self._group = 1
-        self._meter: EpochMeter | None = None
         super().__init__(
             dataset,
             batch_size=None,  # workers make whole batches
@@ -129,7 +166,13 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         expect_a_length()
 
     def __len__(self) -> int:
-        """Return the batches that a whole epoch has on each rank."""
+        """Return the batches that a whole epoch has on each rank.
+
+        Of planned batches, those of the epoch that is played or comes next, which takes a pass over the lengths of all
+        samples, once for each epoch and node.
+        """
+        if self._planned is not None:
+            return self._planned_length(self._planned)
         return self._plan(Position(0, 0), self.dataset.identity()).batches_per_rank
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -159,6 +202,8 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         """
         self._heed_set_epoch()
         state = self.dataset.order_config.state(self._progress.position, self._order_settings(self.dataset.identity()))
+        if self._planned is not None:
+            state |= self._planned.state(self._progress.position.place, self._block_samples())
         return {**state, "asked": self._progress.asked}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -173,6 +218,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             lanes, window = state.get("num_canonical_replicas"), state.get("shuffle_window")
             settings = order_config.settings(here, lanes=lanes or None, window=window or None)
         position = read_state(state, order_config.state(Position(0, 0), settings))
+        position, self._block = planned_position(self._planned, position, state, self._block)
         self._heed_set_epoch()  # what was asked for before no longer counts
         finished = position.consumed >= self.dataset.num_samples
         self._progress.resume(position, asked=state.get("asked"), finished=finished)
@@ -203,10 +249,41 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             self._requests = chosen.requests
             self._progress.request(chosen.epoch)
 
-    def _note(self, consumed: int) -> None:
+    def _note(self, consumed: int | Place) -> None:
         """Keep the place after a batch."""
         self._heed_set_epoch()
-        self._progress.advance(consumed)
+        if isinstance(consumed, int):
+            self._progress.advance(consumed)
+        else:
+            samples = min(consumed.block * self._block_samples(), self.dataset.num_samples)
+            self._progress.advance(samples, consumed)
+
+    def _block_samples(self) -> int:
+        """Return the positions of a block of planned batches, the same in all later runs."""
+        if self._planned is not None and not self._block:
+            self._block = self._planned.usual_block(self.dataset.identity().world_size)
+        return self._block
+
+    def _planned_length(self, planned: PlannedBatches) -> int:
+        epoch = self._planned_epoch(planned, Position(self._progress.position.epoch, 0), self.dataset.identity())
+        return planned.count_steps(epoch, self._order_settings(self.dataset.identity()))
+
+    def _planned_epoch(self, planned: PlannedBatches, position: Position, here: Identity) -> PlannedEpoch:
+        settings = self._order_settings(here)
+        return planned.epoch(
+            self.dataset.order_config.order(settings, position.epoch),
+            seed=settings.seed,
+            epoch=position.epoch,
+            world=world_of(here),
+            place=position.place or Place(position.consumed // self._block_samples()),
+            block=self._block_samples(),
+        )
+
+    def _what_is_left(self, position: Position, here: Identity) -> EpochPlan | PlannedProgress:
+        """Return the batches from a position on."""
+        if self._planned is None:
+            return self._plan(position, here)
+        return PlannedProgress(self._planned_epoch(self._planned, position, here), self._worker_dataset.block_steps)
 
     def _plan(self, position: Position, here: Identity) -> EpochPlan:
         """Return the plan of what is left at a position; raise where a whole epoch would have no batch."""
@@ -237,20 +314,23 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             self._meter.finish()
         self._heed_set_epoch()
         here, order_config = self.dataset.identity(), self.dataset.order_config
-        position, plan = self._progress.start(lambda place: self._plan(place, here))
+        position, left = self._progress.start(lambda place: self._what_is_left(place, here))
         if self._meter is None and here.world_size > 1:  # once for each loader
             for where, version in self.dataset.manifest.versions.items():
                 check_same(f"index.json of {where}", version)
+            if self._planned is not None:
+                check_same("plan of batches", self._planned.agreed(here, self._block_samples()))
         settings = self._settings = self._order_settings(here)  # the first run's, whatever the world becomes
         if settings != self._checked:
             order_config.check_room(settings, here)
             self._checked = settings
         self._meter = EpochMeter(
             position.epoch,
-            plan=plan,
+            plan=left,
             sample_bytes=order_config.mean_sample_bytes,
             count=self._worker_dataset.counters.total if self.num_workers else self.dataset.cache.counters,
         )
+        plan = left if isinstance(left, EpochPlan) else self._about(left, here)
         if self._iterator is not None and has_lost_workers(self._iterator):
             self._stop_workers(self._iterator)
         if self.num_workers and self._iterator is None:
@@ -264,8 +344,24 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             group=self._group,
             plan=plan,
         )
-        self._worker_dataset.begin(start)
-        return Epoch(guarded(super().__iter__()), plan, self._meter)
+        self._worker_dataset.begin(start, None if isinstance(left, EpochPlan) else left.epoch)
+        bad_samples = self.dataset.bad_samples.epoch(position.epoch, plan.samples_in(plan.batches_per_rank))
+        return Epoch(guarded(super().__iter__()), left, self._meter, bad_samples)
+
+    def _about(self, left: PlannedProgress, here: Identity) -> EpochPlan:
+        """Return about as many batches as are left of planned ones, by which memory is shared out."""
+        assert self._planned is not None
+        if self._meter is None or self._meter.is_first:
+            self._planned.check_lengths()
+        if not self.dataset.num_samples:
+            raise DatasetTooSmallError(f"the data set {self.dataset.manifest!r} has no samples: nothing can be read")
+        return EpochPlan(
+            num_samples=self.dataset.num_samples,
+            num_replicas=here.world_size,
+            batch_size=max(1, self._block_samples() // (BLOCK_STEPS * here.world_size)),
+            drop_last=self.dataset.drop_last,
+            drop_last_batch=self.drop_last,
+        )
 
     def _prepare(self, plan: EpochPlan) -> None:
         """Make what new workers need: memory to share, and how many batches they send together.

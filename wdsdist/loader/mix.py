@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from fractions import Fraction
 from itertools import zip_longest
 from numbers import Real
@@ -15,11 +16,13 @@ from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.loader.order_config import MixedOrderConfig
-from wdsdist.samples.sample_spec import Decoder, Fields, SampleSpec
+from wdsdist.samples.bad_samples import STRICT, BadSamplePolicy
+from wdsdist.samples.fields import Fields
+from wdsdist.samples.sample_spec import Decoder, SampleSpec
 from wdsdist.shards import open as catalog
 from wdsdist.shards.concat_manifest import JoinedManifest, join
 from wdsdist.shards.manifest import Manifest
-from wdsdist.shards.open import Shards
+from wdsdist.shards.spellings import Shards
 
 Source = Shards | StreamingDataset
 """A data set, by its location or as one whose samples are made in a way of its own."""
@@ -182,13 +185,18 @@ def _joined(
         else:
             parts.append(catalog.open(source, **opening))
             specs.append({0: SampleSpec(Fields(None), Decoder(None))})
+    policy = BadSamplePolicy.of(options.get("on_error", "raise"), options.get("quarantine"))
     manifest = join(parts, labels)
     _warn_of_classes(parts, labels)
     dataset = make(manifest)
     if any(isinstance(source, StreamingDataset) for source, _ in sources):
         firsts = zip(manifest.first_shards.tolist(), specs, strict=True)
         dataset.sample_reader = dataset.sample_reader.of(
-            {first + shard: spec for first, own in firsts for shard, spec in own.items()}
+            {
+                first + shard: replace(spec, policy=policy) if policy.replaces else spec
+                for first, own in firsts
+                for shard, spec in own.items()
+            }
         )
     return dataset
 
@@ -215,10 +223,16 @@ def _warn_of_classes(parts: list[Manifest], labels: list[str]) -> None:
 
 
 def _check_part(dataset: StreamingDataset, label: str, options: Mapping[str, Any]) -> None:
-    """Check that a data set says how its samples are made, alone does so, and says nothing of their order."""
+    """Check that a data set says how its samples are made, alone does so, and says nothing of their order.
+
+    What becomes of bad samples may be said by it, or for all.
+    """
     if isinstance(dataset, MixedDataset):
         raise ArgumentError(f"{label!r} is a mix itself: name its data sets, with weights, in place of it")
-    for name in ("fields", "decode", "max_pixels", "transform"):
+    own = ["fields", "decode", "max_pixels", "transform"]
+    if any(spec.policy != STRICT for spec in dataset.sample_reader.specs.values()):
+        own += ["on_error", "quarantine"]
+    for name in own:
         if options.get(name) is not None:
             raise ArgumentError(
                 f"{name} is given for all data sets, but {label!r} is a StreamingDataset, which has its own: give it "
@@ -229,7 +243,8 @@ def _check_part(dataset: StreamingDataset, label: str, options: Mapping[str, Any
         if value != usual[name]:
             raise ArgumentError(
                 f"the data set {label!r} is a StreamingDataset with {name} of its own, but data sets in one stream "
-                f"have all but fields, decode and transform in common: give it to mix() or concat() instead"
+                f"have all but fields, decode, max_pixels, transform, storage_options, on_error and quarantine in "
+                f"common: give it to mix() or concat() instead"
             )
 
 
@@ -241,6 +256,7 @@ def _about_order(dataset: StreamingDataset) -> dict[str, Any]:
         "shuffle": ordering.given.shuffle,
         "seed": ordering.given.seed,
         "drop_last": dataset.drop_last,
+        "error_budget": dataset.error_budget,
         "order": ordering.given.name,
         "shuffle_window": ordering.window,
         "num_canonical_replicas": ordering.lanes,

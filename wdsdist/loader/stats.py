@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from wdsdist.cache.counters import Counters
+from wdsdist.loader.planned_batches import PlannedProgress
 from wdsdist.sampling.epoch_plan import EpochPlan
 
 _log = logging.getLogger("wdsdist")
@@ -33,6 +34,8 @@ retries), 88 from the cache
     """Batches that there were to hand out: those of the epoch, or of what was left of it where it was resumed."""
     samples: int = 0
     """Samples in the batches that were handed out."""
+    bad_samples: int = 0
+    """Samples of these that were bad, in whose places others were handed out (``on_error="replace"``)."""
     bytes: int = 0
     """Bytes of the shards for these samples: as many times what a sample takes in its shard on average, members that
     ``fields`` leaves out included. 0 where the sizes of the shards are not known."""
@@ -74,6 +77,8 @@ retries), 88 from the cache
             f"epoch {self.epoch}{part}: {self.samples:,} samples in {self.seconds:.1f} s ({rate}), "
             f"waited {self.seconds_waiting:.1f} s ({100 * self.waiting_share:.0f} %) for data"
         )
+        if self.bad_samples:
+            text += f", {self.bad_samples:,} bad samples replaced"
         if self.cache_hits or self.shards_fetched or self.retries:  # none of them where shards are local
             text += (
                 f", {self.shards_fetched:,} shards fetched ({_decimal(self.bytes_fetched)}, {self.retries:,} retries), "
@@ -108,7 +113,7 @@ class EpochMeter:
         self,
         epoch: int,
         *,
-        plan: EpochPlan,
+        plan: EpochPlan | PlannedProgress,
         sample_bytes: int,
         count: Callable[[], Counters],
         clock: Callable[[], float] = time.perf_counter,
@@ -121,15 +126,22 @@ class EpochMeter:
         self._before = count()
         self._batches = 0
         self._waited = 0.0
+        self._bad_samples = 0
         self._final: LoaderStats | None = None
         self._began = self._asked = self._latest = self._clock()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether nothing was handed out so far."""
+        return not self._batches
 
     def ask(self) -> None:
         """Note that the training loop asks for the next batch."""
         self._asked = self._clock()
 
-    def answer(self, batches: int) -> None:
-        """Note that it gets its answer, by which it has had ``batches`` batches."""
+    def answer(self, batches: int, replaced: int = 0) -> None:
+        """Note that it gets its answer, by which it has had ``batches`` batches, with some samples replaced in it."""
+        self._bad_samples += replaced
         self._latest = self._clock()
         self._waited += self._latest - self._asked
         self._batches = batches
@@ -144,12 +156,13 @@ class EpochMeter:
         """Return the figures of the epoch so far."""
         if self._final is not None:
             return self._final
-        samples = min(self._batches * self._plan.batch_size, self._plan.samples_per_rank)
+        samples = self._plan.samples_in(self._batches)
         return LoaderStats(
             epoch=self._epoch,
             batches=self._batches,
             planned_batches=self._plan.batches_per_rank,
             samples=samples,
+            bad_samples=self._bad_samples,
             bytes=samples * self._sample_bytes,
             seconds=self._latest - self._began,
             seconds_waiting=self._waited,

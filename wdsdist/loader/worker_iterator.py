@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -13,13 +14,17 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsdist.cache import ShardCache
 from wdsdist.cache.prefetch import Prefetch
+from wdsdist.loader.bad_sample_log import BadSampleLog, ReplacedBatch
 from wdsdist.loader.ipc.channel import Channel, grouped
 from wdsdist.loader.order_config import OrderConfig
+from wdsdist.loader.planned_batches import WIDTH, BlockSteps, Finish, PlannedBatches, from_numbers, to_numbers
 from wdsdist.loader.worker_state import EpochStart, SharedNumbers, WorkerCounters, enter_worker
 from wdsdist.samples.sample_reader import SampleReader
+from wdsdist.sampling.block_plan import World
 from wdsdist.sampling.epoch_plan import EpochPlan, Places
 from wdsdist.sampling.order import OrderSettings
-from wdsdist.sampling.shard_schedule import upcoming
+from wdsdist.sampling.planned_epoch import PlannedEpoch
+from wdsdist.sampling.shard_schedule import Use, upcoming
 
 Collate = Callable[[list[Any]], Any]
 
@@ -37,6 +42,7 @@ class WorkerDataset(IterableDataset[Any]):
         collate_fn: makes a batch from a list of samples; ``None`` makes columns.
         num_workers: worker processes.
         shared_memory: whether batches cross in shared memory.
+        planned: makes planned batches, in place of so many samples each.
     """
 
     def __init__(
@@ -48,29 +54,37 @@ class WorkerDataset(IterableDataset[Any]):
         collate_fn: Collate | None,
         num_workers: int,
         shared_memory: bool,
+        planned: PlannedBatches | None = None,
     ) -> None:
         self._order_config = order_config
         self._cache = cache
         self._sample_reader = sample_reader
         self._collate_fn = collate_fn
         self._start = SharedNumbers([0] * EpochStart.width())
+        self._planned = planned
+        self._place = SharedNumbers([0] * (WIDTH + 1 if planned else 1))
+        self.block_steps = BlockSteps(SharedNumbers if planned else None)
         self.channel = Channel(shared_memory=shared_memory)
         self.counters = WorkerCounters(num_workers)
 
     @property
     def is_light(self) -> bool:
         """Whether making a batch is little work and gives about as many bytes as it reads."""
-        return self._collate_fn is None and self._sample_reader.is_light
+        return self._collate_fn is None and self._sample_reader.is_light and self._planned is None
 
-    def begin(self, start: EpochStart) -> None:
+    def begin(self, start: EpochStart, planned: PlannedEpoch | None = None) -> None:
         """Set what the next iteration starts with, in this process and in all workers."""
+        if planned is not None:
+            numbers = to_numbers(planned.start)
+            self._place.write([*numbers, planned.batching.block_samples, planned.world.per_node])
         self._start.write(start.numbers())
 
     def __iter__(self) -> Iterator[Any]:
         """Return the groups of this process's batches; in a worker in the form in which they are sent."""
         start = EpochStart.of(self._start.read())
         worker, num_workers = enter_worker()
-        batches = WorkerIterator(
+        kind = WorkerIterator if self._planned is None else PlannedWorkerIterator
+        batches = kind(
             self._order_config,
             self._cache,
             self._sample_reader,
@@ -86,13 +100,25 @@ class WorkerDataset(IterableDataset[Any]):
             num_workers=num_workers,
             group=start.group,
         )
+        if isinstance(batches, PlannedWorkerIterator) and self._planned is not None:
+            *place, block, per_node = self._place.read()
+            batches.planned = self._planned.epoch(
+                self._order_config.order(batches.settings, start.epoch),
+                seed=batches.settings.seed,
+                epoch=start.epoch,
+                world=World(start.plan.num_replicas, per_node),
+                place=from_numbers(place),
+                block=block,
+            )
+            batches.finish = self._planned.finisher()
+            batches.block_steps = self.block_steps
         if get_worker_info() is None:
             return batches.groups(self._collate_fn)
         messages = batches.messages(self._collate_fn, self.channel.sender(worker))
         return self.counters.counted(messages, worker, self._cache.counters, self._cache.tell)
 
 
-@dataclass(slots=True)
+@dataclass
 class WorkerIterator:
     """Iterator over one worker's part of a rank's epoch, in batches or single samples, with shard prefetch."""
 
@@ -108,6 +134,8 @@ class WorkerIterator:
     num_workers: int
     group: int = 1
     """Batches that the worker makes one after another."""
+    bad_samples: BadSampleLog | None = None
+    """Of single samples; of batches, the main process takes care."""
     _prefetch: Prefetch | None = field(default=None, init=False)
     _next: int = field(default=0, init=False)
 
@@ -125,13 +153,22 @@ class WorkerIterator:
         whole, rest = divmod(skipped, self.plan.batch_size)
         left = dataclasses.replace(self, worker=self.worker + whole * self.num_workers)
         places = (place for batch in left._places() for place in zip(*(part.tolist() for part in batch), strict=True))
-        for place in islice(places, rest, None):
-            yield self.sample_reader.sample(*place)
+        bad = None if self.bad_samples is None else self.bad_samples.epoch(self.epoch, self.num_samples - skipped)
+        for taken, place in enumerate(islice(places, rest, None), 1):
+            sample = self.sample_reader.sample(*place)
+            replaced = self.sample_reader.replaced()
+            if bad is not None and replaced is not None:
+                bad.add(replaced, taken)
+            yield sample
 
     def groups(self, collate_fn: Collate | None, *, deferred: bool = False) -> Iterator[list[Any]]:
         """Yield the batches in groups; with ``deferred`` as pieces that last until the shards are released."""
-        batches = (self.sample_reader.batch(*places, collate_fn, deferred=deferred) for places in self._places())
-        return grouped(batches, self.group)
+        return grouped(self._made(collate_fn, deferred), self.group)
+
+    def _batch(self, places: Places, collate_fn: Collate | None, *, deferred: bool) -> Any:
+        batch = self.sample_reader.batch(*places, collate_fn, deferred=deferred)
+        replaced = self.sample_reader.replaced()
+        return batch if replaced is None else ReplacedBatch(batch, replaced)
 
     def messages(self, collate_fn: Collate | None, send: Callable[[list[Any]], Any]) -> Iterator[Any]:
         """Yield the groups of batches as ``send`` returns them, which copies what they are made of."""
@@ -143,6 +180,10 @@ class WorkerIterator:
                 self._prefetch.reach(self._next)  # now, for it may be long until the next batch is asked for
             yield message
 
+    def _made(self, collate_fn: Collate | None, deferred: bool) -> Iterator[Any]:
+        for places in self._places():
+            yield self._batch(places, collate_fn, deferred=deferred)
+
     def _places(self) -> Iterator[Places]:
         """Yield where the samples of each batch lie, and prefetch the shards of those that follow."""
         plan, rank, first = self.plan, self.rank, self.worker * self.group
@@ -152,8 +193,7 @@ class WorkerIterator:
         if not manifest.is_copied.any():
             yield from batches
             return
-        uses = upcoming(order, plan, rank=rank, batch=first)
-        prefetch = self._prefetch = Prefetch(self.cache, manifest, uses, room=self._room(), job=self._job())
+        prefetch = self._prefetching(upcoming(order, plan, rank=rank, batch=first))
         numbers = plan.batch_numbers(self.worker, self.num_workers, group=self.group)
         try:
             for number, self._next in pairwise(chain(numbers, (plan.batches_per_rank,))):
@@ -161,6 +201,10 @@ class WorkerIterator:
                 yield next(batches)
         finally:
             prefetch.close()
+
+    def _prefetching(self, uses: Iterator[Use]) -> Prefetch:
+        self._prefetch = Prefetch(self.cache, self.order_config.manifest, uses, room=self._room(), job=self._job())
+        return self._prefetch
 
     def _job(self) -> str:
         """Return what all who go through the same batches have in common."""
@@ -174,3 +218,35 @@ class WorkerIterator:
         lanes = max(1, self.settings.num_canonical_replicas // self.plan.num_replicas)
         window = lanes * self.settings.window * self.order_config.mean_sample_bytes
         return 2 * window + _BYTES_AHEAD
+
+
+@dataclass
+class PlannedWorkerIterator(WorkerIterator):
+    """Iterator over one worker's planned batches, with shard prefetch."""
+
+    planned: PlannedEpoch | None = field(default=None, init=False)
+    finish: Finish | None = field(default=None, init=False)
+    """Makes a batch of samples and of the pieces of them that it has, where batches are rows."""
+    block_steps: BlockSteps | None = field(default=None, init=False)
+
+    def _made(self, collate_fn: Collate | None, deferred: bool) -> Iterator[Any]:
+        planned, steps = self.planned, self.block_steps
+        assert planned is not None and steps is not None  # noqa: PT018 - `WorkerDataset` sets both
+        batches = planned.batches(
+            rank=self.rank, worker=self.worker, num_workers=self.num_workers, group=self.group, on_block=steps.tell
+        )
+        prefetch = None
+        if self.order_config.manifest.is_copied.any():
+            prefetch = self._prefetching(planned.uses(rank=self.rank, batch=self.worker * self.group))
+        try:
+            for number, batch in batches:
+                self._next = number
+                if prefetch is not None:
+                    prefetch.reach(number)
+                collate = collate_fn
+                if batch.pieces is not None and self.finish is not None:
+                    collate = functools.partial(self.finish, pieces=batch.pieces)
+                yield self._batch(batch.places, collate, deferred=deferred)
+        finally:
+            if prefetch is not None:
+                prefetch.close()

@@ -191,6 +191,12 @@ class SharedNumbers:
     def write(self, numbers: Sequence[int]) -> None:
         self._mine()[:] = numbers
 
+    def get(self, place: int) -> int:
+        return int(self._mine()[place])
+
+    def put(self, place: int, number: int) -> None:
+        self._mine()[place] = number
+
     def add(self, first: int, amounts: Sequence[int]) -> None:
         """Add to the numbers from ``first`` on."""
         array = self._mine()

@@ -32,7 +32,12 @@ class PackOptions:
     compress: str | None = None
     """As `compression.checked` returns it."""
     max_pixels: int | None = None
-    """Decides which samples can be packed."""
+    """Decides which samples can be packed, as the following."""
+    fields: str | None = None
+    """With commas between them."""
+    check_decode: bool = False
+    exclude: str | None = None
+    """What tells the list of excluded samples from others."""
 
     def __post_init__(self) -> None:
         check_integer("shard_bytes", self.shard_bytes, 1)

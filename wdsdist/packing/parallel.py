@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from wdsdist._util.host import cpu_count
 from wdsdist._util.pools import pool
 from wdsdist.errors import WdsdistError
+from wdsdist.packing.checking import Checks
 from wdsdist.packing.destination import Place
 from wdsdist.packing.job import Job
 from wdsdist.packing.plan import PackPlan
@@ -35,6 +36,8 @@ class Writing:
     on_error: OnError
     progress: ShowProgress | None
     """Called before the first shard and after each."""
+    checks: Checks
+    """What samples are checked for."""
     reencoding: Reencoding | None = None
     """Of large images; then sizes are those before, so they are estimates."""
 
@@ -52,7 +55,7 @@ def write_planned(source: Source, plan: PackPlan, place: Place, job: Job, how: W
         lent = how.executor
         workers = how.workers or (parallelism(lent) if lent else None)
         # Only files can be read by any thread, at any time; what other sources give may be made, or decoded in order.
-        of_files = source.contents.of_files and how.reencoding is None
+        of_files = source.contents.of_files and how.reencoding is None and not how.checks
         threads = _ABREAST if of_files and not lent else 1
         try:
             with borrowed(lent, place, job) if lent else pool(workers, len(missing), threads=threads) as executor:
@@ -74,6 +77,7 @@ class _Shards:
         self.place = place
         self.on_error = how.on_error
         self.progress = how.progress
+        self.checks = how.checks
         self.reencoding = how.reencoding
         self.compress = job.options.compress
         self.bytes = int(plan.sizes.sum())
@@ -107,7 +111,7 @@ class _Shards:
         running: dict[Future[WrittenShard], int] = {}
         while True:
             for number in itertools.islice(todo, ahead - len(running)):
-                samples = reencoded(self.source.take(self.plan.samples(number)), self.reencoding)
+                samples = reencoded(self.checks.of(self.source.take(self.plan.samples(number))), self.reencoding)
                 name, root = self.plan.name(number), self.source.location
                 written = executor.submit(write_shard, self.place, name, samples, root, self.on_error, self.compress)
                 running[written] = number

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from wdsdist.errors import ArgumentError, DecodeError, SourceError
 from wdsdist.packing.reading import whole
 from wdsdist.packing.sources.source import BrokenPayload, Payload, Sample
+from wdsdist.samples.images import orientation
 from wdsdist.samples.images.limits import MAX_PIXELS, check_max_pixels, opened
 
 if TYPE_CHECKING:
@@ -48,17 +49,20 @@ class Reencoding:
     def apply(self, data: bytes, *, beside_others: bool = False) -> bytes:
         """Return an image with its longer side within the limit; one that is small enough as it is.
 
-        The orientation that a camera noted is applied to the pixels and other EXIF data is dropped; a colour profile
-        is kept. What holds numbers rather than colours is scaled without making up values: palettes, single bits,
-        deep grey, and a lossless grey image ``beside_others`` in its sample, which is a label map most likely.
-        Animations and documents of several pages are returned as they are.
+        Like all that decodes images here, it applies the orientation that a camera noted, and drops other EXIF data; a
+        colour profile is kept. What holds numbers rather than colours is scaled without making up values: palettes,
+        single bits, deep grey, and a lossless grey image ``beside_others`` in its sample, which is a label map most
+        likely. Animations and documents of several pages are returned as they are.
 
         Raises `DecodeError` for what is no image, is damaged, or has more pixels than it may.
         """
         with opened(data, self.max_pixels, _FORMATS) as image:
-            if max(image.size) <= self.max_side or _is_sequence(image):
-                return data
-            return self._shrunk(image, data, beside_others)
+            if max(image.size) > self.max_side and not _is_sequence(image):
+                return self._shrunk(image, data, beside_others)
+            # A damaged image is one whatever the limit is. At an eighth, a JPEG takes a third of the time.
+            image.draft(None, (image.width // 8, image.height // 8))
+            image.load()
+            return data
 
     def _shrunk(self, image: Image.Image, data: bytes, beside_others: bool) -> bytes:
         from PIL import Image, ImageOps
@@ -73,7 +77,7 @@ class Reencoding:
         else:
             # A JPEG is decoded at a half, a quarter or an eighth of its size where that is still twice what is needed.
             image.thumbnail(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
-        upright = ImageOps.exif_transpose(image)
+        upright = image if orientation.of_image(image) == orientation.UPRIGHT else ImageOps.exif_transpose(image)
         upright.info.pop("exif", None)
         upright.info.pop("xmp", None)
         buffer = io.BytesIO()
@@ -81,19 +85,22 @@ class Reencoding:
         return buffer.getvalue()
 
 
-def check_options(max_side: int | None, quality: int | None, max_pixels: int | None) -> None:
+def check_options(max_side: int | None, quality: int | None, max_pixels: int | None, check_decode: bool) -> None:
     """Raise `ArgumentError` for options that cannot work, or where Pillow is not installed."""
     check_max_pixels(max_pixels)
-    if max_side is None:
+    if max_side is None and quality is not None:
+        raise ArgumentError(f"quality is {quality}, but no image is encoded again: give max_side too")
+    if max_side is None and not check_decode:
         if max_pixels is not None:
-            raise ArgumentError(f"max_pixels is {max_pixels}, but no image is decoded: give max_side too")
-        if quality is not None:
-            raise ArgumentError(f"quality is {quality}, but no image is encoded again: give max_side too")
+            raise ArgumentError(
+                f"max_pixels is {max_pixels}, but no image is decoded: give max_side or check_decode too"
+            )
         return
     try:
         import PIL.Image  # noqa: F401
     except ImportError as error:
-        raise ArgumentError('max_side needs a package that is not installed: pip install "wdsdist[images]"') from error
+        what = "check_decode" if max_side is None else "max_side"
+        raise ArgumentError(f'{what} needs a package that is not installed: pip install "wdsdist[images]"') from error
 
 
 def reencoded(samples: Iterable[Sample], reencoding: Reencoding | None) -> Iterable[Sample]:

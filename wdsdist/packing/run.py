@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from wdsdist._util.validation import check_bytes, check_integer
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import job_lock as destination
 from wdsdist.packing import report, sources
+from wdsdist.packing.checking import Checks, Excluded, joined
 from wdsdist.packing.destination import Place
 from wdsdist.packing.job import Job, PackOptions, Record
 from wdsdist.packing.parallel import Writing, write_planned
@@ -37,6 +38,7 @@ from wdsdist.packing.streaming import write_in_order
 from wdsdist.packing.writer import WrittenShard
 from wdsdist.samples.images.limits import check_max_pixels
 from wdsdist.shards import manifest as manifests
+from wdsdist.shards.index import tolerance_of
 from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.shards.tar import AUTO
 from wdsdist.storage import compression
@@ -63,9 +65,14 @@ def pack(
     max_side: int | None = None,
     max_pixels: int | None = None,
     quality: int | None = None,
+    fields: Sequence[str] | None = None,
+    check_decode: bool = False,
+    exclude: str | os.PathLike[str] | None = None,
     compress: str | None = None,
     overwrite: bool = False,
     on_error: OnError = "raise",
+    keep_first: bool = False,
+    salvage: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     source_storage_options: Mapping[str, Any] | None = None,
     allow_elsewhere: bool = False,
@@ -123,15 +130,25 @@ def pack(
         max_side: the most pixels that the longer side of an image may have; larger ones are scaled down and encoded
             again (JPEG, PNG, WebP, BMP, TIFF), all others stay byte for byte. Shards are planned with the sizes
             before, so they come out smaller than ``shard_bytes``. See `Reencoding.apply`. Off by default.
-        max_pixels: the most pixels of an image that is to be scaled down; by default 89,478,485. A sample with a larger
-            one cannot be packed.
+        max_pixels: the most pixels of an image that is to be scaled down or checked; by default 89,478,485. A sample
+            with a larger one cannot be packed.
         quality: of the images that are encoded again as JPEG or lossy WebP, 1 to 95; by default 90.
+        fields: what each sample must have, and not empty, as `wdsdist.StreamingDataset` names it; others can be packed
+            too. One that lacks a field cannot be packed.
+        check_decode: whether the members of ``fields``, or all, must decode, images to their last pixel; a sample with
+            one that does not cannot be packed.
+        exclude: a quarantine file, as `wdsdist.StreamingDataset` and `wdsdist.verify` write it; the samples that it
+            lists are not packed, and ``manifest.extra["excluded"]`` is their number.
         compress: ``"zst"`` writes shards compressed by zstd, ``"zst:19"`` by its level 19, of 1 to 22; its default is
             3. ``shard_bytes`` are those of the tar before. Whoever reads them decompresses each once per node.
         overwrite: whether to replace another data set that wdsdist packed into ``dest``; nothing else is removed.
         on_error: ``"raise"`` stops at the first sample that cannot be packed, such as one of a file that cannot be
             read; ``"skip"`` leaves such samples out, each wholly, and lists them with the reasons in
             ``pack-report.jsonl`` beside the shards; ``manifest.extra["left_out"]`` is their number.
+        keep_first: of WebDataset shards with ``on_error="skip"``, of a member that one holds twice keep the first copy
+            rather than leaving out its sample.
+        salvage: of WebDataset shards with ``on_error="skip"``, pack the samples before the damage of tars that are cut
+            short or damaged, rather than leaving them out.
         storage_options: passed to fsspec where ``dest`` or ``source`` is a URL; where both are, with different schemes,
             for ``dest`` alone, so that no store is shown another one's credentials.
         source_storage_options: passed to fsspec for ``source``, in place of ``storage_options``.
@@ -173,7 +190,8 @@ def pack(
     >>> pack(({"txt": f"line {number}"} for number in range(3)), root / "lines").num_samples
     3
     """
-    _check_arguments(on_error, workers, max_side, quality, max_pixels)
+    _check_arguments(on_error, workers, max_side, quality, max_pixels, check_decode)
+    excluded = None if exclude is None else Excluded.of(exclude)
     options = PackOptions(
         shard_bytes=check_bytes("shard_bytes", shard_bytes),
         shard_samples=shard_samples,
@@ -182,32 +200,26 @@ def pack(
         quality=DEFAULT_QUALITY if max_side is not None and quality is None else quality,
         compress=compression.checked(compress),
         max_pixels=max_pixels,
+        fields=joined(fields),
+        check_decode=bool(check_decode),
+        exclude=excluded.digest if excluded else None,
     )
     place = Place(storage.normalise(dest), storage.named(storage_options, [os.fspath(dest)]))
-    about = SourceOptions(
-        kind=kind,
-        key=key,
-        class_folders=class_folders,
-        classes=known_classes(classes_from),
-        split=split,
-        columns=columns,
-        root=root,
-        allow_outside=allow_outside,
-        encode=encode,
-        on_error=on_error,
-        allow_elsewhere=allow_elsewhere,
-    )
+    files: dict[str, Any] = {"key": key, "class_folders": class_folders, "split": split, "encode": encode}
+    table: dict[str, Any] = {"columns": columns, "root": root, "allow_outside": allow_outside}
+    kept = tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None
+    how_found: dict[str, Any] = {"on_error": on_error, "tolerance": kept, "allow_elsewhere": allow_elsewhere}
+    about = SourceOptions(kind=kind, classes=known_classes(classes_from), **files, **table, **how_found)
     own = _own_options(source, place, storage_options, source_storage_options)
     found = sources.find(source, about, scratch=place.folder, storage_options=own)
-    _refuse(found, place, executor)
-    how = Writing(
-        workers=workers, executor=executor, on_error=on_error, progress=progress, reencoding=_reencoding(options)
-    )
-    return _run(found, place, _in_its_order(found, options, shuffle_seed), how, overwrite=overwrite)
+    options = _ordered(options, found, shuffle_seed)
+    how = Writing(workers=workers, executor=executor, on_error=on_error, progress=progress, **_changes(options))
+    return _run(excluded.without(found) if excluded else found, place, options, how, overwrite=overwrite)
 
 
 def _run(found: Source | Stream, place: Place, options: PackOptions, how: Writing, *, overwrite: bool) -> Manifest:
     """Write the shards of a source and their index, or find that an earlier run did."""
+    _refuse(found, place, how.executor)
     job = Job(kind=found.kind, location=found.location, fingerprint=found.fingerprint(), options=options)
     # Looked for before the lock is taken: a finished data set may lie where nothing can be written any more.
     if (done := destination.finished(place, job, how.on_error)) is not None:
@@ -221,13 +233,11 @@ def _run(found: Source | Stream, place: Place, options: PackOptions, how: Writin
     return manifests.load(place.at(manifests.FILE_NAME), place.options)
 
 
-def _check_arguments(
-    on_error: str, workers: int | None, max_side: int | None, quality: int | None, max_pixels: int | None
-) -> None:
+def _check_arguments(on_error: str, workers: int | None, *about_images: Any) -> None:
     if on_error not in ("raise", "skip"):
         raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"')
     check_integer("workers", 1 if workers is None else workers, 1)
-    check_options(max_side, quality, max_pixels)
+    check_options(*about_images)
 
 
 def _own_options(
@@ -247,13 +257,13 @@ def _share_options(source: object, place: Place) -> bool:
     return storage.scheme(os.fspath(one)) in ("", storage.scheme(place.location))
 
 
-def _in_its_order(found: Source | Stream, options: PackOptions, shuffle_seed: int | str | None) -> PackOptions:
-    """Return the options for a source, which are without a seed where it has one order only."""
-    if not is_stream(found):
+def _ordered(options: PackOptions, source: Source | Stream, shuffle_seed: int | str | None) -> PackOptions:
+    """Return the options with the order that a source can have."""
+    if not is_stream(source):
         return options
     if shuffle_seed not in ("auto", None):
         raise ArgumentError(
-            f"shuffle_seed is {shuffle_seed}, but {found.location} can be read in one order only: leave it out, or "
+            f"shuffle_seed is {shuffle_seed}, but {source.location} can be read in one order only: leave it out, or "
             f"give a data set with __len__ and __getitem__"
         )
     return replace(options, shuffle_seed=None)
@@ -263,7 +273,7 @@ def _write(found: Source | Stream, place: Place, job: Job, how: Writing, *, over
     """Claim the destination for a job, and write its shards."""
     if is_stream(found):
         destination.claim(place, Record(job, None), overwrite=overwrite)
-        return write_in_order(place, found, job.options, how.on_error, how.progress, how.reencoding)
+        return write_in_order(place, found, job.options, how.on_error, how.progress, how.reencoding, how.checks)
     listed = cast("Source", found)
     plan = _plan(listed, job.options)
     destination.claim(place, Record(job, len(plan)), overwrite=overwrite)
@@ -279,6 +289,13 @@ def _plan(source: Source, options: PackOptions) -> PackPlan:
         blocks=source.contents.blocks,
         compressed=options.compress is not None,
     )
+
+
+def _changes(options: PackOptions) -> dict[str, Any]:
+    """Return what is done with samples before they are written, as arguments of `Writing`."""
+    fields = None if options.fields is None else tuple(options.fields.split(","))
+    checks = Checks(fields=fields, decode=options.check_decode, max_pixels=options.max_pixels)
+    return {"checks": checks, "reencoding": _reencoding(options)}
 
 
 def _reencoding(options: PackOptions) -> Reencoding | None:

@@ -6,7 +6,7 @@ mapped shard to where the batch is needed in one copy, or in none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -195,11 +195,11 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
     return array.data
 
 
-def collate(samples: Sequence[Any], *, deferred: bool = False) -> Any:
+def collate(samples: Sequence[Any], *, deferred: bool = False, lists: Collection[str] = ()) -> Any:
     """Turn samples into columns: bytes into `Ragged`, text into lists, all else as torch's ``default_collate`` does.
 
     Samples that a transform made into something other than dicts, such as tuples, are collated as torch does. With
-    ``deferred``, tensors may come as `Stacked` pieces.
+    ``deferred``, tensors may come as `Stacked` pieces. The fields in ``lists`` become lists of what the samples hold.
 
     Raises `SampleError` where the samples have different fields, or values that do not stack.
 
@@ -217,7 +217,27 @@ def collate(samples: Sequence[Any], *, deferred: bool = False) -> Any:
         return _stacked("the samples", list(samples), "transform= returned", deferred)
     check_alike(samples)
     key = _name(samples[0])
-    return {field: column(field, [sample[field] for sample in samples], key, deferred=deferred) for field in samples[0]}
+    return {
+        field: values if field in lists else column(field, values, key, deferred=deferred)
+        for field, values in ((field, [sample[field] for sample in samples]) for field in samples[0])
+    }
+
+
+def failing_fields(samples: Sequence[Any], lists: Collection[str]) -> set[str]:
+    """Return the fields whose values do not form a column; an empty name where samples are no dicts.
+
+    >>> sorted(failing_fields([{"cls": 1, "x": 1}, {"cls": {}, "x": 2, "y": 3}], ()))
+    ['cls', 'y']
+    """
+    if not all(isinstance(sample, Mapping) for sample in samples):
+        return {""}.union(*(sample for sample in samples if isinstance(sample, Mapping)))
+    failing = set()
+    for field in {field for sample in samples for field in sample}.difference(lists):
+        try:
+            column(field, [sample[field] for sample in samples], "?")
+        except (KeyError, SampleError):
+            failing.add(field)
+    return failing
 
 
 def check_alike(samples: Sequence[Sample]) -> None:
@@ -246,10 +266,19 @@ def column(field: str, values: list[Any], key: str, *, deferred: bool = False) -
         try:
             return Ragged.of([value if type(value) is bytes else memoryview(value).cast("B") for value in values])
         except TypeError as error:
-            raise SampleError(f"field {field!r} is bytes in sample {key} and not in another: {error}") from error
+            raise _half_decoded(field, key) from error
     if isinstance(first, str):
         return values
+    if any(isinstance(value, (bytes, bytearray, memoryview)) for value in values):
+        raise _half_decoded(field, key)
     return _stacked(f"the {len(values)} values of field {field!r}", values, f"from sample {key} on", deferred)
+
+
+def _half_decoded(field: str, key: str) -> SampleError:
+    return SampleError(
+        f"field {field!r} of sample {key} and of others in its batch is bytes in some and decoded in others: let "
+        f"decode= name the field, as in decode={{{field!r}: function}}, or each extension that it has"
+    )
 
 
 def _stacked(what: str, values: list[Any], where: str, deferred: bool) -> Any:

@@ -1,32 +1,52 @@
-"""Samples and batches from (shard, sample) pairs: choose members, decode, transform, collate."""
+"""Samples and batches from (shard, sample) pairs: choose members, decode, transform, collate; replace bad samples."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import starmap
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.errors import DecodeError, SampleError
-from wdsdist.samples.collate import Batch, Buffer, Ragged, Sample, check_alike, collate, column
-from wdsdist.samples.sample_spec import Chosen, Decoder, SampleSpec
+from wdsdist.errors import BadSample, DecodeError, SampleError
+from wdsdist.samples.bad_samples import (
+    ADVICE,
+    BadRecord,
+    Kinds,
+    Replaced,
+    candidates,
+    described,
+    is_fault_of_sample,
+    kinds,
+    probes,
+    unusual_field,
+    usual_kinds,
+)
+from wdsdist.samples.collate import Batch, Buffer, Ragged, Sample, check_alike, collate, column, failing_fields
+from wdsdist.samples.fields import ABSENT, Chosen
+from wdsdist.samples.sample_spec import Decoder, SampleSpec
 from wdsdist.samples.shard_reader import MappedShard, ShardReader
 from wdsdist.sampling.permutation import mix_key, mix_keys
 
 _AUGMENTATION = 3
 """Sets the seeds of samples apart from the keys of the order, which hash other numbers."""
 _COMPRESSED = ".gz"
+_EMPTY = memoryview(b"")
+
+
+_Error = TypeVar("_Error", SampleError, DecodeError)
 
 
 class _Opened:
     """A shard, and how its samples are made."""
 
-    __slots__ = ("only_members", "shard", "spec")
+    __slots__ = ("number", "only_members", "shard", "spec")
 
-    def __init__(self, shard: MappedShard, spec: SampleSpec) -> None:
+    def __init__(self, number: int, shard: MappedShard, spec: SampleSpec) -> None:
+        self.number = number
         self.shard = shard
         self.spec = spec
         self.only_members: Chosen | None = None
@@ -37,21 +57,37 @@ class _Opened:
         try:
             chosen = self.spec.fields.choose(self.shard.layout(sample))
         except SampleError as error:
-            raise SampleError(f"sample {self.shard.key(sample)!r} of {self.shard.name} {error}") from None
+            where = f"sample {self.shard.key(sample)!r} of {self.shard.name}"
+            raise self._blamed(SampleError(f"{where} {error}{self._advice}"), error.field, error.reason) from None
         if self.shard.is_uniform:
             self.only_members = chosen
         return chosen
 
-    def decoded(self, sample: int, seed: int, extension: str, data: Buffer) -> Any:
+    def decoded(self, sample: int, seed: int, field: str, extension: str, data: Buffer) -> Any:
         """Return the value of a member."""
         unzip = None
         if extension.endswith(_COMPRESSED):
             unzip = self.shard.unzip(sample, self.shard.layout(sample).index(extension))
         try:
-            return self.spec.decoder(extension, bytes(data), seed, unzip)
+            return self.spec.decoder(extension, bytes(data), seed, unzip, field=field)
         except DecodeError as error:
-            key = self.shard.key(sample)
-            raise DecodeError(f"{self.shard.name}: member {key}.{extension}: {error}") from error
+            member = f"{self.shard.name}: member {self.shard.key(sample)}.{extension}"
+            advice = self._advice if is_fault_of_sample(error) else ""
+            raise self._blamed(DecodeError(f"{member}: {error}{advice}"), field, str(error)) from error
+
+    def empty(self, sample: int, field: str, extension: str) -> SampleError:
+        """Return the error of a member without a byte, which a policy for bad samples looks for."""
+        name = f"{self.shard.name}: member {self.shard.key(sample)}.{extension}"
+        return self._blamed(SampleError(f"{name} is empty"), field, "is empty")
+
+    @staticmethod
+    def _blamed(error: _Error, field: str, reason: str) -> _Error:
+        error.field, error.reason = field, reason
+        return error
+
+    @property
+    def _advice(self) -> str:
+        return "" if self.spec.policy.replaces else ADVICE
 
 
 _Row = tuple[_Opened, int, int]
@@ -68,18 +104,28 @@ class _Column:
         self.extensions: list[str] = []
         self.parts: list[memoryview] = []
 
-    def build(self, rows: list[_Row], decoders: set[Decoder], *, deferred: bool, is_bounded: bool) -> Any:
+    def build(
+        self, rows: list[_Row], decoders: set[Decoder], *, deferred: bool, is_bounded: bool, is_optional: bool
+    ) -> Any:
         """Return the column of a batch of ``rows``; with ``deferred`` as pieces where they are."""
+        if is_optional:
+            return self._values(rows, optional=True)
         if all(decoder.is_raw for decoder in decoders):
             # A batch that is kept must not keep room in the cache for ever.
             return Ragged.of(self.parts).copied() if is_bounded and not deferred else Ragged.of(self.parts)
-        pieces = next(iter(decoders)).stacked(self.extensions, self.parts) if len(decoders) == 1 else None
+        decoder = next(iter(decoders)) if len(decoders) == 1 else None
+        pieces = None if decoder is None else decoder.stacked(self._field, self.extensions, self.parts)
         if pieces is not None:
             return pieces if deferred else pieces.tensor()
-        members = zip(rows, self.extensions, self.parts, strict=True)
-        values = [opened.decoded(sample, seed, extension, part) for (opened, sample, seed), extension, part in members]
         opened, sample, _ = rows[0]
-        return column(self._field, values, repr(opened.shard.key(sample)), deferred=deferred)
+        return column(self._field, self._values(rows), repr(opened.shard.key(sample)), deferred=deferred)
+
+    def _values(self, rows: list[_Row], *, optional: bool = False) -> list[Any]:
+        members = zip(rows, self.extensions, self.parts, strict=True)
+        return [
+            None if optional and not len(part) else opened.decoded(sample, seed, self._field, extension, part)
+            for (opened, sample, seed), extension, part in members
+        ]
 
 
 class SampleReader:
@@ -98,6 +144,11 @@ class SampleReader:
         self._specs = list(self.specs.values())
         self._seed = seed
         self._needs_seeds = any(spec.needs_seeds for spec in self._specs)
+        self._optional = frozenset[str]().union(*(spec.fields.optional for spec in self._specs))
+        self._replaces = any(spec.policy.replaces for spec in self._specs)
+        self._places = 0  # of the batch that hold a substitute
+        self._bad: dict[tuple[int, str], BadRecord] = {}  # what was met while the batch was made
+        self._usual: dict[int, Kinds] = {}
 
     @property
     def is_raw(self) -> bool:
@@ -117,6 +168,12 @@ class SampleReader:
         """Whether making a batch is little work and gives about as many bytes as it reads."""
         return all(spec.is_light for spec in self._specs)
 
+    @property
+    def itemsizes(self) -> dict[str, int]:
+        """Bytes of an item of each raw array that all specifications decode alike, by extension."""
+        found = [spec.decoder.itemsizes for spec in self._specs]
+        return {name: size for name, size in found[0].items() if all(one.get(name) == size for one in found)}
+
     def _spec(self, shard: int) -> SampleSpec:
         return self._specs[bisect_right(self._first_shards, shard) - 1]
 
@@ -124,16 +181,18 @@ class SampleReader:
         """Let the shards that were read be evicted from the cache, once no view of them is left."""
         self._reader.release()
 
-    def sample(self, shard: int, sample: int, epoch: int) -> Any:
-        """Return one sample, decoded and transformed.
+    def sample(self, shard: int, sample: int, epoch: int, *, strict: bool = False) -> Any:
+        """Return one sample, decoded and transformed, or with a policy for bad ones and not ``strict`` a substitute.
 
         Raises `SampleError` where a field is missing and `DecodeError`, naming shard and member, where one is bad.
         """
+        self._places, self._bad = 0, {}
         seed = mix_key(self._seed, epoch, _AUGMENTATION, shard, sample) >> 1 if self._needs_seeds else 0
         self._reader.hold((shard,))
         try:
-            opened = _Opened(self._reader.shard(shard), self._spec(shard))
-            return _sample(opened, opened.shard.stored(sample), seed)
+            opened = _Opened(shard, self._reader.shard(shard), self._spec(shard))
+            row = opened, opened.shard.stored(sample), seed
+            return _sample(*row) if strict else self._good(row, epoch)[0]
         finally:
             self.release()  # a sample holds copies
 
@@ -150,20 +209,117 @@ class SampleReader:
 
         With ``deferred``, tensors may come as `Stacked` pieces, and columns as views of the shards until `release`.
         """
+        self._places, self._bad = 0, {}
         needed = np.unique(shards).tolist()
         self._reader.hold(needed)
         seeds = self._seeds(shards, samples, epochs)
         try:
-            opened = {number: _Opened(self._reader.shard(number), self._spec(number)) for number in needed}
+            opened = {number: _Opened(number, self._reader.shard(number), self._spec(number)) for number in needed}
             stored = _stored(shards, samples, opened)
             rows = list(zip([opened[number] for number in shards.tolist()], stored.tolist(), seeds, strict=True))
             if collate_fn is None and all(one.spec.transform is None for one in opened.values()):
-                return self._columns(rows, deferred)
-            made = list(starmap(_sample, rows))
-            return collate(made, deferred=deferred) if collate_fn is None else collate_fn(made)
+                try:
+                    return self._columns(rows, deferred)
+                except Exception as error:
+                    if not (self._replaces and is_fault_of_sample(error)):
+                        raise
+            if not self._replaces:
+                made = list(starmap(_sample, rows))
+                return self._collate(made, deferred) if collate_fn is None else collate_fn(made)
+            found = [self._good(row, epoch) for row, epoch in zip(rows, epochs.tolist(), strict=True)]
+            if collate_fn is not None:
+                return collate_fn([value for value, _ in found])
+            return self._collated(found, rows, epochs.tolist(), deferred)
         finally:
             if not deferred:
                 self.release()
+
+    def replaced(self) -> Replaced | None:
+        """Return what was replaced in the sample or batch that was made last, or ``None`` where nothing was."""
+        return Replaced(self._places, tuple(self._bad.values())) if self._places else None
+
+    def _good(self, row: _Row, epoch: int) -> tuple[Any, int]:
+        """Return a sample and its number; those of a substitute where it is bad."""
+        opened, sample, seed = row
+        try:
+            return _sample(opened, sample, seed), sample
+        except Exception as error:
+            if not (opened.spec.policy.replaces and is_fault_of_sample(error)):
+                raise
+            self._places += 1
+            return self._substitute(row, epoch, self._note(opened, sample, error))
+
+    def _substitute(
+        self, row: _Row, epoch: int, bad: BadRecord, unusual: Callable[[Any], str | None] | None = None
+    ) -> tuple[Any, int]:
+        """Return the sample that takes the place of a bad one, and its number."""
+        opened, sample, seed = row
+        count = opened.shard.num_samples
+        for number in candidates(self._seed, epoch, opened.number, sample, count):
+            candidate = opened.shard.stored(number)
+            if candidate == sample:
+                continue
+            try:
+                value = _sample(opened, candidate, seed)
+            except Exception as error:
+                if not is_fault_of_sample(error):
+                    raise
+                self._note(opened, candidate, error)
+                continue
+            field = unusual(value) if unusual else None
+            if field is None:
+                return value, candidate
+            self._note(opened, candidate, _unusual(field))
+        raise SampleError(
+            f"{opened.shard.name} has no good sample among its {count:,} to take the place of {bad.key!r}, which is "
+            f"bad ({bad.field or 'sample'}: {bad.reason}): leave the shard out, or mend its data, fields=, decode= or "
+            f"transform="
+        )
+
+    def _note(self, opened: _Opened, sample: int, error: Exception) -> BadRecord:
+        quarantine = opened.spec.policy.quarantine
+        record = BadRecord(opened.number, opened.shard.key(sample), *described(error), quarantine)
+        return self._bad.setdefault((record.shard, record.key), record)
+
+    def _collate(self, made: list[Any], deferred: bool) -> Any:
+        return collate(made, deferred=deferred, lists=self._optional)
+
+    def _collated(self, found: list[tuple[Any, int]], rows: list[_Row], epochs: list[int], deferred: bool) -> Any:
+        """Collate samples; where they do not form a batch, replace those that are not as others of their shard."""
+        made = [value for value, _ in found]
+        try:
+            return self._collate(made, deferred)
+        except SampleError:
+            failing = failing_fields(made, self._optional)
+        for place, (row, epoch) in enumerate(zip(rows, epochs, strict=True)):
+            opened, sample, _ = row
+            if not opened.spec.policy.replaces:
+                continue
+            usual = self._usual_of(opened)
+            if not usual:
+                continue
+            unusual = partial(unusual_field, usual=usual, fields=failing.__contains__)
+            field = unusual(made[place])
+            if field is not None:
+                number = found[place][1]
+                self._places += number == sample
+                made[place], _ = self._substitute(row, epoch, self._note(opened, number, _unusual(field)), unusual)
+        return self._collate(made, deferred)
+
+    def _usual_of(self, opened: _Opened) -> Kinds:
+        """Return what the values of a shard's samples usually are."""
+        usual = self._usual.get(opened.number)
+        if usual is None:
+            found = []
+            for sample in map(opened.shard.stored, probes(opened.shard.num_samples)):
+                seed = mix_key(self._seed, 0, _AUGMENTATION, opened.number, sample) >> 1
+                try:
+                    found.append(kinds(_sample(opened, sample, seed)))
+                except Exception as error:
+                    if not is_fault_of_sample(error):
+                        raise
+            usual = self._usual[opened.number] = usual_kinds(found)
+        return usual
 
     def _seeds(self, shards: Int64s, samples: Int64s, epochs: Int64s) -> list[int]:
         if not self._needs_seeds:
@@ -184,7 +340,10 @@ class SampleReader:
                 if field not in columns:
                     columns[field] = _Column(field)
                 columns[field].extensions.append(extension)
-                columns[field].parts.append(shard.member(sample, place))
+                columns[field].parts.append(_EMPTY if place == ABSENT else shard.member(sample, place))
+        if self._replaces and not all(all(map(len, one.parts)) or name in self._optional for name, one in
+                                      columns.items()):  # fmt: skip
+            raise SampleError("a member is empty")  # of which sample, and by which policy, is looked at one by one
         if any(len(one.parts) != len(rows) for one in columns.values()):
             check_alike([_names(opened, sample) for opened, sample, _ in rows])
         batch: Batch = {"__key__": keys, "__shard__": names}
@@ -193,7 +352,13 @@ class SampleReader:
             batch["__dataset__"] = [opened.shard.dataset for opened, *_ in rows]
         decoders = {opened.spec.decoder for opened in distinct}
         for field, one in columns.items():
-            batch[field] = one.build(rows, decoders, deferred=deferred, is_bounded=self._reader.is_bounded)
+            batch[field] = one.build(
+                rows,
+                decoders,
+                deferred=deferred,
+                is_bounded=self._reader.is_bounded,
+                is_optional=field in self._optional,
+            )
         return batch
 
 
@@ -211,13 +376,41 @@ def _stored(shards: Int64s, samples: Int64s, opened: Mapping[int, _Opened]) -> I
 
 def _sample(opened: _Opened, sample: int, seed: int) -> Any:
     """Return one sample, decoded and transformed."""
-    shard = opened.shard
+    shard, spec = opened.shard, opened.spec
     entries: Sample = {"__key__": shard.key(sample), "__shard__": shard.name}
     if shard.dataset:
         entries["__dataset__"] = shard.dataset
     for field, extension, place in opened.only_members or opened.members(sample):
-        entries[field] = opened.decoded(sample, seed, extension, shard.member(sample, place))
-    return opened.spec.transformed(entries, seed)
+        part = _EMPTY if place == ABSENT else shard.member(sample, place)
+        if len(part):
+            entries[field] = opened.decoded(sample, seed, field, extension, part)
+        elif field in spec.fields.optional:
+            entries[field] = None
+        elif spec.policy.replaces:
+            raise opened.empty(sample, field, extension)
+        else:
+            entries[field] = opened.decoded(sample, seed, field, extension, part)
+    if not spec.policy.replaces:
+        return _transformed(opened, entries, seed)
+    made = spec.transformed(entries, seed)
+    if made is None:
+        raise BadSample("transform returned None")
+    return made
+
+
+def _transformed(opened: _Opened, entries: Sample, seed: int) -> Any:
+    """Return what the transform makes of a sample; an error that says so on purpose names the sample."""
+    try:
+        return opened.spec.transformed(entries, seed)
+    except BadSample as error:
+        name = f"sample {entries['__key__']!r} of {opened.shard.name}"
+        raise BadSample(f"{name} is bad: {error}{ADVICE}") from error
+
+
+def _unusual(field: str) -> SampleError:
+    error = SampleError(f"{field or 'the sample'} is of another type or shape than in most samples of its shard")
+    error.field, error.reason = field, str(error)
+    return error
 
 
 def _names(opened: _Opened, sample: int) -> Sample:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError, SampleError
+from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
 from wdsdist.samples.arrays import RawArray, stacked_npy
+from wdsdist.samples.bad_samples import STRICT, BadSamplePolicy
 from wdsdist.samples.codecs import DECODERS, EXPANSION_LIMIT, missing_package, read_npy
 from wdsdist.samples.collate import Sample, Stacked
+from wdsdist.samples.fields import ANY_IMAGE, IMAGE_TYPES, Fields
 from wdsdist.samples.images.decode import image_decoder
 from wdsdist.samples.images.transforms import is_seeded
 from wdsdist.storage import compression
@@ -23,51 +25,6 @@ Decode = bool | str | Mapping[str, Any] | None
 
 Unzip = Callable[[bytes, int, int], bytes]
 """From gzip, the number of the layer that it is, from 1, and the most bytes that may come out, to what is in it."""
-
-Chosen = tuple[tuple[str, str, int], ...]
-"""Of each field: its entry in the sample, its extension, and the member's place in the layout."""
-
-
-class Fields:
-    """Chooses members by the extensions that ``fields=`` names.
-
-    >>> Fields(("jpg;png", "cls")).choose(("cls", "png", "txt"))
-    (('jpg', 'png', 1), ('cls', 'cls', 0))
-    """
-
-    def __init__(self, fields: Sequence[str] | None) -> None:
-        if isinstance(fields, str) or not all(isinstance(field, str) and field for field in fields or ()):
-            raise ArgumentTypeError(f"fields is {fields!r}: it must be a list of extensions such as ('jpg;png', 'cls')")
-        self._alternatives = [tuple(field.lower().split(";")) for field in fields] if fields is not None else None
-        names = [alternatives[0] for alternatives in self._alternatives or ()]
-        if len(names) > len(set(names)):
-            raise ArgumentError(f"fields is {fields!r}: two of them have the same name, that before the first ';'")
-        self._known: dict[tuple[str, ...], Chosen] = {}
-
-    def choose(self, layout: tuple[str, ...]) -> Chosen:
-        """Return (entry name, extension, place) for each field; the entry has the name of the first alternative.
-
-        Raises `SampleError` where the layout has none of a field's alternatives.
-        """
-        chosen = self._known.get(layout)
-        if chosen is None:
-            # Samples have few layouts; where each has another, none is worth keeping.
-            if len(self._known) > 1000:
-                self._known.clear()
-            chosen = self._known[layout] = tuple(self._chosen(layout))
-        return chosen
-
-    def _chosen(self, layout: tuple[str, ...]) -> Iterator[tuple[str, str, int]]:
-        if self._alternatives is None:
-            yield from ((extension, extension, place) for place, extension in enumerate(layout))
-            return
-        for names in self._alternatives:
-            extension = next((name for name in names if name in layout), None)
-            if extension is None:
-                raise SampleError(
-                    f"has no member {' or '.join(map(repr, names))}: it has {', '.join(sorted(layout)) or 'none'}"
-                )
-            yield names[0], extension, layout.index(extension)
 
 
 class Decoder:
@@ -84,6 +41,7 @@ class Decoder:
     def __init__(self, decode: Decode, *, max_pixels: int | None = None) -> None:
         self._functions: dict[str, Callable[..., Any]] = {}
         self._image: Callable[[str, bytes], Any] | None = None
+        self._is_mapping = isinstance(decode, Mapping)
         self.is_raw = decode is None or decode is False
         if max_pixels is not None and not isinstance(decode, str):
             raise ArgumentError(
@@ -103,21 +61,30 @@ class Decoder:
             isinstance(function, RawArray) or function in (*DECODERS.values(),) for function in self._functions.values()
         )
 
-    def stacked(self, extensions: Sequence[str], parts: Sequence[memoryview]) -> Stacked | None:
+    @property
+    def itemsizes(self) -> dict[str, int]:
+        """Bytes of an item of each raw array, by extension."""
+        arrays = {name: one for name, one in self._functions.items() if isinstance(one, RawArray)}
+        return {name: one.dtype.itemsize for name, one in arrays.items()}
+
+    def stacked(self, field: str, extensions: Sequence[str], parts: Sequence[memoryview]) -> Stacked | None:
         """Return the members of a column as one tensor, or ``None`` where each has to be decoded by itself."""
         name = extensions[0].lower()
         if any(extension != extensions[0] for extension in extensions):
             return None
-        function = self._find(name)
+        function = self._find(name, field)
         if function is read_npy:
             return stacked_npy(parts)
         return function.stacked(parts) if isinstance(function, RawArray) else None
 
-    def __call__(self, extension: str, data: bytes, seed: int = 0, unzip: Unzip | None = None) -> Any:
+    def __call__(
+        self, extension: str, data: bytes, seed: int = 0, unzip: Unzip | None = None, *, field: str = ""
+    ) -> Any:
         """Return the value of one member; bytes where nothing is known about its extension.
 
         ``seed`` is passed to functions that were marked with `wdsdist.transforms.seeded`. ``unzip`` counts what the
-        members of a shard unpack to; by default only this one is looked at.
+        members of a shard unpack to; by default only this one is looked at. ``field`` is the name under which the
+        member is read, by which a mapping decodes what it has no function for by extension.
 
         Raises `DecodeError` where the bytes are not what the extension says.
         """
@@ -125,7 +92,7 @@ class Decoder:
             return data
         name = extension.lower()
         try:
-            return self._decode(name, data, seed, unzip or _unzip)
+            return self._decode(name, data, seed, unzip or _unzip, field)
         except DecodeError:
             raise
         except ImportError as error:
@@ -135,15 +102,20 @@ class Decoder:
                 f"{len(data):,} bytes do not decode as {name!r}: {type(error).__name__}: {error}"
             ) from error
 
-    def _find(self, name: str) -> Callable[..., Any] | None:
-        return self._functions.get(name) or self._functions.get(name.rpartition(".")[2])
+    def _find(self, name: str, field: str = "") -> Callable[..., Any] | None:
+        kind = name.rpartition(".")[2]
+        found = self._functions.get(name) or self._functions.get(kind)
+        if found is None and self._is_mapping:
+            found = self._functions.get(field) or (self._functions.get(ANY_IMAGE) if kind in IMAGE_TYPES else None)
+        return found
 
-    def _decode(self, name: str, data: bytes, seed: int, unzip: Unzip, level: int = 1) -> Any:
-        function = self._find(name)
+    def _decode(self, name: str, data: bytes, seed: int, unzip: Unzip, field: str, level: int = 1) -> Any:
+        gzipped = name.endswith(".gz") and len(name) > 3
+        function = self._find(name, "" if gzipped else field)
         if function is not None:
             return function(data, seed) if self.is_seeded and is_seeded(function) else function(data)
-        if name.endswith(".gz") and len(name) > 3:
-            return self._decode(name[:-3], unzip(data, level, EXPANSION_LIMIT), seed, unzip, level + 1)
+        if gzipped:
+            return self._decode(name[:-3], unzip(data, level, EXPANSION_LIMIT), seed, unzip, field, level + 1)
         if self._image is not None:
             value = self._image(name, data)
             if value is not None:
@@ -168,7 +140,7 @@ def _unzip(data: bytes, level: int, most: int) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class SampleSpec:
-    """How the samples of one data set are made: its fields, decoder and transform.
+    """How the samples of one data set are made: its fields, decoder and transform, and what becomes of bad ones.
 
     Raises `ArgumentTypeError` for a transform that cannot be called.
     """
@@ -176,6 +148,7 @@ class SampleSpec:
     fields: Fields
     decoder: Decoder
     transform: Callable[..., Any] | None = None
+    policy: BadSamplePolicy = STRICT
 
     def __post_init__(self) -> None:
         if self.transform is not None and not callable(self.transform):
@@ -188,7 +161,7 @@ class SampleSpec:
 
     def raw(self) -> SampleSpec:
         """Return a specification of the same members that leaves them as they are."""
-        return SampleSpec(self.fields, Decoder(None))
+        return SampleSpec(self.fields, Decoder(None), policy=self.policy)
 
     @property
     def is_light(self) -> bool:

@@ -16,7 +16,7 @@ from wdsdist import storage
 from wdsdist.cache import Pinned, ShardCache
 from wdsdist.errors import ShardDamagedError, ShardNotFoundError
 from wdsdist.shards.manifest import Manifest
-from wdsdist.shards.tar import BLOCK, END, is_header_of
+from wdsdist.shards.tar import END, is_member_at
 from wdsdist.storage.compression import Expansion
 
 _LOOKS = 8
@@ -229,27 +229,25 @@ def _map_shard(manifest: Manifest, number: int, pinned: Pinned) -> MappedShard:
     except FileNotFoundError as error:
         raise ShardNotFoundError(f"shard {path} does not exist") from error
     listed_size = listed.tar_size if listed.is_compressed else listed.size
-    for what, found, promised in (
-        ("bytes", len(content), index.size),
-        ("bytes", len(content), listed_size if listed_size >= 0 else len(content)),
-        ("samples", index.num_samples, listed.num_samples),
-    ):
-        if found != promised:
+    for promised in (index.size, listed_size if listed_size >= 0 else len(content)):
+        if len(content) != promised:
             raise ShardDamagedError(
-                f"shard {path} has {found:,} {what} but its index says {promised:,}: fetch or pack it again"
+                f"shard {path} has {len(content):,} bytes but its index says {promised:,}: fetch or pack it again"
             )
+    manifest.check_count(number, index.num_samples, path)
     if listed.sha256 and listed.sha256 != index.file.sha256:
         raise ShardDamagedError(
             f"shard {path} was indexed with another digest than index.json gives: run `wdsdist verify` on its folder"
         )
     for sample in sorted({index.num_samples * part // _LOOKS for part in range(_LOOKS)} if index.num_samples else ()):
-        extension, offset, _ = index.members(sample)[0]
-        if not is_header_of(f"{index.key(sample)}.{extension}", bytes(content[offset - BLOCK : offset])):
+        extension, offset, size = index.members(sample)[0]
+        name = f"{index.key(sample)}.{extension}"
+        if not is_member_at(lambda start, stop: content[start:stop], offset, name, size):
             raise ShardDamagedError(
                 f"shard {path} does not hold what its index says (sample {index.key(sample)!r} is not at byte "
                 f"{offset:,}): it was replaced by another; fetch or pack it again"
             )
-    if content[-len(END) :] != END:
+    if content[-len(END) :] != END and not index.tolerance.salvage:
         raise ShardDamagedError(
             f"shard {path} does not end in the two zero blocks of a whole tar: fetch or pack it again"
         )

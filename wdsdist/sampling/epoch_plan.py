@@ -65,6 +65,19 @@ class EpochPlan:
         samples = self.samples_per_rank
         return samples // self.batch_size if self.drop_last_batch else -(-samples // self.batch_size)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left of the epoch."""
+        return not self.batches_per_rank
+
+    def is_complete(self, batches: int) -> bool:
+        """Return whether so many batches are all."""
+        return batches == self.batches_per_rank
+
+    def samples_in(self, batches: int) -> int:
+        """Return the samples of a rank's first batches."""
+        return min(batches * self.batch_size, self.samples_per_rank)
+
     def consumed(self, batches: int) -> int:
         """Return the samples of the epoch that are consumed once every rank has taken ``batches`` batches.
 

@@ -7,10 +7,10 @@ import contextlib
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from wdsdist import storage
 from wdsdist._util.files import lies_in
@@ -20,24 +20,23 @@ from wdsdist.errors import (
     ArgumentError,
     DestinationError,
     IndexFormatError,
-    IndexNotFoundError,
+    ShardDamagedError,
     ShardNotFoundError,
-    StorageError,
-    printable,
 )
+from wdsdist.shards import foreign_notes, index_target, scan_local, scan_remote
 from wdsdist.shards import index as shard_index
-from wdsdist.shards import scan_local, scan_remote
-from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.index import ShardIndex, Tolerance, tolerance_of
+from wdsdist.shards.index_target import NAME_A_FOLDER
 from wdsdist.shards.manifest import Manifest, Shard, index_json, trusted_digests
-from wdsdist.shards.open import Location, Shards, check_names, expand, refuse_folders, tars_in
+from wdsdist.shards.open import refuse_folders
+from wdsdist.shards.spellings import Location, Shards, expand
 from wdsdist.shards.tar import AUTO, FIRST_DOT, check_rule, decide, is_tar, merge
+from wdsdist.shards.unindexed import check_names, tars_below, tars_in
 
 _REMOTE_WORKERS = 16
 """Shards that are read from a store at once: latency, not the CPU, limits the throughput there."""
 
 _log = logging.getLogger("wdsdist")
-
-_NAME_A_FOLDER = "name a local folder for the indexes with `--output`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,39 +50,45 @@ class IndexProgress:
     samples_done: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where indexes are written, and how names are cut."""
-
-    target: str
-    options: storage.StorageOptions
-    key_rule: str
-
-
 def index(
     shards: Shards,
     *,
     output: Location | None = None,
+    name: str | None = None,
     key: str = AUTO,
+    on_error: Literal["raise", "skip"] = "raise",
+    keep_first: bool = False,
+    salvage: bool = False,
     workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    allow_elsewhere: bool = False,
     progress: Callable[[IndexProgress], None] | None = None,
 ) -> Manifest:
     """Index tars of other tools: write an index beside each, and ``index.json`` in their folder.
 
     Remote tars whose members are large are indexed by reading their headers only, and have no digest then; others
-    are streamed once. Compressed tars are decompressed into a temporary file, one for each worker.
+    are streamed once. Compressed tars are decompressed into a temporary file, one for each worker. The members of a
+    sample may be scattered over its tar: they are read where they lie, and a warning says so.
 
     Args:
-        shards: a folder or URL, one tar, a brace pattern or a list of tars, all in one folder.
+        shards: a folder or URL, one tar, a pattern or a list of tars, as `wdsdist.open` takes them, all in one folder.
         output: another local folder for the indexes and the ``index.json``, which then names the tars by their full
-            paths or URLs: for shards in places that cannot be written. Open the data set by this folder.
+            paths or URLs: for shards in places that cannot be written, or in several folders. Open the data set by
+            this folder.
+        name: write ``index-NAME.json`` instead of ``index.json``, so that a folder holds several data sets, such as
+            splits. Open the data set by this file.
         key: the key rule, where the base names of members are cut into keys and extensions: ``"first-dot"``, the
             convention; ``"last-dot"``; or a regular expression of the key, up to a dot. ``"auto"`` takes the first dot
             unless the names of all tars show that it would put samples together, as of ``v1.5_0001.jpg``; the rule of
             an index.json that is there already is kept. Another rule than the first dot is noted in the indexes.
+        on_error: ``"raise"`` stops at the first tar that cannot be read without losing samples; ``"skip"`` leaves out
+            what readers could not tell apart, such as a sample with the same member twice, and tars that are damaged.
+            Each is listed with its reason in ``index-report.jsonl``; ``manifest.extra["left_out"]`` is their number.
+        keep_first: with ``"skip"``, of a member that is there twice keep the first copy.
+        salvage: with ``"skip"``, index what precedes the damage of plain tars that are cut short or damaged.
         workers: how many shards are read at once; by default one for each core, or 16 of a remote store.
         storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
+        allow_elsewhere: let a list of shards in a file name what lies outside its folder.
         progress: called with an `IndexProgress` before the first shard and after each.
 
     Returns the manifest. Where anything is raised, no ``index.json`` is written.
@@ -93,7 +98,8 @@ def index(
         ShardNotFoundError: a tar does not exist, or a folder holds none.
         IndexNotFoundError: a folder holds shards whose packing was cut off.
         ManifestError: a tar has a name that no index.json may hold, such as one with a control character.
-        IndexFormatError: the tars lie in several folders, or have the same name in the folder for their indexes.
+        IndexFormatError: the tars lie in several folders, or one is named twice.
+        DestinationExistsError: the folder has an ``index.json`` of other tars.
         DestinationError: the indexes cannot be written.
         StorageError: a store cannot be read.
         ArgumentError: an option has a value that cannot work, or names do not show where keys end.
@@ -101,44 +107,122 @@ def index(
     check_rule(key)
     if workers is not None:
         check_integer("workers", workers, 1)
-    named = shards.stores or () if isinstance(shards, Manifest) else expand(shards)
-    options = storage.named(storage_options, named)
+    tolerance = tolerance_of(on_error, keep_first, salvage)
+    file_name = index_json.file_name(name)
+    if not isinstance(shards, Manifest):
+        shards = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
+    options = storage.named(storage_options, shards.stores or () if isinstance(shards, Manifest) else shards)
     locations = _tars(shards, options, together=output is None)
+    if isinstance(shards, list) and locations != shards and name is None:
+        _warn_of_splits(shards[0], locations, options)
     target = storage.split(locations[0])[0] if output is None else storage.normalise(output)
     names = locations if output is not None else [storage.split(location)[1] for location in locations]
     check_names(target, names, elsewhere=output is not None)
-    if output is not None:
-        _prepare(target, locations)
-    elif storage.is_read_only(target):
-        raise DestinationError(f"{storage.shown(target)} cannot be written: {_NAME_A_FOLDER}")
-    known = _known_notes(target, options)
-    if key == AUTO:
-        # What was packed is cut by the first dot; what was indexed, as its index.json says.
-        key = known.get("key_rule", FIRST_DOT if "shuffle_seed" in known else AUTO)
+    mirrors = index_target.prepare(target, locations) if output is not None else None
+    if storage.is_read_only(target):
+        raise DestinationError(f"{storage.shown(target)} cannot be written: {NAME_A_FOLDER}")
+    known = index_target.known(target, file_name, locations, options)
+    key = _known_rule(known) if key == AUTO else key
     with _executor(locations, workers) as executor:
         sizes = list(executor.map(_size, locations, [options] * len(locations)))
-        place = _Place(target, options, key)
-        found = _index_all(executor, locations, sizes, place, progress)
-        found, key = _by_one_rule(executor, locations, sizes, found, place)
-    notes = _notes(found) | ({} if key == FIRST_DOT else {"key_rule": key})
+        jobs = [
+            _Job(location, size, index_target.sidecar(target, location, mirrors), tolerance, key, options)
+            for location, size in zip(locations, sizes, strict=True)
+        ]
+        found = _index_all(executor, jobs, progress)
+        found, key = _by_one_rule(executor, jobs, found)
+    indexed = [(shard, one) for shard, one in zip(names, found, strict=True) if isinstance(one, ShardIndex)]
+    left_out = _all_left_out(target, locations, found)
+    extra = _notes([one for _, one in indexed], known, key)
+    extra |= {"left_out": len(left_out), "on_error": on_error} if left_out else {}
+    extra |= {"mirrors": mirrors} if mirrors is not None else {}
     manifest = Manifest.of(
         target,
-        (Shard.of(name, one) for name, one in zip(names, found, strict=True)),
-        name=storage.split(target)[1],
-        extra={**notes, **({"classes": known["classes"]} if "classes" in known else {})},
+        (Shard.of(shard, one) for shard, one in indexed),
+        name=name or storage.split(target)[1],
+        extra=extra,
         storage_options=dict(options.given),
         stores=options.stores,
         is_named=output is not None,
-        origin=storage.join(target, index_json.FILE_NAME),
+        origin=storage.join(target, file_name),
     )
-    if output is not None:
-        _record(manifest)
-    _save(manifest, target, options)
+    _record(manifest)
+    index_target.save(manifest, target, file_name, left_out, options)
+    _warn(manifest)
     return manifest
 
 
+def index_splits(shards: Location, *, storage_options: Mapping[str, Any] | None = None, **more: Any) -> list[Manifest]:
+    """Index the tars of a folder as one data set for each split, ``index-SPLIT.json``, and return the manifests.
+
+    The splits are those that timm's ``_info.json`` or Megatron-Energon's ``split.yaml`` gives, or those in the names of
+    the tars, such as ``train-00.tar``. Takes and raises what `index` does, and `ArgumentError` where there are no
+    splits, or a tar is in none.
+    """
+    (folder,) = expand(shards, storage_options)
+    options = storage.named(storage_options, [folder])
+    splits = _splits(folder, _tars([folder], options, together=False), options)
+    where = storage.shown(folder)
+    if len(splits.keys() - {""}) < 2:
+        raise ArgumentError(f"{where} has no splits, by names of tars or notes of timm or Energon: index it whole")
+    if none := splits.get(""):
+        raise ArgumentError(f"{where} has {len(none):,} tars of no split, such as {none[0]}: index splits by patterns")
+    return [
+        index([storage.join(folder, tar) for tar in tars], name=split, storage_options=storage_options, **more)
+        for split, tars in splits.items()
+    ]
+
+
+def _splits(folder: str, locations: list[str], options: storage.StorageOptions) -> dict[str, list[str]]:
+    return foreign_notes.find_splits(folder, [storage.split(location)[1] for location in locations], options)
+
+
+def _warn_of_splits(folder: str, locations: list[str], options: storage.StorageOptions) -> None:
+    splits = {split: tars for split, tars in _splits(folder, locations, options).items() if split}
+    if len(splits) > 1:
+        where = storage.shown(folder)
+        counts = ", ".join(f"{split} ({len(tars):,} of the tars)" for split, tars in splits.items())
+        _log.warning(
+            "%s holds what look like splits, %s: they become one data set; `wdsdist index %s --splits` makes one each",
+            where,
+            counts,
+            where,
+        )
+
+
+def _all_left_out(
+    target: str, locations: list[str], found: list[ShardIndex | ShardDamagedError]
+) -> list[dict[str, str | None]]:
+    """Return the lines of the report. Raises `ShardDamagedError` where no sample is left."""
+    left_out = [one for location, index in zip(locations, found, strict=True) for one in _left_out(location, index)]
+    if left_out and not any(one.num_samples for one in found if isinstance(one, ShardIndex)):
+        raise ShardDamagedError(f"no sample of {storage.shown(target)} can be indexed: {left_out[0]['reason']}")
+    return left_out
+
+
+def _left_out(location: str, found: ShardIndex | ShardDamagedError) -> list[dict[str, str | None]]:
+    """Return the lines of the report on one shard."""
+    shard = storage.shown(storage.split(location)[1])
+    if isinstance(found, ShardDamagedError):
+        reason = str(found).replace(storage.shown(location), shard)  # the report may move with the tars
+        return [{"key": None, "shard": shard, "reason": reason}]
+    return [{"key": key or None, "shard": shard, "reason": reason} for key, reason in found.left_out]
+
+
+def _warn(manifest: Manifest) -> None:
+    if scattered := manifest.extra.get("scattered"):
+        _log.warning(
+            "%s: the members of %s samples do not follow one another in their tars: they are read where they lie, with "
+            "a read for each member, and other tools see partial samples; `wdsdist pack` brings them together",
+            storage.shown(manifest.base),
+            f"{scattered:,}",
+        )
+
+
 def _record(manifest: Manifest) -> None:
-    """Record the manifest as trusted, because the user named its locations."""
+    """Record the manifest as trusted where the user named its locations."""
+    if not manifest.is_named:
+        return
     try:
         trusted_digests.record(index_json.dumps(manifest))
     except (DestinationError, ArgumentError, OSError) as error:
@@ -152,7 +236,7 @@ def _refuse_links(manifest: Manifest) -> None:
         if part.is_named or storage.is_remote(location):
             continue
         if storage.is_remote(part.base) or not lies_in(Path(location), storage.local_path(part.base)):
-            raise DestinationError(f"{location} lies outside {storage.shown(part.base)}: {_NAME_A_FOLDER}")
+            raise DestinationError(f"{location} lies outside {storage.shown(part.base)}: {NAME_A_FOLDER}")
 
 
 def _executor(
@@ -163,101 +247,84 @@ def _executor(
     return pool(workers, len(locations))
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One tar to index."""
+
+    location: str
+    size: int | None
+    sidecar: str
+    """Path or URL of the index to write."""
+    tolerance: Tolerance
+    key_rule: str
+    options: storage.StorageOptions
+
+
 def _index_all(
-    executor: concurrent.futures.Executor,
-    locations: list[str],
-    sizes: list[int | None],
-    place: _Place,
-    progress: Callable[[IndexProgress], None] | None,
-) -> list[ShardIndex]:
-    """Index all tars concurrently; return the indexes in the order of the tars."""
-    futures = {
-        executor.submit(_index_one, location, size, place): number
-        for number, (location, size) in enumerate(zip(locations, sizes, strict=True))
-    }
-    found: dict[int, ShardIndex] = {}
-    total = sum(size or 0 for size in sizes)
+    executor: concurrent.futures.Executor, jobs: list[_Job], progress: Callable[[IndexProgress], None] | None
+) -> list[ShardIndex | ShardDamagedError]:
+    """Index all tars concurrently; return the indexes in the order of the tars, or why one has none."""
+    futures = {executor.submit(_index_one, job): number for number, job in enumerate(jobs)}
+    found: dict[int, ShardIndex | ShardDamagedError] = {}
+    total = sum(job.size or 0 for job in jobs)
     bytes_done = samples_done = 0
     if progress:
-        progress(IndexProgress(0, len(locations), 0, total, 0))
+        progress(IndexProgress(0, len(jobs), 0, total, 0))
     try:
         for future in concurrent.futures.as_completed(futures):
             one = found[futures[future]] = future.result()
-            bytes_done += one.file.size
-            samples_done += one.num_samples
+            if isinstance(one, ShardIndex):
+                bytes_done += one.file.size
+                samples_done += one.num_samples
             if progress:
                 known = max(total, bytes_done)
-                progress(IndexProgress(len(found), len(locations), bytes_done, known, samples_done))
+                progress(IndexProgress(len(found), len(jobs), bytes_done, known, samples_done))
     except BaseException:
         for future in futures:
             future.cancel()
         raise
-    return [found[number] for number in range(len(locations))]
+    return [found[number] for number in range(len(jobs))]
 
 
-def _index_one(location: str, size: int | None, place: _Place) -> ShardIndex:
+def _index_one(job: _Job) -> ShardIndex | ShardDamagedError:
     """Index a tar; where the key rule is still to be decided, nothing is written."""
-    if storage.is_remote(location):
-        found = scan_remote.index_remote(location, size, place.options, key_rule=place.key_rule)
-    else:
-        found = scan_local.scan_shard(Path(location), key_rule=place.key_rule)
+    how: dict[str, Any] = {"tolerance": job.tolerance, "key_rule": job.key_rule}
+    try:
+        if storage.is_remote(job.location):
+            found = scan_remote.index_remote(job.location, job.size, job.options, **how)
+        else:
+            found = scan_local.scan_shard(Path(job.location), **how)
+    except ShardDamagedError as error:
+        if not job.tolerance.skip:
+            raise
+        return error
     if not found.evidence:
-        _save_one(found, location, place)
+        _save(found, job)
     return found
 
 
-def _save_one(found: ShardIndex, location: str, place: _Place) -> None:
-    if not storage.is_remote(location):
-        scan_local.save_index(found, Path(location), Path(place.target))
-        return
-    name = storage.split(location)[1] + shard_index.SUFFIX
-    with _writable(place.target):
-        storage.write(storage.join(place.target, name), shard_index.dumps(found), place.options)
+def _save(found: ShardIndex, job: _Job) -> None:
+    if storage.is_remote(job.location):
+        index_target.write(job.sidecar, shard_index.dumps(found), job.options)
+    else:
+        scan_local.save_index(found, Path(job.sidecar))
 
 
 def _by_one_rule(
-    executor: concurrent.futures.Executor,
-    locations: list[str],
-    sizes: list[int | None],
-    found: list[ShardIndex],
-    place: _Place,
-) -> tuple[list[ShardIndex], str]:
-    """Decide on the key rule by the names of all tars; return the indexes that it gives, and the rule."""
-    if place.key_rule != AUTO:
-        return found, place.key_rule
-    what = storage.shown(storage.split(locations[0])[0])
-    rule = decide(merge(one.evidence for one in found), what)
-    anew = [number for number, one in enumerate(found) if one.evidence and one.key_rule != rule]
-    made = executor.map(
-        _index_one,
-        [locations[number] for number in anew],
-        [sizes[number] for number in anew],
-        [dataclasses.replace(place, key_rule=rule)] * len(anew),
-    )
+    executor: concurrent.futures.Executor, jobs: list[_Job], found: list[ShardIndex | ShardDamagedError]
+) -> tuple[list[ShardIndex | ShardDamagedError], str]:
+    """Decide on the key rule by the names of all tars; return what it gives, and the rule."""
+    if jobs[0].key_rule != AUTO:
+        return found, jobs[0].key_rule
+    undecided = {number: one for number, one in enumerate(found) if isinstance(one, ShardIndex) and one.evidence}
+    what = storage.shown(storage.split(jobs[0].location)[0])
+    rule = decide(merge(one.evidence for one in undecided.values()), what)
+    anew = [number for number, one in undecided.items() if one.key_rule != rule]
+    made = executor.map(_index_one, [dataclasses.replace(jobs[number], key_rule=rule) for number in anew])
     settled = dict(zip(anew, made, strict=True))
-    for number, one in enumerate(found):
-        if one.evidence and number not in settled:
-            _save_one(one, locations[number], place)
+    for number in undecided.keys() - settled.keys():
+        _save(undecided[number], jobs[number])
     return [settled.get(number, one) for number, one in enumerate(found)], rule
-
-
-def _save(manifest: Manifest, target: str, options: storage.StorageOptions) -> None:
-    if storage.is_remote(target):
-        with _writable(target):
-            storage.write(storage.join(target, index_json.FILE_NAME), index_json.dumps(manifest), options)
-        return
-    try:
-        index_json.save(manifest, Path(target))
-    except OSError as error:
-        raise DestinationError(f"{target} cannot be written ({error.strerror}), so it gets no index.json") from error
-
-
-@contextlib.contextmanager
-def _writable(target: str) -> Iterator[None]:
-    try:
-        yield
-    except StorageError as error:
-        raise DestinationError(f"{error}: {_NAME_A_FOLDER}") from error
 
 
 def _size(location: str, options: storage.StorageOptions) -> int | None:
@@ -268,36 +335,13 @@ def _size(location: str, options: storage.StorageOptions) -> int | None:
     return None if size < 0 else size
 
 
-def _prepare(folder: str, locations: list[str]) -> None:
-    """Create the folder for the indexes of all these tars, after checks of their names."""
-    if storage.is_remote(folder):
-        raise ArgumentError(f"output is {storage.shown(folder)}: it must be a local folder")
-    names = Counter(storage.split(location)[1] for location in locations)
-    name, count = names.most_common(1)[0]
-    if count > 1:
-        raise IndexFormatError(f"{count} of the shards are named {name}: their indexes need folders of their own")
-    for location in locations:
-        if storage.shown(location) != printable(location):
-            raise ArgumentError(
-                f"the URL of {storage.shown(location)} holds a password or a query, which index.json would keep: pass "
-                f"what the store needs as storage_options"
-            )
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DestinationError(f"{folder} cannot be made ({error.strerror})") from error
+def _known_rule(known: Mapping[str, Any]) -> str:
+    """Return the key rule on record: what was packed is cut by the first dot, what was indexed as its notes say."""
+    return check_rule(known.get("key_rule", FIRST_DOT if "shuffle_seed" in known else AUTO))
 
 
-def _known_notes(target: str, options: storage.StorageOptions) -> dict[str, Any]:
-    """Return the notes of the folder's present index.json: a scan of the tars cannot find classes, for example."""
-    try:
-        return index_json.load(storage.join(target, index_json.FILE_NAME), options, allow_elsewhere=True).extra
-    except (IndexNotFoundError, IndexFormatError, StorageError):
-        return {}
-
-
-def _notes(indexes: Iterable[ShardIndex]) -> dict[str, Any]:
-    """Return the notes of index.json on the whole data set: fields, payload bytes, skipped entries."""
+def _notes(indexes: list[ShardIndex], known: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the notes of index.json on the whole data set: fields, payload bytes, skipped entries, known classes."""
     fields: set[str] = set()
     payload = 0
     skipped: Counter[str] = Counter()
@@ -306,22 +350,31 @@ def _notes(indexes: Iterable[ShardIndex]) -> dict[str, Any]:
         payload += int(one.sizes.sum())
         skipped.update(one.skipped)
     notes: dict[str, Any] = {"source": {"kind": "tar"}, "fields": sorted(fields), "payload_bytes": payload}
-    return {**notes, "skipped": dict(sorted(skipped.items()))} if skipped else notes
+    if skipped:
+        notes["skipped"] = dict(sorted(skipped.items()))
+    if scattered := sum(one.num_scattered for one in indexes):
+        notes["scattered"] = scattered
+    if "classes" in known:  # which a scan of the tars cannot find
+        notes["classes"] = known["classes"]
+    if key != FIRST_DOT:
+        notes["key_rule"] = key
+    return notes
 
 
-def _tars(shards: Shards, options: storage.StorageOptions, *, together: bool) -> list[str]:
+def _tars(shards: Manifest | list[str], options: storage.StorageOptions, *, together: bool) -> list[str]:
     """Return the locations of the tars; ``together`` requires that all lie in one folder."""
     if isinstance(shards, Manifest):
         locations = [shards.location(number) for number in range(len(shards.counts))]
         if together:
             _refuse_links(shards)
     else:
-        locations = expand(shards)
+        locations = shards
         if len(locations) == 1 and not is_tar(storage.split(locations[0])[1]):
             folder = locations[0]
             locations = tars_in(folder, options)
             if not locations:
-                raise ShardNotFoundError(f"{storage.shown(folder)} holds no .tar files")
+                hint = tars_below(folder, options)
+                raise ShardNotFoundError(f"{storage.shown(folder)} holds no .tar files{hint}")
     refuse_folders(locations)
     for location in locations:
         if not storage.is_remote(location) and not Path(location).is_file():

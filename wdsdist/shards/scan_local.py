@@ -21,22 +21,23 @@ from wdsdist._util.files import atomic_write, lies_in, sha256
 from wdsdist._util.host import user_cache_dir
 from wdsdist._util.ownership import is_own_file
 from wdsdist.errors import DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
-from wdsdist.shards.index import SUFFIX, ShardIndex, Stored, beside, dumps, from_members, load
+from wdsdist.shards.index import STRICT, SUFFIX, ShardIndex, Stored, Tolerance, beside, dumps, from_members, load
 from wdsdist.shards.tar import FIRST_DOT, Members, is_compressed, scan
 from wdsdist.storage import compression
 
 
-def shard_index(path: Path, *, listed_in: str | None = None, key_rule: str = FIRST_DOT) -> ShardIndex:
+def shard_index(path: Path, *, listed_in: str | None = None, name: str = "", key_rule: str = FIRST_DOT) -> ShardIndex:
     """Return the index of a local tar: from beside it, from the user's cache, or by a scan, whose result is kept.
 
     Args:
         path: the tar.
         listed_in: the folder of the ``index.json`` that lists the tar: its index may stand there too.
+        name: under which name; by default its own.
         key_rule: for a scan. Of ``"auto"``, an index with evidence is kept only by `keep`, once the rule is decided.
 
     Raises `ShardNotFoundError` where there is no tar and `ShardDamagedError` where the tar disagrees with its index.
     """
-    known = known_index(path, listed_in=listed_in)
+    known = known_index(path, listed_in=listed_in, name=name)
     if known is None:
         known = scan_shard(path, key_rule=key_rule)
         if not known.evidence:
@@ -44,7 +45,7 @@ def shard_index(path: Path, *, listed_in: str | None = None, key_rule: str = FIR
     return known
 
 
-def known_index(path: Path, *, listed_in: str | None = None) -> ShardIndex | None:
+def known_index(path: Path, *, listed_in: str | None = None, name: str = "") -> ShardIndex | None:
     """Return the stored index of a local tar, or ``None``. Raises what `shard_index` raises."""
     try:
         size = regular(path).st_size
@@ -54,7 +55,7 @@ def known_index(path: Path, *, listed_in: str | None = None) -> ShardIndex | Non
         raise StorageError(f"shard {path} cannot be read: {error.strerror}") from error
     places = [beside(path), _cached(path)]
     if listed_in is not None and not storage.is_remote(listed_in):
-        places.insert(1, storage.local_path(listed_in) / places[0].name)
+        places.insert(1, storage.local_path(listed_in) / (name or places[0].name))
     for place in places:
         if place == _cached(path) and not is_own_file(place):
             continue  # another user's: it may be forged
@@ -75,21 +76,26 @@ def known_index(path: Path, *, listed_in: str | None = None) -> ShardIndex | Non
     return None
 
 
-def scan_shard(path: Path, *, label: str = "", tar_size: int = -1, key_rule: str = FIRST_DOT) -> ShardIndex:
+def scan_shard(
+    path: Path, *, label: str = "", tar_size: int = -1, tolerance: Tolerance = STRICT, key_rule: str = FIRST_DOT
+) -> ShardIndex:
     """Scan a whole tar and return its index, digest included.
 
     Args:
         path: the tar, compressed or not.
-        key_rule: as `from_members` takes it.
         label: its name in errors; by default its path.
         tar_size: bytes of the tar in a compressed one, where they are known.
+        tolerance: what is left out rather than being damage.
+        key_rule: as `from_members` takes it.
     """
     label = label or str(path)
     regular(path)
     with decompressed(path, label=label, tar_size=tar_size) as tar, _mapped(tar, label) as content:
-        members = scan(content, label=label)
+        members = scan(content, label=label, salvage=tolerance.salvage)
         digest = hashlib.sha256(content).hexdigest()
-        index = from_members(members, size=len(content), sha256=digest, label=label, key_rule=key_rule)
+        index = from_members(
+            members, size=len(content), sha256=digest, label=label, tolerance=tolerance, key_rule=key_rule
+        )
         return index if tar == path else dataclasses.replace(index, stored=stored(path))
 
 
@@ -161,25 +167,19 @@ def keep(path: Path, index: ShardIndex, listed_in: str | None = None) -> None:
             continue  # kept nowhere: the next process scans again
 
 
-def write_index(path: Path, folder: Path, *, key_rule: str = FIRST_DOT) -> ShardIndex:
-    """Scan a tar and write its index into a folder, unless the key rule is still to be decided.
-
-    Raises `DestinationError` where it cannot be written.
-    """
-    found = scan_shard(path, key_rule=key_rule)
-    if not found.evidence:
-        save_index(found, path, folder)
-    return found
+def write_index(path: Path, place: Path, tolerance: Tolerance = STRICT, *, key_rule: str = FIRST_DOT) -> None:
+    """Scan a tar and write its index to a file. Raises `DestinationError` where it cannot be written."""
+    save_index(scan_shard(path, tolerance=tolerance, key_rule=key_rule), place)
 
 
-def save_index(found: ShardIndex, path: Path, folder: Path) -> None:
-    """Write the index of a tar into a folder. Raises `DestinationError` where it cannot be written."""
+def save_index(found: ShardIndex, place: Path) -> None:
+    """Write an index to a file. Raises `DestinationError` where it cannot be written."""
     try:
-        with atomic_write(folder / beside(path).name) as stream:
+        with atomic_write(place) as stream:
             stream.write(dumps(found))
     except OSError as error:
         raise DestinationError(
-            f"{folder} cannot be written ({error.strerror}): name a folder for the indexes with `--output`"
+            f"{place.parent} cannot be written ({error.strerror}): name a folder for the indexes with `--output`"
         ) from error
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from wdsdist import storage
 from wdsdist.errors import ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.shards import scan_local
-from wdsdist.shards.index import ShardIndex, from_members
+from wdsdist.shards.index import STRICT, ShardIndex, Tolerance, from_members
 from wdsdist.shards.tar import BLOCK, FIRST_DOT, is_compressed, scan
 
 _FIRST = 1 << 20
@@ -66,7 +66,12 @@ class _Ranges:
 
 
 def index_remote(
-    location: str, size: int | None, options: storage.StorageOptions | None = None, *, key_rule: str = FIRST_DOT
+    location: str,
+    size: int | None,
+    options: storage.StorageOptions | None = None,
+    tolerance: Tolerance = STRICT,
+    *,
+    key_rule: str = FIRST_DOT,
 ) -> ShardIndex:
     """Return the index of a remote tar of ``size`` bytes; ``None`` where its store does not give the size.
 
@@ -81,8 +86,8 @@ def index_remote(
     if size is not None and size > 2 * _FIRST and not is_compressed(name):
         try:
             ranges = _Ranges(location, size, options)
-            members = scan(ranges, label=label)
-            return from_members(members, size=size, sha256="", label=label, key_rule=key_rule)
+            members = scan(ranges, label=label, salvage=tolerance.salvage)
+            return from_members(members, size=size, sha256="", label=label, tolerance=tolerance, key_rule=key_rule)
         except (_TooFineError, StorageError):  # or a store without range requests: it may give the whole file
             pass
         except FileNotFoundError as error:
@@ -92,4 +97,4 @@ def index_remote(
         storage.fetch(location, path, options)
         if size is not None and path.stat().st_size != size:
             raise ShardDamagedError(f"{label}: {path.stat().st_size:,} bytes came of its {size:,}: try again")
-        return scan_local.scan_shard(path, label=label, key_rule=key_rule)
+        return scan_local.scan_shard(path, label=label, tolerance=tolerance, key_rule=key_rule)

@@ -137,7 +137,18 @@ def persist(location: str, action: Callable[[], T], verb: str = "read", deadline
                 return action()
         except (FinalError, PassingError) as error:
             pause = attempts.failed(error)
+            renew(location, error)
         time.sleep(pause)
+
+
+def renew(location: str, error: FinalError | PassingError) -> bool:
+    """Forget the clients for locations like this where their credentials have expired; return whether they have."""
+    if not (isinstance(error, PassingError) and error.has_expired):
+        return False
+    import fsspec
+
+    fsspec.get_filesystem_class(location.partition("://")[0]).clear_instance_cache()
+    return True
 
 
 def filesystem(location: str, options: StorageOptions | None, *, retries: bool = True) -> tuple[Any, str]:

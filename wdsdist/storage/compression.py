@@ -16,7 +16,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from wdsdist.errors import ArgumentError, DecodeError, DestinationError, ShardDamagedError, StorageError, WdsdistError
+from wdsdist.errors import (
+    ArgumentError,
+    DecodeError,
+    DestinationError,
+    ExpansionError,
+    ShardDamagedError,
+    StorageError,
+    WdsdistError,
+)
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _SKIPPABLE = b"\x2a\x4d\x18"  # bytes 1 to 3 of the frame without data that pzstd begins with
@@ -195,7 +203,7 @@ class Expansion:
         except DecodeError as error:
             if left >= most:
                 raise
-            raise DecodeError(
+            raise ExpansionError(
                 f"the compressed members of its shard unpack to over {self._most:,} bytes together, more than "
                 f"{_EXPANSION} times its size, as a bomb does: if it is not one, pack them uncompressed"
             ) from error

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from wdsdist.errors import ArgumentError, ShardNotFoundError, StorageError
-from wdsdist.storage.clients import StorageOptions, filesystem, speaks
+from wdsdist.storage.clients import StorageOptions, filesystem, renew, speaks
 from wdsdist.storage.retry import (
     Attempts,
     Deadline,
@@ -134,7 +134,7 @@ def begin_fetch(
     import fsspec.asyn
 
     client, remote = filesystem(location, options, retries=False)
-    copy = _Copy(location, path, client, remote, deadline, connections or _shared)
+    copy = _Copy(location, path, options, client, remote, deadline, connections or _shared)
     return Fetching(copy, asyncio.run_coroutine_threadsafe(copy.run(size), fsspec.asyn.get_loop()))
 
 
@@ -188,6 +188,7 @@ class _Copy:
 
     location: str
     path: Path
+    options: StorageOptions | None
     client: Any
     remote: str
     deadline: Deadline | None
@@ -278,12 +279,15 @@ class _Copy:
         async with self.connections.slot():
             while True:
                 self.requests += 1
+                client = self.client
                 try:
                     with mapped(self.location):
                         return await self._watched(action, watch)
                 except (FinalError, PassingError) as error:
                     self.fault = error
                     pause = attempts.failed(error)
+                    if self.client is client and renew(self.location, error):  # else another part has done it
+                        self.client, self.remote = filesystem(self.location, self.options, retries=False)
                 self.retries += 1
                 await asyncio.sleep(pause)
 

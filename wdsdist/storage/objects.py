@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import errno
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -178,6 +179,21 @@ def names(location: str, suffix: str, options: StorageOptions | None = None) -> 
         except FileNotFoundError:
             found = []
     return sorted(name for name in found if name.endswith(suffix))
+
+
+def glob(location: str, options: StorageOptions | None = None) -> list[str]:
+    """Return the sorted URLs that match a URL with ``*`` or ``[...]`` in its path; none where nothing does."""
+    fixed = re.split(r"[*\[]", location, maxsplit=1)[0].rpartition("/")[0]
+
+    def listed() -> list[str]:
+        client, path = filesystem(fixed, options)
+        root = path.rstrip("/")
+        return [fixed + name[len(root) :] for name in client.glob(root + location[len(fixed) :])]
+
+    try:
+        return sorted(persist(location, listed))
+    except FileNotFoundError:
+        return []
 
 
 def sizes(location: str, options: StorageOptions | None = None) -> dict[str, int]:

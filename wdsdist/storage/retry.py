@@ -23,6 +23,9 @@ _PASSING = {408, 425, 429}  # of 400 to 499: too slow, too early, too many
 _NEVER = {501, 505}  # of 500 and more: not implemented, another version of HTTP
 # Of the options, of the program, of the credentials: what is wrong with them stays wrong.
 _FINAL = (PermissionError, ImportError, NotImplementedError, TypeError, ValueError)
+_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
+"""Codes of S3, with status 400 or 403, for credentials that were good: a new client reads those in their place."""
+_BARE = "400"  # code of a HEAD request that fails: it has no body that would say why
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError"}
 _MISFITS = 5  # what has the wrong length so many times will not get the right one
 
@@ -82,8 +85,12 @@ class PassingError(StorageError):
 
     retry_after: float | None = None
     """Seconds that the store asks to wait for."""
+    has_expired = False
+    """Whether the credentials of the client have expired: the next attempt needs a new one."""
     is_misfit = False
     """Whether the store answered well, but with another number of bytes."""
+    is_vague = False
+    """Whether the store refused without a reason that tells whether another attempt may help."""
 
 
 class UnfitError(PassingError):
@@ -145,14 +152,15 @@ class Attempts:
         attempts = f"after {self._failed} attempt{'s'[: self._failed - 1]}"
         if isinstance(error, FinalError):
             raise StorageError(f"{error} ({attempts})" if self._failed > 1 else f"{error}") from None
-        self._misfits += error.is_misfit
+        self._misfits += error.is_misfit or error.is_vague
         most = min(policy().first_pause * 2 ** min(self._failed - 1, 10), policy().longest_pause)
         pause = (error.retry_after or 0.0) + random.uniform(0, most)
         if self._misfits < _MISFITS:
             if pause < self._deadline.left():
                 return pause
             attempts = f"{attempts} in {self._deadline.seconds:g} s"
-        kind = WrongLengthError if error.is_misfit else StorageError if isinstance(error, UnfitError) else AwayError
+        is_answer = isinstance(error, UnfitError) or error.has_expired
+        kind = WrongLengthError if error.is_misfit else StorageError if is_answer else AwayError
         raise kind(f"{error} ({attempts})") from None
 
 
@@ -195,11 +203,16 @@ def _meaning(error: Exception, location: str, verb: str) -> FileNotFoundError | 
     name = "" if isinstance(told, MisfitError) else f"{type(told).__name__}: "
     text = name + scrubbed(str(told), location)
     message = f"{shown(location)} cannot be {verb}: {text}"
-    if status in _REFUSED or isinstance(told, PermissionError):
+    code = next(filter(None, map(_s3_code, causes)), "")
+    has_expired = code in _EXPIRED or code == _BARE
+    if code in _EXPIRED:
+        message += " (the credentials have expired: renew them)"
+    if not has_expired and (status in _REFUSED or isinstance(told, PermissionError)):
         return FinalError(f"{message} (access is refused: check the credentials)")
-    if _is_final(told, causes, status):
+    if not has_expired and _is_final(told, causes, status):
         return FinalError(message)
     passing = PassingError(message)
+    passing.has_expired, passing.is_vague = has_expired, code == _BARE
     passing.is_misfit = isinstance(told, MisfitError)
     passing.retry_after = next((after for after in map(_retry_after, causes) if after is not None), None)
     return passing
@@ -211,6 +224,11 @@ def _is_final(error: BaseException, causes: list[BaseException], status: int | N
     if status is not None:
         return status in _NEVER or (400 <= status < 500 and status not in _PASSING)
     return isinstance(error, _FINAL) or any(type(cause).__name__ in _NO_CREDENTIALS for cause in causes)
+
+
+def _s3_code(error: BaseException) -> str:
+    response = getattr(error, "response", None)
+    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, Mapping) else ""  # botocore
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import urllib.parse
 from pathlib import Path
 
 from wdsdist.errors import printable
@@ -39,13 +40,20 @@ def is_read_only(location: str) -> bool:
 def normalise(location: str | os.PathLike[str]) -> str:
     """Return a location as a string: absolute where it is local, without a trailing slash.
 
-    >>> normalise("file:///data/train/")
-    '/data/train'
+    >>> normalise("file:///data/my%20train/")
+    '/data/my train'
     """
     text = os.fspath(location)
     if is_remote(text):
         return text.rstrip("/")
-    return os.path.abspath(text.removeprefix("file://"))  # noqa: PTH100 - Path.resolve would follow links
+    return os.path.abspath(_of_file_url(text))  # noqa: PTH100 - Path.resolve would follow links
+
+
+def _of_file_url(text: str) -> str:
+    """Return the path of a ``file://`` URL, which is percent-encoded; any other text unchanged."""
+    if not text.startswith("file://"):
+        return text
+    return urllib.parse.unquote(text.removeprefix("file://").removeprefix("localhost"), errors="surrogateescape")
 
 
 def join(base: str, name: str) -> str:
@@ -55,7 +63,7 @@ def join(base: str, name: str) -> str:
     ('s3://bucket/train/00.tar', 's3://bucket/00.tar')
     """
     if _SCHEME.match(name) or name.startswith("/"):
-        return name.removeprefix("file://")
+        return _of_file_url(name)
     return f"{base.rstrip('/')}/{name}"
 
 
@@ -81,7 +89,7 @@ def beside(location: str, suffix: str) -> str:
 
 def local_path(location: str) -> Path:
     """Return the path of a location that is not remote."""
-    return Path(location.removeprefix("file://"))
+    return Path(_of_file_url(location))
 
 
 def shown(location: str) -> str:

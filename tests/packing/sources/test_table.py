@@ -14,6 +14,7 @@ from tests.support.tables import WRITERS, Record, members
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
+from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import open as catalog
 from wdsdist.shards.tar import stored_size
 
@@ -164,7 +165,7 @@ def test_samples_of_one_shard_are_small(written: Any) -> None:
         ({"image": "__key__", "label": "__key__"}, ArgumentError, "there is one key"),
         ({"caption": "json"}, ArgumentError, "width of .* would become the member json"),
         (["image"], ArgumentTypeError, "it maps names of columns"),
-        ({"source": "cls"}, SourceError, "column 'source': a str value cannot be encoded as 'cls'"),
+        ({"source": "index"}, SourceError, "column 'source': a str value cannot be encoded as 'index'"),
         (dict.fromkeys(records()[0], ""), SourceError, "no column that can become a member"),
     ],
 )
@@ -248,3 +249,37 @@ def test_a_file_that_vanishes_after_the_listing_costs_its_sample_only(tmp_path: 
         pack(tmp_path / "t.parquet", tmp_path / "raised", workers=1)
     manifest = pack(tmp_path / "t.parquet", tmp_path / "out", workers=1, on_error="skip")
     assert (manifest.num_samples, manifest.extra["left_out"]) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "a,label\nx,1\ny,2,3\nz,3\nw\nlast,5\n"),
+        ("a.tsv", "a\tlabel\nx\t1\ny\t2\t3\nz\t3\nw\nlast\t5\n"),
+        ("a.jsonl", '{"a":"x","label":1}\n{"a":\n{"a":"z","label":3}\n[]\n{"a":"last","label":5}\n'),
+    ],
+)
+def test_rows_that_cannot_be_parsed_are_left_out_on_request(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SourceError, match=r"row \d: (Expected 2 columns, got 3|no JSON)"):
+        find(tmp_path / name)
+    made = pack(tmp_path / name, tmp_path / "dest", on_error="skip", shuffle_seed=None, workers=1)
+    assert made.num_samples == 3
+    lines = (tmp_path / "dest" / "pack-report.jsonl").read_text().splitlines()
+    first = 1 if name == "a.jsonl" else 2
+    assert [json.loads(line)["key"] for line in lines] == [f"row {first + 1}", f"row {first + 3}"]
+    reader = ShardReader(made)
+    texts = [bytes(dict(reader.shard(0).members(sample))["txt"]) for sample in range(3)]
+    assert texts == [b"x", b"z", b"last"]
+
+
+def test_messages_number_rows_as_the_file_does_where_some_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("file,label\n0.bin,1\n0.bin,2,3\nnone.bin,3\n")
+    (tmp_path / "0.bin").write_bytes(b"0")
+    options = {"columns": {"file": "bin"}, "on_error": "skip", "workers": 1}
+    assert pack(tmp_path / "a.csv", tmp_path / "dest", **options).num_samples == 1  # type: ignore[arg-type]
+    reasons = [
+        json.loads(line)["reason"] for line in (tmp_path / "dest" / "pack-report.jsonl").read_text().splitlines()
+    ]
+    assert "has 3 fields" in reasons[0]
+    assert "row 4" in reasons[1]

@@ -37,7 +37,12 @@ _TABLE = frozenset({"columns", "root", "allow_outside"})
 _FOLDERS = frozenset({"key", "class_folders", "classes", "split"})
 
 KINDS = (
-    Kind("webdataset", "WebDataset shards, by their folder, a pattern or a list", webdataset.find, frozenset({"key"})),
+    Kind(
+        "webdataset",
+        "WebDataset shards, by their folder, a pattern or a list",
+        webdataset.find,
+        frozenset({"key", "tolerance"}),
+    ),
     # Before all that looks at paths: what Python holds is none.
     Kind("python", "a data set or an iterable of Python", python.find, frozenset({"encode"})),
     Kind("idx", "an IDX set such as train-images-idx3-ubyte.gz", idx.find),
@@ -126,6 +131,11 @@ def _kinds(kind: str | None) -> list[Kind]:
 def _check_options(kind: Kind, found: Source | Stream, options: SourceOptions) -> None:
     for name in options.given():
         if name not in kind.options:
+            if name == "tolerance":
+                raise ArgumentError(
+                    f"{found.location} is of the kind {kind.name!r}, and only WebDataset shards can be salvaged, or "
+                    f"keep the first of members: name them by folder or pattern, or a tar with `--from webdataset`"
+                )
             takers = " or ".join(known.name for known in KINDS if name in known.options)
             raise ArgumentError(
                 f"{name} is {getattr(options, name)!r}, but {found.location} is of the kind {kind.name!r}: only "

@@ -53,7 +53,7 @@ from wdsdist.packing.sources.source import (
     SourceOptions,
 )
 from wdsdist.shards import tar as tarformat
-from wdsdist.shards.tar import BLOCK, CLUTTER, Members, is_clutter, is_tar, is_text, split_name
+from wdsdist.shards.tar import BLOCK, Members, is_tar, is_text, split_name, why_skipped
 from wdsdist.storage import compression
 
 _MOST_BYTES = 2**60  # so that sizes can be added up
@@ -98,7 +98,7 @@ class Tree:
         if holds_tar(path):
             self._tars.append(shown(path))
         if split_name(path) is None:
-            self.skipped[CLUTTER if is_clutter(path) else "name without a key and an extension"] += 1
+            self.skipped[why_skipped(path)] += 1
             self.add_folder(path.rpartition("/")[0])
             return
         full = path.encode("utf-8", "surrogateescape")

@@ -24,7 +24,7 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.columns import Column, extension_of, paths_or_texts, suffix
-from wdsdist.packing.sources.source import Blocks, FileStamp
+from wdsdist.packing.sources.source import Blocks, FileStamp, LeftOut
 from wdsdist.packing.sources.table_rows import Length, Row, Rows
 
 KEPT_BYTES = 256 << 20
@@ -81,6 +81,10 @@ class ArrowTable:
             replace(self._column(place, root), classes=classes.get(name))
             for place, name in enumerate(self.schema.names)
         ]
+
+    def left_out(self) -> list[LeftOut]:
+        """Return the rows that cannot be parsed: these files have none."""
+        return []
 
     def rows(self, used: Sequence[int], columns: Sequence[Column]) -> Iterator[Row]:
         """Yield all rows with the lengths of bytes in place of the bytes; columns that are not used stay empty."""

@@ -9,7 +9,8 @@ Each row is a sample. ``columns=`` (``--column``) says for a column by name: an 
    if one of its first 100 values names a file, relative to the folder of the table; then all its values must.
 3. Bytes become a member whose extension is told by the first value (jpg, png, webp, gif, flac, wav, mp3, npy, ...), or
    else is the column's name. Structs of ``bytes`` and ``path``, as in ``datasets``, are bytes, or else a path.
-4. Class labels with names, as in ``datasets``, and integers named ``label``, ``class`` or ``cls`` become ``cls``.
+4. Class labels with names, as in ``datasets``, and integers or texts named ``label``, ``class`` or ``cls`` become
+   ``cls``; of texts, their number in the sorted list of all, which ``index.json`` keeps as ``classes``.
 5. Lists of numbers of a Parquet or Arrow file become ``<column>.npy``.
 6. The texts named ``caption``, ``text`` or ``txt``, or the only column of texts, become ``txt``.
 7. All other columns become one ``json`` member: an object with an entry for each.
@@ -25,7 +26,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -111,6 +112,20 @@ class Layout:
         if self.key is not None:
             found[self.columns[self.key].name] = KEY
         return found
+
+    def texts_of_classes(self) -> int | None:
+        """Return the place of the column of texts that becomes ``cls``, whose numbers are to be given to it."""
+        found = (member.columns[0] for member in self.members if member.extension == "cls" and member.form == "value")
+        place = next(found, None)
+        return None if place is None or self.columns[place].content != "text" else place
+
+    def with_classes(self, place: int, texts: Iterable[str]) -> Layout:
+        """Return the layout with the texts of such a column numbered, in their order once they are sorted."""
+        classes = tuple(sorted(texts))
+        columns = tuple(
+            replace(column, classes=classes) if at == place else column for at, column in enumerate(self.columns)
+        )
+        return replace(self, columns=columns, classes=classes)
 
     def used(self) -> list[int]:
         """Return the places of the columns that are needed."""
@@ -222,7 +237,7 @@ class _Choice:
             for place, column in enumerate(self.columns)
             if place != self.key and column.name not in self.wanted and column.content != "empty"
         ]
-        texts = [column for _, column in left if column.content == "text"]
+        texts = [column for _, column in left if column.content == "text" and not self.is_label(column)]
         named = [column for column in texts if column.name.lower() in _TEXT_NAMES]
         self.text = next(iter(named or (texts if len(texts) == 1 else [])), None)
         for place, column in left:
@@ -242,7 +257,8 @@ class _Choice:
             return
         for place, column in enumerate(self.columns):
             paths = bool(column.values) and all(map(_MEDIA_PATH.fullmatch, column.values))
-            if paths and place != self.key and column.name not in self.wanted:
+            is_class = any(member.columns == (place,) and member.extension == "cls" for member in self.members)
+            if paths and not is_class and place != self.key and column.name not in self.wanted:
                 raise SourceError(
                     f"column {column.name!r} of {self.label} looks like paths, but {column.values[0]} is no file "
                     f"beside it: name the folder where its paths start with root= (--root), or map the column, as in "
@@ -250,7 +266,7 @@ class _Choice:
                 )
 
     def is_label(self, column: Column) -> bool:
-        is_named = column.content == "integer" and column.name.lower() in _LABEL_NAMES
+        is_named = column.content in ("integer", "text") and column.name.lower() in _LABEL_NAMES
         return column.classes is not None or (is_named and "cls" not in self.taken)
 
     def add_file(self, place: int, column: Column) -> None:

@@ -373,7 +373,10 @@ def _parts(path: bytes, folder: Folder) -> list[_Part | bytes]:
         while 0 < cut < len(names) and _key(names[cut]) == _key(names[cut - 1]):
             cut += 1
         cuts.append((cut, name))
-    twins = {name: f"{shown(path + name)} is there twice: remove one of the two" for name in folder.twins}
+    twins = {
+        name: f"{shown(path + name)} is there twice: remove one, or leave its sample out with `--on-error skip`"
+        for name in folder.twins
+    }
     problems = {**folder.problems, **twins}
     parts: list[_Part | bytes] = []
     start = 0

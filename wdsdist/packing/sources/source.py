@@ -13,6 +13,7 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing.sources.scan import FolderEntries, shown
+from wdsdist.shards.index import Tolerance
 from wdsdist.shards.tar import AUTO, check_rule, stored_size
 
 OnError = Literal["raise", "skip"]
@@ -136,6 +137,8 @@ class Contents:
     """Samples that were listed but cannot be packed; they are not among the numbered ones."""
     blocks: Blocks | None = None
     """Runs of samples that have to be read together; most sources have none, for any sample of theirs is at hand."""
+    origins: Callable[[], Iterator[tuple[str, str]]] | None = None
+    """Yields the shard that each sample comes from, as its ``index.json`` names it, and its key there."""
     of_files: bool = False
     """Whether samples are local files, which any thread can read at any time."""
 
@@ -247,6 +250,8 @@ class SourceOptions:
     """For what Python makes, a function from an item to a sample dict."""
     on_error: OnError = "raise"
     """Whether a sample that cannot be packed is an error, or is left out and told by ``left_out``."""
+    tolerance: Tolerance | None = None
+    """Of WebDataset shards, what ``on_error="skip"`` keeps of damaged ones; by default nothing."""
     scratch: Path | None = None
     """Where a source may keep a large temporary file while it is packed; by default, the system's temporary folder."""
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -266,7 +271,7 @@ class SourceOptions:
 
     def given(self) -> list[str]:
         """Return the names of the options that are for sources of some kinds only and ask for something."""
-        names = ("class_folders", "classes", "split", "columns", "root", "allow_outside", "encode")
+        names = ("class_folders", "classes", "split", "columns", "root", "allow_outside", "encode", "tolerance")
         return [*(["key"] if self.key != AUTO else []), *(name for name in names if getattr(self, name))]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.arrow_files import ArrowFile, ArrowTable, readable
-from wdsdist.packing.sources.columns import check_columns, choose
+from wdsdist.packing.sources.columns import Layout, check_columns, choose
 from wdsdist.packing.sources.paths import Root, lies_below
 from wdsdist.packing.sources.scan import FILE, LINK
 from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source, SourceOptions
@@ -33,6 +33,8 @@ SEVERAL = (*_SUFFIXES["parquet"], *_SUFFIXES["arrow"])
 
 _BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie beside tables and are no samples
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev)(?=[-_.])")
+_MOST_CLASSES = 65_536
+"""Different texts that are numbered as classes: more are no classes, but texts."""
 _STATE, _DICT = "state.json", "dataset_dict.json"
 
 
@@ -128,11 +130,11 @@ def _source(kind: str, location: Path, home: Path, paths: list[Path], options: S
             raise SourceError(f"{path} does not exist, but {location} names it: fetch it again")
     with readable(str(location)):
         if kind in ("csv", "tsv", "jsonl"):
-            table: ArrowTable = TextTable(paths[0], kind, options.scratch)
+            table: ArrowTable = TextTable(paths[0], kind, options.scratch, options.on_error)
         else:
             stamps = tuple(map(FileStamp.of, paths))
             table = ArrowTable(stamps, [ArrowFile(stamp.path) for stamp in stamps])
-        layout = choose(table.columns(root.folder), wanted, str(location))
+        layout = _numbered(choose(table.columns(root.folder), wanted, str(location)), table, str(location))
         listing = TableListing(layout, root, options.on_error)
         rows = functools.partial(table.rows, layout.used(), layout.columns)
         listing.add(rows(), table.place)
@@ -140,6 +142,24 @@ def _source(kind: str, location: Path, home: Path, paths: list[Path], options: S
     return Source(
         kind, str(location), _fingerprint(kind, str(home), table, listing), lambda _: _contents(table, listing)
     )
+
+
+def _numbered(layout: Layout, table: ArrowTable, label: str) -> Layout:
+    """Return a layout with its texts of classes numbered, for which all of them are read once."""
+    place = layout.texts_of_classes()
+    if place is None:
+        return layout
+    texts: set[str] = set()
+    for row in table.rows([place], layout.columns):
+        if row[place] is not None:
+            texts.add(str(row[place]))
+        if len(texts) > _MOST_CLASSES:
+            name = layout.columns[place].name
+            raise SourceError(
+                f"column {name!r} of {label} holds more than {_MOST_CLASSES:,} different texts, too many for classes: "
+                f"map it, as in columns={{{name!r}: 'txt'}} (--column {name}=txt)"
+            )
+    return layout.with_classes(place, texts)
 
 
 def _contents(table: ArrowTable, listing: TableListing) -> Contents:
@@ -157,7 +177,7 @@ def _contents(table: ArrowTable, listing: TableListing) -> Contents:
         take=take,
         has_exact_sizes=table.has_exact_sizes(used, layout.columns),
         notes={**({} if layout.classes is None else {"classes": list(layout.classes)}), "columns": layout.notes()},
-        left_out=listing.left_out(),
+        left_out=(*table.left_out(), *listing.left_out()),
         blocks=blocks,
     )
 
@@ -168,7 +188,7 @@ def _fingerprint(kind: str, home: str, table: ArrowTable, listing: TableListing)
     for file in table.stamps:
         name = os.path.relpath(file.path, home)
         state.update(f"{name}\0{file.size}\0{file.mtime_ns}\n".encode("utf-8", "surrogatepass"))
-    for one in listing.left_out():
+    for one in (*table.left_out(), *listing.left_out()):
         state.update(f"{one.key}\0{one.reason}\n".encode("utf-8", "surrogatepass"))
     return state.hexdigest()
 

@@ -240,6 +240,8 @@ def _media(extension: str, value: Any, finder: Finder, column: Column) -> Iterat
 
 def _plain(column: Column, value: Any) -> Any:
     """Return a value as what JSON or an array can hold; numbers of a CSV are texts until here."""
+    if isinstance(value, str) and column.classes is not None:
+        return _numbers(column.classes)[value]
     if isinstance(value, str) and column.content in ("integer", "number"):
         return int(value) if column.content == "integer" else float(value)
     if value is None or isinstance(value, (str, int, float, list, dict, np.ndarray)):
@@ -247,6 +249,12 @@ def _plain(column: Column, value: Any) -> Any:
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     return str(value)
+
+
+@functools.lru_cache(maxsize=8)
+def _numbers(classes: tuple[str, ...]) -> dict[str, int]:
+    """Return the number of each class."""
+    return {name: number for number, name in enumerate(classes)}
 
 
 def _encoded(extension: str, value: Any, column: Column) -> bytes:

@@ -28,7 +28,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.arrow_files import FIRST, LISTED_ROWS, ArrowFile, ArrowTable, pyarrow
 from wdsdist.packing.sources.columns import Column, Content, paths_or_texts
-from wdsdist.packing.sources.source import FileStamp
+from wdsdist.packing.sources.source import FileStamp, LeftOut, OnError
 from wdsdist.packing.sources.table_rows import Row, Rows
 
 _DELIMITERS = {"csv": ",", "tsv": "\t", "jsonl": "\x1f"}  # the last is in no JSON
@@ -69,9 +69,9 @@ class TextRows(Rows):
 class TextTable(ArrowTable):
     """One file of text as a table."""
 
-    def __init__(self, path: Path, kind: str, scratch: Path | None) -> None:
+    def __init__(self, path: Path, kind: str, scratch: Path | None, on_error: OnError = "raise") -> None:
         pa = pyarrow()
-        text = _TextFile(path, kind)
+        text = _TextFile(path, kind, on_error)
         self._is_json = kind == "jsonl"
         self._profiles = {} if self._is_json else {(place, name): _Profile() for place, name in enumerate(text.names)}
         schema = pa.schema([(str(place), pa.string()) for place in range(len(text.names))])
@@ -79,7 +79,7 @@ class TextTable(ArrowTable):
         with _temporary_file(scratch) as stream:
             with pa.ipc.new_file(pa.PythonFile(stream, mode="w"), schema) as writer:
                 for columns in text.batches():
-                    self._look(text, columns, rows)
+                    columns = self._look(text, columns, rows)
                     writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
                     rows += len(columns[0])
             stream.flush()
@@ -121,30 +121,50 @@ class TextTable(ArrowTable):
             for place, row in zip(places.tolist(), rows, strict=True):
                 texts[place] = list(row)
         names = self._names if self._is_json else None
-        return TextRows(self.stamps[0].path, names, (indices + self._text.first).tolist(), texts)
+        return TextRows(self.stamps[0].path, names, [self._text.number(index) for index in indices.tolist()], texts)
 
-    def _look(self, text: _TextFile, columns: list[Any], before: int) -> None:
-        """Note what columns hold; there are so many rows before these."""
+    def left_out(self) -> list[LeftOut]:
+        """Return the rows that cannot be parsed, where these are left out."""
+        return [LeftOut(f"row {number:,}", reason) for number, reason in sorted(self._text.bad.items())]
+
+    def _look(self, text: _TextFile, columns: list[Any], before: int) -> list[Any]:
+        """Note what columns hold, and return those of the rows that can be parsed; there are so many rows before."""
         if not self._is_json:
             for profile, column in zip(self._profiles.values(), columns, strict=True):
                 values = column.drop_null()
                 profile.add(_written(values), values[: FIRST - len(profile.first)].to_pylist(), "text")
-            return
+            return columns
+        good: list[int] = []
         for start in range(0, len(columns[0]), LISTED_ROWS):
-            for number, line in enumerate(columns[0].slice(start, LISTED_ROWS).to_pylist(), before + start):
-                for name, value in _object(line, text.place(number)).items():
-                    if (0, name) not in self._profiles:
-                        _check_name(name, text.place(number))
-                        self._profiles[0, name] = _Profile()
-                    profile = self._profiles[0, name]
-                    profile.add(_told(value), [value] if isinstance(value, str) else [], "other")
+            for place, line in enumerate(columns[0].slice(start, LISTED_ROWS).to_pylist(), start):
+                index = before + len(good)
+                try:
+                    self._look_at(_object(line, text.place(index)), text.place(index))
+                except SourceError as error:
+                    if text.on_error == "raise":
+                        raise
+                    text.bad[text.number(index)] = str(error).removeprefix(f"{text.place(index)}: ")
+                else:
+                    good.append(place)
+        return columns if len(good) == len(columns[0]) else [columns[0].take(pyarrow().array(good, "int64"))]
+
+    def _look_at(self, row: dict[str, Any], where: str) -> None:
+        for name in row:
+            if (0, name) not in self._profiles:
+                _check_name(name, where)
+        for name, value in row.items():
+            profile = self._profiles.setdefault((0, name), _Profile())
+            profile.add(_told(value), [value] if isinstance(value, str) else [], "other")
 
 
 class _TextFile:
     """A file of text, read as columns of texts."""
 
-    def __init__(self, path: Path, kind: str) -> None:
+    def __init__(self, path: Path, kind: str, on_error: OnError) -> None:
         self.path = str(path)
+        self.on_error = on_error
+        self.bad: dict[int, str] = {}
+        """Rows that cannot be parsed, by their number in messages, and why; they are no rows of the table."""
         self.is_json = kind == "jsonl"
         self.first = 1 if self.is_json else 2  # number of the first row in messages: that of names is one too
         self._delimiter = _DELIMITERS[kind]
@@ -156,7 +176,21 @@ class _TextFile:
 
     def place(self, index: int) -> str:
         """Say where a row stands. Blank lines are not counted."""
-        return f"{self.path}, row {index + self.first:,}"
+        return f"{self.path}, row {self.number(index):,}"
+
+    def number(self, index: int) -> int:
+        """Return the number that a row has in messages, where those that cannot be parsed count too."""
+        number = index + self.first
+        for bad in sorted(self.bad):
+            number += bad <= number
+        return number
+
+    def _leave_out(self, row: Any) -> str:
+        """Decide for pyarrow what becomes of a row with too few or too many fields."""
+        if self.on_error == "raise" or row.number is None:
+            return "error"
+        self.bad[row.number] = f"it has {row.actual_columns:,} fields, and the first row names {row.expected_columns:,}"
+        return "skip"
 
     def batches(self) -> Iterator[list[Any]]:
         """Yield the columns of all rows, some rows at a time, as arrays of texts; an empty field of a CSV is a null."""
@@ -183,7 +217,12 @@ class _TextFile:
         names = ["line"] if self.is_json else None
         read = csv.ReadOptions(block_size=_BLOCK, use_threads=False, column_names=names)
         quote = False if self.is_json else '"'
-        parse = csv.ParseOptions(delimiter=self._delimiter, quote_char=quote, newlines_in_values=not self.is_json)
+        parse = csv.ParseOptions(
+            delimiter=self._delimiter,
+            quote_char=quote,
+            newlines_in_values=not self.is_json,
+            invalid_row_handler=self._leave_out,
+        )
         return csv.open_csv(source, read, parse, convert)
 
     def _texts(self, batch: Any, before: int) -> list[Any]:

@@ -23,11 +23,19 @@ import numpy.typing as npt
 from wdsdist import cache, storage
 from wdsdist._util.array_types import Int64s, Uint64s
 from wdsdist._util.pools import pool
-from wdsdist.errors import IndexFormatError, IndexNotFoundError, ManifestError, SourceError, SourceNotFoundError
+from wdsdist.errors import (
+    IndexFormatError,
+    IndexNotFoundError,
+    ManifestError,
+    ShardDamagedError,
+    SourceError,
+    SourceNotFoundError,
+)
 from wdsdist.packing.sources.source import (
     BrokenPayload,
     Candidate,
     Contents,
+    LeftOut,
     Payload,
     RangePayload,
     Sample,
@@ -38,16 +46,20 @@ from wdsdist.sampling.permutation import mix_key, mix_keys
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
 from wdsdist.shards import scan_local as tarindex
-from wdsdist.shards.index import ShardIndex
-from wdsdist.shards.manifest import Manifest
-from wdsdist.shards.tar import BLOCK, FIRST_DOT, PLAIN_NAME, SIZE_LIMIT, escaped, is_header_of, is_tar, stored_size
+from wdsdist.shards import spellings, unindexed
+from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
+from wdsdist.shards.manifest import Manifest, Shard
+from wdsdist.shards.tar import BLOCK, FIRST_DOT, PLAIN_NAME, SIZE_LIMIT, escaped, is_member_at, is_tar, stored_size
 from wdsdist.shards.views import view_file
 
 _CHUNK = 1 << 16  # keys that are looked at together
 _REPEATED = mix_key(int.from_bytes(b"keys", "big"), 0)
 
-# What lies beside shards and is none: indexes of many tools, and notes.
-_BESIDE = re.compile(r".*\.(?:json|jsonl|idx|wdsindex|ya?ml|md|txt)|\..*", re.IGNORECASE)
+# What lies beside shards and is none: indexes of many tools, tables, counts and notes.
+_BESIDE = re.compile(
+    r".*\.(?:(?:json|jsonl|csv|tsv)(?:\.gz)?|idx|wdsindex|ya?ml|md|txt|log|parquet|np[yz]|sha256|md5)|\..*",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,7 +151,8 @@ class ShardSamples:
             found: list[tuple[str, Payload]] = [
                 (extension, RangePayload(path, offset, size)) for extension, offset, size in members
             ]
-            if not _is_there(path, f"{stored_key}.{members[0][0]}", members[0][1]):
+            extension, offset, size = members[0]
+            if not _is_there(path, offset, f"{stored_key}.{extension}", size):
                 reason = f"{path} does not hold sample {stored_key} where its index says: run `wdsdist index` anew"
                 found[0] = members[0][0], BrokenPayload(reason, members[0][2])
             yield key, found
@@ -157,8 +170,12 @@ class Shards:
     """Stands between the two."""
     starts: Int64s
     """int64 [shards + 1]: the number of each shard's first sample, and of all samples."""
+    names: list[str]
+    """Of the shards, as ``index.json`` has them."""
     escape: bool = False
     """Whether keys hold dots, and are packed as `escaped` writes them."""
+    left_out: tuple[LeftOut, ...] = ()
+    """What of damaged shards is not among the samples."""
 
     def contents(self, notes: dict[str, Any]) -> Contents:
         """Return the samples; ``notes`` are what ``index.json`` says of the data set and stays true."""
@@ -168,7 +185,13 @@ class Shards:
         if skipped:
             notes = {**notes, "skipped": dict(sorted(skipped.items()))}
         count = int(self.repeated.sum())
-        return Contents(sizes=self.sizes(), take=self.take, notes={**notes, "renamed_keys": count} if count else notes)
+        notes = {**notes, "renamed_keys": count} if count else notes
+        return Contents(sizes=self.sizes(), take=self.take, notes=notes, left_out=self.left_out, origins=self.origins)
+
+    def origins(self) -> Iterator[tuple[str, str]]:
+        """Yield the name of each sample's shard, and its key there."""
+        for name, index in zip(self.names, self.indexes, strict=True):
+            yield from ((name, index.key(sample)) for sample in range(index.num_samples))
 
     def sizes(self) -> Int64s:
         """int64 [samples]: bytes that each takes in a tar."""
@@ -205,32 +228,34 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
     """
     source, forced = candidate.given, options.kind == "webdataset"
     if isinstance(source, Manifest):
-        return _source(source)
+        return _source(source, options)
     if isinstance(source, (list, tuple)) and source and all(isinstance(one, (str, os.PathLike)) for one in source):
-        return _source(_opened(source, options))
+        return _source(_opened(source, options), options)
     if not isinstance(source, (str, os.PathLike)):
         return None
     location = storage.normalise(source)
-    if not forced and not _are_shards(location, candidate, options):
+    is_pattern = spellings.is_pattern(os.fspath(source))
+    if not (forced or is_pattern or _are_shards(location, candidate, options)):
         return None
     try:
-        return _source(_opened(_tars(location, candidate) or location, options))
+        if is_pattern:
+            return _source(_opened(source, options), options)
+        return _source(_opened(_tars(location, candidate) or location, options), options)
     except IndexNotFoundError as error:
         raise SourceNotFoundError(str(error)) from error
 
 
-def _opened(shards: catalog.Shards, options: SourceOptions) -> Manifest:
-    return catalog.open(
-        shards,
-        key=options.key,
-        storage_options=options.storage_options,
-        allow_elsewhere=options.allow_elsewhere,
-    )
+def _opened(shards: spellings.Shards, options: SourceOptions) -> Manifest:
+    given, tolerance = options.storage_options, _tolerance(options)
+    elsewhere = options.allow_elsewhere
+    return catalog.open_tolerant(shards, given, allow_elsewhere=elsewhere, tolerance=tolerance, key=options.key)
+
+
+def _tolerance(options: SourceOptions) -> Tolerance:
+    return options.tolerance or Tolerance(skip=options.on_error == "skip")
 
 
 def _are_shards(location: str, candidate: Candidate, options: SourceOptions) -> bool:
-    if "{" in location and not os.path.exists(location):  # noqa: PTH110 - it may be a URL
-        return True
     name = storage.split(location)[1]
     if is_tar(name) or (storage.is_remote(location) and ("?" in location or Path(name).suffix not in ("", ".json"))):
         return False
@@ -258,7 +283,7 @@ def _tars(location: str, candidate: Candidate) -> list[str]:
     if entries is None or (folder / manifests.FILE_NAME).exists() or not any(map(is_tar, entries.texts())):
         return []
     try:
-        tars = catalog.tars_in(location)
+        tars = unindexed.tars_in(location)
     except IndexNotFoundError as error:
         raise SourceError(str(error)) from error
     others = sorted(name for name in entries.texts() if not is_tar(name) and not _BESIDE.fullmatch(name))
@@ -270,43 +295,84 @@ def _tars(location: str, candidate: Candidate) -> list[str]:
     return tars
 
 
-def _source(manifest: Manifest) -> Source:
+def _source(manifest: Manifest, options: SourceOptions) -> Source:
+    tolerance = _tolerance(options)
     places = [manifest.part(number) for number in range(len(manifest.counts))]
     # A view's shards without a chosen sample are not even fetched.
     shards = [number for number, (part, _) in enumerate(places) if part.picks is None or manifest.counts[number]]
-    paths = [cache.local_shard(manifest, number) for number in shards]
-    with pool(None, len(paths)) as executor:
-        parts = [places[number][0] for number in shards]
-        indexes = list(executor.map(_index_of, paths, (part.base for part in parts), (part.key_rule for part in parts)))
-    for shard, path, index in zip(shards, paths, indexes, strict=True):
-        part, number = places[shard]
-        listed = part.whole.shard(number)
-        if listed.num_samples != index.num_samples or (listed.sha256 and listed.sha256 != index.file.sha256):
-            raise SourceError(f"{path} is not as its index.json says: run `wdsdist verify` on its folder")
-    indexes = [_chosen(*places[number], index) for number, index in zip(shards, indexes, strict=True)]
-    starts = np.cumsum([0, *(index.num_samples for index in indexes)], dtype=np.int64)
+    jobs = [_job(manifest, number, tolerance) for number in shards]
+    with pool(None, len(jobs)) as executor:
+        found = list(executor.map(_index_of, jobs))
     location = storage.shown(manifest.base)
+    left_out = [one for job, index in zip(jobs, found, strict=True) for one in _left_out(job, index)]
+    paths = [str(job.path) for job, index in zip(jobs, found, strict=True) if isinstance(index, ShardIndex)]
+    names = [manifest.shown_name(shards[n]) for n, index in enumerate(found) if isinstance(index, ShardIndex)]
+    indexes = [_chosen(*places[shards[n]], index) for n, index in enumerate(found) if isinstance(index, ShardIndex)]
+    starts = np.cumsum([0, *(index.num_samples for index in indexes)], dtype=np.int64)
     if not starts[-1]:
-        raise SourceError(f"{location} holds no sample in its {len(paths):,} shards")
+        reason = f": {left_out[0].reason}" if left_out else ""
+        raise SourceError(f"{location} holds no sample in its {len(jobs):,} shards{reason}")
     notes = {name: manifest.extra[name] for name in ("classes",) if name in manifest.extra}
     escape = manifest.key_rule != FIRST_DOT
     if escape:
         notes["source_key_rule"] = manifest.key_rule
     keys = Keys.of(map(_escaped, indexes) if escape else indexes)
-    tars = [str(path) for path in paths]
-    _check(keys, tars, starts)
+    _check(keys, paths, starts)
     folders = frozenset(storage.split(manifest.location(number))[0] for number in shards)
     state = hashlib.sha256(f"webdataset\n{sorted(notes.items())}\n".encode())
     for index in indexes:
         state.update(f"{index.num_samples}\0{index.size}\0{index.sha256}\n".encode())
     if manifest.whole is not manifest:
         state.update(manifest.fingerprint.encode())
-    found = Shards(tars, indexes, keys.repeated(), keys.separator(), starts, escape)
-    return Source("webdataset", location, state.hexdigest(), lambda _: found.contents(notes), folders)
+    of_shards = Shards(paths, indexes, keys.repeated(), keys.separator(), starts, names, escape, tuple(left_out))
+    return Source("webdataset", location, state.hexdigest(), lambda _: of_shards.contents(notes), folders)
 
 
-def _index_of(path: Path, base: str, key_rule: str) -> ShardIndex:
-    return tarindex.shard_index(path, listed_in=base, key_rule=key_rule)
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One shard whose index is wanted."""
+
+    path: Path
+    listed: Shard
+    base: str
+    index_name: str
+    tolerance: Tolerance
+    key_rule: str
+    problem: str = ""
+    """Why it cannot be fetched."""
+
+
+def _job(manifest: Manifest, number: int, tolerance: Tolerance) -> _Job:
+    part, place = manifest.part(number)
+    path, problem = storage.local_path(manifest.location(number)), ""
+    try:
+        path = cache.local_shard(manifest, number)
+    except ShardDamagedError as error:
+        if not tolerance.skip:
+            raise
+        problem = str(error) if manifest.is_copied[number] else ""
+    return _Job(path, part.whole.shard(place), part.base, part.index_name(place), tolerance, part.key_rule, problem)
+
+
+def _index_of(job: _Job) -> ShardIndex | ShardDamagedError:
+    """Return the index of a shard, or with a tolerance, why there is none."""
+    path, listed = job.path, job.listed
+    try:
+        if job.problem:
+            raise ShardDamagedError(job.problem)
+        try:
+            index = tarindex.shard_index(path, listed_in=job.base, name=job.index_name, key_rule=job.key_rule)
+        except ShardDamagedError:
+            if not job.tolerance.skip:
+                raise
+            return tarindex.scan_shard(path, tolerance=job.tolerance, key_rule=job.key_rule)
+    except ShardDamagedError as error:
+        if not job.tolerance.skip:
+            raise
+        return error
+    if listed.num_samples != index.num_samples or (listed.sha256 and listed.sha256 != index.file.sha256):
+        raise SourceError(f"{path} is not as its index.json says: run `wdsdist verify` on its folder")
+    return index
 
 
 def _escaped(index: ShardIndex) -> ShardIndex:
@@ -332,6 +398,16 @@ def _chosen(manifest: Manifest, number: int, index: ShardIndex) -> ShardIndex:
             f"pack the view that it was made of, and repeat samples of what that gives"
         )
     return index.of_samples(numbers)
+
+
+def _left_out(job: _Job, index: ShardIndex | ShardDamagedError) -> list[LeftOut]:
+    """Return what is left out of a shard that is damaged; what its own packing left out is not in it."""
+    name = job.path.name
+    if isinstance(index, ShardDamagedError):
+        return [LeftOut(name, str(index).replace(str(job.path), name))]
+    if index.tolerance == STRICT or not job.tolerance.skip:
+        return []
+    return [LeftOut(key or name, f"{name}: {reason}") for key, reason in index.left_out]
 
 
 def _stored_sizes(index: ShardIndex) -> Int64s:
@@ -372,11 +448,12 @@ def _check(keys: Keys, paths: list[str], starts: Int64s) -> None:
             ) from error
 
 
-def _is_there(path: str, name: str, offset: int) -> bool:
-    """Say whether the header before some data can be that of a member with this name."""
+def _is_there(path: str, offset: int, name: str, size: int) -> bool:
+    """Say whether a member lies at an offset, by its headers."""
     try:
         with open(path, "rb", buffering=0) as stream:  # noqa: PTH123 - half the cost of Path.open
-            return is_header_of(name, os.pread(stream.fileno(), BLOCK, offset - BLOCK))
+            file = stream.fileno()
+            return is_member_at(lambda start, stop: os.pread(file, stop - start, start), offset, name, size)
     except OSError:
         return True  # reading the data says what is wrong
 

@@ -2,8 +2,11 @@
 
 JPEG goes through ``simplejpeg`` (libjpeg-turbo without detours) where it is installed, everything else, and what
 simplejpeg does not read, through Pillow. The values of intact JPEGs are Pillow's, bit for bit: both packages carry
-libjpeg-turbo, asked for the same arithmetic. The ``Orientation`` tag of cameras is not applied, as Pillow,
-webdataset and torchvision do not apply it.
+libjpeg-turbo, asked for the same arithmetic.
+
+All images come upright, as people see them: the orientation that a camera noted in EXIF data is applied, which Pillow,
+webdataset and torchvision leave to their users. Grey values of 16 bits become their upper 8, as Pillow does with
+colours of 16 bits.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ import numpy.typing as npt
 
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, DecodeError
+from wdsdist.samples.fields import IMAGE_TYPES
+from wdsdist.samples.images import orientation
 from wdsdist.samples.images.limits import check_max_pixels, check_size, opened
 
 if TYPE_CHECKING:
@@ -51,9 +56,10 @@ _MOST_PADDING = 16
 def image_decoder(specification: str, *, max_pixels: int | None = None) -> Callable[[str, Encoded], Any]:
     """Return a function (extension, bytes) -> image that decodes as webdataset's ``specification`` says.
 
-    It returns None for an extension that is not an image's, so that others may decode it. Type, dtype, shape and
-    layout are webdataset's: ``"rgb8"`` gives uint8 arrays [height, width, 3], ``"torchrgb"`` float32 tensors
-    [3, height, width] in 0..1, ``"pil"`` images. Arrays can be written to. The function pickles.
+    It returns None for an extension that is not an image's, so that others may decode it; it knows more of them than
+    webdataset, such as ``webp`` and ``tif``. Type, dtype, shape and layout are webdataset's: ``"rgb8"`` gives uint8
+    arrays [height, width, 3], ``"torchrgb"`` float32 tensors [3, height, width] in 0..1, ``"pil"`` images. Arrays can
+    be written to. The function pickles.
 
     Raises `ArgumentError` for a specification that does not exist; the function raises `DecodeError` for images that
     are damaged or cut short, or have more than ``max_pixels`` (by default 89,478,485), and ImportError without Pillow.
@@ -64,13 +70,13 @@ def image_decoder(specification: str, *, max_pixels: int | None = None) -> Calla
     >>> decode("txt", b"no image") is None
     True
     """
-    from webdataset.autodecode import IMAGE_EXTENSIONS, imagespecs
+    from webdataset.autodecode import imagespecs
 
     if specification not in imagespecs:
         raise ArgumentError(f"decode is {specification!r}: the image specifications are {', '.join(imagespecs)}")
     kind, element, mode = imagespecs[specification]
     most = check_max_pixels(max_pixels)
-    return _ImageDecoder(frozenset(IMAGE_EXTENSIONS), kind, element == "float", mode.upper(), most)
+    return _ImageDecoder(frozenset(IMAGE_TYPES), kind, element == "float", mode.upper(), most)
 
 
 def decode_rgb(data: Encoded, *, min_width: int = 0, min_height: int = 0, max_pixels: int | None = None) -> Pixels:
@@ -79,7 +85,8 @@ def decode_rgb(data: Encoded, *, min_width: int = 0, min_height: int = 0, max_pi
     Given ``min_width`` or ``min_height``, a JPEG is decoded at the smallest of 1/8, 1/4, 1/2 and full size that has
     at least so many pixels (full size where none has), which takes less time and is free of aliasing. At 1/s, ``width``
     pixels become ``ceil(width / s)``, and pixel ``i`` covers pixels ``s * i`` to ``s * (i + 1)`` of the full image.
-    Other formats are decoded at full size. Grey, palette, CMYK and images with transparency become RGB.
+    Other formats are decoded at full size. Grey, palette, CMYK and images with transparency become RGB. The image is
+    upright, and the sizes are those that it has then.
 
     Raises `DecodeError` for what is no image, for one that is cut short or damaged as far as the decoder can tell, and
     for one of more than ``max_pixels`` (by default 89,478,485); `ArgumentError` for limits below 0.
@@ -93,14 +100,15 @@ def decode_rgb(data: Encoded, *, min_width: int = 0, min_height: int = 0, max_pi
     if pixels is not None:
         return pixels
     with opened(data, most) as image:
-        scale = _scale(*image.size, at_least)
+        turn = orientation.of_image(image)
+        scale = _scale(*image.size, at_least[::-1] if orientation.is_turned(turn) else at_least)
         if scale > 1:  # has an effect on JPEGs only
             image.draft("RGB", (image.width // scale, image.height // scale))
-        return _array(image.convert("RGB"))
+        return orientation.upright(_array(_converted(image, "RGB")), turn)
 
 
 def image_size(data: Encoded, *, max_pixels: int | None = None) -> tuple[int, int]:
-    """Return (width, height) of an encoded image, read from its header.
+    """Return (width, height) of an encoded image once it is upright, read from its header.
 
     Raises `DecodeError` for what is no image, and for one of more than ``max_pixels`` (by default 89,478,485).
 
@@ -110,9 +118,11 @@ def image_size(data: Encoded, *, max_pixels: int | None = None) -> tuple[int, in
     most = check_max_pixels(max_pixels)
     header = _turbo_header(data, most)
     if header is not None:
-        return header[:2]
+        width, height, _ = header
+        return (height, width) if orientation.is_turned(orientation.of_jpeg(data)) else (width, height)
     with opened(data, most) as image:
-        return image.size
+        width, height = image.size
+        return (height, width) if orientation.is_turned(orientation.of_image(image)) else (width, height)
 
 
 def opencv() -> ModuleType | None:
@@ -142,7 +152,8 @@ class _ImageDecoder:
             return _pillow_image(data, self.mode, self.max_pixels, pixels)
         if pixels is None:
             with opened(data, self.max_pixels) as image:
-                pixels = _array(image.convert(self.mode))
+                turn = orientation.of_image(image)
+                pixels = orientation.upright(_array(_converted(image, self.mode)), turn)
         if self.kind == "torch":
             tensor = _channels_first(pixels)
             return tensor / 255 if self.as_float else tensor
@@ -154,14 +165,27 @@ class _ImageDecoder:
 
 
 def _pillow_image(data: Encoded, mode: str, max_pixels: int, pixels: Pixels | None) -> Image.Image:
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     with opened(data, max_pixels) as image:
+        if orientation.of_image(image) != orientation.UPRIGHT:
+            return _converted(ImageOps.exif_transpose(image), mode)  # its EXIF data is as it is now
         if pixels is None:
-            return image.convert(mode)
+            return _converted(image, mode)
         decoded = Image.fromarray(pixels)
         decoded.info = image.info  # EXIF, resolution and colour profile
         return decoded
+
+
+def _converted(image: Image.Image, mode: str) -> Image.Image:
+    """Return an image with other channels of 8 bits each."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
+        from PIL import Image
+
+        info = image.info
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # `convert` makes all above 255 white
+        image.info = info
+    return image.convert(mode)
 
 
 def _channels_first(pixels: Pixels) -> Any:
@@ -189,7 +213,8 @@ def _turbo(data: Encoded, mode: str, max_pixels: int, at_least: tuple[int, int] 
     if mode == "L" and header[2] != "Gray":
         return _grey_of(_turbo(data, "RGB", max_pixels, at_least))
     width, height = header[:2]
-    scale = _scale(width, height, at_least)
+    turn = orientation.of_jpeg(data)
+    scale = _scale(width, height, at_least[::-1] if orientation.is_turned(turn) else at_least)
     arguments = {
         "colorspace": _TURBO_NAMES[mode],
         "min_width": -(-width // scale),
@@ -206,7 +231,7 @@ def _turbo(data: Encoded, mode: str, max_pixels: int, at_least: tuple[int, int] 
             raise DecodeError(f"a JPEG of {len(data):,} bytes is damaged or cut short: {error}") from error
         else:
             return None
-    return pixels.reshape(pixels.shape[:2]) if mode == "L" else pixels
+    return orientation.upright(pixels.reshape(pixels.shape[:2]) if mode == "L" else pixels, turn)
 
 
 def _grey_of(pixels: Pixels | None) -> Pixels | None:

@@ -37,9 +37,10 @@ def shard_index(manifest: Manifest, number: int) -> ShardIndex:
     manifest, number = manifest.part(number)
     location = manifest.location(number)
     if not storage.is_remote(location):
-        return scan_local.shard_index(storage.local_path(location), listed_in=manifest.base)
+        path = storage.local_path(location)
+        return scan_local.shard_index(path, listed_in=manifest.base, name=manifest.index_name(number))
     sidecar = storage.beside(location, shard_files.SUFFIX)
-    listed = storage.split(sidecar)[1].partition("?")[0]
+    listed = manifest.index_name(number)
     options = manifest.client_options
     for place in (storage.join(manifest.base, listed), sidecar):
         try:
@@ -67,6 +68,8 @@ def columns_of_shard(manifest: Manifest, number: int, names: list[str]) -> dict[
     if names == [SHARD]:
         return {SHARD: _shard_column(manifest, number, int(manifest.whole.counts[number]))}
     index = shard_index(manifest, number)
+    part, place = manifest.part(number)
+    part.check_count(place, index.num_samples, part.shown_name(place))
     return {name: _column(manifest, number, index, name) for name in names}
 
 

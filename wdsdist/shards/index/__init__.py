@@ -2,6 +2,19 @@
 
 from wdsdist.shards.index.building import ShardIndexBuilder, from_members
 from wdsdist.shards.index.files import SUFFIX, beside, dumps, load, loads
-from wdsdist.shards.index.values import ShardIndex, Stored
+from wdsdist.shards.index.values import STRICT, ShardIndex, Stored, Tolerance, tolerance_of
 
-__all__ = ["SUFFIX", "ShardIndex", "ShardIndexBuilder", "Stored", "beside", "dumps", "from_members", "load", "loads"]
+__all__ = [
+    "STRICT",
+    "SUFFIX",
+    "ShardIndex",
+    "ShardIndexBuilder",
+    "Stored",
+    "Tolerance",
+    "beside",
+    "dumps",
+    "from_members",
+    "load",
+    "loads",
+    "tolerance_of",
+]

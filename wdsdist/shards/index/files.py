@@ -19,7 +19,7 @@ import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import IndexFormatError
-from wdsdist.shards.index.values import ShardIndex, Stored
+from wdsdist.shards.index.values import STRICT, ShardIndex, Stored, Tolerance
 from wdsdist.shards.tar import FIRST_DOT
 
 SUFFIX = ".wdsindex"
@@ -65,6 +65,7 @@ def dumps(index: ShardIndex) -> bytes:
             **({"left_out": index.left_out} if index.left_out else {}),
             **({"key_rule": index.key_rule} if index.key_rule != FIRST_DOT else {}),
             **({"stored": asdict(index.stored)} if index.stored else {}),
+            **({"tolerance": asdict(index.tolerance)} if index.tolerance != STRICT else {}),
             "arrays": arrays,
         },
         ensure_ascii=True,
@@ -125,6 +126,7 @@ def _parsed(header: dict[str, Any], data: memoryview) -> ShardIndex:
         left_out=tuple((str(key), str(reason)) for key, reason in header.get("left_out", ())),
         key_rule=str(header.get("key_rule", FIRST_DOT)),
         stored=_stored(header["stored"]) if "stored" in header else None,
+        tolerance=_tolerance(header["tolerance"]) if "tolerance" in header else STRICT,
         **arrays,
     )
 
@@ -133,6 +135,12 @@ def _stored(given: dict[str, Any]) -> Stored:
     if not isinstance(given["size"], int) or not isinstance(given["sha256"], str):
         raise ValueError("size or digest of the file are not of their types")
     return Stored(given["size"], given["sha256"])
+
+
+def _tolerance(given: dict[str, Any]) -> Tolerance:
+    if not all(isinstance(value, bool) for value in given.values()):
+        raise ValueError("the tolerance is not of its type")
+    return Tolerance(**given)
 
 
 def _check(index: ShardIndex) -> None:

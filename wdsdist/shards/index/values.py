@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s, runs
+from wdsdist.errors import ArgumentError
 from wdsdist.shards.tar import FIRST_DOT, Evidence
 
 
@@ -17,6 +18,35 @@ class Stored:
 
     size: int
     sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """What is left out of a tar's index rather than being an error. By default nothing is."""
+
+    skip: bool = False
+    """Leave out samples that readers could not tell apart, such as those with the same member twice."""
+    keep_first: bool = False
+    """Of a member that is there twice keep the first copy, rather than leaving out its sample."""
+    salvage: bool = False
+    """Index what precedes the damage of a tar that is cut short, damaged, or lacks its closing blocks."""
+
+
+STRICT = Tolerance()
+
+
+def tolerance_of(on_error: str, keep_first: bool, salvage: bool) -> Tolerance:
+    """Return the tolerance that arguments ask for. Raises `ArgumentError` for those that contradict one another.
+
+    >>> tolerance_of("skip", True, False)
+    Tolerance(skip=True, keep_first=True, salvage=False)
+    """
+    if on_error not in ("raise", "skip"):
+        raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"')
+    if (keep_first or salvage) and on_error != "skip":
+        name = "keep_first" if keep_first else "salvage"
+        raise ArgumentError(f'{name} says what on_error="skip" (`--on-error skip`) keeps: give both')
+    return Tolerance(on_error == "skip", keep_first, salvage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +74,15 @@ class ShardIndex:
     skipped: dict[str, int] = field(default_factory=dict)
     """Number of entries of the tar that belong to no sample, by kind."""
     left_out: tuple[tuple[str, str], ...] = ()
-    """Samples that packing left out, as (key, reason)."""
+    """Samples that packing or indexing left out, as (key, reason); the key of what has none is empty."""
     key_rule: str = FIRST_DOT
     """Where names were cut into keys and extensions."""
     evidence: Evidence = field(default_factory=Evidence, compare=False)
     """What names show about the rule, where it is still to be decided; no part of the file."""
     stored: Stored | None = None
     """The shard's file where it is compressed: all other fields describe the decompressed tar."""
+    tolerance: Tolerance = STRICT
+    """What the tar was indexed with, where it holds what this index leaves out: another scan needs the same."""
 
     @property
     def file(self) -> Stored:
@@ -69,6 +101,17 @@ class ShardIndex:
             return False
         ids = self.extension_ids.reshape(-1, members)
         return bool((np.diff(self.sample_starts) == members).all() and (ids == ids[0]).all())
+
+    @property
+    def num_scattered(self) -> int:
+        """Number of samples whose members do not follow one another in the tar."""
+        if not (np.diff(self.offsets) < 0).any():
+            return 0
+        places = np.empty(len(self.offsets), np.int64)
+        places[np.argsort(self.offsets)] = np.arange(len(self.offsets))
+        starts = self.sample_starts[:-1]
+        spans = np.maximum.reduceat(places, starts) - np.minimum.reduceat(places, starts) + 1
+        return int((spans != np.diff(self.sample_starts)).sum())
 
     def key(self, sample: int) -> str:
         """Return the key of a sample."""

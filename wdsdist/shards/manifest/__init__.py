@@ -2,7 +2,18 @@
 
 from wdsdist.shards.manifest.allowed_locations import check_location
 from wdsdist.shards.manifest.index_json import FILE_NAME, PACK_RECORD, dumps, load, save
-from wdsdist.shards.manifest.manifest import Manifest, Shard
+from wdsdist.shards.manifest.manifest import Manifest, Shard, index_name
 from wdsdist.shards.manifest.trusted_digests import record
 
-__all__ = ["FILE_NAME", "PACK_RECORD", "Manifest", "Shard", "check_location", "dumps", "load", "record", "save"]
+__all__ = [
+    "FILE_NAME",
+    "PACK_RECORD",
+    "Manifest",
+    "Shard",
+    "check_location",
+    "dumps",
+    "index_name",
+    "load",
+    "record",
+    "save",
+]

@@ -84,7 +84,7 @@ def _check_form(base: str, name: str, location: str) -> None:
             f"is a path of {length:,} bytes with a name of {longest:,}, where {LONGEST:,} and {LONGEST_NAME:,} are the "
             f"most"
         )
-    if _CONTROL.search(_decoded(name) if remote else name):
+    if _CONTROL.search(_decoded(name) if remote else location):
         raise ValueError("holds a control character")
     if "::" in name or (remote and "::" in location):
         raise ValueError("holds '::', which chains file systems")

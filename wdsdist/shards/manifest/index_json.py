@@ -6,6 +6,7 @@ It is written last and atomically: where there is no ``index.json`` there is no 
 from __future__ import annotations
 
 import json
+import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from wdsdist import storage
 from wdsdist._util.files import atomic_write
-from wdsdist.errors import IndexFormatError, IndexNotFoundError, ManifestError
+from wdsdist.errors import ArgumentError, IndexFormatError, IndexNotFoundError, ManifestError
 from wdsdist.shards.manifest import entries, remote_index_json
 from wdsdist.shards.manifest.entries import MOST, EntryElsewhereError, EntryError
 from wdsdist.shards.manifest.manifest import Manifest, Shard
@@ -24,10 +25,27 @@ FILE_NAME = "index.json"
 PACK_RECORD = ".wdsdist-pack.json"
 """Written beside the shards when packing begins: without ``FILE_NAME``, packing has not finished."""
 
+_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+
 _KIND = "wids-shard-index-v1"
 
 _WIDEST, _WIDER = 64 << 20, 16
 """Bytes that the names may take in memory, and the most as a multiple of the file's size beyond that."""
+
+
+def file_name(name: str | None) -> str:
+    """Return the name of the file of a data set that shares its folder with others; that of the only one for ``None``.
+
+    Raises `ArgumentError` for a name that would not do as a file's.
+
+    >>> file_name("train"), file_name(None)
+    ('index-train.json', 'index.json')
+    """
+    if name is None:
+        return FILE_NAME
+    if not _NAME.fullmatch(name):
+        raise ArgumentError(f"name is {name!r}: it must be 1 to 64 letters, digits, dots, dashes or underscores")
+    return f"index-{name}.json"
 
 
 def dumps(manifest: Manifest) -> bytes:
@@ -184,7 +202,8 @@ def _is_key_rule(value: Any) -> bool:
 
 _NOTED = (
     ({"classes", "fields"}, _are_names, "a list of names"),
-    ({"payload_bytes", "left_out", "renamed_keys"}, _is_count, "a count"),
+    ({"payload_bytes", "left_out", "excluded", "renamed_keys", "scattered"}, _is_count, "a count"),
+    ({"mirrors", "on_error"}, lambda value: isinstance(value, str), "a text"),
     ({"skipped"}, _are_counts, "an object of counts"),
     ({"columns"}, _are_columns, "an object of names"),
     ({"key_rule", "source_key_rule"}, _is_key_rule, "a key rule"),

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.shared_memory import SharedCopy, is_spawning
-from wdsdist.errors import ArgumentError
-from wdsdist.shards.index import ShardIndex
+from wdsdist.errors import ArgumentError, ShardDamagedError
+from wdsdist.shards.index import SUFFIX, ShardIndex
 from wdsdist.shards.manifest.choices import Choices
 from wdsdist.shards.tar import FIRST_DOT, is_compressed
 from wdsdist.shards.views.picks import NOTES_ON_ALL, Picks, fingerprint_of
@@ -157,6 +157,25 @@ class Manifest(Choices):
         """Return the path or URL of one shard."""
         return storage.join(self.base, self.names[number].decode())
 
+    def check_count(self, number: int, found: int, path: object) -> None:
+        """Raise `ShardDamagedError` where the index of a shard at a path has another number of samples than listed."""
+        listed = int(self.whole.counts[number])
+        if found == listed:
+            return
+        where = storage.shown(self.base)
+        if counts := self.extra.get("counts_from"):
+            raise ShardDamagedError(
+                f"shard {path} has {found:,} samples but {where}/{counts} says {listed:,}: count anew by `wdsdist "
+                f"index {where}`"
+            )
+        raise ShardDamagedError(
+            f"shard {path} has {found:,} samples but its index says {listed:,}: fetch or pack it again"
+        )
+
+    def index_name(self, number: int) -> str:
+        """Return where the index of one shard may lie in the folder of the ``index.json``."""
+        return index_name(self.location(number), self.extra.get("mirrors"))
+
     def shown_name(self, number: int) -> str:
         """Return the name of one shard for messages: of a URL without credentials and query."""
         name = self.names[number].decode()
@@ -261,6 +280,21 @@ class Manifest(Choices):
             f"Manifest({storage.shown(self.base)!r}: {self.num_samples:,} samples in {len(self.counts):,} shards, "
             f"{self.num_bytes:,} bytes)"
         )
+
+
+def index_name(location: str, mirrors: str | None) -> str:
+    """Return where the index of a shard may lie in the folder of its ``index.json``: under its name.
+
+    Where that folder ``mirrors`` the one around all shards, it is the shard's path from there.
+
+    >>> index_name("/data/a/0.tar", "/data"), index_name("/data/a/0.tar", None)
+    ('a/0.tar.wdsindex', '0.tar.wdsindex')
+    """
+    path = location.partition("?")[0] if storage.is_remote(location) else location
+    below = path.removeprefix(f"{mirrors}/") if mirrors is not None else path
+    if below == path or ".." in below.split("/"):
+        below = storage.split(location)[1]
+    return f"{below}{SUFFIX}"
 
 
 def _arrived(kind: type[Manifest], shared: SharedCopy) -> Manifest:

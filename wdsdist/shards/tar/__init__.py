@@ -21,6 +21,7 @@ from wdsdist.shards.tar.key_rule import (
     observe,
     unescaped,
 )
+from wdsdist.shards.tar.member_at import is_member_at
 from wdsdist.shards.tar.naming import (
     CLUTTER,
     CLUTTER_NAMES,
@@ -30,8 +31,9 @@ from wdsdist.shards.tar.naming import (
     is_text,
     split_name,
     split_stored_name,
+    why_skipped,
 )
-from wdsdist.shards.tar.reader import Members, is_header_of, scan, scan_parts
+from wdsdist.shards.tar.reader import Members, scan, scan_parts
 from wdsdist.shards.tar.writer import BLOCK, END, PLAIN_NAME, SIZE_LIMIT, header, padding, stored_size
 
 __all__ = [
@@ -59,7 +61,7 @@ __all__ = [
     "is_clutter",
     "is_compressed",
     "is_cut_alike",
-    "is_header_of",
+    "is_member_at",
     "is_tar",
     "is_text",
     "merge",
@@ -72,4 +74,5 @@ __all__ = [
     "split_stored_name",
     "stored_size",
     "unescaped",
+    "why_skipped",
 ]

@@ -14,6 +14,12 @@ import numpy.typing as npt
 BLOCK = 512
 ZEROS = bytes(BLOCK)
 
+REGULAR = b"0\x007"
+"""Types of regular files."""
+PAX, PAX_SOLARIS, PAX_GLOBAL, LONG_NAME, LONG_LINK, SPARSE = b"xXgLKS"
+EXTENDED = frozenset((PAX, PAX_SOLARIS, PAX_GLOBAL, LONG_NAME, LONG_LINK))
+"""Types of the headers that describe the entry after them."""
+
 Blocks = npt.NDArray[np.uint8]
 """uint8 [headers, 512]."""
 
@@ -61,6 +67,13 @@ def _spelled(sums: npt.NDArray[np.uint32]) -> Blocks:
 def decode(field: bytes) -> str:
     """Decode a NUL-terminated name; bytes that are not UTF-8 become surrogates, as in ``tarfile``."""
     return field.partition(b"\0")[0].decode("utf-8", "surrogateescape")
+
+
+def short_name(block: bytes) -> str:
+    """Return the name in a header block: its name field, behind the prefix that many writers split off at a slash."""
+    name = decode(block[:100])
+    # Only POSIX headers have a prefix: GNU's keep times in its place.
+    return f"{decode(block[345:500])}/{name}" if block[345] and block[257:263] == b"ustar\0" else name
 
 
 def octal(field: bytes) -> int:

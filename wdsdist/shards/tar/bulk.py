@@ -13,18 +13,26 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist.shards.tar.blocks import BLOCK, Blocks, Readable, decode, gather, wrong_checksums
+from wdsdist.shards.tar.blocks import (
+    BLOCK,
+    LONG_NAME,
+    PAX,
+    REGULAR,
+    Blocks,
+    Readable,
+    gather,
+    short_name,
+    wrong_checksums,
+)
 from wdsdist.shards.tar.notes import read_notes
 
-REGULAR = b"0\x007"
 DATALESS = dict(zip(b"123456", ("hard link", "symbolic link", "device", "device", "directory", "device"), strict=True))
 
-_PAX, _LONG_NAME = b"xL"
 _OPAQUE, _FILE, _EMPTY, _NOTES = range(4)
 _KINDS = np.zeros(256, np.uint8)
 _KINDS[list(REGULAR)] = _FILE
 _KINDS[list(DATALESS)] = _EMPTY
-_KINDS[[_PAX, _LONG_NAME]] = _NOTES
+_KINDS[[PAX, LONG_NAME]] = _NOTES
 _SAMPLED, _DENSE = 16, 6 * BLOCK
 """After this many headers that are at most this far apart on average, all blocks are parsed as headers."""
 _PLACES = 8.0 ** np.arange(10, -1, -1)
@@ -145,7 +153,7 @@ def _read_notes(
     rows = np.flatnonzero(is_notes)
     followed = ~np.append(is_notes, True)[rows + 1]  # by an entry that was looked at
     count = len(rows) if followed.all() else int(followed.argmin())
-    notes = read_notes(buffer, chain[rows[:count]] + BLOCK, sizes[rows[:count]], types[rows[:count]] == _LONG_NAME)
+    notes = read_notes(buffer, chain[rows[:count]] + BLOCK, sizes[rows[:count]], types[rows[:count]] == LONG_NAME)
     taken = len(types) if notes.count == len(rows) else int(rows[notes.count])
     return taken, rows[notes.named] + 1, notes.names
 
@@ -170,9 +178,6 @@ def _short_names(heads: Blocks) -> list[str]:
     if text.count(0) != len(fields) - 1:
         text = b"\0".join(field.partition(b"\0")[0] for field in fields)
     names = text.decode("utf-8", "surrogateescape").split("\0") if fields else []
-    # Only POSIX headers have a prefix: GNU's keep times in its place.
     for row in np.flatnonzero(heads[:, 345]).tolist():
-        block = heads[row].tobytes()
-        if block[257:263] == b"ustar\0":
-            names[row] = f"{decode(block[345:500])}/{names[row]}"
+        names[row] = short_name(heads[row].tobytes())
     return names

@@ -53,7 +53,7 @@ def group(names: Sequence[str]) -> Samples | None:
     dots = dots[np.searchsorted(dots, begins)]  # the first of each name
     if len(ends) != len(names) or (dots >= ends - 1).any() or (dots == begins).any():
         return None  # a NUL within, no extension, or no key
-    if (letters[dots - 1] == ord("/")).any() or b"\n" in text or _has_pairs(letters, ord("_")):
+    if (letters[dots - 1] == ord("/")).any() or b"\n" in text or b"PaxHeader" in text or _has_pairs(letters, ord("_")):
         return None
     letters[dots] = 0
     parts = letters.tobytes().split(b"\0")  # in one split, so that the parts are adjacent in memory

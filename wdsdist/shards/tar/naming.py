@@ -15,6 +15,8 @@ CLUTTER = "file of a file manager, such as Thumbs.db"
 """What they are counted as."""
 CLUTTER_NAMES = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini"})
 """Those that look like members, in lower case; the others are hidden."""
+# Extended headers of PAX tars, which tools that do not know them extracted as files: `a/PaxHeaders.17/0001.jpg`.
+_EXTRACTED_HEADER = re.compile(r"(?:^|/)PaxHeaders?(?:\.\d+)?/")
 
 _COMPRESSED = re.compile(r"\.(?:tar\.(?:gz|bz2|xz|zst|lz4|z)|tgz|tbz2?|txz|tzst)$", re.IGNORECASE)
 
@@ -42,7 +44,8 @@ def split_name(name: str) -> tuple[str, str] | None:
 
     The key is the path up to the first dot of the base name; the extension is all that follows, so it may hold
     dots. Returns ``None`` for a name that belongs to no sample: hidden files, names without a dot or with
-    nothing after it, names with a line break, files of file managers such as ``Thumbs.db``, and ``__meta__/`` paths.
+    nothing after it, names with a line break, files of file managers such as ``Thumbs.db``, ``__meta__/`` paths, and
+    extended headers that some tool extracted to files (``PaxHeaders.17/``).
 
     >>> split_name("train.v2/cat/0001.seg.PNG")
     ('train.v2/cat/0001', 'seg.PNG')
@@ -71,6 +74,8 @@ def split_stored_name(name: str, rule: str = FIRST_DOT) -> tuple[str, str] | Non
         return None
     if "__" in name and _META.search(name):
         return None
+    if "PaxHeader" in name and _EXTRACTED_HEADER.search(name):
+        return None
     if "\n" in name and not _FORMAT.match(name):
         return None
     if is_clutter(name[start:]):
@@ -89,6 +94,18 @@ def is_clutter(name: str) -> bool:
     (True, False)
     """
     return name.rpartition("/")[2].lower() in CLUTTER_NAMES
+
+
+def why_skipped(name: str) -> str:
+    """Return the kind of a member that belongs to no sample, for counts.
+
+    >>> why_skipped("a/PaxHeaders.17/0001.jpg"), why_skipped("README")
+    ('PAX header that was extracted to a file', 'name without a key and an extension')
+    """
+    if is_clutter(name):
+        return CLUTTER
+    is_header = _EXTRACTED_HEADER.search(name)
+    return "PAX header that was extracted to a file" if is_header else "name without a key and an extension"
 
 
 def is_text(name: str) -> bool:

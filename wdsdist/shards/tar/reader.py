@@ -12,18 +12,32 @@ import mmap
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from wdsdist.errors import ShardDamagedError
-from wdsdist.shards.tar.blocks import BLOCK, ZEROS, Readable, decode, gather, number, pax_records, wrong_checksums
-from wdsdist.shards.tar.bulk import DATALESS, REGULAR, Run, read_run
+from wdsdist.shards.tar.blocks import (
+    BLOCK,
+    EXTENDED,
+    LONG_LINK,
+    LONG_NAME,
+    PAX_GLOBAL,
+    REGULAR,
+    SPARSE,
+    ZEROS,
+    Readable,
+    decode,
+    gather,
+    number,
+    pax_records,
+    short_name,
+    wrong_checksums,
+)
+from wdsdist.shards.tar.bulk import DATALESS, Run, read_run
 
 _CHUNK = 1 << 20
-_PAX, _PAX_SOLARIS, _PAX_GLOBAL, _LONG_NAME, _LONG_LINK, _SPARSE = b"xXgLKS"
-_EXTENDED = frozenset((_PAX, _PAX_SOLARIS, _PAX_GLOBAL, _LONG_NAME, _LONG_LINK))
 _FEWEST, _MOST = 64, 4096
 """Header blocks per run: few where runs are short, and no more than fit the processor's cache."""
 _PART = 1 << 16  # members whose names are held as Python objects together
@@ -47,10 +61,14 @@ class Members:
     """Number of skipped entries, by kind."""
     end: int
     """Offset of the closing blocks; 0 where they are in a later part."""
+    damage: str = ""
+    """What is wrong with the tar behind these members, which were salvaged."""
 
 
-def scan(buffer: Readable, *, label: str) -> Members:
+def scan(buffer: Readable, *, label: str, salvage: bool = False) -> Members:
     """Return the members of the tar in ``buffer``; ``label`` is its name in errors.
+
+    With ``salvage``, the members before the first damage are returned, with the reason.
 
     Raises ``ShardDamagedError`` for a tar that is cut short, lacks its two closing blocks of zeros, has data
     after them, or holds a header with a wrong checksum, an impossible size or a sparse file.
@@ -61,6 +79,8 @@ def scan(buffer: Readable, *, label: str) -> Members:
     >>> members.names, members.offsets.tolist(), members.sizes.tolist()
     (['a.txt'], [512], [5])
     """
+    if salvage:
+        return _Walk(buffer, label, 0, len(buffer)).salvage()
     (members,) = scan_parts(buffer, label=label, most=len(buffer))
     return members
 
@@ -86,18 +106,6 @@ def scan_parts(
     yield walk.take()
 
 
-def is_header_of(name: str, block: bytes) -> bool:
-    """Return whether a header block can be that of a member with this name.
-
-    >>> from wdsdist.shards.tar.writer import header
-    >>> is_header_of("a.txt", header("a.txt", 5)), is_header_of("b.txt", header("a.txt", 5))
-    (True, False)
-    """
-    if not name.isascii() or len(name) >= 100:
-        return True  # the name is in an extended header before this one, or split in two
-    return decode(block[:100]) == name
-
-
 class _Walk:
     """The state of one scan over the headers of a tar."""
 
@@ -107,6 +115,8 @@ class _Walk:
         self.end = end
         self.label = label
         self.stop = 0
+        self.wrong = 0
+        """Offset of the first header with a wrong checksum, once `check_headers` has raised."""
         self._begin()
 
     def _begin(self) -> None:
@@ -134,6 +144,31 @@ class _Walk:
         self._begin()
         return found
 
+    def salvage(self) -> Members:
+        """Scan the tar up to its first damage."""
+        damage = ""
+        try:
+            for _ in self.run(self.end):
+                pass
+        except ShardDamagedError as error:
+            damage = str(error)
+        first_wrong = self.end
+        try:
+            self.check_headers()
+        except ShardDamagedError as error:
+            damage, first_wrong = str(error), self.wrong
+        found = self.take()
+        # A garbled header led the scan to a wrong offset: what came after it is no member.
+        count = int(np.searchsorted(found.offsets, first_wrong, side="right"))
+        return replace(
+            found,
+            names=found.names[:count],
+            headers=found.headers[:count],
+            offsets=found.offsets[:count],
+            sizes=found.sizes[:count],
+            damage=damage.removeprefix(f"{self.label}: "),
+        )
+
     def run(self, most: int) -> Iterator[None]:
         """Scan the tar; yield whenever ``most`` members or more have been found since `take`."""
         buffer, end = self.buffer, self.end
@@ -159,7 +194,7 @@ class _Walk:
             self.blocks.append(offset)
             if block[156] in REGULAR:
                 offset = self._add(offset, offset, None, None)
-            elif block[156] in _EXTENDED:
+            elif block[156] in EXTENDED:
                 offset = self._extended(offset)
             else:
                 offset = self._pass_over(offset)
@@ -174,7 +209,8 @@ class _Walk:
             wrong = wrong_checksums(gather(self.buffer, part))
             if len(wrong):
                 problem = "a header has a wrong checksum: the tar is damaged"
-                raise self.damaged(int(part[wrong[0]]), problem)
+                self.wrong = int(part[wrong[0]])
+                raise self.damaged(self.wrong, problem)
 
     def _take(self, run: Run) -> int:
         """Add the entries of a run; return the offset of the next one."""
@@ -201,11 +237,8 @@ class _Walk:
         block = buffer[offset:data]
         is_directory = False
         if name is None:  # where an extended header has the name, this one may be cut at a slash
-            name = decode(block[:100])
+            name = short_name(block)
             is_directory = name[-1:] == "/" and block[156] == 0  # as V7 tar spelled it
-            # Only POSIX headers have a prefix: GNU's keep times in its place.
-            if block[345] and block[257:263] == b"ustar\0":
-                name = f"{decode(block[345:500])}/{name}"
         if size is None:
             size = self._number(offset)
         stop = data + size
@@ -227,7 +260,7 @@ class _Walk:
         if kind in DATALESS:
             self._skip(DATALESS[kind])
             return offset + BLOCK
-        if kind == _SPARSE:
+        if kind == SPARSE:
             raise self.damaged(offset, "a sparse file, which a shard cannot hold, starts")
         self._skip(f"entry of unknown type {chr(kind)!r}")
         return offset + BLOCK + size + -size % BLOCK
@@ -241,16 +274,16 @@ class _Walk:
         names: set[str] = set()
         sizes: set[int] = set()
         offset = first
-        while (kind := buffer[offset : offset + BLOCK][156]) in _EXTENDED:
+        while (kind := buffer[offset : offset + BLOCK][156]) in EXTENDED:
             length = self._number(offset)
             data = offset + BLOCK
             if data + length > self.end:
                 raise self._cut(offset, "extended header", length)
-            if kind == _LONG_NAME:
+            if kind == LONG_NAME:
                 names.add(decode(buffer[data : data + length + -length % BLOCK]))
-            elif kind != _LONG_LINK:
+            elif kind != LONG_LINK:
                 records = self._pax_records(offset, buffer[data : data + length])
-                if kind == _PAX_GLOBAL and records.keys() & {"path", "size"}:
+                if kind == PAX_GLOBAL and records.keys() & {"path", "size"}:
                     raise self.damaged(offset, "a global PAX header sets one path or size for all entries")
                 if "path" in records:
                     names.add(self._pax_path(offset, records["path"]))
@@ -258,7 +291,7 @@ class _Walk:
                     sizes.add(self._pax_size(offset, records["size"]))
             offset = data + length + -length % BLOCK
             if offset + BLOCK > self.end or buffer[offset : offset + BLOCK] == ZEROS:
-                if kind == _PAX_GLOBAL:
+                if kind == PAX_GLOBAL:
                     return offset  # a global header may come last
                 raise self.damaged(offset, "an extended header is followed by no entry")
             self.blocks.append(offset)

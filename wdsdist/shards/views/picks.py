@@ -18,7 +18,7 @@ from wdsdist.shards import array_file
 MAGIC, VERSION = b"wds-view", 1
 ARRAYS = {"stored_counts": "<i8", "starts": "<i8", "numbers": "<u4"}
 
-NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out")
+NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out", "excluded", "scattered")
 """Notes of an ``index.json`` that are totals, so that they are wrong for a part of the samples."""
 
 MOST_IN_A_SHARD = 2**32

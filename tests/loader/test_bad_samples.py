@@ -1,0 +1,463 @@
+"""Bad samples under a policy: full batches, the same substitutes everywhere, and a quarantine file of the plant."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+import wdsdist
+from tests.support.tars import npy_bytes, plain_tar
+from wdsdist import BadSample, StreamingDataLoader, StreamingDataset
+from wdsdist.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DecodeError,
+    ErrorBudgetError,
+    SampleError,
+    ShardDamagedError,
+    StorageError,
+)
+from wdsdist.shards import quarantine
+from wdsdist.storage import compression
+
+SHARDS, EACH = 4, 60
+TOTAL = SHARDS * EACH
+FIELDS = ("cls", "npy", "txt")
+
+# One of each sort in a shard of its own and elsewhere.
+NO_NUMBER, CUT, EMPTY, MISSING, UNREADABLE = {3, 130}, {64, 65}, {119, 7}, {180, 239}, {12, 66}
+BAD = NO_NUMBER | CUT | EMPTY | MISSING | UNREADABLE
+KEYS = {f"k{number:03}" for number in range(TOTAL)}
+BAD_KEYS = {f"k{number:03}" for number in BAD}
+
+
+def members_of(number: int) -> list[tuple[str, bytes]]:
+    array = npy_bytes(np.full(3, number, np.int32))
+    found = {
+        "cls": b"seven" if number in NO_NUMBER else b"%d" % number,
+        "npy": array[:-5] if number in CUT else array,
+        "txt": b"" if number in EMPTY else b"\xff" if number in UNREADABLE else b"text %d" % number,
+    }
+    return [(f"k{number:03}.{name}", data) for name, data in found.items() if not (name == "txt" and number in MISSING)]
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("planted")
+    for shard in range(SHARDS):
+        numbers = range(shard * EACH, (shard + 1) * EACH)
+        (folder / f"{shard}.tar").write_bytes(plain_tar(member for number in numbers for member in members_of(number)))
+    wdsdist.index(folder)
+    return folder
+
+
+def reading(folder: Any, **options: Any) -> StreamingDataset:
+    given = {"fields": FIELDS, "decode": True, "on_error": "replace", "seed": 5, **options}
+    return StreamingDataset(folder, **given)
+
+
+def batches(dataset: StreamingDataset, *, workers: int = 0, size: int = 8, **options: Any) -> list[dict[str, Any]]:
+    return list(StreamingDataLoader(dataset, size, num_workers=workers, **options))
+
+
+def keys(found: list[dict[str, Any]]) -> list[str]:
+    return [key for batch in found for key in batch["__key__"]]
+
+
+def listed(path: Path) -> list[str]:
+    return sorted(entry.key for entry in quarantine.read(path))
+
+
+def keep(sample: dict[str, Any]) -> dict[str, Any]:
+    return sample
+
+
+def refuse_threes(sample: dict[str, Any]) -> dict[str, Any]:
+    if int(sample["__key__"][1:]) % 3 == 0:
+        raise BadSample("a multiple of three")
+    return sample
+
+
+def fail_on_tens(sample: dict[str, Any]) -> dict[str, Any] | None:
+    number = int(sample["__key__"][1:])
+    if number % 10 == 0:
+        raise [RuntimeError, KeyError, StopIteration, OSError][number // 10 % 4]("no tens")
+    return None if number % 10 == 1 else sample
+
+
+def test_the_quarantine_is_the_plant_and_no_good_sample_is_lost(planted: Path, tmp_path: Path) -> None:
+    found = batches(reading(planted, quarantine=tmp_path / "bad.jsonl"))
+    assert listed(tmp_path / "bad.jsonl") == sorted(BAD_KEYS)
+    assert set(keys(found)) == KEYS - BAD_KEYS
+    assert [len(batch["__key__"]) for batch in found] == [8] * (TOTAL // 8)
+
+
+def test_a_line_says_which_field_is_bad_and_why(planted: Path, tmp_path: Path) -> None:
+    dataset = reading(planted, quarantine=tmp_path / "bad.jsonl")
+    batches(dataset)
+    found = {entry.key: entry for entry in quarantine.read(tmp_path / "bad.jsonl")}
+    assert {entry.fingerprint for entry in found.values()} == {dataset.fingerprint}
+    assert {int(key[1:]) // EACH for key in found} == {int(entry.shard[0]) for entry in found.values()}
+    assert (found["k003"].field, found["k064"].field, found["k119"].field) == ("cls", "npy", "txt")
+    assert found["k003"].reason.startswith("5 bytes do not decode as 'cls': ValueError")
+    assert found["k119"].reason == "is empty"
+    assert found["k180"].reason == "has no member 'txt': it has cls, npy"
+
+
+def test_a_substitute_is_whole_and_of_the_same_shard(planted: Path) -> None:
+    plain = batches(reading(planted, decode=None, fields=("cls",), on_error="raise"))
+    for before, after in zip(plain, batches(reading(planted)), strict=True):
+        assert after["npy"].shape == (8, 3)
+        assert after["cls"].tolist() == after["npy"][:, 0].tolist() == [int(key[1:]) for key in after["__key__"]]
+        assert after["txt"] == [f"text {number}" for number in after["cls"].tolist()]
+        assert after["__shard__"] == before["__shard__"]
+        moved = [(one, other) for one, other in zip(before["__key__"], after["__key__"], strict=True) if one != other]
+        assert {one for one, _ in moved} <= BAD_KEYS
+
+
+@pytest.mark.parametrize("transform", [None, keep, refuse_threes, fail_on_tens])
+def test_reruns_and_any_number_of_workers_give_the_same_batches(
+    planted: Path, transform: Callable[[Any], Any] | None
+) -> None:
+    first = keys(batches(reading(planted, transform=transform)))
+    for workers in (0, 1, 3):
+        assert keys(batches(reading(planted, transform=transform), workers=workers)) == first
+    assert len(first) == TOTAL
+
+
+def test_a_spawned_worker_gives_the_same_batches_and_the_same_file(planted: Path, tmp_path: Path) -> None:
+    first = keys(batches(reading(planted, quarantine=tmp_path / "one.jsonl")))
+    dataset = reading(planted, quarantine=tmp_path / "other.jsonl")
+    assert keys(batches(dataset, workers=1, multiprocessing_context="spawn")) == first
+    assert listed(tmp_path / "other.jsonl") == listed(tmp_path / "one.jsonl")
+
+
+def test_epochs_differ_in_their_substitutes(planted: Path) -> None:
+    loader = StreamingDataLoader(reading(planted, shuffle=False), 8, num_workers=0)
+    assert keys(list(loader)) != keys(list(loader))
+
+
+def test_a_resumed_run_has_the_substitutes_of_one_that_was_not_cut(planted: Path) -> None:
+    whole = keys(batches(reading(planted)))
+    for stop in (1, 11, 29):
+        loader = StreamingDataLoader(reading(planted), 8, num_workers=0)
+        taken = [batch for _, batch in zip(range(stop), loader, strict=False)]
+        resumed = StreamingDataLoader(reading(planted), 8, num_workers=2)
+        resumed.load_state_dict(loader.state_dict())
+        assert keys(taken) + keys(list(resumed)) == whole
+
+
+def test_ranks_and_batch_sizes_share_the_substitutes(planted: Path) -> None:
+    whole = sorted(keys(batches(reading(planted, num_replicas=1, rank=0, num_canonical_replicas=4))))
+    for world, size in ((2, 8), (4, 3)):
+        found = [
+            batches(reading(planted, num_replicas=world, rank=rank, num_canonical_replicas=4), size=size)
+            for rank in range(world)
+        ]
+        assert {len(of_rank) for of_rank in found} == {TOTAL // world // size}
+        assert sorted(key for of_rank in found for key in keys(of_rank)) == whole
+
+
+def run_rank(folder: Path, path: Path, rank: int, epochs: int) -> None:
+    loader = StreamingDataLoader(
+        reading(folder, num_replicas=2, rank=rank, quarantine=path), 8, num_workers=2, multiprocessing_context="fork"
+    )
+    for _ in range(epochs):
+        assert len(list(loader)) == TOTAL // 16
+
+
+def test_two_ranks_write_one_file_over_several_epochs_and_after_a_kill(planted: Path, tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    context = multiprocessing.get_context("forkserver")
+    for _ in range(2):
+        ranks = [context.Process(target=run_rank, args=(planted, path, rank, 3)) for rank in range(2)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+            assert rank.exitcode == 0
+        assert listed(path) == sorted(BAD_KEYS)
+        path.write_bytes(path.read_bytes()[:-30])  # as one that is killed while it writes may leave it
+
+
+def test_a_second_pass_and_one_that_was_given_up_count_for_themselves(planted: Path, tmp_path: Path) -> None:
+    loader = StreamingDataLoader(reading(planted, quarantine=tmp_path / "bad.jsonl"), 8, num_workers=0)
+    next(iter(loader))
+    for _ in range(2):
+        list(loader)
+        assert loader.stats().bad_samples == len(BAD)
+        assert "10 bad samples replaced" in str(loader.stats())
+    assert listed(tmp_path / "bad.jsonl") == sorted(BAD_KEYS)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_log_has_one_line_and_the_sum_at_the_end(
+    workers: int, planted: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "wdsdist")
+    batches(reading(planted), workers=workers)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert "samples of epoch 0 were bad and replaced so far, the latest in " in warnings[0]
+    assert "10 bad samples replaced" in caplog.text
+
+
+class TestFilter:
+    def test_a_transform_that_raises_bad_sample_is_a_filter(self, planted: Path, tmp_path: Path) -> None:
+        path = tmp_path / "bad.jsonl"
+        found = batches(reading(planted, transform=refuse_threes, quarantine=path))
+        assert not [key for key in keys(found) if int(key[1:]) % 3 == 0]
+        assert {entry.reason for entry in quarantine.read(path) if int(entry.key[1:]) % 3 == 0} <= {
+            "a multiple of three", *(entry.reason for entry in quarantine.read(path) if entry.key in BAD_KEYS)
+        }  # fmt: skip
+
+    def test_any_exception_of_a_transform_and_none_make_a_sample_bad(self, planted: Path, tmp_path: Path) -> None:
+        path = tmp_path / "bad.jsonl"
+        found = batches(reading(planted, transform=fail_on_tens, quarantine=path))
+        assert {int(key[1:]) % 10 for key in keys(found)} == set(range(2, 10))
+        reasons = {entry.reason.partition(":")[0] for entry in quarantine.read(path) if entry.field == ""}
+        assert reasons == {"RuntimeError", "KeyError", "StopIteration", "OSError", "transform returned None"}
+
+    def test_own_collate_functions_get_substitutes_too(self, planted: Path) -> None:
+        found = batches(reading(planted), collate_fn=lambda samples: [sample["__key__"] for sample in samples])
+        assert [key for batch in found for key in batch] == keys(batches(reading(planted)))
+
+    def test_without_a_policy_it_is_an_error_that_names_sample_and_policy(self, planted: Path) -> None:
+        dataset = reading(planted, on_error="raise", transform=refuse_threes, fields=("npy",))
+        with pytest.raises(BadSample, match=r"'k006' of 0\.tar is bad: a multiple of three; .*on_error=\"replace\""):
+            dataset[6]
+
+
+class TestUnlikeValues:
+    @pytest.fixture
+    def shapes(self, tmp_path: Path) -> Path:
+        """Sample 17 has an array of another shape, sample 31 another type, and 32 a member that the others lack."""
+        samples = []
+        for number in range(40):
+            array = np.full((2, 3 if number != 17 else 4), number, np.int64 if number != 31 else np.float32)
+            samples.append({"npy": array, "json": {"a": number}, **({"txt": "more"} if number == 32 else {})})
+        wdsdist.pack(samples, tmp_path / "shards", shard_samples=20)
+        return tmp_path / "shards"
+
+    @pytest.mark.parametrize("transform", [None, keep])
+    def test_a_value_that_is_not_as_others_of_its_shard_is_bad(
+        self, transform: Callable[[Any], Any] | None, shapes: Path, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "bad.jsonl"
+        dataset = reading(shapes, fields=None, transform=transform, quarantine=path)
+        found = batches(dataset, size=4)
+        assert all(batch["npy"].shape == (4, 2, 3) for batch in found)
+        assert listed(path) == ["000000017", "000000031", "000000032"]
+        assert {entry.field for entry in quarantine.read(path)} == {"npy", "txt"}
+        assert len(set(keys(found))) == 37
+
+    def test_values_that_all_differ_are_no_matter_of_bad_samples(self, tmp_path: Path) -> None:
+        samples = [{"npy": np.zeros(number + 1)} for number in range(20)]
+        wdsdist.pack(samples, tmp_path / "shards")
+        with pytest.raises(SampleError, match=r"field 'npy' .* do not form a batch"):
+            batches(reading(tmp_path / "shards", fields=None))
+
+
+class TestOptionalFields:
+    def test_a_missing_or_empty_one_is_none_in_a_list(self, planted: Path) -> None:
+        dataset = reading(planted, fields=("cls", "txt?"), on_error="raise", shuffle=False, decode={"txt": bytes.upper})
+        found = [text for batch in batches(dataset) for text in batch["txt"]]
+        assert {number for number, text in enumerate(found) if text is None} == MISSING | EMPTY
+        assert found[1] == b"TEXT 1"
+
+    @pytest.mark.parametrize("transform", [None, keep])
+    @pytest.mark.parametrize("decode", [None, True])
+    def test_its_column_is_always_a_list(
+        self, transform: Callable[[Any], Any] | None, decode: bool | None, planted: Path
+    ) -> None:
+        for batch in batches(reading(planted, fields=("npy?",), decode=decode, transform=transform), workers=1):
+            assert isinstance(batch["npy"], list)
+            assert {type(value) for value in batch["npy"]} == {np.ndarray if decode else bytes}
+
+    def test_one_that_does_not_decode_is_bad(self, planted: Path, tmp_path: Path) -> None:
+        batches(reading(planted, fields=("txt?",), quarantine=tmp_path / "bad.jsonl"))
+        assert listed(tmp_path / "bad.jsonl") == sorted(f"k{number:03}" for number in UNREADABLE)
+
+    def test_the_mark_stands_at_the_end(self, planted: Path) -> None:
+        with pytest.raises(ArgumentError, match=r"'jpg\?;png': the '\?' of an optional field is its end"):
+            reading(planted, fields=("jpg?;png",))
+        assert reading(planted, fields=("jpg;txt?",), shuffle=False)[0]["jpg"] == "text 0"
+
+
+class TestBudget:
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_more_bad_samples_than_it_allows_end_the_run(self, workers: int, planted: Path) -> None:
+        loader = StreamingDataLoader(reading(planted, error_budget=0.03), 8, num_workers=workers)
+        taken = []
+        with pytest.raises(ErrorBudgetError, match=r"[89] of [\d,]+ samples of epoch 0 were bad on this rank, "
+                           r"more than error_budget=0\.03 allows \(of at least 240 samples\)"):  # fmt: skip
+            taken += loader
+        with pytest.raises(ErrorBudgetError):
+            taken += loader  # an epoch of its own
+
+    def test_as_many_as_it_allows_do_not(self, planted: Path) -> None:
+        assert len(batches(reading(planted, error_budget=len(BAD) / TOTAL))) == 30
+
+    def test_none_ends_it_at_the_first_one(self, planted: Path) -> None:
+        with pytest.raises(ErrorBudgetError, match="1 of "):
+            batches(reading(planted, error_budget=0), size=1)
+
+    def test_it_counts_for_single_samples_too(self, planted: Path) -> None:
+        with pytest.raises(ErrorBudgetError, match=r"error_budget=0\.01"):
+            list(reading(planted, error_budget=0.01))
+
+
+class TestForeignLoaders:
+    def test_the_data_set_alone_gives_substitutes_and_lists(self, planted: Path, tmp_path: Path) -> None:
+        found = [sample["__key__"] for sample in reading(planted, quarantine=tmp_path / "bad.jsonl")]
+        assert set(found) == KEYS - BAD_KEYS
+        assert len(found) == TOTAL
+        assert listed(tmp_path / "bad.jsonl") == sorted(BAD_KEYS)
+
+    def test_a_data_loader_of_torch_does_in_its_workers(self, planted: Path, tmp_path: Path) -> None:
+        dataset = reading(planted, batch_size=8, quarantine=tmp_path / "bad.jsonl")
+        found = [batch["__key__"] for batch in DataLoader(dataset, 8, num_workers=2, multiprocessing_context="fork")]
+        assert found == [batch["__key__"] for batch in batches(reading(planted))]
+        assert listed(tmp_path / "bad.jsonl") == sorted(BAD_KEYS)
+
+    def test_a_sample_by_its_number_is_itself_or_an_error(self, planted: Path) -> None:
+        with pytest.raises(DecodeError, match=r"0\.tar: member k003\.cls: .*ValueError"):
+            reading(planted)[3]
+
+
+class TestWhatIsNoBadSample:
+    @pytest.mark.parametrize("error", [MemoryError, ImportError, ShardDamagedError, StorageError, KeyboardInterrupt])
+    @pytest.mark.parametrize("where", ["transform", "decode"])
+    def test_errors_that_are_no_samples_are_raised(self, error: type[BaseException], where: str, planted: Path) -> None:
+        def fail(_: Any) -> None:
+            raise error("not the sample's fault")
+
+        options: dict[str, Any] = {"transform": fail} if where == "transform" else {"decode": {"npy": fail}}
+        expected = error if where == "transform" or error is KeyboardInterrupt else DecodeError
+        with pytest.raises(expected, match=r"not the sample's fault|needs a package"):
+            batches(reading(planted, fields=("npy",), **options))
+
+    def test_a_damaged_shard_stays_an_error(self, planted: Path, tmp_path: Path) -> None:
+        for path in planted.iterdir():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+        (tmp_path / "2.tar").write_bytes((tmp_path / "2.tar").read_bytes()[:-512])
+        with pytest.raises(ShardDamagedError, match=r"2\.tar"):
+            batches(reading(tmp_path))
+
+    def test_members_that_unpack_to_too_much_together_are_none(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(compression, "_ALWAYS", 1 << 20)
+        monkeypatch.setattr(compression, "_EXPANSION", 2)
+        members = [(f"{number}.txt.gz", gzip.compress(b"x" * 300_000)) for number in range(8)]
+        (tmp_path / "0.tar").write_bytes(plain_tar(members))
+        wdsdist.index(tmp_path)
+        with pytest.raises(DecodeError, match="unpack to over 1,048,576 bytes together"):
+            batches(reading(tmp_path, fields=None), size=2)
+
+    def test_a_shard_without_a_good_sample_is_an_error(self, tmp_path: Path) -> None:
+        wdsdist.pack([{"txt": b"\xff"} for _ in range(9)], tmp_path / "shards")
+        with pytest.raises(SampleError, match=r"has no good sample among its 9 .*txt: 1 bytes do not decode as 'txt'"):
+            batches(reading(tmp_path / "shards", fields=None))
+
+    def test_the_message_without_a_policy_names_it(self, planted: Path) -> None:
+        for error in (DecodeError, SampleError):
+            number = 3 if error is DecodeError else 180
+            with pytest.raises(error, match=r'in the place of such ones, pass on_error="replace"'):
+                reading(planted, on_error="raise")[number]
+
+
+class TestViews:
+    def test_substitutes_come_from_the_view(self, planted: Path, tmp_path: Path) -> None:
+        chosen = sorted(KEYS)[::3]
+        view = wdsdist.open(planted).select(keys=chosen).repeat(2)
+        path = tmp_path / "bad.jsonl"
+        found = keys(batches(reading(view, quarantine=path)))
+        assert len(found) == 2 * len(chosen)
+        assert set(found) == set(chosen) - BAD_KEYS
+        assert listed(path) == sorted(BAD_KEYS & set(chosen))
+        assert {one.fingerprint for one in quarantine.read(path)} == {wdsdist.open(planted).fingerprint}
+
+    def test_a_view_can_leave_out_what_is_listed(self, planted: Path, tmp_path: Path) -> None:
+        batches(reading(planted, quarantine=tmp_path / "bad.jsonl"))
+        view = wdsdist.open(planted).select(exclude=tmp_path / "bad.jsonl")
+        assert set(keys(batches(reading(view, on_error="raise"), size=1))) == KEYS - BAD_KEYS
+
+
+class TestMix:
+    def test_the_policy_is_for_all(self, planted: Path, tmp_path: Path) -> None:
+        path = tmp_path / "bad.jsonl"
+        names = {"a": (planted, 1.0), "b": (planted, 1.0)}
+        options = {"fields": FIELDS, "decode": True, "on_error": "replace", "quarantine": path}
+        batches(wdsdist.mix(names, **options))
+        assert listed(path) == sorted(BAD_KEYS)  # each once: both are the same samples
+        assert {entry.dataset for entry in quarantine.read(path)} <= {"a", "b"}
+        with pytest.raises(ErrorBudgetError):
+            batches(wdsdist.mix(names, error_budget=0.001, **options))
+
+    def test_each_part_may_have_its_own(self, planted: Path, tmp_path: Path) -> None:
+        one = reading(planted, seed=0, quarantine=tmp_path / "bad.jsonl")
+        other = StreamingDataset(planted, fields=("npy",), decode=None, transform=only_key)
+        mixed = wdsdist.mix({"a": (one, 1.0), "b": (other, 1.0)})
+        batches(mixed, collate_fn=list)
+        assert listed(tmp_path / "bad.jsonl") == sorted(BAD_KEYS)
+        with pytest.raises(ArgumentError, match="on_error is given for all data sets, but 'a' is a StreamingDataset"):
+            wdsdist.mix({"a": (one, 1.0), "b": (other, 1.0)}, on_error="replace")
+
+    def test_one_for_all_also_for_parts_that_are_data_sets(self, planted: Path, tmp_path: Path) -> None:
+        one = StreamingDataset(planted, fields=FIELDS, decode=True)
+        path = tmp_path / "bad.jsonl"
+        batches(wdsdist.concat([one], on_error="replace", quarantine=path))
+        assert listed(path) == sorted(BAD_KEYS)
+
+    def test_a_budget_is_for_the_whole_stream(self, planted: Path) -> None:
+        with pytest.raises(ArgumentError, match="with error_budget of its own"):
+            wdsdist.concat([reading(planted, seed=0, error_budget=0.5)])
+
+
+def only_key(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"__key__": sample["__key__"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"on_error": "skip"}, ArgumentError, 'on_error is \'skip\': it must be "raise" or "replace"'),
+        ({"on_error": "raise", "quarantine": "bad.jsonl"}, ArgumentError, 'quarantine is .* on_error="replace"'),
+        ({"on_error": "raise", "error_budget": 0.1}, ArgumentError, 'error_budget is .* on_error="replace"'),
+        ({"error_budget": 2}, ArgumentError, "a share between 0 and 1"),
+        ({"error_budget": True}, ArgumentTypeError, "a share of the samples"),
+        ({"quarantine": "no/such/folder/bad.jsonl"}, ArgumentError, "in a folder that exists"),
+        ({"quarantine": "s3://bucket/bad.jsonl"}, ArgumentError, "a local file"),
+        ({"quarantine": "."}, ArgumentError, "a local file"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(
+    options: dict[str, Any], error: type[Exception], message: str, planted: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        reading(planted, **options)
+
+
+def test_a_quarantine_file_that_cannot_be_written_does_not_end_the_run(
+    planted: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = reading(planted, quarantine=tmp_path / "bad.jsonl")
+    (tmp_path / "bad.jsonl").mkdir()
+    assert len(batches(dataset)) == 30
+    assert "cannot be written" in caplog.text
+
+
+def test_the_quarantine_file_is_lines_of_json(planted: Path, tmp_path: Path) -> None:
+    batches(reading(planted, quarantine=str(tmp_path / "bad.jsonl")))
+    lines = (tmp_path / "bad.jsonl").read_text().splitlines()
+    assert {"key", "shard", "field", "reason", "fingerprint"} == {*json.loads(lines[0])}

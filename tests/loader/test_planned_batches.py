@@ -1,0 +1,213 @@
+"""Planned batches through the loader: exact on any world, with any workers, across resumes, and clear when refused."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import wdsdist
+from wdsdist import StreamingDataLoader, StreamingDataset
+from wdsdist.errors import ArgumentError, StateMismatchError
+from wdsdist.loader import planned_batches
+from wdsdist.shards.manifest import Manifest
+
+DOCUMENTS = 400
+SIZES = np.random.default_rng(0).lognormal(3, 1, DOCUMENTS).astype(np.int64).clip(1, 200)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    """Documents in shards of 60: ``ids`` are raw int32, all the number of the document; ``cls`` is a category."""
+    samples = (
+        {"__key__": f"d{number:03}", "ids": np.full(size, number, np.int32).tobytes(), "cls": number % 3}
+        for number, size in enumerate(SIZES)
+    )
+    return wdsdist.pack(samples, tmp_path_factory.mktemp("documents") / "shards", shard_samples=60)
+
+
+@pytest.fixture(autouse=True)
+def _short_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Blocks of few steps, so that an epoch has several; counts that are kept are those of one test."""
+    monkeypatch.setattr(planned_batches, "BLOCK_STEPS", 4)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def listed(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"__key__": [one["__key__"] for one in samples], "sizes": [len(one["ids"]) for one in samples]}
+
+
+def loader(data: Any, rank: int = 0, ranks: int = 1, workers: int = 0, **more: Any) -> StreamingDataLoader:
+    dataset = StreamingDataset(
+        data, decode={"ids": np.int32}, num_replicas=ranks, rank=rank, shuffle_window=100, num_canonical_replicas=2
+    )
+    if "pack_to" not in more:
+        more = {"collate_fn": listed, **more}
+    return StreamingDataLoader(dataset, num_workers=workers, **more)
+
+
+TOKENS: dict[str, Any] = {"max_tokens": 512, "length": "ids.tokens"}
+
+
+def keys(batches: Any) -> list[str]:
+    return [key for batch in batches for key in batch["__key__"]]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_ranks_have_equal_steps_within_the_budget_and_each_sample_once(data: Manifest, ranks: int) -> None:
+    played: Counter[str] = Counter()
+    lengths = set()
+    for rank in range(ranks):
+        one = loader(data, rank, ranks, **TOKENS)
+        batches = list(one)
+        lengths |= {len(batches), len(one)}
+        assert all(sum(batch["sizes"]) <= 512 for batch in batches)
+        assert one.stats().samples == len(keys(batches))
+        played.update(keys(batches))
+    assert len(lengths) == 1
+    assert played == Counter(f"d{number:03}" for number in range(DOCUMENTS))
+
+
+@pytest.mark.parametrize(
+    "way", [TOKENS, {"group_by": "ids.tokens", "batch_size": 8}, {"bucket_by": "cls.bytes", "batch_size": 8}]
+)
+@pytest.mark.parametrize("how", ["fork", "forkserver"])
+def test_workers_and_epochs_change_what_they_should_and_nothing_else(
+    data: Manifest, way: dict[str, Any], how: str
+) -> None:
+    alone, with_workers = loader(data, **way), loader(data, workers=2, multiprocessing_context=how, **way)
+    epochs = []
+    for epoch in range(2):
+        alone.set_epoch(epoch)
+        with_workers.set_epoch(epoch)
+        batches = [batch["__key__"] for batch in alone]
+        assert [batch["__key__"] for batch in with_workers] == batches
+        epochs.append(batches)
+    assert epochs[0] != epochs[1]
+
+
+def test_a_chain_of_resumes_on_other_worlds_has_each_sample_once(data: Manifest) -> None:
+    rng = np.random.default_rng(7)
+    played: Counter[str] = Counter()
+    state: dict[str, Any] | None = None
+    worlds = [1, 3, 2, 4, 1, 2, 1, 3, 2, 1]
+    for hop, ranks in enumerate(worlds):
+        budget = int(rng.integers(300, 700))
+        loaders = [loader(data, rank, ranks, **{**TOKENS, "max_tokens": budget}) for rank in range(ranks)]
+        for one in loaders:
+            if state is not None:
+                one.load_state_dict(json.loads(json.dumps(state)))
+        iterators = [iter(one) for one in loaders]
+        for _ in range(1 if hop < len(worlds) - 1 else 10**6):
+            batches = [next(iterator, None) for iterator in iterators]
+            assert len({batch is None for batch in batches}) == 1
+            if batches[0] is None:
+                break
+            played.update(keys(batches))
+        states = [one.state_dict() for one in loaders]
+        assert all(one == states[0] for one in states)
+        state = states[0]
+        assert len(json.dumps(state)) < 2048
+    assert played == Counter(f"d{number:03}" for number in range(DOCUMENTS))
+    assert state is not None
+    assert state["consumed"] == DOCUMENTS
+
+
+def test_an_epoch_that_is_over_is_followed_by_the_next(data: Manifest) -> None:
+    one = loader(data, **TOKENS)
+    first = keys(one)
+    other = loader(data, **TOKENS)
+    other.load_state_dict(one.state_dict())
+    assert keys(other) != first
+    assert other.state_dict()["epoch"] == 1
+
+
+def test_packed_rows_have_every_token_and_what_attention_needs(data: Manifest) -> None:
+    tokens: Counter[int] = Counter()
+    for rank in range(2):
+        for batch in loader(data, rank, 2, pack_to=64, length="ids.tokens", batch_size=4, labels=True, workers=1):
+            assert batch["ids"].shape == batch["labels"].shape == (4, 64)
+            used = batch["document_ids"] >= 0
+            tokens.update(batch["ids"][used].tolist())
+            assert not batch["ids"][~used].any()
+            assert batch["cu_seqlens"][[0, -1]].tolist() == [0, 256]
+    assert tokens == {number: int(size) for number, size in enumerate(SIZES)}
+
+
+def test_groups_are_alike_and_buckets_are_pure(data: Manifest) -> None:
+    useful = []
+    for way in ({"group_by": "ids.tokens"}, {}):
+        batches = list(loader(data, batch_size=8, **way))
+        useful.append(np.mean([np.mean(batch["sizes"]) / max(batch["sizes"]) for batch in batches]))
+    assert useful[0] > 0.6 > 0.5 > useful[1]
+    for batch in loader(data, bucket_by="key", batch_size=8):
+        assert len(set(batch["__key__"])) == 1
+
+
+def test_planned_batches_over_views_and_mixes(data: Manifest) -> None:
+    view = data.select('"ids.bytes" >= 40')
+    assert Counter(keys(loader(view, **TOKENS))) == Counter(view.column("key").tolist())
+    shares = {"long": (view, 0.5), "all": (data, 0.5)}
+    mixed = wdsdist.mix(shares, num_replicas=1, rank=0, samples_per_epoch=200, decode={"ids": np.int32})
+    batches = list(StreamingDataLoader(mixed, num_workers=0, collate_fn=listed, **TOKENS))
+    assert len(keys(batches)) == 200
+    assert all(sum(batch["sizes"]) <= 512 for batch in batches)
+
+
+def test_samples_over_the_budget_are_refused_dropped_or_alone(data: Manifest) -> None:
+    longest = int(SIZES.argmax())
+    small = {**TOKENS, "max_tokens": 150}
+    over = int((SIZES > 150).sum())
+    said = "1 sample is" if over == 1 else f"{over} samples are"
+    with pytest.raises(ArgumentError, match=rf"{said} longer than max_tokens=150.*'d{longest:03}'.*oversize"):
+        next(iter(loader(data, **small)))
+    dropped = keys(loader(data, **small, oversize="drop"))
+    assert Counter(dropped) == Counter(f"d{number:03}" for number in range(DOCUMENTS) if SIZES[number] <= 150)
+    alone = list(loader(data, **small, oversize="alone"))
+    assert Counter(keys(alone)) == Counter(f"d{number:03}" for number in range(DOCUMENTS))
+    assert all(sum(batch["sizes"]) <= 150 or len(batch["sizes"]) == 1 for batch in alone)
+
+
+def test_a_state_of_other_batches_is_refused_inside_an_epoch_only(data: Manifest) -> None:
+    one = loader(data, **TOKENS)
+    iterator = iter(one)
+    next(iterator)
+    plain = loader(data, batch_size=8)
+    with pytest.raises(StateMismatchError, match="inside an epoch of batches by other rules"):
+        plain.load_state_dict(one.state_dict())
+    begun = loader(data, batch_size=8)
+    next(iter(begun))
+    with pytest.raises(StateMismatchError, match="inside an epoch of batches by other rules"):
+        loader(data, **TOKENS).load_state_dict(begun.state_dict())
+    for _ in iterator:
+        pass
+    plain.load_state_dict(one.state_dict())
+    assert plain.state_dict()["consumed"] == DOCUMENTS
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"max_tokens": 5}, "max_tokens needs the column of lengths"),
+        ({"max_tokens": 5, "pack_to": 5, "length": "ids.tokens"}, "different ways to make batches"),
+        ({"max_tokens": 0, "length": "ids.tokens"}, "max_tokens is 0"),
+        ({"max_tokens": 5, "length": "txt.tokens"}, "no column 'txt.tokens'"),
+        ({"max_tokens": 5, "length": "ids.tokens", "oversize": "skip"}, "oversize is 'skip'"),
+        ({"max_tokens": 5, "length": "ids.tokens", "cost": "cubic"}, "no column 'cubic'"),
+        ({"max_samples": 5}, "max_samples goes with max_tokens"),
+        ({"labels": True}, "labels goes with pack_to"),
+        ({"pack_to": 8, "length": "ids.tokens", "collate_fn": list}, "either that or collate_fn"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(data: Manifest, options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ArgumentError, match=reason):
+        loader(data, **options)
+
+
+def test_a_column_that_holds_no_lengths_is_refused(data: Manifest) -> None:
+    with pytest.raises(ArgumentError, match="'key' holds no lengths"):
+        next(iter(loader(data, max_tokens=100, length="key")))

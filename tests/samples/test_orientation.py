@@ -1,0 +1,118 @@
+"""Images come upright whatever decodes them, and grey values of 16 bits are scaled to 8."""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+from wdsdist.transforms import RandomResizedCrop, ResizeCenterCrop
+
+from tests.support.photos import encode, photo, psnr
+from wdsdist.packing.reencoding import Reencoding
+from wdsdist.samples.images import decode as images
+from wdsdist.samples.images import orientation
+from wdsdist.samples.images.decode import decode_rgb, image_decoder, image_size
+
+PHOTO = photo(96, 160)
+KINDS = ("jpeg", "png", "webp", "tiff")
+
+
+def exif(turn: int) -> Image.Exif:
+    found = Image.Exif()
+    found[0x010F] = "maker"
+    found[0x0112] = turn
+    return found
+
+
+def turned(turn: int, kind: str = "jpeg", **options: Any) -> bytes:
+    return encode(PHOTO, format=kind, exif=exif(turn), **options)
+
+
+def expected(data: bytes) -> np.ndarray:
+    return np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
+
+
+@pytest.fixture(params=["all packages", "Pillow alone"], autouse=True)
+def packages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "Pillow alone":
+        monkeypatch.setattr(images, "_optional", lambda name: None)
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_that_decodes_gives_the_image_that_people_see(kind: str, turn: int) -> None:
+    data = turned(turn, kind)
+    pixels = expected(data)
+    assert image_size(data) == pixels.shape[1::-1]
+    np.testing.assert_array_equal(decode_rgb(data), pixels)
+    np.testing.assert_array_equal(image_decoder("rgb8")(kind, data) if kind in ("jpeg", "png") else pixels, pixels)
+    np.testing.assert_array_equal(image_decoder("rgb8")("jpg", data), pixels)
+    np.testing.assert_array_equal(image_decoder("torchrgb8")("jpg", data).permute(1, 2, 0).numpy(), pixels)
+    image = image_decoder("pilrgb")("jpg", data)
+    np.testing.assert_array_equal(np.asarray(image), pixels)
+    np.testing.assert_array_equal(np.asarray(ImageOps.exif_transpose(image)), pixels)  # is not turned twice
+    grey = np.asarray(image_decoder("l8")("jpg", data))
+    np.testing.assert_array_equal(grey, np.asarray(Image.fromarray(pixels).convert("L")))
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+@pytest.mark.parametrize("crop", [ResizeCenterCrop((24, 32), resize=40), lambda data: RandomResizedCrop(32)(data, 7)])
+def test_crops_are_those_of_the_upright_image(crop: Callable[[Any], torch.Tensor], turn: int) -> None:
+    data = turned(turn, quality=95)
+    whole = np.ascontiguousarray(expected(data))
+    assert psnr(crop(data).numpy(), crop(whole).numpy()) > 25
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_a_jpeg_is_decoded_at_a_scale_that_suffices_its_upright_sides(turn: int) -> None:
+    data = turned(turn)
+    width, height = image_size(data)
+    assert decode_rgb(data, min_width=width // 2, min_height=height // 4).shape[:2] == (height // 2, width // 2)
+    assert decode_rgb(data, min_width=width // 4, min_height=height // 4).shape[:2] == (height // 4, width // 4)
+
+
+@pytest.mark.parametrize("side", [80, 1000])
+@pytest.mark.parametrize("turn", [1, 3, 6, 7])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_image_that_was_scaled_down_decodes_to_the_same_picture(kind: str, turn: int, side: int) -> None:
+    data = turned(turn, kind)
+    packed = Reencoding(max_side=side, quality=95).apply(data)
+    small = Image.fromarray(expected(data))
+    small.thumbnail((side, side))
+    assert psnr(decode_rgb(packed), np.asarray(small)) > 25
+
+
+@given(st.binary(max_size=80))
+def test_what_is_no_exif_data_turns_nothing(data: bytes) -> None:
+    for start in (b"", b"II*\0", b"MM\0*\0\0\0\x08", b"Exif\0\0II*\0\x08\0\0\0\xff\xff"):
+        assert 1 <= orientation.of_exif(start + data) <= 8
+        assert 1 <= orientation.of_jpeg(b"\xff\xd8\xff\xe1" + struct.pack(">H", len(data) + 2) + start + data) <= 8
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_orientations_are_read_as_pillow_reads_them(turn: int) -> None:
+    for options in ({}, {"dpi": (72, 72)}, {"icc_profile": b"p" * 100_000}, {"comment": "c" * 300}):
+        data = turned(turn, **options)
+        assert orientation.of_jpeg(data) == orientation.of_jpeg(memoryview(data)) == turn
+        assert orientation.of_image(Image.open(io.BytesIO(data))) == turn
+
+
+@pytest.mark.parametrize("kind", ["png", "tiff"])
+@pytest.mark.parametrize("specification", ["l8", "rgb8", "torchrgb8", "pilrgb"])
+def test_grey_of_16_bits_becomes_its_upper_8(specification: str, kind: str) -> None:
+    deep = np.linspace(0, 65535, 96 * 160).astype(np.uint16).reshape(96, 160)
+    stream = io.BytesIO()
+    Image.fromarray(deep).save(stream, kind)
+    found = np.asarray(image_decoder(specification)("png", stream.getvalue()))
+    wanted = (deep >> 8).astype(np.uint8)
+    grey = found[0] if found.shape[0] == 3 else found[..., 0] if found.ndim == 3 else found
+    np.testing.assert_array_equal(grey, wanted)
+    np.testing.assert_array_equal(decode_rgb(stream.getvalue())[..., 1], wanted)

@@ -1,0 +1,127 @@
+"""Epochs of planned batches: each sample once over any chain of worlds, budgets and stops, and every token in rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.examples import fewer
+from wdsdist._util.array_types import Int64s
+from wdsdist.sampling.block_plan import BatchRule, World
+from wdsdist.sampling.order import OrderSettings, epoch_order
+from wdsdist.sampling.planned_epoch import Batching, Place, PlannedEpoch, Segment
+
+COUNTS = np.array([40, 0, 90, 7, 63])
+TOTAL = int(COUNTS.sum())
+FIRSTS = np.cumsum(COUNTS) - COUNTS
+LENGTHS = np.random.default_rng(0).lognormal(3, 1, TOTAL).astype(np.int64).clip(0, 200)
+ORDER = epoch_order(COUNTS, OrderSettings(seed=1, num_canonical_replicas=4, window=50), epoch=2)
+
+
+def lengths(shards: Int64s, samples: Int64s) -> Int64s:
+    return LENGTHS[FIRSTS[shards] + samples]
+
+
+def planned(rule: BatchRule, world: World, place: Place, block: int, **more: object) -> PlannedEpoch:
+    batching = Batching(
+        rule=rule,
+        lengths=lengths,
+        costs=lambda shards, samples, lengths: lengths.astype(np.float64) ** 2,
+        block_samples=block,
+        **more,  # type: ignore[arg-type]
+    )
+    return PlannedEpoch(batching=batching, order=ORDER, world=world, key=9, start=place)
+
+
+def after(epoch: PlannedEpoch, steps: int) -> Place:
+    """Return the place after some steps, counted as plainly as can be."""
+    block, segments = epoch.start
+    for number in range(block, epoch.num_blocks):
+        here = epoch.block(number).plan.steps
+        if steps < here:
+            rule, world = epoch.batching.rule, epoch.world
+            taken = (Segment(world.num_replicas, world.per_node, rule.budget, rule.most, steps),) if steps else ()
+            return Place(number, (*(segments if number == block else ()), *taken))
+        steps -= here
+    return Place(epoch.num_blocks)
+
+
+def rules(kind: str) -> st.SearchStrategy[BatchRule]:
+    if kind == "tokens":
+        return st.builds(BatchRule, kind=st.just(kind), budget=st.integers(200, 600), most=st.sampled_from([0, 0, 5]))
+    return st.builds(BatchRule, kind=st.just(kind), most=st.integers(1, 6))
+
+
+@fewer(4)
+@given(st.data(), st.integers(20, 120), st.sampled_from(["tokens", "groups", "buckets"]))
+def test_any_chain_of_worlds_and_stops_has_each_sample_once(data: st.DataObject, block: int, kind: str) -> None:
+    played: Counter[int] = Counter()
+    place = Place(0)
+    for hop in range(8):
+        rule = data.draw(rules(kind))
+        world = data.draw(st.sampled_from([World(1), World(2, 2), World(3), World(6, 2)]))
+        buckets = (lambda shards, samples: samples % 3) if kind == "buckets" else None
+        epoch = planned(rule, world, place, block, buckets=buckets)
+        total = sum(epoch.steps())
+        stop = total if hop == 7 else data.draw(st.integers(0, min(total, 30)))
+        for rank in range(world.num_replicas):
+            for number, batch in epoch.batches(rank=rank):
+                if number == stop:
+                    break
+                played.update((FIRSTS[batch.places.shards] + batch.places.samples).tolist())
+        place = after(epoch, stop)
+        if place.block == epoch.num_blocks:
+            break
+    assert set(played) == set(range(TOTAL))
+    # Repeated are only samples of batches that some rank had nothing for.
+    assert sum(played.values()) - TOTAL <= 6 * 8 * 8
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
+def test_workers_make_what_one_makes(ranks: int, workers: int, group: int) -> None:
+    world, rule = World(ranks), BatchRule(kind="tokens", budget=300)
+    alone = dict(planned(rule, world, Place(0), 60).batches(rank=ranks - 1))
+    made = {}
+    for worker in range(workers):
+        told: dict[int, int] = {}
+        epoch = planned(rule, world, Place(0), 60)
+        mine = epoch.batches(rank=ranks - 1, worker=worker, num_workers=workers, group=group, on_block=told.__setitem__)
+        made.update(dict(mine))
+        assert list(told.values()) == list(epoch.steps())
+    assert made.keys() == alone.keys()
+    for number, batch in alone.items():
+        for one, other in zip(batch.places, made[number].places, strict=True):
+            assert one.tolist() == other.tolist()
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(16, 64), st.sampled_from(["split", "truncate"]))
+def test_rows_have_every_token_once(ranks: int, rows: int, length: int, long: str) -> None:
+    tokens: Counter[tuple[int, int]] = Counter()
+    for rank in range(ranks):
+        epoch = planned(BatchRule(kind="rows", budget=length, most=rows), World(ranks), Place(0), 60, long=long)
+        for _, (places, pieces) in epoch.batches(rank=rank):
+            assert pieces is not None
+            assert np.bincount(pieces.rows, pieces.stops - pieces.starts, rows).max() <= length
+            numbers = FIRSTS[places.shards] + places.samples
+            for number, start, stop in zip(numbers, pieces.starts, pieces.stops, strict=True):
+                tokens.update((int(number), token) for token in range(start, stop))
+    most = LENGTHS if long == "split" else np.minimum(LENGTHS, length)
+    expected = {(number, token) for number in range(TOTAL) for token in range(most[number])}
+    assert set(tokens) == expected
+
+
+def test_shards_that_are_told_ahead_are_those_that_batches_read() -> None:
+    epoch = planned(BatchRule(kind="tokens", budget=300), World(2), Place(0), 60)
+    read: dict[int, list[int]] = {}
+    for number, batch in epoch.batches(rank=1):
+        for shard in batch.places.shards.tolist():
+            read.setdefault(shard, []).append(number)
+    told: dict[int, list[int]] = {}
+    for use in planned(BatchRule(kind="tokens", budget=300), World(2), Place(0), 60).uses(rank=1):
+        told.setdefault(use.shard, []).extend((use.first, use.last))
+    assert {shard: (min(found), max(found)) for shard, found in told.items()} == {
+        shard: (min(found), max(found)) for shard, found in read.items()
+    }

@@ -1,0 +1,211 @@
+"""Notes of other tools beside tars: counts that open a data set at once, and splits that are kept apart."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wdsdist
+from tests.support.tars import write_shard
+from tests.support.web import served
+from wdsdist.errors import ArgumentError, DestinationExistsError, IndexNotFoundError, ShardDamagedError
+from wdsdist.samples.shard_reader import ShardReader
+from wdsdist.shards import scan_local
+from wdsdist.shards.build_index import index_splits
+from wdsdist.shards.foreign_notes import find_splits
+from wdsdist.storage import named
+
+NAMES = ["00000.tar", "00001.tar"]
+WIDS = {"__kind__": "VILA-WebDataset", "wids_version": 1}
+LISTED = [{"url": "00000.tar", "nsamples": 2}, {"url": "00001.tar", "nsamples": 3}]
+COUNTS: dict[str, dict[str, Any]] = {
+    "timm": {"_info.json": {"splits": {"train": {"filenames": NAMES, "shard_lengths": [2, 3]}}}},
+    "vila": {"wids-meta.json": {**WIDS, "shardlist": LISTED}},
+    "datacomp": {"sizes.json": dict(zip(NAMES, (2, 3), strict=True))},
+    "open_lm": {"manifest.jsonl": '{"shard": "00000", "num_sequences": 2}\n{"shard": "00001", "num_sequences": 3}\n'},
+    "energon": {".nv-meta/.info.json": {"shard_counts": dict(zip(NAMES, (2, 3), strict=True))}},
+    "energon's splits": {
+        ".nv-meta/.info.json": {"shard_counts": dict(zip(NAMES, (2, 3), strict=True))},
+        ".nv-meta/split.yaml": "exclude: []\nsplit_parts:\n  test: []\n  train:\n  - 0000{0..1}.tar\n  val: []\n",
+    },
+}
+
+
+def write(folder: Path, files: dict[str, Any]) -> None:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> Path:
+    (tmp_path / "tars").mkdir()
+    for samples, name in enumerate(NAMES, 2):
+        write_shard(tmp_path / "tars" / name, samples)
+    return tmp_path / "tars"
+
+
+@pytest.mark.parametrize("tool", COUNTS)
+def test_counts_of_another_tool_open_a_data_set_without_reading_a_tar(
+    tars: Path, tool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tars, COUNTS[tool])
+    with monkeypatch.context() as patched:
+        patched.setattr(scan_local, "scan_shard", None)
+        made = wdsdist.open(tars)
+        some = wdsdist.open([tars / NAMES[1]])
+    assert [(shard.name, shard.num_samples) for shard in made.shards] == list(zip(NAMES, (2, 3), strict=True))
+    assert (made.num_bytes, some.num_samples) == (sum(path.stat().st_size for path in tars.glob("*.tar")), 3)
+    assert ShardReader(made).shard(1).key(2) == "sample0002"
+
+
+def test_they_open_tars_on_the_web_that_have_no_index(tars: Path, tmp_path: Path) -> None:
+    write(tars, COUNTS["datacomp"])
+    with served(tars) as web:
+        made = wdsdist.open(web.url)
+        assert made.num_samples == 5
+        reader = ShardReader(made, wdsdist.cache.ShardCache(tmp_path / "cache"))
+        assert reader.shard(0).key(1) == "sample0001"
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_wrong_count_is_an_error_that_names_the_file(tars: Path, tmp_path: Path, remote: bool) -> None:
+    write(tars, {"sizes.json": dict(zip(NAMES, (2, 4), strict=True))})
+    with served(tars) as web:
+        made = wdsdist.open(web.url if remote else tars)
+        reader = ShardReader(made, wdsdist.cache.ShardCache(tmp_path / "cache"))
+        assert reader.shard(0).key(1) == "sample0001"
+        with pytest.raises(ShardDamagedError, match=r"has 3 samples but .*/sizes\.json says 4: .*wdsdist index"):
+            reader.shard(1)
+    assert wdsdist.index(tars, workers=1).num_samples == 5
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"sizes.json": {"00000.tar": 2}}, r"1 tars, such as 00001\.tar, are not in it"),
+        ({"sizes.json": {**dict.fromkeys(NAMES, 1), "2.tar": 1}}, r"1 tars, such as 2\.tar, are in it alone"),
+        ({"sizes.json": {"../00000.tar": 2}}, r"'\.\./00000\.tar' lies outside"),
+        ({"sizes.json": {"/etc/00000.tar": 2}}, "lies outside"),
+        ({"sizes.json": {"https://host/00000.tar": 2}}, "lies outside"),
+        ({"sizes.json": {"a.jpg": 2}}, "'a.jpg' is no tar"),
+        ({"sizes.json": {"00000.tar": -1}}, "has the count -1"),
+        ({"sizes.json": {"00000.tar": True}}, "has the count True"),
+        ({"sizes.json": {"00000.tar": 1 << 80}}, "has the count 12089"),
+        ({"sizes.json": "[" * 100_000}, "cannot stand in"),
+        ({"manifest.jsonl": '{"audio_filepath": "a.wav"}\n'}, "cannot stand in .no 'shard'"),
+        ({"wids-meta.json": {"shardlist": [*LISTED, {"url": "00000.tar", "nsamples": 9}]}}, "has two counts"),
+        ({"_info.json": {"splits": {"train": {"filenames": NAMES, "shard_lengths": [2]}}}}, "cannot stand in"),
+        (
+            {**COUNTS["energon"], ".nv-meta/split.yaml": "split_parts: {train: ['{0..99999999}.tar']}"},
+            "more than 1,048,576 tars",
+        ),
+        ({**COUNTS["energon"], ".nv-meta/split.yaml": "split_parts: {train: [x.tar]}"}, r"no 'x\.tar'"),
+        ({**COUNTS["energon"], ".nv-meta/split.yaml": "{a: *b}"}, "is no YAML"),
+        ({**COUNTS["energon"], ".nv-meta/split.yaml": "exclude: [00000.tar]"}, "excludes samples or tars"),
+    ],
+)
+def test_counts_that_cannot_be_used_are_refused_and_do_not_keep_from_indexing(
+    tars: Path, files: dict[str, Any], message: str
+) -> None:
+    write(tars, files)
+    with pytest.raises(IndexNotFoundError, match=message) as caught:
+        wdsdist.open(tars)
+    assert "run `wdsdist index" in str(caught.value)
+    assert wdsdist.index(tars, workers=1).num_samples == 5
+
+
+def test_what_is_no_file_of_a_modest_size_is_no_note(tars: Path) -> None:
+    os.mkfifo(tars / "sizes.json")
+    with (tars / "_info.json").open("wb") as file:
+        file.truncate(65 << 20)
+    with pytest.raises(IndexNotFoundError, match=r"holds 2 tar files but no index\.json"):
+        wdsdist.open(tars)
+
+
+# Splits
+
+SPLIT_NAMES = ["imagenet-train-0000.tar", "imagenet-train-0001.tar", "imagenet-validation-00.tar"]
+
+
+@pytest.fixture
+def splits(tmp_path: Path) -> Path:
+    (tmp_path / "splits").mkdir()
+    for samples, name in enumerate(SPLIT_NAMES, 1):
+        write_shard(tmp_path / "splits" / name, samples)
+    return tmp_path / "splits"
+
+
+def test_splits_in_one_folder_are_told_and_made_on_request(splits: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert wdsdist.index(splits, workers=1).num_samples == 6
+    assert "train (2 of the tars), validation (1 of the tars)" in caplog.text
+    assert f"`wdsdist index {splits} --splits`" in caplog.text
+    (splits / "index.json").unlink()
+    assert [made.num_samples for made in index_splits(splits, workers=1)] == [3, 3]
+    assert wdsdist.open(splits / "index-train.json").num_samples == 3
+    assert wdsdist.verify(splits / "index-validation.json", workers=1) == []
+    with pytest.raises(IndexNotFoundError, match=r"holds several data sets: name one, such as .*/index-train\.json"):
+        wdsdist.open(splits)
+
+
+def test_notes_of_splits_go_before_names(splits: Path) -> None:
+    parts = {"a": SPLIT_NAMES[::2], "b": SPLIT_NAMES[1:2]}
+    info = {split: {"filenames": names, "shard_lengths": [1] * len(names)} for split, names in parts.items()}
+    write(splits, {"_info.json": {"splits": info}})
+    assert find_splits(str(splits), SPLIT_NAMES, named({}, [])) == parts
+    with pytest.raises(IndexNotFoundError, match=r"holds the splits a, b, as its _info\.json says.*--splits"):
+        wdsdist.open(splits)
+    assert wdsdist.open(f"{splits}/imagenet-train-*.tar").num_samples == 2
+
+
+def test_tars_of_one_split_or_of_none_are_no_splits(splits: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (splits / SPLIT_NAMES[2]).rename(splits / "contrast-latest.tar")
+    wdsdist.index(splits, workers=1)
+    assert "splits" not in caplog.text
+    with pytest.raises(ArgumentError, match="has no splits"):
+        index_splits(splits)
+    (splits / SPLIT_NAMES[1]).rename(splits / "x-test.tar")
+    with pytest.raises(ArgumentError, match=r"1 tars of no split, such as contrast-latest\.tar"):
+        index_splits(splits)
+
+
+def test_an_index_of_other_tars_is_never_replaced(splits: Path, tmp_path: Path) -> None:
+    wdsdist.index(f"{splits}/*-train-*.tar", workers=1)
+    before = (splits / "index.json").read_bytes()
+    with pytest.raises(DestinationExistsError, match=r"lists 2 other tars, such as .*--name NAME.*--output"):
+        wdsdist.index(f"{splits}/*-validation-*.tar", workers=1)
+    assert (splits / "index.json").read_bytes() == before
+    assert wdsdist.index(f"{splits}/*-validation-*.tar", name="val", workers=1).num_samples == 3
+    assert wdsdist.open(splits).num_samples == wdsdist.open(splits / "index-val.json").num_samples == 3
+    assert wdsdist.index(splits, workers=1).num_samples == 6  # all of them, so that none is lost
+    (splits / SPLIT_NAMES[0]).unlink()
+    assert wdsdist.index(splits, workers=1).num_samples == 5  # what is gone cannot be lost
+    with pytest.raises(ArgumentError, match="1 to 64 letters, digits"):
+        wdsdist.index(splits, name="../x")
+
+
+def test_tars_of_equal_names_are_indexed_in_mirrored_folders(tmp_path: Path) -> None:
+    places = [tmp_path / "buckets" / size for size in ("256x256", "512x256", "512x256/more")]
+    for samples, place in enumerate(places, 1):
+        place.mkdir(parents=True)
+        write_shard(place / "0.tar", samples, prefix=place.name)
+    for place in (tmp_path, tmp_path / "buckets"):
+        with pytest.raises(
+            IndexNotFoundError, match=r"Tars lie in 2 folders below it, such as .*256x256.*--output DIR"
+        ):
+            wdsdist.open(place)
+    made = wdsdist.index(f"{tmp_path}/buckets/**/*.tar", output=tmp_path / "own", workers=1)
+    assert made.num_samples == 6
+    found = sorted(str(path.relative_to(tmp_path / "own")) for path in (tmp_path / "own").rglob("*.wdsindex"))
+    assert found == ["256x256/0.tar.wdsindex", "512x256/0.tar.wdsindex", "512x256/more/0.tar.wdsindex"]
+    opened = wdsdist.open(tmp_path / "own")
+    assert wdsdist.verify(opened, workers=1) == []
+    keys = [ShardReader(opened).shard(number).key(0) for number in range(3)]
+    assert keys == ["256x2560000", "512x2560000", "more0000"]
+    assert not list((tmp_path / "buckets").rglob("*.wdsindex"))
+    assert ShardReader(opened.of_shards([2])).shard(0).key(0) == "more0000"
+    assert not list((tmp_path / "buckets").rglob("*.wdsindex"))

@@ -1,0 +1,85 @@
+"""Quarantine files: each bad sample once, whoever adds to the file, and whatever killed writers left."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from wdsdist.errors import ArgumentError
+from wdsdist.shards.quarantine import BadEntry, Quarantine, read
+
+ENTRIES = [BadEntry(f"k{number}", "0.tar", "jpg", "is empty", "f" * 32) for number in range(200)]
+
+
+def add_all(path: Path, start: int) -> None:
+    quarantine = Quarantine(str(path))
+    for place in range(len(ENTRIES)):
+        quarantine.add([ENTRIES[(start + place) % len(ENTRIES)]])
+
+
+def test_what_is_added_is_read() -> None:
+    odd = BadEntry("k\udcff\n\u2028", "a/0.tar", "", "two\nlines", "f", "web")
+    assert BadEntry.of(odd.line()) == odd
+    assert "\n" not in odd.line()
+
+
+def test_several_processes_add_each_entry_once(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=add_all, args=(path, start)) for start in (0, 50, 190)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert sorted(entry.key for entry in read(path)) == sorted(entry.key for entry in ENTRIES)
+
+
+@pytest.mark.parametrize("cut", [1, 20, 60])
+def test_a_line_that_a_killed_writer_left_torn_is_passed_over_and_then_removed(cut: int, tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(f"{ENTRIES[0].line()}\n{ENTRIES[1].line()}"[:-cut].encode())
+    assert read(path) == ENTRIES[:1]
+    Quarantine(str(path)).add(ENTRIES[1:3])
+    assert read(path) == ENTRIES[:3]
+
+
+def test_a_writer_knows_what_lies_in_the_file_and_what_others_add(tmp_path: Path) -> None:
+    path = str(tmp_path / "bad.jsonl")
+    one, other = Quarantine(path), Quarantine(path)
+    one.add(ENTRIES[:2])
+    other.add(ENTRIES[1:4])
+    one.add(ENTRIES[:6])
+    assert read(path) == ENTRIES[:6]
+
+
+def test_a_file_that_was_removed_is_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    quarantine = Quarantine(str(path))
+    quarantine.add(ENTRIES[:3])
+    path.unlink()
+    quarantine.add(ENTRIES[2:5])
+    assert read(path) == ENTRIES[3:5]
+
+
+@pytest.mark.parametrize("line", ["", "[]", "{}", '{"key": 3}', '{"key": "a", "shard": 3}', "[" * 100_000])
+def test_a_line_that_is_no_entry_is_named(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(f"{ENTRIES[0].line()}\n{line}\n{ENTRIES[1].line()}\n")
+    with pytest.raises(ArgumentError, match=r"bad\.jsonl, line 2, is none of a quarantine file"):
+        read(path)
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="cannot be read: No such file"):
+        read(tmp_path / "nothing.jsonl")
+
+
+def test_lines_hold_what_people_ask_for(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    Quarantine(str(path)).add(ENTRIES[:1])
+    found = {"key": "k0", "shard": "0.tar", "field": "jpg", "reason": "is empty", "fingerprint": "f" * 32}
+    assert json.loads(path.read_text()) == found

@@ -1,0 +1,143 @@
+"""The ways to spell shards: what each means, and one clear error for what is none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import wdsdist
+from tests.support.tars import write_shard
+from wdsdist import storage
+from wdsdist.errors import ArgumentError, IndexNotFoundError, ManifestError, ShardNotFoundError
+from wdsdist.shards.spellings import expand
+from wdsdist.storage.memory import MemoryStore
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> Path:
+    """A folder with a blank in its name, and two tars."""
+    folder = tmp_path / "my tars"
+    folder.mkdir()
+    for number, name in enumerate(("a", "b"), 1):
+        write_shard(folder / f"{name}.tar", number, prefix=name)
+    (folder / "list.txt").write_text(f"# two\na.tar\n\n  {folder}/b.tar  \n")
+    return folder
+
+
+SPELLINGS: list[Callable[[Path], object]] = [
+    lambda tars: f"{tars}/a.tar::{tars}/b.tar",
+    lambda tars: f"{tars}/*.tar",
+    lambda tars: f"{tars.parent}/**/?.tar",
+    lambda tars: f"{tars}/[ab].tar",
+    lambda tars: f"{tars}/{{a,b}}.tar",
+    lambda tars: f"{tars}/{{a,b,c}}.t*r".replace(",c", ""),
+    lambda tars: f"@{tars}/list.txt",
+    lambda tars: tars / "list.txt",
+    lambda tars: [tars / "a.tar", f"{tars}/b*"],
+    lambda tars: f"file://{tars}/{{a,b}}.tar".replace(" ", "%20"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(SPELLINGS)))
+def test_each_spelling_opens_indexes_and_packs_the_same_shards(tars: Path, tmp_path: Path, number: int) -> None:
+    shards = SPELLINGS[number](tars)
+    expected = [f"{tars}/a.tar", f"{tars}/b.tar"]
+    assert expand(shards) == expected  # type: ignore[arg-type]
+    opened = wdsdist.open(shards)  # type: ignore[arg-type]
+    assert [opened.location(place) for place in range(2)] == expected
+    assert wdsdist.index(shards, workers=1).num_samples == 3  # type: ignore[arg-type]
+    assert wdsdist.pack(shards, tmp_path / "dest", workers=1).num_samples == 3  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["a*.tar", "[x].tar", "@a.tar", "a::b.tar", "{a,b}.tar", "a%20b.tar", "x.txt"])
+def test_what_exists_under_a_name_is_meant_by_it(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (Path(name).mkdir if name == "x.txt" else Path(name).touch)()
+    assert expand(name) == [str(tmp_path / name)]
+
+
+def test_a_file_url_is_percent_encoded_and_leads_nowhere_else_in_an_index(tars: Path) -> None:
+    assert wdsdist.open(tars.as_uri() + "/a.tar").num_samples == 1
+    (tars / "index.json").write_text(
+        json.dumps({"wids_version": 1, "shardlist": [{"url": f"file://{tars}/%2e%2e/x.tar", "nsamples": 1}]})
+    )
+    with pytest.raises(ManifestError, match="may name only what lies in its own folder"):
+        wdsdist.open(tars)
+
+
+@pytest.mark.parametrize(
+    ("command", "example"),
+    [
+        ("pipe:aws s3 cp s3://bucket/a-{00..99}.tar -", "s3://bucket/a-{00..99}.tar"),
+        ("pipe:curl -s -L https://user:secret@host/a.tar?token=secret || true", "https://host/a.tar"),
+        ("pipe:cat /data/a.tar", "/data/a.tar"),
+        ("pipe:none", "s3://bucket/00000.tar"),
+    ],
+)
+def test_a_command_is_never_run_and_the_error_names_the_url(command: str, example: str) -> None:
+    for action in (wdsdist.open, wdsdist.index):
+        with pytest.raises(ArgumentError) as caught:
+            action(command)
+        assert f"such as {example}, and pass" in str(caught.value)
+        assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("../a.tar", r"list\.txt, line 2, '\.\./a\.tar' lies outside .*--allow-elsewhere"),
+        ("/etc/a.tar", "lies outside"),
+        ("https://host/a.tar", "lies outside"),
+        ("s3://bucket/a.tar::simplecache", "chains file systems"),
+        ("a\x1b[2J.tar", "holds a control character"),
+    ],
+)
+def test_a_list_names_only_what_lies_below_its_folder(tmp_path: Path, line: str, message: str) -> None:
+    (tmp_path / "list.txt").write_text(f"# a comment\n{line}\n")
+    with pytest.raises(ManifestError, match=message):
+        expand(f"@{tmp_path}/list.txt")
+
+
+def test_a_list_that_is_trusted_may_name_anything(tars: Path, tmp_path: Path) -> None:
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "x.txt").write_text(f"../my tars/a.tar\n{tars}/b.tar\n")
+    opened = wdsdist.open(f"@{tmp_path}/lists/x.txt", allow_elsewhere=True)
+    assert opened.num_samples == 3
+    with pytest.raises(ManifestError, match="line 1"):
+        wdsdist.index(f"@{tmp_path}/lists/x.txt")
+
+
+def test_what_is_no_list_or_matches_nothing_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
+    (tmp_path / "empty.txt").write_text("# nothing\n")
+    for shards, error, message in [
+        (tmp_path / "*.tar", ShardNotFoundError, "nothing matches"),
+        (f"@{tmp_path}/none.txt", ShardNotFoundError, r"none\.txt does not exist"),
+        (f"@{tmp_path}", Exception, "cannot be read: Is a directory"),
+        (tmp_path / "bytes.txt", ArgumentError, "not UTF-8"),
+        (tmp_path / "empty.txt", IndexNotFoundError, "names no shard"),
+        ([], IndexNotFoundError, "the list of shards is empty"),
+    ]:
+        with pytest.raises(error, match=message):
+            expand(shards)  # type: ignore[arg-type]
+
+
+def test_a_chain_of_file_systems_stays_one_location() -> None:
+    for url in ("simplecache::s3://bucket/a.tar", "zip://a.tar::s3://bucket/b.zip", "tar://a.tar::/b.tar"):
+        assert len(expand(url)) == 1
+    assert expand("s3://bucket/a.tar::s3://bucket/b.tar") == ["s3://bucket/a.tar", "s3://bucket/b.tar"]
+
+
+@pytest.mark.parametrize("is_blocking", [False, True])
+def test_globs_and_lists_in_a_store_are_read_there(is_blocking: bool) -> None:
+    files = {"x/a-0.tar": b"", "x/a-1.tar": b"", "x/b.tar": b"", "x/list.txt": b"a-0.tar\nb.tar\n"}
+    with MemoryStore(files, name="store", is_blocking=is_blocking):
+        assert storage.glob("faulty://store/x/none*.tar") == []
+        assert expand("faulty://store/x/a-*.tar") == [f"faulty://store/x/a-{number}.tar" for number in (0, 1)]
+        assert expand("faulty://store/x/[b].tar") == ["faulty://store/x/b.tar"]
+        with pytest.raises(ShardNotFoundError, match="nothing matches"):
+            expand("faulty://store/x/z*.tar")
+        assert expand("@faulty://store/x/list.txt") == [f"faulty://store/x/{name}.tar" for name in ("a-0", "b")]

@@ -1,0 +1,114 @@
+"""What a rank does about the bad samples that were replaced: count them, log them, list them, end at the budget."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from wdsdist.errors import ErrorBudgetError, printable
+from wdsdist.samples.bad_samples import BadRecord, Replaced
+from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.quarantine import BadEntry, Quarantine
+
+_log = logging.getLogger("wdsdist")
+
+_SECONDS_BETWEEN_LINES = 60.0
+
+LEAST_SAMPLES = 1_000
+"""The share of bad samples is taken of at least so many, or of all where an epoch has fewer: of the first ten samples,
+one bad one says little."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplacedBatch:
+    """A batch on its way from a worker, with what was replaced in it; others travel as they are."""
+
+    batch: Any
+    replaced: Replaced
+
+    def pin_memory(self) -> ReplacedBatch:
+        """Return it with the batch in page-locked memory; torch's pinning thread calls this."""
+        from torch.utils.data._utils.pin_memory import pin_memory
+
+        return ReplacedBatch(pin_memory(self.batch), self.replaced)  # type: ignore[no-untyped-call]
+
+
+class BadSampleLog:
+    """Logs the bad samples of a data set, at most a line a minute, and adds them to its quarantine files.
+
+    Args:
+        manifest: of the data set.
+        error_budget: the share of bad samples that ends an epoch; ``None`` for no limit.
+    """
+
+    def __init__(self, manifest: Manifest, error_budget: float | None) -> None:
+        self._manifest = manifest
+        self.error_budget = error_budget
+        self._files: dict[str, Quarantine] = {}
+        self._next_line = 0.0
+
+    def epoch(self, number: int, planned: int) -> EpochBadSamples:
+        """Start to count the bad samples of an epoch that has ``planned`` samples here."""
+        return EpochBadSamples(self, number, planned)
+
+    def note(self, replaced: Replaced, summary: str) -> None:
+        """Log and list what was replaced in a batch."""
+        by_file: dict[str, list[BadEntry]] = {}
+        for record in replaced.bad:
+            if record.quarantine:
+                by_file.setdefault(record.quarantine, []).append(self._entry(record))
+        for path, entries in by_file.items():
+            try:
+                self._files.setdefault(path, Quarantine(path)).add(entries)
+            except OSError as error:
+                self._say("the quarantine file %s cannot be written (%s): it misses bad samples", path, error)
+        latest = replaced.bad[-1]
+        where = f"{self._manifest.shown_name(latest.shard)}, sample {latest.key!r}"
+        field = f", {latest.field}" if latest.field else ""
+        self._say("%s, the latest in %s", summary, printable(f"{where}{field}: {latest.reason}"))
+
+    def _entry(self, record: BadRecord) -> BadEntry:
+        part, shard = self._manifest.part(record.shard)
+        return BadEntry(
+            record.key,
+            part.shown_name(shard),
+            record.field,
+            record.reason,
+            part.whole.fingerprint,
+            self._manifest.label(record.shard),
+        )
+
+    def _say(self, text: str, *values: object) -> None:
+        now = time.monotonic()
+        if now >= self._next_line:
+            self._next_line = now + _SECONDS_BETWEEN_LINES
+            _log.warning(text, *values)
+
+
+class EpochBadSamples:
+    """The bad samples of one epoch on this rank."""
+
+    def __init__(self, log: BadSampleLog, epoch: int, planned: int) -> None:
+        self._log = log
+        self._epoch = epoch
+        self._least = min(LEAST_SAMPLES, planned)
+        self._places = 0
+
+    def add(self, replaced: Replaced, samples: int) -> None:
+        """Note what was replaced in the latest of ``samples`` samples.
+
+        Raises `ErrorBudgetError` where more were bad than the budget allows.
+        """
+        self._places += replaced.places
+        count = f"{self._places:,} of {samples:,} samples of epoch {self._epoch} were bad"
+        self._log.note(replaced, f"{count} and replaced so far")
+        budget = self._log.error_budget
+        if budget is not None and self._places > budget * max(samples, self._least):
+            latest = replaced.bad[-1]
+            raise ErrorBudgetError(
+                f"{count} on this rank, more than error_budget={budget:g} allows (of at least {self._least:,} "
+                f"samples): mend or exclude them, or raise error_budget; the latest: sample {latest.key!r}, "
+                f"{latest.field or 'as a whole'}: {latest.reason}"
+            )

@@ -1,0 +1,441 @@
+"""The options of planned batches, as a loader takes them: token budgets, groups by length, buckets, packed rows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist._util.array_types import Int64s
+from wdsdist._util.validation import check_integer
+from wdsdist.distributed.kept_count import kept_count
+from wdsdist.errors import ArgumentError, LoaderStateError, StateMismatchError
+from wdsdist.loader.checkpoint import Position
+from wdsdist.samples.packed_rows import pack_rows
+from wdsdist.sampling.block_plan import BatchRule, World
+from wdsdist.sampling.order import Order, OrderSettings
+from wdsdist.sampling.permutation import mix_key
+from wdsdist.sampling.planned_epoch import Batching, Long, Oversize, Pieces, Place, PlannedEpoch, Segment
+from wdsdist.shards.columns.lookup import ColumnLookup
+
+if TYPE_CHECKING:
+    from wdsdist.distributed import Identity
+    from wdsdist.loader.worker_state import SharedNumbers
+    from wdsdist.samples.collate import Batch
+    from wdsdist.shards.manifest import Manifest
+
+Finish = Callable[..., Any]
+"""Makes a batch of samples, and of ``pieces`` of them."""
+
+BLOCK_STEPS = 128
+"""Steps of a block of the first run, about: more fill better, fewer need less memory and planning at once."""
+
+_MOST_SEGMENTS = 16
+"""Worlds between which one block may be divided."""
+
+_LOOKED_AT = 16
+"""Shards whose samples tell the mean length, by which blocks are cut."""
+
+_RING = 4096
+"""Blocks of which the steps are remembered: no more can lie between the worker that is furthest and the loop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions:
+    """The arguments of a `StreamingDataLoader` about its batches."""
+
+    batch_size: int
+    max_tokens: int | None = None
+    max_samples: int | None = None
+    length: str | None = None
+    cost: str = "linear"
+    oversize: Oversize = "error"
+    group_by: str | None = None
+    bucket_by: str | None = None
+    pack_to: int | None = None
+    long: Long = "split"
+    labels: bool = False
+    drop_last: bool = True
+
+    def __post_init__(self) -> None:
+        chosen = [
+            name for name in ("max_tokens", "pack_to", "group_by", "bucket_by") if getattr(self, name) is not None
+        ]
+        budgets = {"max_tokens", "pack_to"} & set(chosen)
+        if len(budgets) > 1 or (budgets and len(chosen) > 1):
+            raise ArgumentError(f"{' and '.join(chosen)} are different ways to make batches: give one of them")
+        for name, needs in (("max_tokens", "length"), ("pack_to", "length")):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), 1)
+                if self.length is None:
+                    raise ArgumentError(f'{name} needs the column of lengths: {needs}="input_ids.tokens", for instance')
+        for name, kinds in (("oversize", Oversize), ("long", Long)):
+            if getattr(self, name) not in get_args(kinds):
+                raise ArgumentError(f"{name} is {getattr(self, name)!r}: it can be {', '.join(get_args(kinds))}")
+        for name, of in (("max_samples", "max_tokens"), ("labels", "pack_to")):
+            if getattr(self, name) and getattr(self, of) is None:
+                raise ArgumentError(f"{name} goes with {of} only")
+        if self.max_samples is not None:
+            check_integer("max_samples", self.max_samples, 1)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether batches are so many samples in the order as it is."""
+        return all(one is None for one in (self.max_tokens, self.pack_to, self.group_by, self.bucket_by))
+
+    @property
+    def rule(self) -> BatchRule:
+        """The rule of the batches of a block."""
+        if self.max_tokens is not None:
+            most = self.max_samples or 0
+            return BatchRule(kind="tokens", budget=self.max_tokens, most=most, drops=self.drop_last)
+        if self.pack_to is not None:
+            return BatchRule(kind="rows", budget=self.pack_to, most=self.batch_size, drops=self.drop_last)
+        kind: Literal["buckets", "groups"] = "groups" if self.bucket_by is None else "buckets"
+        return BatchRule(kind=kind, most=self.batch_size, drops=self.drop_last)
+
+    @property
+    def label(self) -> str:
+        """What must be the same for a state to be continued inside an epoch."""
+        if self.pack_to is not None:
+            return f"rows of {self.pack_to} by {self.length}, long={self.long}"
+        return f"{self.rule.kind} by {self.length or self.group_by or ''} {self.bucket_by or ''}".strip()
+
+
+class PlannedBatches:
+    """Makes the planned epochs of a data set.
+
+    Args:
+        manifest: the data set.
+        options: how batches are made.
+        itemsizes: bytes of an item of raw arrays, by extension: of these the column ``<ext>.tokens`` is known.
+
+    Raises `ArgumentError` for a column that there is not.
+    """
+
+    def __init__(self, manifest: Manifest, options: BatchOptions, itemsizes: dict[str, int]) -> None:
+        self.manifest = manifest
+        self.options = options
+        self._column = options.length or options.group_by
+        lengths: Callable[[Int64s, Int64s], npt.NDArray[Any]]
+        lengths = _ones if self._column is None else lengths_of(manifest, self._column, itemsizes)
+        self._batching = Batching(
+            rule=options.rule,
+            lengths=lengths,
+            costs=_cost(manifest, options.cost),
+            buckets=None if options.bucket_by is None else Codes(ColumnLookup(manifest, options.bucket_by)),
+            oversize=options.oversize,
+            long=options.long,
+        )
+
+    @classmethod
+    def of(
+        cls, manifest: Manifest, options: BatchOptions, itemsizes: dict[str, int], collate_fn: object
+    ) -> PlannedBatches | None:
+        """Return what the options ask for: ``None`` where batches are plain."""
+        if options.is_plain:
+            return None
+        if options.pack_to is not None and collate_fn is not None:
+            raise ArgumentError("pack_to makes the batches itself: give either that or collate_fn")
+        return cls(manifest, options, itemsizes)
+
+    def usual_block(self, world_size: int) -> int:
+        """Return the positions of a block for the first run, which all ranks find alike."""
+        rule = self.options.rule
+        if rule.kind in ("groups", "buckets"):
+            return BLOCK_STEPS * world_size * rule.most
+        tokens = rule.budget * (rule.most if rule.kind == "rows" else 1)
+        samples = max(1, int(tokens / self.mean_length))
+        if rule.kind == "tokens" and rule.most:
+            samples = min(samples, rule.most)
+        return BLOCK_STEPS * world_size * samples
+
+    @functools.cached_property
+    def mean_length(self) -> float:
+        """The mean length of samples, as those of some shards tell it."""
+        filled = np.flatnonzero(self.manifest.counts)
+        some = filled[:: max(1, len(filled) // _LOOKED_AT)][:_LOOKED_AT]
+        lengths = [self._lengths_in(number) for number in some.tolist()]
+        return max(1.0, float(np.concatenate(lengths).mean())) if lengths else 1.0
+
+    def check_lengths(self) -> None:
+        """Raise `ArgumentError` where samples are longer than a batch may be, with how many, and the longest."""
+        budget, how = self.options.rule.budget, self.options.oversize
+        if self.options.rule.kind == "rows":
+            how = "error" if self.options.long == "error" else "drop"
+        if not budget or how != "error":
+            return
+        count, longest, where = 0, 0, (0, 0)
+        for number in np.flatnonzero(self.manifest.counts).tolist():
+            lengths = self._lengths_in(number)
+            count += int((lengths > budget).sum())
+            if len(lengths) and int(lengths.max()) > longest:
+                longest, where = int(lengths.max()), (number, int(lengths.argmax()))
+        if count:
+            raise ArgumentError(self._too_long(count, longest, where))
+
+    def epoch(self, order: Order, *, seed: int, epoch: int, world: World, place: Place, block: int) -> PlannedEpoch:
+        """Return an epoch, or what is left of it from a place on."""
+        batching = Batching(**{**_fields(self._batching), "block_samples": block})
+        return PlannedEpoch(batching=batching, order=order, world=world, key=mix_key(seed, epoch), start=place)
+
+    def finisher(self) -> Finish | None:
+        """Return what makes a batch of rows of samples and their pieces; ``None`` where batches are no rows."""
+        if self.options.pack_to is None:
+            return None
+        return functools.partial(
+            _rows,
+            num_rows=self.options.batch_size,
+            length=self.options.pack_to,
+            field=str(self.options.length).rpartition(".")[0],
+            labels=self.options.labels,
+        )
+
+    def state(self, place: Place | None, block: int) -> dict[str, Any]:
+        """Return what a loader's state has of a place: flat, of strings and numbers."""
+        place = place or Place(0)
+        segments = ";".join(",".join(map(str, one)) for one in place.segments)
+        return {"batches": self.options.label, "block_samples": block, "block": place.block, "segments": segments}
+
+    def agreed(self, here: Identity, block: int) -> str:
+        """Return what all ranks must have alike for their plans to be one."""
+        return f"{world_of(here).per_node} ranks a node, {block} a block, {self.options}"
+
+    def count_steps(self, epoch: PlannedEpoch, settings: OrderSettings) -> int:
+        """Return the steps of an epoch: counted once on a node, and kept in the user's cache folder."""
+        about = f"{self.manifest.fingerprint} {self.options} {epoch.world} {epoch.key} {epoch.batching.block_samples}"
+        about += f" {epoch.num_samples} {settings}"
+        return kept_count(about, lambda: sum(epoch.steps()))
+
+    def _lengths_in(self, number: int) -> Int64s:
+        samples = np.arange(int(self.manifest.counts[number]))
+        return self._batching.lengths(np.full(len(samples), number), samples)
+
+    def _too_long(self, count: int, longest: int, where: tuple[int, int]) -> str:
+        from wdsdist.shards.columns import from_index
+
+        part, number = self.manifest.part(where[0])
+        stored = where[1] if part.picks is None else int(part.picks.of_shard(number)[where[1]])
+        key = from_index.shard_index(part, number).key(stored)
+        option, remedy = ("max_tokens", 'oversize="drop" or "alone"')
+        if self.options.pack_to is not None:
+            option, remedy = "pack_to", 'long="split" or "truncate"'
+        samples = "1 sample is" if count == 1 else f"{count:,} samples are"
+        return (
+            f"{samples} longer than {option}={self.options.rule.budget:,}, by {self._column}; the longest, {key!r} of "
+            f"{part.shown_name(number)}, has {longest:,}: raise {option}, choose other samples, or pass {remedy}"
+        )
+
+
+class Codes:
+    """Categories as integers: of numbers the numbers, of texts a hash."""
+
+    def __init__(self, values: ColumnLookup) -> None:
+        self._values = values
+
+    def __call__(self, shards: Int64s, samples: Int64s) -> Int64s:
+        found = self._values(shards, samples)
+        return found.view(np.int64) if found.itemsize == 8 else found.astype(np.int64)
+
+
+class Lengths:
+    """Lengths of samples, in tokens: a column, which may count bytes of a fixed number for each token."""
+
+    def __init__(self, values: ColumnLookup, divisor: int = 1) -> None:
+        self._values = values
+        self._divisor = divisor
+
+    def __call__(self, shards: Int64s, samples: Int64s) -> Int64s:
+        found = self._values(shards, samples)
+        if found.dtype == np.uint64 or (len(found) and float(found.min()) < 0):
+            raise ArgumentError(f"the column {self._values.name!r} holds no lengths: they must be numbers from 0 on")
+        return np.ceil(found / self._divisor).astype(np.int64) if self._divisor > 1 else found.astype(np.int64)
+
+
+def lengths_of(manifest: Manifest, name: str, itemsizes: dict[str, int]) -> Lengths:
+    """Return the lookup of a column of lengths; ``<ext>.tokens`` of a raw array needs no file."""
+    extension = name.removesuffix(".tokens")
+    try:
+        return Lengths(ColumnLookup(manifest, name))
+    except ArgumentError:
+        if extension == name or extension not in itemsizes:
+            raise
+    return Lengths(ColumnLookup(manifest, f"{extension}.bytes"), itemsizes[extension])
+
+
+def _cost(manifest: Manifest, cost: str) -> Callable[[Int64s, Int64s, Int64s], npt.NDArray[np.float64]]:
+    if cost == "linear":
+        return _linear
+    return _quadratic if cost == "quadratic" else CostColumn(ColumnLookup(manifest, cost))
+
+
+class CostColumn:
+    """What samples cost, by a column."""
+
+    def __init__(self, values: ColumnLookup) -> None:
+        self._values = values
+
+    def __call__(self, shards: Int64s, samples: Int64s, lengths: Int64s) -> npt.NDArray[np.float64]:
+        return self._values(shards, samples).astype(np.float64)
+
+
+def _linear(shards: Int64s, samples: Int64s, lengths: Int64s) -> npt.NDArray[np.float64]:
+    return lengths.astype(np.float64)
+
+
+def _quadratic(shards: Int64s, samples: Int64s, lengths: Int64s) -> npt.NDArray[np.float64]:
+    return lengths.astype(np.float64) ** 2
+
+
+def _rows(samples: list[Any], *, pieces: Pieces, **how: Any) -> Batch:
+    return pack_rows(samples, rows=pieces.rows, starts=pieces.starts, stops=pieces.stops, **how)
+
+
+def _ones(shards: Int64s, samples: Int64s) -> Int64s:
+    return np.ones(len(shards), np.int64)
+
+
+def _fields(batching: Batching) -> dict[str, Any]:
+    return {name: getattr(batching, name) for name in Batching.__dataclass_fields__}
+
+
+# The place in an epoch: in the main process, in states, and on its way to the workers.
+
+
+def world_of(here: Identity) -> World:
+    """Return the ranks that a block is dealt to, as those of this node see it."""
+    whole = here.world_size % here.local_world_size == 0
+    return World(here.world_size, here.local_world_size if whole else 1)
+
+
+def planned_position(
+    planned: PlannedBatches | None, position: Position, state: Mapping[str, Any], block: int
+) -> tuple[Position, int]:
+    """Return the position of a state with its place in planned batches, and the size of its blocks.
+
+    Raises `StateMismatchError` where the state was taken inside an epoch of other batches.
+    """
+    stated = str(state.get("batches", ""))
+    inside = (position.consumed or state.get("block") or state.get("segments")) and (
+        position.consumed < state["num_samples"] or state.get("segments")
+    )
+    own = "" if planned is None else planned.options.label
+    if inside and stated != own:
+        raise StateMismatchError(
+            f"the state was taken inside an epoch of batches by other rules ({stated or 'a number of samples'}, here "
+            f"{own or 'a number of samples'}): finish that epoch with its own, or begin an epoch"
+        )
+    if planned is None or stated != own:
+        return position, block
+    size, number = state.get("block_samples"), state.get("block")
+    if type(size) is not int or type(number) is not int or size < 1 or number < 0:
+        raise StateMismatchError(f"the state is damaged: block {number!r} of {size!r} samples")
+    return Position(position.epoch, position.consumed, Place(number, _segments(state.get("segments", "")))), size
+
+
+def _segments(text: Any) -> tuple[Segment, ...]:
+    try:
+        found = tuple(Segment(*map(int, one.split(","))) for one in text.split(";") if one)
+    except (TypeError, ValueError, AttributeError):
+        raise StateMismatchError(f"the state is damaged: its segments are {text!r}") from None
+    if any(one.num_replicas < 1 or one.per_node < 1 or one.steps < 0 for one in found):
+        raise StateMismatchError(f"the state is damaged: its segments are {text!r}")
+    return found
+
+
+_PLACE_WIDTH = 2 + _MOST_SEGMENTS * len(Segment._fields)
+WIDTH = _PLACE_WIDTH + 1
+"""Numbers that a place and the size of its blocks take, less one."""
+
+
+def to_numbers(place: Place) -> list[int]:
+    """Return a place as integers, always as many, to be written to shared memory."""
+    if len(place.segments) > _MOST_SEGMENTS:
+        raise LoaderStateError(
+            f"this epoch was resumed more than {_MOST_SEGMENTS} times within one block of batches: go back to an "
+            f"earlier checkpoint, or begin the epoch anew"
+        )
+    numbers = [place.block, len(place.segments), *(number for one in place.segments for number in one)]
+    return numbers + [0] * (_PLACE_WIDTH - len(numbers))
+
+
+def from_numbers(numbers: list[int]) -> Place:
+    """Return what `to_numbers` gave."""
+    width = len(Segment._fields)
+    starts = range(2, 2 + numbers[1] * width, width)
+    return Place(numbers[0], tuple(Segment(*numbers[start : start + width]) for start in starts))
+
+
+class BlockSteps:
+    """The steps of the blocks that workers have planned, for the main process: it plans none itself."""
+
+    def __init__(self, make: Callable[[list[int]], SharedNumbers] | None) -> None:
+        self._numbers = None if make is None else make([0] * _RING)
+
+    def tell(self, block: int, steps: int) -> None:
+        """Note a block's steps; all workers find the same."""
+        if self._numbers is not None:
+            self._numbers.put(block % _RING, steps)
+
+    def of(self, block: int) -> int:
+        """Return the steps of a block of which a batch has come."""
+        return 0 if self._numbers is None else self._numbers.get(block % _RING)
+
+
+class PlannedProgress:
+    """Where the batches that were handed out lead to in an epoch of planned batches."""
+
+    def __init__(self, epoch: PlannedEpoch, steps: BlockSteps) -> None:
+        self.epoch = epoch
+        self._steps = steps
+        self._block = epoch.start.block
+        self._samples = 0
+        self._first = 0  # batches before that block
+        self.batches_per_rank = 0
+        """Batches that are known of by now."""
+
+    def add_samples(self, samples: int) -> None:
+        """Note the samples of another batch that was handed out."""
+        self._samples += samples
+
+    def samples_in(self, batches: int) -> int:
+        """Return the samples of the batches that were handed out."""
+        return self._samples
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left of the epoch from its start on."""
+        return self.epoch.start.block >= self.epoch.num_blocks
+
+    def consumed(self, batches: int) -> Place:
+        """Return the place after so many batches; calls never go back."""
+        self.batches_per_rank = batches
+        while self._block < self.epoch.num_blocks and batches > self._first:
+            steps = self._steps.of(self._block)
+            if batches < self._first + steps:
+                break
+            self._first += steps
+            self._block += 1
+        done = batches - self._first
+        segments = self.epoch.start.segments if self._block == self.epoch.start.block else ()
+        if done:
+            rule, world = self.epoch.batching.rule, self.epoch.world
+            segments = (*segments, Segment(world.num_replicas, world.per_node, rule.budget, rule.most, done))
+        return Place(self._block, segments)
+
+    def is_complete(self, batches: int) -> bool:
+        """Return whether an epoch may end after so many batches: blocks without a step may follow."""
+        place = self.consumed(batches)
+        if place.segments and place.block != self.epoch.start.block:
+            return False
+        return all(self._steps.of(block) == 0 for block in range(place.block, self.epoch.num_blocks)) or (
+            place.block >= self.epoch.num_blocks
+        )
+
+    def steps(self) -> Iterator[int]:
+        """Yield the steps of each block, planned here."""
+        return self.epoch.steps()

@@ -1,0 +1,210 @@
+"""Check samples while they are packed, and leave out those that a quarantine file lists."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+
+from wdsdist._util.array_types import Int64s
+from wdsdist.errors import SourceError
+from wdsdist.packing.reading import whole
+from wdsdist.packing.sources.source import (
+    BrokenPayload,
+    Contents,
+    LeftOut,
+    Payload,
+    Sample,
+    Source,
+    Stream,
+    is_stream,
+    payload_size,
+)
+from wdsdist.samples.check import SampleCheck
+from wdsdist.samples.fields import ABSENT, Fields
+from wdsdist.shards import quarantine
+
+_log = logging.getLogger("wdsdist")
+
+_AT_ONCE = 10_000
+"""Samples of a source whose keys are looked at together."""
+
+_REMEDY = "mend it, remove it, or leave such samples out (on_error='skip', --on-error skip)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checks:
+    """What each sample is checked for before it is written."""
+
+    fields: tuple[str, ...] | None
+    """Those that it must have, and not empty."""
+    decode: bool
+    """Whether its members must decode: those of ``fields``, or all."""
+    max_pixels: int | None = None
+
+    def of(self, samples: Iterable[Sample]) -> Iterable[Sample]:
+        """Return the samples with what is wrong with them, or as they are."""
+        return CheckedSamples(samples, self) if self else samples
+
+    def __bool__(self) -> bool:
+        return self.decode or self.fields is not None
+
+
+def joined(fields: Sequence[str] | None) -> str | None:
+    """Return ``fields=`` as one text, with commas; raise `ArgumentError` for fields that cannot be."""
+    Fields(fields)
+    return None if fields is None else ",".join(fields)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedSamples:
+    """Some samples, checked as they are read: one that is bad has a broken member."""
+
+    samples: Iterable[Sample]
+    checks: Checks
+
+    def __iter__(self) -> Iterator[Sample]:
+        check = SampleCheck(self.checks.fields, decode=self.checks.decode, max_pixels=self.checks.max_pixels)
+        for key, members in self.samples:
+            yield key, _checked(check, key, members)
+
+
+def _checked(check: SampleCheck, key: str, members: list[tuple[str, Payload]]) -> list[tuple[str, Payload]]:
+    if any(isinstance(payload, BrokenPayload) for _, payload in members):
+        return members
+    found = list(members)
+
+    def read(place: int) -> bytes:
+        extension, payload = found[place]
+        data = whole(payload)
+        found[place] = extension, data  # which need not be read again
+        return data
+
+    layout = tuple(extension.lower() for extension, _ in members)
+    try:
+        problem = next(check.problems(layout, [payload_size(payload) for _, payload in members], read), None)
+    except SourceError:
+        return members  # whoever writes them meets it again
+    if problem is None:
+        return found
+    name = f"sample {key!r}" if problem.place == ABSENT else f"{key}.{members[problem.place][0]}"
+    place = max(problem.place, 0)
+    broken = BrokenPayload(f"{name}: {problem.reason}: {_REMEDY}", payload_size(members[place][1]))
+    return [*members[:place], (members[place][0], broken), *members[place + 1 :]]
+
+
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """The samples that a quarantine file lists: by their shard and key, or by the key alone where it names no shard."""
+
+    path: str
+    by_shard: frozenset[tuple[str, str]]
+    keys: frozenset[str]
+    keys_in_shards: frozenset[str]
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str]) -> Excluded:
+        """Read a quarantine file, also one that packing wrote as its report of what it left out."""
+        entries = quarantine.read(path)
+        # A report of packing names the shard that a sample was meant for, not the one that it comes from.
+        placed = [one for one in entries if one.fingerprint and one.shard]
+        loose = [one for one in entries if not (one.fingerprint and one.shard)]
+        by_shard = frozenset((one.shard, one.key) for one in placed)
+        keys = frozenset(one.key for one in loose)
+        return cls(os.fspath(path), by_shard, keys, frozenset(one.key for one in placed))
+
+    @property
+    def count(self) -> int:
+        """Samples that are listed."""
+        return len(self.by_shard) + len(self.keys)
+
+    @property
+    def digest(self) -> str:
+        """What tells it from other lists, for the record of a job."""
+        text = repr((sorted(self.by_shard), sorted(self.keys)))
+        return f"{self.count:,} samples, {hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
+
+    def without(self, source: Source | Stream) -> Source | Stream:
+        """Return a source less the samples that are listed."""
+        if is_stream(source):
+            return _ExcludedStream(source, self)
+        found = cast("Source", source)
+        return replace(found, load=lambda _: self._contents(found))
+
+    def lists(self, key: str) -> bool:
+        """Say whether a sample of a source without shards is listed."""
+        return key in self.keys or key in self.keys_in_shards
+
+    def _contents(self, source: Source) -> Contents:
+        contents = source.contents
+        kept = np.flatnonzero(~np.fromiter(self._listed(contents), np.bool_, len(contents.sizes)))
+        count, blocks = len(contents.sizes) - len(kept), contents.blocks
+        if not len(kept):
+            raise SourceError(f"{self.path} lists all {count:,} samples of {source.location}: nothing is left to pack")
+        if not count:
+            _log.warning(
+                "%s lists %s samples, none of which is in %s",
+                self.path,
+                f"{self.count:,}",
+                source.location,
+            )
+
+        def take(indices: Int64s) -> Any:
+            return contents.take(np.asarray(kept[indices], np.int64))
+
+        return replace(
+            contents,
+            sizes=contents.sizes[kept],
+            take=take,
+            notes={**contents.notes, "excluded": count} if count else contents.notes,
+            blocks=None if blocks is None else blocks._replace(cuts=np.searchsorted(kept, blocks.cuts)),
+        )
+
+    def _listed(self, contents: Contents) -> Iterator[bool]:
+        """Yield for each sample whether it is listed."""
+        if contents.origins is not None:
+            for shard, key in contents.origins():
+                yield (shard, key) in self.by_shard or key in self.keys
+            return
+        for first in range(0, len(contents.sizes), _AT_ONCE):
+            for key, _ in contents.take(np.arange(first, min(first + _AT_ONCE, len(contents.sizes)))):
+                yield self.lists(key)
+
+
+class _ExcludedStream(Stream):
+    """A stream less the samples that are listed."""
+
+    def __init__(self, stream: Stream, excluded: Excluded) -> None:
+        self._stream = stream
+        self._excluded = excluded
+        self._count = 0
+
+    @property
+    def kind(self) -> str:
+        return self._stream.kind
+
+    @property
+    def location(self) -> str:
+        return self._stream.location
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        return self._stream.left_out
+
+    def fingerprint(self) -> str:
+        return self._stream.fingerprint()
+
+    def extra(self) -> Mapping[str, Any]:
+        return {**self._stream.extra(), **({"excluded": self._count} if self._count else {})}
+
+    def in_order(self) -> Iterator[Sample]:
+        for sample in self._stream.in_order():
+            if self._excluded.lists(sample[0]):
+                self._count += 1
+            else:
+                yield sample

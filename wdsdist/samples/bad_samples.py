@@ -1,0 +1,222 @@
+"""Bad samples: what counts as one, and which sample of the same shard takes its place.
+
+The choice of a substitute depends on the seed, the epoch and the sample alone: it is the same on a rerun, after a
+resume, and with any number of workers and ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from wdsdist.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BadSample,
+    CacheError,
+    DecodeError,
+    ExpansionError,
+    IndexFormatError,
+    SampleError,
+    ShardDamagedError,
+    ShardNotFoundError,
+    StorageError,
+)
+from wdsdist.sampling.permutation import mix_key, permute
+from wdsdist.storage import is_remote
+
+OnError = Literal["raise", "replace"]
+
+ADVICE = '; to train on with another sample in the place of such ones, pass on_error="replace"'
+
+_SUBSTITUTE = 4
+"""Sets the choice of substitutes apart from the seeds of augmentation, which hash the same numbers."""
+
+_NEVER_THE_SAMPLE = (
+    MemoryError, ImportError, ShardDamagedError, ShardNotFoundError, StorageError, CacheError, IndexFormatError,
+    ExpansionError,
+)  # fmt: skip
+"""Errors of the machine, the installation or a whole shard: another sample would only hide them."""
+
+_LONGEST_REASON = 500
+"""Characters: an error may quote a whole member."""
+
+_PROBES = 9
+"""Samples of a shard that tell what its values usually are."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadSamplePolicy:
+    """What becomes of bad samples while a data set is read."""
+
+    on_error: OnError = "raise"
+    quarantine: str = ""
+    """Path of the file that lists them; empty where none does."""
+
+    @classmethod
+    def of(cls, on_error: str, quarantine: str | os.PathLike[str] | None) -> BadSamplePolicy:
+        """Check the arguments of a data set. Raises `ArgumentError` for values that cannot work.
+
+        >>> BadSamplePolicy.of("replace", None)
+        BadSamplePolicy(on_error='replace', quarantine='')
+        """
+        if on_error not in ("raise", "replace"):
+            raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "replace"')
+        if quarantine is None:
+            return cls(on_error)  # type: ignore[arg-type]
+        if on_error != "replace":
+            raise ArgumentError(f'quarantine is {str(quarantine)!r}, but on_error is "raise": pass on_error="replace"')
+        return cls("replace", checked_path(quarantine))
+
+    @property
+    def replaces(self) -> bool:
+        """Whether another sample takes the place of a bad one."""
+        return self.on_error == "replace"
+
+
+STRICT = BadSamplePolicy()
+
+
+def checked_path(quarantine: str | os.PathLike[str]) -> str:
+    """Return the absolute path of a quarantine file. Raises `ArgumentError` where no such file can be written."""
+    location = os.fspath(quarantine)
+    if not isinstance(location, str):
+        raise ArgumentTypeError(f"quarantine is {quarantine!r}: it must be a path")
+    path = Path(location).absolute()  # a worker may have another current folder
+    if is_remote(location) or path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ArgumentError(
+            f"quarantine is {location!r}: it must be a local file in a folder that exists and can be written"
+        )
+    return str(path)
+
+
+def check_budget(error_budget: object, on_error: str) -> float | None:
+    """Return ``error_budget=`` as a number. Raises `ArgumentError` for what is no share, or without ``"replace"``."""
+    if error_budget is None:
+        return None
+    if isinstance(error_budget, bool) or not isinstance(error_budget, (int, float)):
+        raise ArgumentTypeError(f"error_budget is {error_budget!r}: it must be a share of the samples, such as 0.01")
+    if not 0 <= error_budget <= 1:
+        raise ArgumentError(f"error_budget is {error_budget!r}: it must be a share between 0 and 1, such as 0.01")
+    if on_error != "replace":
+        raise ArgumentError(f'error_budget is {error_budget!r}, but on_error is "raise": pass on_error="replace"')
+    return float(error_budget)
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """One bad sample, as it was met."""
+
+    shard: int
+    """Number of its shard in the manifest."""
+    key: str
+    field: str
+    """The field that is bad; empty where the sample as a whole is."""
+    reason: str
+    quarantine: str
+    """Path of the file that is to list it, or an empty text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """What was replaced in one batch."""
+
+    places: int
+    """Places of the batch that hold a substitute."""
+    bad: tuple[BadRecord, ...]
+    """The bad samples that were met: those of the places, and substitutes that were bad too."""
+
+
+def is_fault_of_sample(error: BaseException) -> bool:
+    """Say whether an error that was raised while a sample was made makes it a bad one.
+
+    >>> is_fault_of_sample(ValueError("no number")), is_fault_of_sample(MemoryError()), is_fault_of_sample(BadSample())
+    (True, False, True)
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, _NEVER_THE_SAMPLE) or not isinstance(cause, Exception):
+            return False
+        cause = cause.__cause__
+    return True
+
+
+def described(error: Exception) -> tuple[str, str]:
+    """Return the field that an error is about, or an empty text, and what is wrong."""
+    field, reason = "", f"{type(error).__name__}: {error}"
+    if isinstance(error, BadSample):
+        reason = str(error) or "BadSample was raised"
+    elif isinstance(error, (DecodeError, SampleError)) and error.reason:
+        field, reason = error.field, error.reason
+    return field, reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."
+
+
+def candidates(seed: int, epoch: int, shard: int, sample: int, count: int) -> Iterator[int]:
+    """Yield ``count`` sample numbers of a shard, each once, in the order of a hash of the first four arguments.
+
+    >>> sorted(candidates(0, 0, 3, 1, count=4)), list(candidates(0, 0, 3, 1, 4)) == list(candidates(0, 0, 3, 1, 4))
+    ([0, 1, 2, 3], True)
+    """
+    key = mix_key(seed, epoch, _SUBSTITUTE, shard, sample)
+    for place in range(count):
+        yield int(permute([place], count, np.uint64(key))[0])
+
+
+Kinds = dict[str, Any]
+"""Of each field, what sort of value it is: values of one kind form a column."""
+
+_VARIES = ...
+
+
+def kinds(sample: Any) -> Kinds:
+    """Return the kind of each value of a sample; of a sample that is no dict, one kind under an empty name.
+
+    >>> kinds({"cls": 3, "npy": np.zeros((2, 3), np.uint8)}) == kinds({"cls": 5, "npy": np.ones((2, 3), np.uint8)})
+    True
+    """
+    if isinstance(sample, Mapping):
+        return {str(field): _kind(value) for field, value in sample.items()}
+    return {"": _kind(sample)}
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes
+    if hasattr(value, "shape") and hasattr(value, "dtype"):  # an array or a tensor
+        return type(value), str(value.dtype), tuple(value.shape)
+    if isinstance(value, Mapping):
+        return tuple((field, _kind(one)) for field, one in value.items())
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple(map(_kind, value))
+    return type(value)
+
+
+def probes(count: int) -> list[int]:
+    """Return the samples of a shard that tell what its values usually are: a few, evenly spaced."""
+    return sorted({count * number // _PROBES for number in range(_PROBES)}) if count else []
+
+
+def usual_kinds(found: Sequence[Kinds]) -> Kinds:
+    """Return the kind that each field has in more than half of some samples, `_VARIES` where there is no such kind.
+
+    >>> usual_kinds([{"cls": int}, {"cls": int}, {"cls": str}]), usual_kinds([{"cls": int}, {"cls": str}])
+    ({'cls': <class 'int'>}, {'cls': Ellipsis})
+    """
+    usual: Kinds = {}
+    for field in sorted({field for one in found for field in one}):
+        kind, count = Counter(one.get(field) for one in found).most_common(1)[0]
+        usual[field] = kind if 2 * count > len(found) else _VARIES
+    return usual
+
+
+def unusual_field(sample: Any, usual: Kinds, fields: Callable[[str], bool]) -> str | None:
+    """Return the first field, of those that ``fields`` accepts, in which a sample is not as usual, or ``None``."""
+    own = kinds(sample)
+    found = (field for field in sorted({*own, *usual}) if usual.get(field) is not _VARIES and fields(field))
+    return next((field for field in found if own.get(field) != usual.get(field)), None)

@@ -1,0 +1,77 @@
+"""The fields of a sample: which of its members are read, and under which names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from wdsdist.errors import ArgumentError, ArgumentTypeError, SampleError
+
+IMAGE_TYPES = ("jpg", "jpeg", "png", "webp", "ppm", "pgm", "pbm", "pnm", "gif", "bmp", "tif", "tiff", "jpe", "jfif")
+"""Extensions of images that every supported Pillow reads; ``image`` in ``fields=`` and ``decode=`` means any."""
+
+ANY_IMAGE = "image"
+ABSENT = -1
+"""The place of an optional field's member that a sample does not have."""
+
+Chosen = tuple[tuple[str, str, int], ...]
+"""Of each field: its entry in the sample, its extension, and the member's place in the layout, or `ABSENT`."""
+
+
+class Fields:
+    """Chooses members by the extensions that ``fields=`` names.
+
+    >>> Fields(("jpg;png", "cls")).choose(("cls", "png", "txt"))
+    (('jpg', 'png', 1), ('cls', 'cls', 0))
+    >>> Fields(("image", "txt?")).choose(("cls", "webp"))
+    (('image', 'webp', 1), ('txt', 'txt', -1))
+    """
+
+    def __init__(self, fields: Sequence[str] | None) -> None:
+        if isinstance(fields, str) or not all(isinstance(field, str) and field for field in fields or ()):
+            raise ArgumentTypeError(f"fields is {fields!r}: it must be a list of extensions such as ('jpg;png', 'cls')")
+        self._alternatives = None if fields is None else [tuple(_alternatives(field)) for field in fields]
+        names = [alternatives[0] for alternatives in self._alternatives or ()]
+        if len(names) > len(set(names)):
+            raise ArgumentError(f"fields is {fields!r}: two of them have the same name, that before the first ';'")
+        self.optional = frozenset(name for name, field in zip(names, fields or (), strict=True) if field.endswith("?"))
+        """Names of the fields that a sample may lack, such as ``"txt?"``."""
+        self._known: dict[tuple[str, ...], Chosen] = {}
+
+    def choose(self, layout: tuple[str, ...]) -> Chosen:
+        """Return (entry name, extension, place) for each field; the entry has the name of the first alternative.
+
+        Raises `SampleError` where the layout has none of a field's alternatives, and the field is not optional.
+        """
+        chosen = self._known.get(layout)
+        if chosen is None:
+            # Samples have few layouts; where each has another, none is worth keeping.
+            if len(self._known) > 1000:
+                self._known.clear()
+            chosen = self._known[layout] = tuple(self._chosen(layout))
+        return chosen
+
+    def _chosen(self, layout: tuple[str, ...]) -> Iterator[tuple[str, str, int]]:
+        if self._alternatives is None:
+            yield from ((extension, extension, place) for place, extension in enumerate(layout))
+            return
+        for names in self._alternatives:
+            extension = next((name for name in names if name in layout), None)
+            if extension is not None:
+                yield names[0], extension, layout.index(extension)
+            elif names[0] in self.optional:
+                yield names[0], names[0], ABSENT
+            else:
+                shown = "any image" if names[0] == ANY_IMAGE else " or ".join(map(repr, names))
+                error = SampleError(f"has no member {shown}: it has {', '.join(sorted(layout)) or 'none'}")
+                error.field, error.reason = names[0], str(error)
+                raise error
+
+
+def _alternatives(field: str) -> Iterator[str]:
+    """Yield the extensions that a field may have, first the one that names it."""
+    for name in field.lower().removesuffix("?").split(";"):
+        if "?" in name:
+            raise ArgumentError(f"fields has {field!r}: the '?' of an optional field is its end, as in 'jpg;png?'")
+        yield name
+        if name == ANY_IMAGE:
+            yield from IMAGE_TYPES

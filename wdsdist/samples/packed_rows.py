@@ -1,0 +1,135 @@
+"""Pack variable-length documents into rows of a fixed length, with what attention needs to keep them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wdsdist._util.array_types import Int64s
+from wdsdist.errors import SampleError
+
+if TYPE_CHECKING:
+    import torch
+
+    from wdsdist.samples.collate import Batch, Sample
+
+IGNORED = -100
+"""The label that losses of torch leave out."""
+
+
+def pack_rows(
+    samples: Sequence[Sample],
+    *,
+    rows: Int64s,
+    starts: Int64s,
+    stops: Int64s,
+    num_rows: int,
+    length: int,
+    field: str,
+    labels: bool,
+) -> Batch:
+    """Return the batch of rows that pieces of samples make.
+
+    Args:
+        samples: the sample of each piece; their field ``field`` is an array of tokens, and so may others be, of the
+            same length, such as a loss mask.
+        rows: int64 [pieces]: the row of each, in increasing order.
+        starts, stops: int64 [pieces]: the tokens of its sample.
+        num_rows, length: of the batch.
+        field: of the tokens.
+        labels: whether to add ``labels``: the tokens, but for the first of each piece and padding, which are -100.
+
+    Returns:
+        Each packed field as [num_rows, length], padded with 0; ``position_ids`` and ``document_ids`` int64
+        [num_rows, length], of which the latter is -1 where there is padding; ``cu_seqlens`` int32 [sequences + 1] and
+        ``max_seqlen`` over the flattened rows, in which padding is a sequence of its own; every other field, and
+        ``__key__``, as a list for each row.
+
+    Raises `SampleError` where a sample has no such array, or another length than the plan was made with.
+
+    >>> samples = [{"__key__": "a", "ids": np.array([1, 2, 3])}, {"__key__": "b", "ids": np.array([4, 5])}]
+    >>> where = {"rows": np.array([0, 0]), "starts": np.array([0, 0]), "stops": np.array([3, 2])}
+    >>> batch = pack_rows(samples, **where, num_rows=1, length=6, field="ids", labels=True)
+    >>> batch["ids"].tolist(), batch["document_ids"].tolist(), batch["cu_seqlens"].tolist()
+    ([[1, 2, 3, 4, 5, 0]], [[0, 0, 0, 1, 1, -1]], [0, 3, 5, 6])
+    >>> batch["labels"].tolist(), batch["position_ids"].tolist(), batch["__key__"]
+    ([[-100, 2, 3, -100, 5, -100]], [[0, 1, 2, 0, 1, 0]], [['a', 'b']])
+    """
+    import torch
+
+    sizes = stops - starts
+    begins = _begins(rows, sizes, num_rows, length)
+    packed = _packed_names(samples, stops, field)
+    batch: Batch = {}
+    for name in samples[0] if samples else ():
+        if name in packed:
+            batch[name] = _packed([sample[name] for sample in samples], begins, starts, stops, num_rows, length)
+        else:
+            listed: list[list[Any]] = [[] for _ in range(num_rows)]
+            for row, sample in zip(rows.tolist(), samples, strict=True):
+                listed[row].append(sample[name])
+            batch[name] = listed
+    first_in_row = np.concatenate(([True], rows[1:] != rows[:-1])) if len(rows) else np.zeros(0, np.bool_)
+    number = np.arange(len(rows)) - np.maximum.accumulate(np.where(first_in_row, np.arange(len(rows)), 0))
+    places = np.repeat(begins - np.cumsum(sizes) + sizes, sizes) + np.arange(int(sizes.sum()))
+    documents = np.full(num_rows * length, -1, np.int64)
+    documents[places] = np.repeat(number, sizes)
+    positions = np.zeros(num_rows * length, np.int64)
+    positions[places] = places - np.repeat(begins, sizes)
+    batch["position_ids"] = torch.from_numpy(positions.reshape(num_rows, length))
+    batch["document_ids"] = torch.from_numpy(documents.reshape(num_rows, length))
+    ends = np.unique(np.concatenate((begins[sizes > 0], (begins + sizes)[sizes > 0], np.arange(num_rows + 1) * length)))
+    batch["cu_seqlens"] = torch.from_numpy(ends.astype(np.int32))
+    batch["max_seqlen"] = int(np.diff(ends).max())
+    if labels:
+        targets = batch[field].to(torch.int64, copy=True).reshape(-1)
+        targets[torch.from_numpy(documents < 0)] = IGNORED
+        targets[torch.from_numpy(begins[sizes > 0])] = IGNORED
+        batch["labels"] = targets.reshape(num_rows, length)
+    return batch
+
+
+def _begins(rows: Int64s, sizes: Int64s, num_rows: int, length: int) -> Int64s:
+    """Return int64 [pieces]: where each begins in the flattened rows, one after another in its row."""
+    before = np.cumsum(sizes) - sizes
+    of_row = np.searchsorted(rows, np.arange(num_rows))
+    first = np.concatenate((before, [0]))[np.minimum(of_row, len(rows))]
+    return rows * length + before - first[rows]
+
+
+def _packed_names(samples: Sequence[Sample], stops: Int64s, field: str) -> set[str]:
+    """Return the fields that are packed: the tokens, and every array that has as many items in each sample."""
+    import torch
+
+    if not samples:
+        return set()
+    for sample, stop in zip(samples, stops.tolist(), strict=True):
+        tokens = sample.get(field)
+        if not isinstance(tokens, (np.ndarray, torch.Tensor)) or tokens.ndim != 1 or len(tokens) < stop:
+            shape = getattr(tokens, "shape", None)
+            found = type(tokens).__name__ if shape is None else f"an array of shape {tuple(shape)}"
+            raise SampleError(
+                f"the field {field!r} of sample {sample.get('__key__')!r} is {found}, but packing needs one dimension "
+                f"of at least {stop:,} tokens: decode it, as with decode={{{field!r}: np.int32}}, and make the column "
+                f"of lengths anew if the data has changed"
+            )
+    return {
+        name
+        for name, value in samples[0].items()
+        if isinstance(value, (np.ndarray, torch.Tensor))
+        and all(getattr(one.get(name), "shape", None) == one[field].shape for one in samples)
+    }
+
+
+def _packed(
+    values: list[Any], begins: Int64s, starts: Int64s, stops: Int64s, num_rows: int, length: int
+) -> torch.Tensor:
+    import torch
+
+    first = torch.as_tensor(values[0])
+    flat = torch.zeros(num_rows * length, dtype=first.dtype)
+    for value, begin, start, stop in zip(values, begins.tolist(), starts.tolist(), stops.tolist(), strict=True):
+        flat[begin : begin + stop - start] = torch.as_tensor(value[start:stop])
+    return flat.reshape(num_rows, length)

@@ -1,0 +1,409 @@
+"""The plan of one block: its samples dealt into batches of like cost, equally many on every rank. Pure.
+
+A block is a run of positions of the shuffled order. Every rank computes the same plan of it from the lengths of its
+samples, so that no rank has to ask another. Samples stay with the rank whose lane holds them, as far as ranks can be
+made even that way: others move within a node first, whose ranks share a cache, and between nodes last.
+
+Each rank's samples are spread over its *bins*: batches within a token budget, batches of like lengths, or rows of a
+fixed length. Bins of a rank are sorted by cost, so that the ranks of one step have like costs; the steps of a block are
+then put into random order.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist._util.array_types import Int64s
+from wdsdist.errors import ArgumentError
+from wdsdist.sampling.permutation import shuffled
+
+Kind = Literal["tokens", "groups", "buckets", "rows"]
+
+_FILLED = 0.9995
+"""Share of the room of all bins up to which they are planned to be filled; whole samples leave gaps."""
+
+_UNEVEN = 1.005
+"""How many times the mean of all ranks one may have in tokens before it gives samples to others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRule:
+    """How the samples of a block are made into batches."""
+
+    kind: Kind
+    budget: int = 0
+    """Most tokens of a batch (``tokens``) or of a row (``rows``)."""
+    most: int = 0
+    """Most samples of a batch (``tokens``, ``groups``, ``buckets``), or rows of a batch (``rows``); 0 is no limit."""
+    drops: bool = False
+    """Whether samples that cannot be dealt evenly are dropped (true) or others are repeated (false)."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The ranks that a block is dealt to."""
+
+    num_replicas: int
+    per_node: int = 1
+    """Ranks that share a cache: ``0`` to ``per_node - 1``, and so on."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockSamples:
+    """What a plan has to know of the samples of a block; ``n`` of them."""
+
+    lengths: Int64s
+    """int64 [n]: tokens."""
+    costs: npt.NDArray[np.float64]
+    """float64 [n]: what a batch takes is the sum of these."""
+    owners: Int64s
+    """int64 [n]: the rank whose lane holds each."""
+    buckets: Int64s | None = None
+    """int64 [n]: the category of each; batches have one category only."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockPlan:
+    """The batches of a block: ``steps`` for each rank."""
+
+    steps: int
+    samples: Int64s
+    """int64 [m]: numbers of samples of the block, sorted by step, rank and row."""
+    rows: Int64s
+    """int64 [m]: the row of each in its batch; 0 but for ``rows``."""
+    bounds: Int64s
+    """int64 [steps * ranks + 1]: where the samples of each step and rank start."""
+    num_ranks: int
+
+    def batch(self, step: int, rank: int) -> tuple[Int64s, Int64s]:
+        """Return the samples of one batch, by their numbers in the block, and the row of each."""
+        place = step * self.num_ranks + rank
+        part = slice(int(self.bounds[place]), int(self.bounds[place + 1]))
+        return self.samples[part], self.rows[part]
+
+    def until(self, step: int) -> Int64s:
+        """Return the samples of the first steps, by their numbers in the block."""
+        return self.samples[: self.bounds[step * self.num_ranks]]
+
+
+def plan_block(samples: BlockSamples, rule: BatchRule, world: World, key: int) -> BlockPlan:
+    """Plan the batches of a block.
+
+    Args:
+        samples: lengths, costs and lanes of its samples; every length fits the budget.
+        rule: how batches are made.
+        world: the ranks.
+        key: decides the order of the steps.
+
+    >>> samples = BlockSamples(np.array([5, 3, 4, 4, 2, 6]), np.ones(6), np.arange(6) % 2)
+    >>> plan = plan_block(samples, BatchRule(kind="tokens", budget=8), World(2), key=1)
+    >>> plan.steps, [int(samples.lengths[plan.batch(step, rank)[0]].sum()) for step in (0, 1) for rank in (0, 1)]
+    (2, [5, 6, 6, 7])
+    """
+    if not len(samples.lengths):
+        return _empty(world)
+    if rule.kind in ("tokens", "rows"):
+        if len(samples.lengths) and int(samples.lengths.max()) > rule.budget:
+            raise ArgumentError(f"a sample of {int(samples.lengths.max()):,} does not fit {rule.budget:,}")
+        return _within_budget(samples, rule, world, key)
+    return _of_like(samples, rule, world, key)
+
+
+# Budgets: batches of at most so many tokens, or rows of a fixed length.
+
+
+def _within_budget(samples: BlockSamples, rule: BatchRule, world: World, key: int) -> BlockPlan:
+    ranks = world.num_replicas
+    in_batch = max(1, rule.most) if rule.kind == "rows" else 1  # rows of a batch
+    most = rule.most if rule.kind == "tokens" and rule.most else len(samples.lengths)
+    lengths = np.maximum(samples.lengths, 1)
+    numbers = np.arange(len(lengths))
+    if len(lengths) < ranks:
+        if rule.drops:
+            return _empty(world)
+        numbers = np.resize(np.argsort(lengths, kind="stable"), ranks)
+    total = int(lengths[numbers].sum())
+    steps = max(1, -(-total // int(ranks * in_batch * rule.budget * _FILLED)), -(-len(numbers) // (ranks * most)))
+    while True:
+        if len(numbers) < ranks * steps:  # each step needs a sample on every rank
+            if rule.drops and rule.kind == "tokens":
+                return _dropping(samples, lengths, rule, world, key, most)
+            more = ranks * steps - len(numbers)
+            numbers = np.concatenate((numbers, np.resize(np.argsort(lengths, kind="stable"), more)))
+        dealt = _level(lengths[numbers], samples.owners[numbers], world, steps, steps * in_batch * rule.budget)
+        found = _spread_all(lengths[numbers], dealt, world, steps, in_batch, rule.budget, most)
+        if found is not None:
+            break
+        steps += 1
+    bins = found
+    return _ordered(samples, numbers, dealt, bins, steps, in_batch, world, key)
+
+
+def _dropping(samples: BlockSamples, lengths: Int64s, rule: BatchRule, world: World, key: int, most: int) -> BlockPlan:
+    """Plan as many steps as there are samples for on every rank, without those that do not fit."""
+    ranks = world.num_replicas
+    steps = len(lengths) // ranks
+    numbers = np.arange(len(lengths))
+    dealt = _level(lengths, samples.owners, world, steps, steps * rule.budget)
+    bins = np.full(len(lengths), -1, np.int64)
+    for rank in range(ranks):
+        own = np.flatnonzero(dealt == rank)
+        own = own[np.argsort(-lengths[own], kind="stable")]
+        bins[own] = np.array(_spread(lengths[own].tolist(), steps, rule.budget, most, drops=True))
+    kept = np.flatnonzero(bins >= 0)
+    return _ordered(samples, numbers[kept], dealt[kept], bins[kept], steps, 1, world, key)
+
+
+def _spread_all(
+    lengths: Int64s, dealt: Int64s, world: World, steps: int, in_batch: int, budget: int, most: int
+) -> Int64s | None:
+    """Return the bin of each sample among those of its rank, or ``None`` where some rank's do not fit."""
+    bins = np.empty(len(lengths), np.int64)
+    order = np.lexsort((-lengths, dealt))
+    cuts = np.searchsorted(dealt[order], np.arange(world.num_replicas + 1))
+    for rank in range(world.num_replicas):
+        own = order[cuts[rank] : cuts[rank + 1]]
+        listed = lengths[own].tolist()
+        found = _spread(listed, steps, budget, most) if in_batch == 1 else None
+        if found is None:
+            found = _fit(listed, steps * in_batch, budget, most, least=steps)
+        if found is None:
+            return None
+        bins[own] = found
+    return bins
+
+
+def _spread(lengths: list[int], bins: int, budget: int, most: int, *, drops: bool = False) -> list[int] | None:
+    """Put each length, the longest first, into the emptiest bin; return their bins, or ``None`` where one is full.
+
+    With ``drops``, what fits nowhere gets -1 instead.
+    """
+    heap = list(range(bins))  # the load of each times the number of bins, and its number
+    counts = [0] * bins
+    limit = (budget + 1) * bins
+    found = []
+    for length in lengths:
+        if not heap:
+            if not drops:
+                return None
+            found.append(-1)
+            continue
+        first = heap[0]
+        loaded = first + length * bins
+        if loaded >= limit:
+            if not drops:
+                return None
+            found.append(-1)
+            continue
+        chosen = first % bins
+        counts[chosen] += 1
+        if counts[chosen] < most:
+            heapq.heapreplace(heap, loaded)
+        else:
+            heapq.heappop(heap)
+        found.append(chosen)
+    return found
+
+
+def _fit(lengths: list[int], bins: int, budget: int, most: int, *, least: int) -> list[int] | None:
+    """Put each length, the longest first, into the fullest bin that has room: as few bins as possible, but ``least``.
+
+    Returns the bin of each, or ``None`` where there are too few bins.
+    """
+    rooms: list[int] = []  # the room of each open bin times the number of bins, and its number; ascending
+    counts = [0] * bins
+    opened = 0
+    found = []
+    for length in lengths:
+        place = bisect_left(rooms, length * bins) if opened >= least else len(rooms)
+        if place < len(rooms):
+            room = rooms.pop(place)
+        elif opened < bins:
+            room = budget * bins + opened
+            opened += 1
+        else:
+            return None
+        chosen = room % bins
+        counts[chosen] += 1
+        if counts[chosen] < most:
+            insort(rooms, room - length * bins)
+        found.append(chosen)
+    return found
+
+
+def _level(lengths: Int64s, owners: Int64s, world: World, least: int, room: int) -> Int64s:
+    """Return the rank of each sample: its owner, but where that has more than fits, or another less than it needs.
+
+    Args:
+        lengths, owners: int64 [n].
+        world: the ranks.
+        least: samples that every rank needs.
+        room: tokens that a rank has room for.
+    """
+    ranks = owners.copy()
+    loads = np.bincount(ranks, lengths, world.num_replicas).astype(np.int64)
+    counts = np.bincount(ranks, minlength=world.num_replicas)
+    mean = -(-int(lengths.sum()) // world.num_replicas)
+    limit = max(mean, min(int(room * _FILLED), int(mean * _UNEVEN)))
+    nodes = np.arange(world.num_replicas) // max(1, world.per_node)
+    for wanted in (True, False):  # within nodes, then between them
+        for giver in np.flatnonzero(loads > limit).tolist():
+            near = (nodes == nodes[giver]) if wanted else np.ones(len(nodes), np.bool_)
+            if near.sum() > 1:
+                _give_tokens(ranks, lengths, loads, counts, giver, near, limit)
+        for taker in np.flatnonzero(counts < least).tolist():
+            near = (nodes == nodes[taker]) if wanted else np.ones(len(nodes), np.bool_)
+            _take_samples(ranks, lengths, loads, counts, taker, near, least)
+    return ranks
+
+
+def _give_tokens(
+    ranks: Int64s, lengths: Int64s, loads: Int64s, counts: Int64s, giver: int, near: npt.NDArray[np.bool_], limit: int
+) -> None:
+    """Move samples of a rank that has too many tokens to those near it that have the fewest."""
+    own = np.flatnonzero(ranks == giver)
+    for sample in own[np.argsort(-lengths[own], kind="stable")].tolist():
+        excess, length = int(loads[giver]) - limit, int(lengths[sample])
+        if excess <= 0:
+            return
+        taker = int(np.argmin(np.where(near, loads, np.iinfo(np.int64).max)))
+        # One sample that is a little longer than the excess is better than many short ones.
+        if taker != giver and length <= 2 * excess and loads[taker] + length <= limit:
+            ranks[sample] = taker
+            loads[giver] -= length
+            loads[taker] += length
+            counts[giver] -= 1
+            counts[taker] += 1
+
+
+def _take_samples(
+    ranks: Int64s, lengths: Int64s, loads: Int64s, counts: Int64s, taker: int, near: npt.NDArray[np.bool_], least: int
+) -> None:
+    """Move short samples to a rank that has too few from those near it that have the most."""
+    while counts[taker] < least:
+        giver = int(np.argmax(np.where(near, counts, -1)))
+        if counts[giver] <= least:
+            return
+        own = np.flatnonzero(ranks == giver)
+        moved = own[np.argsort(lengths[own], kind="stable")][: min(counts[giver] - least, least - counts[taker])]
+        ranks[moved] = taker
+        for rank, sign in ((giver, -1), (taker, 1)):
+            loads[rank] += sign * int(lengths[moved].sum())
+            counts[rank] += sign * len(moved)
+
+
+# Batches of like samples.
+
+
+def _of_like(samples: BlockSamples, rule: BatchRule, world: World, key: int) -> BlockPlan:
+    """Plan batches of a number of samples: of like lengths, and of one bucket where there are buckets."""
+    buckets = np.zeros(len(samples.lengths), np.int64) if samples.buckets is None else samples.buckets
+    parts = []
+    steps = 0
+    for bucket in np.unique(buckets).tolist():
+        numbers = np.flatnonzero(buckets == bucket)
+        found = _in_bucket(samples, numbers, rule, world)
+        if found is not None:
+            chosen, dealt, bins, more = found
+            parts.append((chosen, dealt, bins + steps))
+            steps += more
+    if not parts:
+        return _empty(world)
+    numbers, dealt, bins = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return _ordered(samples, numbers, dealt, bins, steps, 1, world, key, are_sorted=True)
+
+
+def _in_bucket(
+    samples: BlockSamples, numbers: Int64s, rule: BatchRule, world: World
+) -> tuple[Int64s, Int64s, Int64s, int] | None:
+    """Return the samples of a bucket, the rank and the bin of each, and the number of bins."""
+    ranks = world.num_replicas
+    steps = -(-len(numbers) // (ranks * rule.most))
+    if len(numbers) < ranks * steps:
+        if rule.drops:
+            steps = len(numbers) // ranks
+            if not steps:
+                return None
+            numbers = numbers[: ranks * steps] if len(numbers) > ranks * steps * rule.most else numbers
+        else:
+            numbers = np.concatenate((numbers, np.resize(numbers, ranks * steps - len(numbers))))
+    ones = np.ones(len(numbers), np.int64)
+    fair = -(-len(numbers) // ranks)
+    dealt = _evened(samples.owners[numbers], world, fair)
+    bins = np.empty(len(ones), np.int64)
+    for rank in range(ranks):
+        own = np.flatnonzero(dealt == rank)
+        own = own[np.argsort(-samples.lengths[numbers[own]], kind="stable")]
+        bins[own] = np.arange(len(own)) * steps // max(1, len(own))
+    return numbers, dealt, bins, steps
+
+
+def _evened(owners: Int64s, world: World, fair: int) -> Int64s:
+    """Return the rank of each sample such that all ranks have equally many, to within one."""
+    ranks = owners.copy()
+    counts = np.bincount(ranks, minlength=world.num_replicas)
+    # The first ranks have one more where it cannot be even.
+    goals = np.full(world.num_replicas, len(owners) // world.num_replicas)
+    goals[np.argsort(-counts, kind="stable")[: len(owners) - int(goals.sum())]] += 1
+    nodes = np.arange(world.num_replicas) // max(1, world.per_node)
+    for within in (True, False):
+        for giver in np.flatnonzero(counts > goals).tolist():
+            for taker in np.flatnonzero(counts < goals).tolist():
+                if within and nodes[giver] != nodes[taker]:
+                    continue
+                moved = np.flatnonzero(ranks == giver)[
+                    : min(counts[giver] - goals[giver], goals[taker] - counts[taker])
+                ]
+                ranks[moved] = taker
+                counts[giver] -= len(moved)
+                counts[taker] += len(moved)
+    return ranks
+
+
+# Bins to steps.
+
+
+def _ordered(
+    samples: BlockSamples,
+    numbers: Int64s,
+    dealt: Int64s,
+    bins: Int64s,
+    steps: int,
+    in_batch: int,
+    world: World,
+    key: int,
+    *,
+    are_sorted: bool = False,
+) -> BlockPlan:
+    """Return the plan in which the bins of each rank are sorted by cost, and the steps then shuffled."""
+    ranks, per_rank = world.num_replicas, steps * in_batch
+    if not are_sorted:
+        costs = np.bincount(dealt * per_rank + bins, samples.costs[numbers], ranks * per_rank).reshape(ranks, per_rank)
+        places = np.empty_like(costs, dtype=np.int64)
+        by_cost = np.argsort(-costs, axis=1, kind="stable")
+        np.put_along_axis(places, by_cost, np.arange(per_rank)[None, :], axis=1)
+        bins = places[dealt, bins]
+    # Rows are dealt to batches in turn, so that batches of a rank have like costs.
+    rows, tiers = np.divmod(bins, steps)
+    step = shuffled(steps, key)[tiers]
+    order = np.lexsort((numbers, rows, dealt, step))
+    bounds = np.searchsorted((step * ranks + dealt)[order], np.arange(steps * ranks + 1))
+    return BlockPlan(steps, numbers[order], rows[order], bounds.astype(np.int64), ranks)
+
+
+def _empty(world: World) -> BlockPlan:
+    nothing = np.zeros(0, np.int64)
+    return BlockPlan(0, nothing, nothing, np.zeros(1, np.int64), world.num_replicas)
+
+
+def useful_share(plan: BlockPlan, lengths: Int64s, budget: int) -> Iterator[float]:
+    """Yield, for each step of each rank, the share of a budget that its samples fill."""
+    ends = np.concatenate(([0], np.cumsum(lengths[plan.samples])))
+    yield from ((ends[plan.bounds[1:]] - ends[plan.bounds[:-1]]) / budget).tolist()

@@ -1,0 +1,235 @@
+"""An epoch in planned batches: its order cut into blocks, each planned by itself, also after resumes in its middle.
+
+The state inside an epoch is the block and the steps that were taken of it; where the world changed inside a block, a
+short list of worlds and steps. What is left of a block is planned anew for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist._util.array_types import Int64s
+from wdsdist.errors import ArgumentError
+from wdsdist.sampling.block_plan import BatchRule, BlockPlan, BlockSamples, World, plan_block
+from wdsdist.sampling.epoch_plan import Places
+from wdsdist.sampling.order import Order
+from wdsdist.sampling.permutation import mix_key
+from wdsdist.sampling.shard_schedule import Use
+
+Values = Callable[[Int64s, Int64s], npt.NDArray[np.int64]]
+"""Returns a value for each sample, of int64 shards and numbers."""
+
+Oversize = Literal["error", "drop", "alone"]
+Long = Literal["split", "truncate", "error"]
+
+_STEPS = 4
+"""Sets the random order of steps apart from the other hashes of the order."""
+
+
+class Segment(NamedTuple):
+    """Steps that one world took of a block."""
+
+    num_replicas: int
+    per_node: int
+    budget: int
+    most: int
+    steps: int
+
+
+class Place(NamedTuple):
+    """A place in an epoch of planned batches."""
+
+    block: int
+    segments: tuple[Segment, ...] = ()
+    """What was taken of that block, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batching:
+    """How an epoch is cut into blocks, and what is known of the samples."""
+
+    rule: BatchRule
+    lengths: Values
+    costs: Callable[[Int64s, Int64s, Int64s], npt.NDArray[np.float64]]
+    """Returns what each sample costs, of shards, numbers and lengths."""
+    buckets: Values | None = None
+    oversize: Oversize = "error"
+    """What happens to a sample over the budget of a batch: ``error``, ``drop`` or ``alone``."""
+    long: Long = "split"
+    """What happens to a document longer than a row: ``split``, ``truncate`` or ``error``."""
+    block_samples: int = 1
+    """Positions of the order in a block."""
+
+
+class Pieces(NamedTuple):
+    """The parts of samples in a batch of rows: int64 [pieces] each."""
+
+    rows: Int64s
+    starts: Int64s
+    """The first token of each in its sample."""
+    stops: Int64s
+
+
+class PlannedBatch(NamedTuple):
+    """One batch of one rank."""
+
+    places: Places
+    pieces: Pieces | None
+    """Which tokens of each sample go into which row, where batches are rows of a fixed length."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """A planned block: its batches, and where its samples lie."""
+
+    plan: BlockPlan
+    shards: Int64s
+    samples: Int64s
+    epochs: Int64s
+    numbers: Int64s
+    """int64 [n]: of each planned sample (or piece of one), which of the block's it is."""
+    starts: Int64s
+    stops: Int64s
+    """int64 [n]: its tokens."""
+
+    def batch(self, step: int, rank: int, *, in_rows: bool) -> PlannedBatch:
+        """Return one batch of one rank."""
+        chosen, rows = self.plan.batch(step, rank)
+        numbers = self.numbers[chosen]
+        places = Places(self.shards[numbers], self.samples[numbers], self.epochs[numbers])
+        return PlannedBatch(places, Pieces(rows, self.starts[chosen], self.stops[chosen]) if in_rows else None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedEpoch:
+    """The batches of an epoch, or of its rest, on every rank of a world."""
+
+    batching: Batching
+    order: Order
+    world: World
+    key: int
+    """Of the seed and the epoch."""
+    start: Place
+    _planned: dict[int, Block] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in the epoch, over all ranks."""
+        return self.order.num_samples
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the epoch."""
+        return -(-self.num_samples // self.batching.block_samples)
+
+    def block(self, number: int) -> Block:
+        """Return a block as this world plays it: of the first one, what is left."""
+        if number not in self._planned:
+            found = self._plan(number)
+            while len(self._planned) > 2:  # the one that is read, and those that are looked ahead to
+                self._planned.pop(min(self._planned))
+            self._planned[number] = found
+        return self._planned[number]
+
+    def steps(self) -> Iterator[int]:
+        """Yield the steps of each block that is left."""
+        for number in range(self.start.block, self.num_blocks):
+            yield self.block(number).plan.steps
+
+    def batches(
+        self,
+        *,
+        rank: int,
+        worker: int = 0,
+        num_workers: int = 1,
+        group: int = 1,
+        on_block: Callable[[int, int], None] = lambda block, steps: None,
+    ) -> Iterator[tuple[int, PlannedBatch]]:
+        """Yield the batches that one worker of one rank makes, with their numbers.
+
+        ``on_block`` is called with each block and its steps, as it is reached.
+        """
+        first = 0
+        in_rows = self.batching.rule.kind == "rows"
+        for number in range(self.start.block, self.num_blocks):
+            block = self.block(number)
+            on_block(number, block.plan.steps)
+            for step in range(block.plan.steps):
+                if (first + step) // group % num_workers == worker:
+                    yield first + step, block.batch(step, rank, in_rows=in_rows)
+            first += block.plan.steps
+
+    def uses(self, *, rank: int, batch: int = 0) -> Iterator[Use]:
+        """Yield the shards that a rank needs from a batch on, block by block, in the order of their first use."""
+        first = 0
+        for number in range(self.start.block, self.num_blocks):
+            block = self.block(number)
+            found: dict[int, list[int]] = {}
+            for step in range(block.plan.steps):
+                if first + step >= batch:
+                    places = block.batch(step, rank, in_rows=False).places
+                    for shard in np.unique(places.shards).tolist():
+                        found.setdefault(shard, [first + step, first + step])[1] = first + step
+            yield from (Use(uses[0], uses[1], shard) for shard, uses in found.items())
+            first += block.plan.steps
+
+    def _plan(self, number: int) -> Block:
+        first = number * self.batching.block_samples
+        positions = np.arange(first, min(first + self.batching.block_samples, self.num_samples), dtype=np.int64)
+        shards, samples = self.order.locate(positions)
+        epochs = self.order.epochs(positions)
+        lengths = self.batching.lengths(shards, samples).astype(np.int64)
+        costs = self.batching.costs(shards, samples, lengths)
+        numbers, starts, stops = self._pieces(lengths)
+        sizes = stops - starts
+        with np.errstate(invalid="ignore", divide="ignore"):
+            costs = np.where(lengths[numbers] > 0, costs[numbers] * sizes / lengths[numbers], costs[numbers])
+        buckets = None if self.batching.buckets is None else self.batching.buckets(shards, samples)
+        left = np.arange(len(numbers))
+        is_last = number == self.num_blocks - 1
+        segments = self.start.segments if number == self.start.block else ()
+        own = Segment(self.world.num_replicas, self.world.per_node, self._rule.budget, self._rule.most, -1)
+        worlds = [*segments, own]
+        for turn, segment in enumerate(worlds):
+            chosen = left
+            if self._rule.kind == "tokens" and self.batching.oversize == "drop":
+                chosen = left[sizes[left] <= segment.budget]
+            of = numbers[chosen]
+            known = BlockSamples(
+                np.minimum(sizes[chosen], segment.budget) if segment.budget else sizes[chosen],
+                costs[chosen],
+                positions[of] % segment.num_replicas,
+                None if buckets is None else buckets[of],
+            )
+            rule = replace(self._rule, budget=segment.budget, most=segment.most, drops=self._rule.drops and is_last)
+            world = World(segment.num_replicas, segment.per_node)
+            plan = plan_block(known, rule, world, mix_key(self.key, _STEPS, number, turn))
+            if segment.steps >= 0:
+                left = np.setdiff1d(left, chosen[plan.until(segment.steps)])
+        return Block(plan, shards, samples, epochs, numbers[chosen], starts[chosen], stops[chosen])
+
+    @property
+    def _rule(self) -> BatchRule:
+        return self.batching.rule
+
+    def _pieces(self, lengths: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Return the samples of a block that are played, in pieces where they are split: number, start and stop."""
+        numbers = np.arange(len(lengths))
+        budget = self._rule.budget
+        if not budget:
+            return numbers, np.zeros_like(lengths), lengths
+        if self._rule.kind == "rows" and self.batching.long == "split":
+            parts = np.maximum(-(-lengths // budget), 1)
+            numbers = np.repeat(numbers, parts)
+            starts = (np.arange(len(numbers)) - np.repeat(np.cumsum(parts) - parts, parts)) * budget
+            return numbers, starts, np.minimum(starts + budget, lengths[numbers])
+        over = lengths > budget
+        if over.any() and (self.batching.long if self._rule.kind == "rows" else self.batching.oversize) == "error":
+            raise ArgumentError(f"a sample has {int(lengths.max()):,} tokens, more than {budget:,}")
+        whole = self._rule.kind == "tokens"
+        return numbers, np.zeros_like(lengths), lengths if whole else np.minimum(lengths, budget)

@@ -1,0 +1,113 @@
+"""Look up the values of a column for some samples at a time, without holding those of all."""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist._util.array_types import Int64s
+from wdsdist.errors import ArgumentError
+from wdsdist.shards.columns import column_file, from_index, read
+from wdsdist.shards.columns.column import Column
+
+if TYPE_CHECKING:
+    from wdsdist.shards.manifest import Manifest
+
+_SHARDS = 1024
+"""Shards whose columns stay in memory where they come from the shards' indexes."""
+
+
+class ColumnLookup:
+    """The values of one column by shard and number; also over views and concatenated data sets.
+
+    Args:
+        manifest: the data set.
+        name: of the column.
+
+    Raises `ArgumentError` where there is no such column.
+    """
+
+    def __init__(self, manifest: Manifest, name: str) -> None:
+        self._manifest = manifest
+        self.name = name
+        self._of_shards: OrderedDict[int, Column] = OrderedDict()
+        _ = self._parts
+
+    def __call__(self, shards: Int64s, samples: Int64s) -> npt.NDArray[Any]:
+        """Return the value of each sample: int64, float64 or bool; of texts uint64, a hash of each.
+
+        Raises `ArgumentError` for a sample that has no value.
+        """
+        found: npt.NDArray[Any] | None = None
+        for shard in np.unique(shards).tolist():
+            here = shards == shard
+            values = self._values(shard, samples[here])
+            if found is None:
+                found = np.empty(len(shards), values.dtype)
+            found[here] = values
+        return np.zeros(0, np.int64) if found is None else found
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Mapped columns stay behind: the other process maps them itself.
+        return {"_manifest": self._manifest, "name": self.name, "_of_shards": OrderedDict()}
+
+    @functools.cached_property
+    def _parts(self) -> dict[int, tuple[Column, Int64s] | None]:
+        """The stored column of each part of the data set and where its shards' samples start, by the part's id."""
+        parts: dict[int, tuple[Column, Int64s] | None] = {}
+        for number in self._first_of_parts():
+            part = self._manifest.part(number)[0].whole
+            if column_file.load(part, self.name) is None and from_index.is_free(self.name):
+                self._column_of(number)  # which fails where there is none of that name
+                parts[id(self._manifest.part(number)[0])] = None
+            else:
+                stored = read.stored_column(part, self.name)
+                parts[id(self._manifest.part(number)[0])] = stored, part.ends - part.counts
+        return parts
+
+    def _first_of_parts(self) -> list[int]:
+        """Return a shard of each part that has samples."""
+        firsts: dict[int, int] = {}
+        for number in np.flatnonzero(self._manifest.counts).tolist():
+            firsts.setdefault(id(self._manifest.part(number)[0]), number)
+        return list(firsts.values())
+
+    def _values(self, shard: int, samples: Int64s) -> npt.NDArray[Any]:
+        part, number = self._manifest.part(shard)
+        stored = samples if part.picks is None else part.picks.of_shard(number)[samples].astype(np.int64)
+        found = self._parts.get(id(part))
+        if found is None:
+            column, places = self._column_of(shard), stored
+        else:
+            column, places = found[0], found[1][number] + stored
+        taken = column.take(places)
+        if taken.is_missing is not None and taken.is_missing.any():
+            raise ArgumentError(
+                f"the column {self.name!r} has no value for some samples of {part.shown_name(number)}: choose those "
+                f"that have one, as in data.select('\"{self.name}\" IS NOT NULL')"
+            )
+        if taken.kind == "text":
+            return np.array([hash_of(text) for text in taken.texts()], np.uint64)
+        return taken.typed()
+
+    def _column_of(self, shard: int) -> Column:
+        if shard not in self._of_shards:
+            part, number = self._manifest.part(shard)
+            column = from_index.columns_of_shard(part.whole, number, [self.name])[self.name]
+            if column.is_empty and self.name not in from_index.ALWAYS:
+                raise read.unknown(self.name, read.names(part.whole))
+            self._of_shards[shard] = column
+            while len(self._of_shards) > _SHARDS:
+                self._of_shards.popitem(last=False)
+        return self._of_shards[shard]
+
+
+def hash_of(text: bytes) -> int:
+    """Return 64 bits that stand for a text."""
+    import hashlib
+
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

@@ -1,0 +1,182 @@
+"""The ways to spell which shards are meant: paths, URLs, brace patterns, globs, ``a.tar::b.tar``, lists in a file."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from wdsdist import storage
+from wdsdist.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    IndexNotFoundError,
+    ManifestError,
+    ShardNotFoundError,
+    StorageError,
+)
+from wdsdist.shards.manifest import Manifest, check_location
+from wdsdist.shards.manifest.allowed_locations import SCHEMES, ElsewhereError
+from wdsdist.shards.tar import is_tar
+
+Location = str | os.PathLike[str]
+Shards = Location | Iterable[Location] | Manifest
+
+_MOST_BYTES = 64 << 20
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"|]+|(?:/|\./)[^\s'\"|]+\.tar[^\s'\"|]*")
+
+
+def expand(
+    shards: Location | Iterable[Location],
+    storage_options: Mapping[str, Any] | storage.StorageOptions | None = None,
+    *,
+    allow_elsewhere: bool = False,
+) -> list[str]:
+    """Expand what names shards to their locations; a path or URL of anything else stays one.
+
+    Args:
+        shards: a path or URL; a brace pattern such as ``{00..09}.tar`` or a glob such as ``*.tar``; several joined by
+            ``::``, as webdataset takes them; ``@list.txt`` or ``list.txt``, a file with a location in each line; or
+            a list of these. What exists under a name is meant by it, whatever letters it has.
+        storage_options: for the stores of remote globs and lists.
+        allow_elsewhere: let a list name what does not lie below its own folder.
+
+    Raises:
+        ArgumentError: ``pipe:`` and what else is no location.
+        ShardNotFoundError: a glob matches nothing, or there is no such list.
+        ManifestError: a list names a location that it may not.
+        StorageError: a list or a store cannot be read.
+    """
+    if not isinstance(shards, (str, os.PathLike, Iterable)):
+        raise ArgumentTypeError(f"shards is {shards!r}: it must be a path, a URL or a list of them")
+    listed = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
+    expanded: list[str] = []
+    for item in listed:
+        if not isinstance(item, (str, os.PathLike)):
+            raise ArgumentTypeError(f"shards holds {item!r}: it must be a path, a URL or a list of them")
+        for text in _parts(os.fspath(item)):
+            expanded += _expanded(text, storage_options, allow_elsewhere=allow_elsewhere)
+    if not expanded:
+        raise IndexNotFoundError("the list of shards is empty: name a folder, a brace pattern or some tars")
+    return expanded
+
+
+def is_pattern(text: str) -> bool:
+    """Return whether a text is a pattern or list of tars rather than the location of one thing.
+
+    >>> [is_pattern(text) for text in ("a-*.tar", "a.tar::b.tar", "@list.txt", "list.txt", "*.parquet", "a.tar")]
+    [True, True, True, True, False, False]
+    """
+    if _is_list(text) or _exists(text):
+        return _is_list(text)
+    is_several = "{" in text or text.startswith("@") or len(_parts(text)) > 1
+    return is_several or (_has_magic(text) and is_tar(storage.split(text)[1]))
+
+
+def _is_list(text: str) -> bool:
+    return text.lower().endswith(".txt") and not os.path.isdir(text)  # noqa: PTH112 - it may be a URL
+
+
+def _exists(text: str) -> bool:
+    return not storage.is_remote(text) and os.path.lexists(storage.normalise(text))
+
+
+def _parts(text: str) -> list[str]:
+    """Split locations that are joined by ``::``, but no chain of file systems of fsspec."""
+    parts = text.split("::")
+    is_list = all(is_tar(storage.split(part)[1]) and storage.scheme(part) in SCHEMES for part in parts)
+    return parts if is_list and not _exists(text) else [text]
+
+
+def _expanded(
+    text: str, options: Mapping[str, Any] | storage.StorageOptions | None, *, allow_elsewhere: bool
+) -> list[str]:
+    _refuse_command(text)
+    is_there = _exists(text)
+    if (text.startswith("@") and not is_there) or _is_list(text):
+        return _of_list(storage.normalise(text.removeprefix("@")), options, allow_elsewhere=allow_elsewhere)
+    if is_there:
+        return [storage.normalise(text)]
+    return [found for one in _of_braces(text) for found in _of_glob(one, options)]
+
+
+def _refuse_command(text: str) -> None:
+    if text.startswith("pipe:"):
+        found = _URL.search(text)
+        example = storage.shown(found[0]) if found else "s3://bucket/00000.tar"
+        raise ArgumentError(
+            f"{text.partition(' ')[0]} ... is a command, and none is run: name the shards by their path or URL, such "
+            f"as {example}, and pass what their store needs as storage_options"
+        )
+
+
+def _of_braces(text: str) -> list[str]:
+    if "{" not in text:
+        return [text]
+    import braceexpand
+
+    try:
+        return list(braceexpand.braceexpand(text))
+    except ValueError:
+        return [text]  # no pattern: a name, most likely of nothing, which is an error that shows it
+
+
+def _has_magic(text: str) -> bool:
+    # In a URL a question mark begins the query.
+    return (
+        "*" in text.partition("?")[0] or "[" in text.partition("?")[0]
+        if storage.is_remote(text)
+        else glob.has_magic(text)
+    )
+
+
+def _of_glob(text: str, options: Mapping[str, Any] | storage.StorageOptions | None) -> list[str]:
+    location = storage.normalise(text)
+    if not _has_magic(location) or _exists(text):
+        return [location]
+    if storage.is_remote(location):
+        found = storage.glob(location, storage.named(options, [location]))
+    else:
+        found = sorted(glob.glob(location, recursive=True))  # noqa: PTH207 - of an absolute pattern
+    if not found:
+        raise ShardNotFoundError(f"nothing matches {storage.shown(location)}: check the pattern")
+    return [one for one in found if is_tar(storage.split(one)[1])] or found
+
+
+def _of_list(
+    location: str, options: Mapping[str, Any] | storage.StorageOptions | None, *, allow_elsewhere: bool
+) -> list[str]:
+    """Return the locations in the lines of a text file, relative to its folder; blank ones and comments are none."""
+    bound = storage.named(options, [location])
+    where = storage.shown(location)
+    try:
+        size = storage.entry(location, bound).size if storage.is_remote(location) else Path(location).stat().st_size
+        if size > _MOST_BYTES:
+            raise ArgumentError(f"{where} has {size:,} bytes, and a list of shards {_MOST_BYTES:,} at most")
+        lines = storage.read(location, bound).decode().splitlines()
+    except FileNotFoundError:
+        raise ShardNotFoundError(f"{where} does not exist") from None
+    except UnicodeDecodeError:
+        raise ArgumentError(f"{where} is no list of shards: it is not UTF-8") from None
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{where} cannot be read: {error.strerror}") from error
+    folder = storage.split(location)[0]
+    found = []
+    for number, line in enumerate(map(str.strip, lines), 1):
+        if line and not line.startswith("#"):
+            _refuse_command(line)
+            try:
+                check_location(folder, line, elsewhere=allow_elsewhere)
+            except ValueError as error:
+                may = ": if you trust the list, allow_elsewhere=True (--allow-elsewhere)"
+                advice = may if isinstance(error, ElsewhereError) else ""
+                raise ManifestError(f"{where}, line {number}, {storage.shown(line)!r:.100} {error}{advice}") from None
+            found.append(storage.normalise(storage.join(folder, line)))
+    if not found:
+        raise IndexNotFoundError(f"{where} is no data set, and names no shard as a list of them does")
+    return found
