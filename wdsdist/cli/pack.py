@@ -114,7 +114,8 @@ def pack(
     SOURCE is a folder of files, where those whose paths agree up to the first dot of their names become one sample; an
     IDX set such as mnist/train or train-images-idx3-ubyte.gz; or a table whose rows are samples: a .csv, .tsv or
     .jsonl file, .parquet or .arrow files, or a folder that datasets' save_to_disk wrote; a .zip or .tar archive of
-    files, plain or compressed; WebDataset shards, by folder or pattern; or a URL of any of these. Or it names a data
+    files, plain or compressed; WebDataset shards, by folder or pattern; or a URL of any of these; or a folder of
+    MosaicML Streaming or LitData. Or it names a data
     set, an iterable of samples, or a function that returns one of them, in the current folder or installed:
     my_module:make_dataset. An interrupted command goes on where it stopped when it is run again; a finished one
     returns at once.
@@ -199,12 +200,13 @@ def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> No
     tar_bytes = manifest.num_tar_bytes
     overhead = tar_bytes - payload
     each = overhead / max(manifest.num_samples, 1)
-    say(f"overhead: {human(overhead)} over {human(payload)} of payload, {each:,.0f} B a sample")
+    note = "for tar's headers and padding"
+    say(f"overhead: {human(overhead)} over {human(payload)} of payload, {each:,.0f} B a sample, {note}")
     if tar_bytes != manifest.num_bytes:
         say(f"compressed: {human(tar_bytes)} of tars to {manifest.num_bytes / tar_bytes:.1%}")
     if last and last.bytes_done > last.bytes_kept:
         samples, size = last.samples_done - last.samples_kept, last.bytes_done - last.bytes_kept
-        say(f"time: {seconds:,.1f} s, {samples / seconds:,.0f} samples/s, {size / seconds / 1e6:,.1f} MB/s")
+        say(f"time: {seconds:,.1f} s, {samples / seconds:,.0f} samples/s, {human(size / seconds)}/s")
     if rule := manifest.extra.get("source_key_rule"):
         say(f"keys: by {rule}, with dots written as %2E, so that every reader of WebDataset finds the same samples")
     if classes := manifest.extra.get("classes"):

@@ -56,8 +56,8 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             are made in this process.
         pin_memory: page-lock batches for copies to a GPU; by default where CUDA is present.
         persistent_workers: keep the workers between epochs.
-        drop_last: drop a last batch that is not full, on all ranks alike. What ranks drop or repeat to be even is
-            the data set's ``drop_last``.
+        drop_last: drop a last batch that is not full, on all ranks alike; by default, unless the data set marks
+            padding, for then each sample counts. What ranks drop or repeat to be even is the data set's ``drop_last``.
         prefetch_factor: batches that each worker makes ahead; torch's default of 2.
         collate_fn: makes the batch from a list of samples.
         timeout, worker_init_fn, multiprocessing_context, generator: as in torch.
@@ -114,7 +114,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         num_workers: int | None = None,
         pin_memory: bool | None = None,
         persistent_workers: bool = True,
-        drop_last: bool = True,
+        drop_last: bool | None = None,
         prefetch_factor: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         timeout: float = 0,
@@ -140,7 +140,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         options = BatchOptions(
             batch_size=size, max_tokens=max_tokens, max_samples=max_samples, length=length, cost=cost,
             oversize=oversize, group_by=group_by, bucket_by=bucket_by, pack_to=pack_to, long=long, labels=labels,
-            drop_last=bool(drop_last),
+            drop_last=bool(drop_last), mark_padding=dataset.mark_padding,
         )  # fmt: skip
         self._planned = PlannedBatches.of(dataset.manifest, options, dataset.sample_reader.itemsizes, collate_fn)
         self._worker_dataset = WorkerDataset(
@@ -162,7 +162,8 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             generator=generator,
         )
         # Frameworks read these; torch refuses to have them set once it has been initialised.
-        self.__dict__.update(batch_size=size, drop_last=bool(drop_last), sampler=EpochSampler(dataset))
+        drops = not dataset.mark_padding if drop_last is None else bool(drop_last)
+        self.__dict__.update(batch_size=size, drop_last=drops, sampler=EpochSampler(dataset))
         expect_a_length()
 
     def __len__(self) -> int:
@@ -295,6 +296,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             drop_last=self.dataset.drop_last,
             drop_last_batch=self.drop_last,
             start=position.consumed,
+            mark_padding=self.dataset.mark_padding,
         )
         if not position.consumed and not plan.batches_per_rank:
             if not plan.num_samples:

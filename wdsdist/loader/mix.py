@@ -257,6 +257,8 @@ def _about_order(dataset: StreamingDataset) -> dict[str, Any]:
         "seed": ordering.given.seed,
         "drop_last": dataset.drop_last,
         "error_budget": dataset.error_budget,
+        "mark_padding": dataset.mark_padding,
+        "samples_per_epoch": ordering.samples_per_epoch,
         "order": ordering.given.name,
         "shuffle_window": ordering.window,
         "num_canonical_replicas": ordering.lanes,

@@ -30,11 +30,13 @@ class OrderConfig:
     """Samples that a lane shuffles together, where they were given."""
     cache_limit: int | None
     """Bytes."""
+    samples_per_epoch: int | None = None
+    """Length of the epochs, where it is not that of the data set."""
 
     @property
     def num_samples(self) -> int:
         """Samples in an epoch, over all ranks."""
-        return self.manifest.num_samples
+        return self.samples_per_epoch or self.manifest.num_samples
 
     @property
     def mean_sample_bytes(self) -> int:
@@ -84,7 +86,7 @@ class OrderConfig:
 
     def order(self, settings: OrderSettings, epoch: int) -> Order:
         """Return which sample stands at which position of an epoch."""
-        return epoch_order(self.manifest.counts, settings, epoch)
+        return epoch_order(self.manifest.counts, settings, epoch, self.samples_per_epoch)
 
     def state(self, position: Position, settings: OrderSettings) -> State:
         """Return the state of a loader at a position."""
@@ -104,11 +106,6 @@ class MixedOrderConfig(OrderConfig):
     manifest: JoinedManifest
     weights: tuple[Fraction, ...]
     stratified: bool
-    samples_per_epoch: int
-
-    @property
-    def num_samples(self) -> int:
-        return self.samples_per_epoch
 
     @property
     def mean_sample_bytes(self) -> int:

@@ -90,9 +90,9 @@ def pack(
             a list; an IDX set, by its images file, a prefix such as ``mnist/train``, or the folder that holds it
             alone; or a table whose rows are samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files (one, a
             folder of them, or a pattern such as ``data/train-*.parquet``), or a folder that ``save_to_disk`` of
-            ``datasets`` wrote; or a URL of any of these. Or what Python makes: a data set with ``__len__`` and
-            ``__getitem__``, such as those of torch; any other iterable of samples; a function that returns one of
-            these; or the name of one of these, as ``my_module:name``.
+            ``datasets`` wrote; or a URL of any of these; or a folder of MosaicML Streaming or LitData. Or what Python
+            makes: a data set with ``__len__`` and ``__getitem__``, such as those of torch; any other iterable of
+            samples; a function that returns one of these; or the name of one of these, as ``my_module:name``.
         dest: the folder for the shards, which is made where it does not exist; or a URL that fsspec can write, where
             nothing keeps two packers apart.
         shard_bytes: the most bytes of a shard, or a text such as ``"256MiB"``; a sample that needs more gets a shard of
@@ -153,7 +153,7 @@ def pack(
             for ``dest`` alone, so that no store is shown another one's credentials.
         source_storage_options: passed to fsspec for ``source``, in place of ``storage_options``.
         allow_elsewhere: of WebDataset shards, as of `wdsdist.open`.
-        progress: called with a `PackProgress` before the first shard is written and after each.
+        progress: called with a `PackProgress` before the first shard is written, after each, and every second or so.
 
     Returns the manifest, as `wdsdist.open` would.
 

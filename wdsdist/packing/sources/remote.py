@@ -19,6 +19,7 @@ from wdsdist.packing.sources.archive import Tree
 from wdsdist.packing.sources.deferred import deferred
 from wdsdist.packing.sources.listed_source import Taken, listed_source
 from wdsdist.packing.sources.nested_tars import holds_tar, refuse_tars
+from wdsdist.packing.sources.sample_chunks import is_chunk
 from wdsdist.packing.sources.source import BrokenPayload, Payload, RangePayload, Sample, Source, SourceOptions
 from wdsdist.packing.sources.table import SEVERAL
 from wdsdist.shards.manifest import check_location
@@ -170,7 +171,14 @@ def _misnamed(url: str, name: str) -> str:
 def _refuse_archives_and_tables(where: str, names: list[str]) -> None:
     """Raise `SourceError` for a folder whose files are no members: a local one would be told by what they hold."""
     refuse_tars(where, list(filter(holds_tar, names)))
-    tables = sorted(name for name in names if "/" not in name and name.lower().endswith(SEVERAL))
+    here = [name for name in names if "/" not in name]
+    chunks = sorted(filter(is_chunk, here))
+    if chunks and "index.json" in here:
+        raise SourceError(
+            f"{where} holds {len(chunks):,} files of samples by MosaicML Streaming or LitData, such as {chunks[0]}: "
+            f"download the folder, and pack that"
+        )
+    tables = sorted(name for name in here if name.lower().endswith(SEVERAL))
     if tables:
         raise SourceError(
             f"{where} holds {len(tables):,} tables, such as {tables[0]}: name one of them, or download them to pack "
