@@ -218,7 +218,8 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         config = self._config if self._config is not None and position.has_begun else self._latest
         state = config.state(position, self._order_settings(self.dataset.identity()))
         if self._planned is not None:
-            state |= self._planned.state(position.place, self._block_samples())
+            place = position.place if state["epoch"] == position.epoch else None  # else the epoch is over
+            state |= self._planned.state(place, self._block_samples())
         return {**state, "asked": self._progress.asked}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

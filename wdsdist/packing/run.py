@@ -23,6 +23,7 @@ from wdsdist.packing.plan import PackPlan, make_plan
 from wdsdist.packing.progress import PackProgress
 from wdsdist.packing.reencoding import DEFAULT_QUALITY, Reencoding, check_options
 from wdsdist.packing.remote_executor import refuse_to_travel
+from wdsdist.packing.sources.class_folders import known_classes
 from wdsdist.packing.sources.python import Made
 from wdsdist.packing.sources.source import (
     Encode,
@@ -40,6 +41,7 @@ from wdsdist.samples.images.limits import check_max_pixels
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.index import tolerance_of
 from wdsdist.shards.manifest import Manifest, Shard
+from wdsdist.shards.tar import AUTO
 from wdsdist.storage import compression
 
 
@@ -53,7 +55,10 @@ def pack(
     executor: Executor | None = None,
     shuffle_seed: int | Literal["auto"] | None = "auto",
     kind: str | None = None,
+    key: str = AUTO,
     class_folders: bool | None = None,
+    classes_from: str | os.PathLike[str] | None = None,
+    split: str | None = None,
     columns: Mapping[str, str] | None = None,
     root: str | os.PathLike[str] | None = None,
     allow_outside: bool = False,
@@ -107,6 +112,14 @@ def pack(
         kind: what ``source`` is taken for, such as ``"folder"`` or ``"csv"``; by default, what it looks like.
         class_folders: whether each sample gets a ``cls`` member, the number of its folder directly under ``source``;
             by default, when ``source`` looks like a folder of class folders with images.
+        key: of files and of WebDataset shards, the key rule, where names are cut into keys and extensions:
+            ``"first-dot"``, the convention; ``"last-dot"``; or a regular expression of the key, up to a dot. ``"auto"``
+            takes the first dot unless the names show that it would put samples together, as of ``v1.5_0001.jpg``; in
+            class folders of images, each image is a sample. Under another rule than the first dot, ``.`` and ``%`` in
+            keys are written as ``%2E`` and ``%25``: ``urllib.parse.unquote`` gives them back.
+        classes_from: a packed data set, or a folder of class folders, whose classes and their numbers these get too,
+            such as the training set of a validation set that lacks some.
+        split: the folder directly in ``source`` that is packed, such as ``"val"``, and nothing else of it.
         columns: of a table, the member that each column becomes, such as ``{"image": "jpg"}``; columns that are not
             named follow the rules of `wdsdist.packing.sources.columns`.
         root: of a table, the local folder that the paths in it start from; by default the folder of the table. A path
@@ -199,17 +212,11 @@ def pack(
         exclude=excluded.digest if excluded else None,
     )
     place = Place(storage.normalise(dest), storage.named(storage_options, [os.fspath(dest)]))
-    about = SourceOptions(
-        kind=kind,
-        class_folders=class_folders,
-        columns=columns,
-        root=root,
-        allow_outside=allow_outside,
-        encode=encode,
-        on_error=on_error,
-        tolerance=tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None,
-        allow_elsewhere=allow_elsewhere,
-    )
+    files: dict[str, Any] = {"key": key, "class_folders": class_folders, "split": split, "encode": encode}
+    table: dict[str, Any] = {"columns": columns, "root": root, "allow_outside": allow_outside}
+    kept = tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None
+    how_found: dict[str, Any] = {"on_error": on_error, "tolerance": kept, "allow_elsewhere": allow_elsewhere}
+    about = SourceOptions(kind=kind, classes=known_classes(classes_from), **files, **table, **how_found)
     found = _find(source, about, place, (storage_options, source_storage_options), excluded)
     how = Writing(workers=workers, executor=executor, on_error=on_error, progress=progress, **_changes(options))
     return _run(found, place, _ordered(options, found, shuffle_seed), how, overwrite=overwrite, append=append)
