@@ -150,3 +150,13 @@ class TestWithOtherOptions:
         assert all(torch.equal(batch["seen"], batch["__padding__"]) for batch in found)
         assert sum(int(batch["__padding__"].sum()) for batch in found) == -TOTAL % 4
         assert all(number % 5 for number in counted(found))
+
+    def test_planned_batches_drop_or_keep_the_last_ones_as_others_do(self, shards: Path) -> None:
+        options: dict[str, Any] = {"batch_size": 8, "num_workers": 0, "group_by": "txt.bytes"}
+        for dataset in (make_dataset(shards, 0, 1, mark_padding=False), make_dataset(shards, 0, 1)):
+            usual = StreamingDataLoader(dataset, **options)
+            said = StreamingDataLoader(dataset, drop_last=usual.drop_last, **options)
+            assert len(usual) == len(said)
+            assert sum(len(batch["cls"]) for batch in usual) == sum(len(batch["cls"]) for batch in said)
+        other = StreamingDataLoader(dataset, drop_last=True, **options)
+        assert len(other) < len(said)

@@ -228,8 +228,8 @@ class StreamingDataset(IterableDataset[Any]):
             raise SampleIndexError(f"sample {index:,} is outside the data set, which has {total:,} samples")
         shards, samples = split_line(self.manifest.ends, np.array([number]))
         mark = False if self.mark_padding else None
-        place = int(shards[0]), int(samples[0]), self.chosen_epoch.epoch, mark
-        return self.sample_reader.sample(*place, strict=True)
+        place = int(shards[0]), int(samples[0]), self.chosen_epoch.epoch
+        return self.sample_reader.sample(*place, mark, strict=True)
 
     def __iter__(self) -> SampleStream:
         """Return the samples of this rank, one by one; in a worker of a foreign loader, those of this worker."""

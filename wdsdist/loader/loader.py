@@ -141,7 +141,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         options = BatchOptions(
             batch_size=size, max_tokens=max_tokens, max_samples=max_samples, length=length, cost=cost,
             oversize=oversize, group_by=group_by, bucket_by=bucket_by, pack_to=pack_to, long=long, labels=labels,
-            drop_last=drops,
+            drop_last=drops, mark_padding=dataset.mark_padding,
         )  # fmt: skip
         self._planned = PlannedBatches.of(dataset.manifest, options, dataset.sample_reader.itemsizes, collate_fn)
         self._worker_dataset = WorkerDataset(
@@ -363,7 +363,6 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             batch_size=max(1, self._block_samples() // (BLOCK_STEPS * here.world_size)),
             drop_last=self.dataset.drop_last,
             drop_last_batch=self.drop_last,
-            mark_padding=self.dataset.mark_padding,
         )
 
     def _prepare(self, plan: EpochPlan) -> None:

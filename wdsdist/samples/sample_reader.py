@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import starmap
+from itertools import repeat, starmap
 from typing import Any, TypeVar
 
 import numpy as np
@@ -93,7 +93,7 @@ class _Opened:
 
 
 _Row = tuple[_Opened, int, int, bool | None]
-"""One sample of a batch: its shard, its number there, its seed, and whether it is padding, where that is told."""
+"""One sample of a batch: its shard, its number there, its seed, and whether it is padding where that is marked."""
 
 
 class _Column:
@@ -222,9 +222,10 @@ class SampleReader:
         try:
             opened = {number: _Opened(number, self._reader.shard(number), self._spec(number)) for number in needed}
             stored = _stored(shards, samples, opened)
-            told = [None] * len(shards) if padding is None else padding.tolist()
+            of_shards = [opened[number] for number in shards.tolist()]
+            told = repeat(None) if padding is None else padding.tolist()
             self._mark = None if padding is None else False
-            rows = list(zip([opened[number] for number in shards.tolist()], stored.tolist(), seeds, told, strict=True))
+            rows: list[_Row] = list(zip(of_shards, stored.tolist(), seeds, told, strict=False))
             if collate_fn is None and all(one.spec.transform is None for one in opened.values()):
                 try:
                     batch = self._columns(rows, deferred)
@@ -262,14 +263,14 @@ class SampleReader:
         self, row: _Row, epoch: int, bad: BadRecord, unusual: Callable[[Any], str | None] | None = None
     ) -> tuple[Any, int]:
         """Return the sample that takes the place of a bad one, and its number."""
-        opened, sample, seed, mark = row
+        opened, sample, seed, padding = row
         count = opened.shard.num_samples
         for number in candidates(self._seed, epoch, opened.number, sample, count):
             candidate = opened.shard.stored(number)
             if candidate == sample:
                 continue
             try:
-                value = _sample(opened, candidate, seed, mark)
+                value = _sample(opened, candidate, seed, padding)
             except Exception as error:
                 if not is_fault_of_sample(error):
                     raise
@@ -383,7 +384,7 @@ def _stored(shards: Int64s, samples: Int64s, opened: Mapping[int, _Opened]) -> I
     return stored
 
 
-def _sample(opened: _Opened, sample: int, seed: int, padding: bool | None) -> Any:
+def _sample(opened: _Opened, sample: int, seed: int, padding: bool | None = None) -> Any:
     """Return one sample, decoded and transformed; a transform sees the mark of padding, and need not hand it on."""
     shard, spec = opened.shard, opened.spec
     entries: Sample = {"__key__": shard.key(sample), "__shard__": shard.name}
@@ -401,12 +402,12 @@ def _sample(opened: _Opened, sample: int, seed: int, padding: bool | None) -> An
             entries[field] = opened.decoded(sample, seed, field, extension, part)
     if padding is not None:
         entries[PADDING] = padding
-    if not spec.policy.replaces:
-        made = _transformed(opened, entries, seed)
-    else:
+    if spec.policy.replaces:
         made = spec.transformed(entries, seed)
         if made is None:
             raise BadSample("transform returned None")
+    else:
+        made = _transformed(opened, entries, seed)
     if padding is not None and isinstance(made, dict) and PADDING not in made:
         return {**made, PADDING: padding}
     return made

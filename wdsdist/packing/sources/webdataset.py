@@ -327,6 +327,8 @@ class _Job:
     listed: Shard
     base: str
     index_name: str
+    listed_by: str
+    """Name of the file that gives its number of samples."""
     tolerance: Tolerance
     problem: str = ""
     """Why it cannot be fetched."""
@@ -334,6 +336,7 @@ class _Job:
 
 def _job(manifest: Manifest, number: int, tolerance: Tolerance) -> _Job:
     part, place = manifest.part(number)
+    listed_by = part.extra.get("counts_from", manifests.FILE_NAME)
     path, problem = storage.local_path(manifest.location(number)), ""
     try:
         path = cache.local_shard(manifest, number)
@@ -341,7 +344,7 @@ def _job(manifest: Manifest, number: int, tolerance: Tolerance) -> _Job:
         if not tolerance.skip:
             raise
         problem = str(error) if manifest.is_copied[number] else ""
-    return _Job(path, part.whole.shard(place), part.base, part.index_name(place), tolerance, problem)
+    return _Job(path, part.whole.shard(place), part.base, part.index_name(place), listed_by, tolerance, problem)
 
 
 def _index_of(job: _Job) -> ShardIndex | ShardDamagedError:
@@ -361,7 +364,8 @@ def _index_of(job: _Job) -> ShardIndex | ShardDamagedError:
             raise
         return error
     if listed.num_samples != index.num_samples or (listed.sha256 and listed.sha256 != index.file.sha256):
-        raise SourceError(f"{path} is not as its index.json says: run `wdsdist verify` on its folder")
+        advice = "verify" if job.listed_by == manifests.FILE_NAME else "index"
+        raise SourceError(f"{path} is not as its {job.listed_by} says: run `wdsdist {advice}` on its folder")
     return index
 
 
