@@ -150,3 +150,13 @@ class TestWithOtherOptions:
         assert all(torch.equal(batch["seen"], batch["__padding__"]) for batch in found)
         assert sum(int(batch["__padding__"].sum()) for batch in found) == -TOTAL % 4
         assert all(number % 5 for number in counted(found))
+
+    def test_planned_batches_drop_what_cannot_be_even_unless_padding_is_marked(self, shards: Path) -> None:
+        options: dict[str, Any] = {"batch_size": 8, "num_workers": 0, "group_by": "txt.bytes"}
+
+        def sizes(marks: bool, **more: Any) -> list[int]:
+            dataset = make_dataset(shards, 0, 2, mark_padding=marks, samples_per_epoch=1)  # fewer samples than ranks
+            return [len(batch["cls"]) for batch in StreamingDataLoader(dataset, **options, **more)]
+
+        assert sizes(False) == sizes(False, drop_last=True) == []
+        assert sizes(True) == sizes(True, drop_last=False) == sizes(False, drop_last=False) == [1]

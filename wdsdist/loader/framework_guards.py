@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 from wdsdist.errors import LoaderStateError
 from wdsdist.loader.epoch_iterator import EpochIterator
-from wdsdist.sampling.epoch_plan import EpochPlan
 
 _SPLITTING_MODULES = ("accelerate.data_loader", "transformers.trainer_pt_utils")
 _SPLITTING_STAGES = ("split_by_node", "split_by_worker")
@@ -156,6 +155,6 @@ class AcceleratedBatches(Iterator[Any]):
         self.end_of_dataloader = self._is_at_end()
         plan = self._batches.plan
         # Only where padding is marked does it end what is gathered.
-        self.remainder = plan.last_global_batch if isinstance(plan, EpochPlan) and plan.mark_padding else -1
+        self.remainder = plan.last_global_batch if plan is not None and plan.mark_padding else -1
         self._gradients.dataloader_references = [None, *others, self]
         return batch

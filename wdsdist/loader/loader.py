@@ -390,7 +390,6 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             batch_size=max(1, self._block_samples() // (BLOCK_STEPS * here.world_size)),
             drop_last=self.dataset.drop_last,
             drop_last_batch=self.drop_last,
-            mark_padding=self.dataset.mark_padding,
         )
 
     def _renew_workers(self, config: OrderConfig) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from itertools import chain, islice, pairwise, repeat
 from typing import Any
 
-import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsdist.cache import ShardCache
@@ -260,10 +259,7 @@ class PlannedWorkerIterator(WorkerIterator):
                 collate = collate_fn
                 if batch.pieces is not None and self.finish is not None:
                     collate = functools.partial(self.finish, pieces=batch.pieces)
-                places = batch.places
-                if self.plan.mark_padding and batch.pieces is None:  # each sample comes once as it is
-                    places = places._replace(padding=np.zeros(len(places.shards), np.bool_))
-                yield self._batch(places, collate, deferred=deferred)
+                yield self._batch(batch.places, collate, deferred=deferred)
         finally:
             if prefetch is not None:
                 prefetch.close()

@@ -28,7 +28,7 @@ class Places(NamedTuple):
     shards: Int64s
     samples: Int64s
     epochs: Int64s
-    padding: npt.NDArray[np.bool_] | None = None
+    padding: npt.NDArray[np.bool_] | None
     """bool [batch]: which samples are repeated so that ranks are even; ``None`` where that is not to be told."""
 
 
