@@ -14,6 +14,7 @@ import click
 
 import wdsdist
 from wdsdist.cli.bench import bench
+from wdsdist.cli.columns import columns
 from wdsdist.cli.index import index
 from wdsdist.cli.inspect import cat, info, ls
 from wdsdist.cli.output import say
@@ -47,7 +48,9 @@ class _Group(click.Group):
         except WdsdistError as error:
             _fail(ctx, _as_typed(ctx, str(error)))
         except KeyboardInterrupt:
-            again = ": the same command goes on where it stopped" if ctx.invoked_subcommand == "pack" else ""
+            again = (
+                ": the same command goes on where it stopped" if ctx.invoked_subcommand in ("pack", "columns") else ""
+            )
             say(f"wdsdist: interrupted{again}", err=True)
             ctx.exit(_INTERRUPTED)
         except BrokenPipeError:  # as `| head` leaves us
@@ -102,7 +105,7 @@ def _wdsdist() -> None:
     """
 
 
-for _command in (pack, index, select, split, info, ls, cat, verify, plan, bench):
+for _command in (pack, index, columns, select, split, info, ls, cat, verify, plan, bench):
     _wdsdist.add_command(_command)
 
 
