@@ -170,7 +170,7 @@ class TestWithAnAddress:
                 ranks.tell(0, barrier, 5)
                 error = ranks.outcome(0)
                 assert isinstance(error, BarrierError)
-                assert f"rank 0 of 2 cannot host the store at 127.0.0.1:{port}" in str(error)
+                assert f"rank 0 of 2 cannot open the store at 127.0.0.1:{port}" in str(error)
             finally:
                 ranks.end()
 

@@ -41,8 +41,10 @@ def dataset_of(name: str) -> wdsdist.StreamingDataset:
     return wdsdist.StreamingDataset("packed", decode=True, order=name, seed=3)  # type: ignore[arg-type]
 
 
-def rest_after(state: dict[str, Any], dataset: wdsdist.StreamingDataset) -> list[str]:
-    loader = wdsdist.StreamingDataLoader(dataset, 4, num_workers=0)
+def rest_after(
+    state: dict[str, Any], dataset: wdsdist.StreamingDataset, batch_size: int = 4, workers: int = 0
+) -> list[str]:
+    loader = wdsdist.StreamingDataLoader(dataset, batch_size, num_workers=workers)
     loader.load_state_dict(state)
     return [key for batch in loader for key in batch["__key__"]]
 
@@ -53,6 +55,18 @@ def rest_after(state: dict[str, Any], dataset: wdsdist.StreamingDataset) -> list
 def test_a_state_of_0_1_goes_on_with_the_same_samples(name: str, when: str) -> None:
     saved_state = STATES[name][when]
     assert rest_after(saved_state["state"], dataset_of(name)) == saved_state["keys"]
+
+
+@pytest.mark.usefixtures("saved")
+@pytest.mark.parametrize("when", ["before", "within", "end"])
+@pytest.mark.parametrize("name", ["few", "few mixed"])
+def test_a_state_from_before_lines_were_turned_goes_on_in_the_order_of_its_run(name: str, when: str) -> None:
+    few: dict[str, Any] = {"decode": True, "seed": 3, "num_replicas": 8, "rank": 5}
+    mixed = name == "few mixed"
+    dataset = wdsdist.mix({"packed": 0.7, "zst": 0.3}, **few) if mixed else wdsdist.StreamingDataset("packed", **few)
+    saved_state = STATES[name][when]
+    assert "order_version" not in saved_state["state"]
+    assert rest_after(saved_state["state"], dataset, 1, workers=2 if when == "end" else 0) == saved_state["keys"]
 
 
 @pytest.mark.parametrize("when", ["before", "within", "end"])

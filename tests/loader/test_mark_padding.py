@@ -121,3 +121,42 @@ class TestOptions:
     def test_dropping_what_is_to_be_counted_is_refused(self, shards: Path) -> None:
         with pytest.raises(ArgumentError, match=r"mark_padding is True and drop_last too.*pass drop_last=False"):
             StreamingDataset(shards, mark_padding=True, drop_last=True)
+
+
+class TestWithOtherOptions:
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_planned_batches_have_the_column_and_no_padding(self, shards: Path, workers: int) -> None:
+        ranks = [
+            StreamingDataLoader(
+                make_dataset(shards, rank, 2, fields=("cls", "txt"), decode={"cls": int}),
+                batch_size=8,
+                num_workers=workers,
+                group_by="txt.bytes",
+            )
+            for rank in range(2)
+        ]
+        found = [batch for rank in ranks for batch in rank]
+        assert counted(found) == list(range(TOTAL))
+        assert not any(bool(batch["__padding__"].any()) for batch in found)
+
+    def test_a_substitute_of_a_bad_sample_is_marked_as_its_place_is(self, shards: Path) -> None:
+        def picky(sample: dict[str, Any]) -> dict[str, Any]:
+            if sample["cls"] % 5 == 0:
+                raise wdsdist.BadSample("a multiple of five")
+            return {"cls": sample["cls"], "seen": sample["__padding__"]}
+
+        options: dict[str, Any] = {"transform": picky, "on_error": "replace", "error_budget": 1.0}
+        found = [batch for rank in range(4) for batch in make_loader(shards, rank, 4, **options)]
+        assert all(torch.equal(batch["seen"], batch["__padding__"]) for batch in found)
+        assert sum(int(batch["__padding__"].sum()) for batch in found) == -TOTAL % 4
+        assert all(number % 5 for number in counted(found))
+
+    def test_planned_batches_drop_what_cannot_be_even_unless_padding_is_marked(self, shards: Path) -> None:
+        options: dict[str, Any] = {"batch_size": 8, "num_workers": 0, "group_by": "txt.bytes"}
+
+        def sizes(marks: bool, **more: Any) -> list[int]:
+            dataset = make_dataset(shards, 0, 2, mark_padding=marks, samples_per_epoch=1)  # fewer samples than ranks
+            return [len(batch["cls"]) for batch in StreamingDataLoader(dataset, **options, **more)]
+
+        assert sizes(False) == sizes(False, drop_last=True) == []
+        assert sizes(True) == sizes(True, drop_last=False) == sizes(False, drop_last=False) == [1]

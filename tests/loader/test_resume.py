@@ -293,3 +293,38 @@ def test_a_data_set_keeps_its_fingerprint_when_it_moves(shards: Path, tmp_path: 
 
     moved = shutil.copytree(shards, tmp_path / "elsewhere")
     assert StreamingDataset(moved).fingerprint == StreamingDataset(shards).fingerprint
+
+
+# Versions of the order
+
+
+def test_a_state_says_in_which_version_of_the_order_it_was_saved(shards: Path) -> None:
+    state = make_loader(shards, world=8).state_dict()
+    assert state["order_version"] == 2
+    assert "order_version" not in make_loader(shards, order="sampler").state_dict()
+    with pytest.raises(StateMismatchError, match="order_version is 3 in the state and 2 here"):
+        make_loader(shards, world=8).load_state_dict({**state, "order_version": 3})
+
+
+def test_a_run_that_resumes_a_state_of_an_older_version_stays_in_it(shards: Path) -> None:
+    state = make_loader(shards, world=64, batch_size=1).state_dict()
+    del state["order_version"]
+    loader, fresh = (make_loader(shards, world=64, batch_size=1) for _ in range(2))
+    loader.load_state_dict(state)
+    old, new = [batches(loader) for _ in range(6)], [batches(fresh) for _ in range(6)]
+    assert old != new
+    assert "order_version" not in loader.state_dict()
+
+
+def test_a_foreign_loaders_state_of_an_older_version_goes_on_in_it(shards: Path) -> None:
+    def dataset() -> StreamingDataset:
+        return StreamingDataset(shards, decode=True, num_replicas=64, rank=5)
+
+    state = dataset().state_dict()
+    del state["order_version"]
+    resumed = dataset()
+    resumed.load_state_dict(state)
+    older = make_loader(shards, world=64, rank=5, batch_size=1)
+    older.load_state_dict({**older.state_dict(), "order_version": 1})
+    assert [sample["cls"] for sample in resumed][:1] == flat(batches(older))[:1]
+    assert "order_version" not in resumed.state_dict()

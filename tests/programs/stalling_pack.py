@@ -1,6 +1,7 @@
 """A program: packs a folder, but stops in the middle of the third shard for ever, and says so on standard output.
 
-Arguments: source, dest, workers, and how to compress, which may be left out. What it says is one byte.
+Arguments: source, dest, workers, and how to compress and whether to append, which may be left out. What it says is one
+byte.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ def stalling(source: sources.Source) -> sources.Source:
     return replace(source, load=lambda _: replace(source.contents, take=take, of_files=False))
 
 
-def main(source: str, dest: str, workers: str, compress: str | None = None) -> None:
+def main(source: str, dest: str, workers: str, compress: str = "", append: str = "") -> None:
     find = sources.find
     sources.find = lambda *args, **options: stalling(find(*args, **options))
-    pack(source, dest, shard_samples=5, workers=int(workers), compress=compress)
+    pack(source, dest, shard_samples=5, workers=int(workers), compress=compress or None, append=bool(append))
 
 
 if __name__ == "__main__":

@@ -215,7 +215,7 @@ def test_equal_global_batches_hold_the_same_samples_on_any_number_of_ranks(total
     for ranks in (1, 2, 3, 4, 6, 8, 12, 24):
         plan = plan_of(total, ranks, share // ranks, drop_last=True, drop_last_batch=True)
         steps = zip(*(plan.batches(order, rank=rank) for rank in range(ranks)), strict=True)
-        contents.append([sorted(int(n) for _, samples, _ in step for n in samples) for step in steps])
+        contents.append([sorted(int(n) for _, samples, *_ in step for n in samples) for step in steps])
     assert len(contents[0]) == total // share
     assert all(content == contents[0] for content in contents)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.support.programs import command
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.order import OrderSettings, _windows, default_window, epoch_order
+from wdsdist.sampling.order import VERSIONS, OrderSettings, _windows, default_window, epoch_order
 
 Pairs = list[tuple[int, int]]
 
@@ -58,6 +58,7 @@ def worlds(draw: st.DrawFn, **fixed: Any) -> World:
         "seed": st.integers(0, 2**64 - 1_000_001),
         "window": st.integers(1, 100) | st.integers(1, 2**63 - 1),
         "num_canonical_replicas": st.integers(1, 12),
+        "version": st.sampled_from(VERSIONS),
     }
     chosen = {name: fixed[name] if name in fixed else draw(strategy) for name, strategy in free.items()}
     return World(draw(counts_of_shards), OrderSettings(**chosen), draw(st.integers(0, 1_000_000)))
@@ -144,7 +145,7 @@ def test_more_lanes_than_there_can_be_ranks_are_refused() -> None:
 
 
 def test_the_order_that_nobody_chose_is_pinned() -> None:
-    chosen = {"name": "shard", "shuffle": True, "seed": 0, "window": 4096, "num_canonical_replicas": 1}
+    chosen = {"name": "shard", "shuffle": True, "seed": 0, "window": 4096, "num_canonical_replicas": 1, "version": 2}
     assert asdict(OrderSettings()) == chosen
 
 
@@ -152,7 +153,9 @@ def test_the_order_is_pinned_and_the_same_in_a_fresh_process_without_torch() -> 
     environment = {**os.environ, "PYTHONHASHSEED": "random"}
     done = subprocess.run(command("pinned_orders"), env=environment, capture_output=True, text=True, check=True)
     # A change here breaks the resumption of every run that was started before it.
-    assert done.stdout.split() == ["fc0e20c81dcbeaeee4864908b12843d1877e7f2b74f90d5827e8c0ac84570499", "False"]
+    first = "fc0e20c81dcbeaeee4864908b12843d1877e7f2b74f90d5827e8c0ac84570499"
+    second = "331c973af2b380a8846496905539c150922a90df1d8dc11f41ce068ee80e09b8"
+    assert done.stdout.split() == [first, second, "False"]
 
 
 # Lanes and windows: what makes the order cheap to stream
@@ -203,7 +206,7 @@ def test_windows_grow_fourfold_from_the_first_piece_up_to_the_limit(first: int) 
 def test_samples_move_only_within_the_windows_of_their_lane(world: World) -> None:
     chosen = world.settings
     lanes = chosen.num_canonical_replicas
-    still = shard_world(world.counts, world.epoch, seed=chosen.seed, window=1, num_canonical_replicas=lanes)
+    still = World(world.counts, replace(chosen, window=1), world.epoch)
     order, unmoved = world.epoch_pairs(), still.epoch_pairs()
     for lane in range(lanes):
         mixed, plain = order[lane::lanes], unmoved[lane::lanes]
@@ -229,6 +232,44 @@ def test_each_epoch_deals_the_shards_anew() -> None:
         order = shard_world([20] * 16, epoch, seed=2, num_canonical_replicas=4, window=40).epoch_pairs()
         held.add(frozenset(shard for shard, _ in order[0::4]))
     assert len(held) == 10
+
+
+def lane_sets(counts: list[int], lanes: int, epochs: int, **chosen: Any) -> list[list[frozenset[tuple[int, int]]]]:
+    """Return the samples of each lane in each epoch."""
+    orders = [
+        shard_world(counts, epoch, num_canonical_replicas=lanes, **chosen).epoch_pairs() for epoch in range(epochs)
+    ]
+    return [[frozenset(order[lane::lanes]) for order in orders] for lane in range(lanes)]
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=4).filter(lambda counts: sum(counts) > 20),
+    st.integers(1, 8),
+    st.integers(0, 1000),
+)
+def test_ranks_that_outnumber_the_shards_get_new_samples_in_later_epochs(
+    counts: list[int], more: int, seed: int
+) -> None:
+    lanes = len(counts) + more
+    for sets in lane_sets(counts, lanes, 20, seed=seed):
+        assert len(set(sets)) > 8
+        assert len(frozenset().union(*sets)) > 1.5 * len(sets[0])
+
+
+@pytest.mark.parametrize("counts", [[96], [48, 48], [90, 2, 2, 2]])
+def test_each_rank_meets_every_sample_of_a_shard_that_is_longer_than_its_lane(counts: list[int]) -> None:
+    for sets in lane_sets(counts, 4, 60):
+        assert len(frozenset().union(*sets)) == 96
+
+
+@given(worlds(name="shard", shuffle=True))
+def test_shards_no_longer_than_a_lane_are_dealt_whole_as_ever(world: World) -> None:
+    lanes = world.settings.num_canonical_replicas
+    if max(world.counts, default=0) <= world.total // lanes:
+        orders = [
+            World(world.counts, replace(world.settings, version=version), 3).epoch_pairs() for version in VERSIONS
+        ]
+        assert orders[0] == orders[1]
 
 
 def test_no_sample_of_a_shard_is_preferred_at_any_position() -> None:

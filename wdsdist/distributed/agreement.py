@@ -1,4 +1,4 @@
-"""Check that a value is the same on all ranks, through the store of the process group, without a barrier."""
+"""Values that are the same on all ranks, through the store of the process group, without a barrier."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 from collections import Counter
+from dataclasses import dataclass
 
 from wdsdist.distributed.identity import process_group
 from wdsdist.distributed.job_store import member_of
@@ -16,20 +17,27 @@ _compared: Counter[str] = Counter()
 """Comparisons of each name in this process: the first is compared with the other ranks' first, and so on."""
 
 
-def check_same(name: str, value: str) -> None:
-    """Raise `DataMismatchError` where this rank's value differs from that of the first rank to call this with ``name``.
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the first rank has said."""
 
-    The first rank stores its value. No rank waits for another. Without a process group nothing is compared. The error
-    names both ranks and values.
+    rank: int
+    """The one that was first."""
+    own_rank: int
+    """This one."""
+    value: str
 
-    >>> check_same("index.json of s3://bucket/train", "6f0c...")
+
+def first_value(name: str, value: str) -> Told | None:
+    """Return the value of the first rank to call this with ``name``: this one's, where none was before it.
+
+    The first rank stores its value. No rank waits for another. ``None`` where there is no process group of several, or
+    where its store has ended with its host.
     """
     dist = process_group()
     if dist is None or dist.get_world_size() == 1:
-        return
-    _compared[name] += 1
-    key = f"same/{hashlib.sha256(name.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}/{_compared[name]}"
-    first = None
+        return None
+    key = f"same/{hashlib.sha256(name.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}"
     with contextlib.suppress(RuntimeError):  # the store ended with its host: other calls report that
         member = member_of(dist)
         (written,) = member.read([key])
@@ -37,9 +45,22 @@ def check_same(name: str, value: str) -> None:
             mine = stamped(member.store, rank=member.rank, value=value)
             written = member.store.compare_set(key, (written or b"").decode(), mine)
         first = json.loads(written)
-    if first is not None and first["value"] != value:
+        return Told(first["rank"], dist.get_rank(), first["value"])
+    return None
+
+
+def check_same(name: str, value: str) -> None:
+    """Raise `DataMismatchError` where this rank's value differs from that of the first rank to call this with ``name``.
+
+    Without a process group nothing is compared. The error names both ranks and values.
+
+    >>> check_same("index.json of s3://bucket/train", "6f0c...")
+    """
+    _compared[name] += 1
+    told = first_value(f"{name} {_compared[name]}", value)
+    if told is not None and told.value != value:
         raise DataMismatchError(
-            f"rank {dist.get_rank()} reads another {name} than rank {first['rank']} ({value[:12]}, not "
-            f"{first['value'][:12]}): it was replaced while the job started, or one node used a copy while the store "
-            f"was away; start the job again"
+            f"rank {told.own_rank} reads another {name} than rank {told.rank} ({value[:12]}, not {told.value[:12]}): "
+            f"it was replaced while the job started, or one node used a copy while the store was away; start the job "
+            f"again"
         )

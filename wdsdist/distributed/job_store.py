@@ -116,7 +116,7 @@ def _connect(here: Identity, host: str, port: int, *, hosts: bool) -> Store:
         )
     except RuntimeError as error:
         raise BarrierError(
-            f"rank {here.rank} of {here.world_size} cannot {'host' if hosts else 'reach'} the store at {host}:{port} "
+            f"rank {here.rank} of {here.world_size} cannot open the store at {host}:{port} "
             f"({str(error).splitlines()[0]}): see what else uses the port, or set another MASTER_PORT on all ranks"
         ) from error
     store.set_timeout(timedelta(minutes=5))

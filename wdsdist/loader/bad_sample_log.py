@@ -44,7 +44,7 @@ class BadSampleLog:
     """
 
     def __init__(self, manifest: Manifest, error_budget: float | None) -> None:
-        self._manifest = manifest
+        self.manifest = manifest
         self.error_budget = error_budget
         self._files: dict[str, Quarantine] = {}
         self._next_line = 0.0
@@ -65,19 +65,19 @@ class BadSampleLog:
             except OSError as error:
                 self._say("the quarantine file %s cannot be written (%s): it misses bad samples", path, error)
         latest = replaced.bad[-1]
-        where = f"{self._manifest.shown_name(latest.shard)}, sample {latest.key!r}"
+        where = f"{self.manifest.shown_name(latest.shard)}, sample {latest.key!r}"
         field = f", {latest.field}" if latest.field else ""
         self._say("%s, the latest in %s", summary, printable(f"{where}{field}: {latest.reason}"))
 
     def _entry(self, record: BadRecord) -> BadEntry:
-        part, shard = self._manifest.part(record.shard)
+        part, shard = self.manifest.part(record.shard)
         return BadEntry(
             record.key,
             part.shown_name(shard),
             record.field,
             record.reason,
             part.whole.fingerprint,
-            self._manifest.label(record.shard),
+            self.manifest.label(record.shard),
         )
 
     def _say(self, text: str, *values: object) -> None:

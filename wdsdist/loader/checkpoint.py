@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from wdsdist.errors import ArgumentTypeError, IndexFormatError, LoaderStateError, StateMismatchError
-from wdsdist.sampling.order import OrderSettings
+from wdsdist.sampling.order import VERSIONS, OrderSettings
 from wdsdist.sampling.planned_epoch import Place
 from wdsdist.shards.views import view_file
 
@@ -39,6 +39,11 @@ class Position:
     """Of planned batches, those in whole blocks."""
     place: Place | None = None
     """The place in an epoch of planned batches; ``None`` at its start, and for other batches."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether some of the epoch is consumed."""
+        return self.consumed > 0 or self.place is not None
 
 
 class Plan(Protocol):
@@ -164,8 +169,19 @@ def make_state(
         # The order of DistributedSampler knows neither windows nor lanes.
         "shuffle_window": settings.window if by_shard and settings.shuffle else 0,
         "num_canonical_replicas": settings.num_canonical_replicas if by_shard else 0,
+        **({"order_version": settings.version} if by_shard and settings.shuffle and settings.version > 1 else {}),
         **(notes or {}),
     }
+
+
+def version_in(state: Mapping[str, Any]) -> int:
+    """Return the version of the order ``shard`` that a state was saved in; the latest where it names one unknown here.
+
+    >>> version_in({}), version_in({"order_version": 2})
+    (1, 2)
+    """
+    version = state.get("order_version", 1)
+    return version if version in VERSIONS else VERSIONS[-1]  # the state will be found to belong to another
 
 
 def read_state(state: Mapping[str, Any], expected: State) -> Position:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsdist._util.validation import check_bytes, check_integer
 from wdsdist.cache import TIMEOUT, ShardCache
@@ -20,6 +21,7 @@ from wdsdist.errors import ArgumentError, ArgumentTypeError, SampleIndexError
 from wdsdist.loader.bad_sample_log import BadSampleLog
 from wdsdist.loader.checkpoint import Position, State
 from wdsdist.loader.framework_guards import refuse_wrappers
+from wdsdist.loader.growth import Growth
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.plain_dataloader import PlainProgress, SampleStream
 from wdsdist.loader.worker_iterator import WorkerIterator
@@ -98,6 +100,11 @@ class StreamingDataset(IterableDataset[Any]):
             300. The ``index.json`` too, for which the default is 30 from the first failure on.
         storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
         allow_elsewhere: as of `wdsdist.open`, let the ``index.json`` name shards outside its own folder.
+        follow: whether epochs see what was appended to the data set since: an epoch that has begun keeps the samples
+            that it began with, the next one has all. By default where ``shards`` is a folder or URL, and the ranks can
+            agree on it: one rank does, and so do those of a process group of torch. ``True`` follows without one too:
+            then nothing may be appended while some ranks have begun an epoch and others have not. A `Manifest` never
+            grows.
 
     Raises:
         IndexNotFoundError: ``shards`` is a folder without ``index.json``.
@@ -114,6 +121,9 @@ class StreamingDataset(IterableDataset[Any]):
     >>> len(list(dataset)), dataset.num_samples
     (3, 6)
     """
+
+    _resumed: int | None = None
+    """The epoch of a state that was loaded, which keeps the samples that it had."""
 
     def __init__(
         self,
@@ -143,23 +153,21 @@ class StreamingDataset(IterableDataset[Any]):
         download_timeout: float | None = None,
         storage_options: Mapping[str, Any] | None = None,
         allow_elsewhere: bool = False,
+        follow: bool | None = None,
     ) -> None:
         super().__init__()
-        self.manifest = catalog.open(
-            shards, storage_options=storage_options, download_timeout=download_timeout, allow_elsewhere=allow_elsewhere
-        )
+        reopen = functools.partial(
+            catalog.open, shards, storage_options=storage_options, download_timeout=download_timeout,
+            allow_elsewhere=allow_elsewhere,
+        )  # fmt: skip
+        self.manifest = reopen()
+        self._growth = _growth(shards, self.manifest, reopen, follow)
         self.drop_last, self.mark_padding = _padding(drop_last, mark_padding)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
         self.order_config = OrderConfig(
             manifest=self.manifest,
-            given=OrderSettings(
-                name=order,
-                shuffle=bool(shuffle),
-                seed=seed,
-                window=default_window(self.manifest.counts) if shuffle_window is None else shuffle_window,
-                num_canonical_replicas=1 if num_canonical_replicas is None else num_canonical_replicas,
-            ),
+            given=_given(order, shuffle, seed, shuffle_window, num_canonical_replicas, self.manifest),
             lanes=num_canonical_replicas,
             window=shuffle_window,
             cache_limit=limit,
@@ -200,6 +208,28 @@ class StreamingDataset(IterableDataset[Any]):
     def _num_replicas(self) -> int:
         return self.identity().world_size
 
+    @property
+    def follows(self) -> bool:
+        """Whether epochs see what was appended to the data set since."""
+        return self._growth is not None
+
+    def at_epoch(self, epoch: int) -> OrderConfig:
+        """Return the order of an epoch that is about to start; the data set has the samples of that epoch from now on.
+
+        Raises `DataMismatchError` where this rank cannot find the shards that another one has for that epoch.
+        """
+        if self._resumed != epoch:
+            self._resumed = None
+        in_worker = get_worker_info() is not None  # all workers of a pass must have the same samples
+        if self._growth is not None and self._resumed is None and not in_worker:
+            manifest = self._growth.at_epoch(epoch, is_alone=self.identity().world_size == 1)
+            if manifest is not self.order_config.manifest:
+                self.manifest = manifest
+                self.order_config = dataclasses.replace(self.order_config, manifest=manifest)
+                self.sample_reader = self.sample_reader.over(ShardReader(manifest, self.cache))
+                self.bad_samples.manifest = manifest
+        return self.order_config
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays, also in workers that live on.
 
@@ -212,6 +242,7 @@ class StreamingDataset(IterableDataset[Any]):
         """
         refuse_wrappers(self._num_replicas, nearest=2)
         self.chosen_epoch.choose(epoch)
+        self.at_epoch(epoch)
 
     def __getitem__(self, index: int) -> Any:
         """Return sample ``index`` of the data set, in the order of its shards, decoded and transformed.
@@ -228,8 +259,8 @@ class StreamingDataset(IterableDataset[Any]):
             raise SampleIndexError(f"sample {index:,} is outside the data set, which has {total:,} samples")
         shards, samples = split_line(self.manifest.ends, np.array([number]))
         mark = False if self.mark_padding else None
-        place = int(shards[0]), int(samples[0]), self.chosen_epoch.epoch
-        return self.sample_reader.sample(*place, mark, strict=True)
+        place = int(shards[0]), int(samples[0]), self.chosen_epoch.epoch, mark
+        return self.sample_reader.sample(*place, strict=True)
 
     def __iter__(self) -> SampleStream:
         """Return the samples of this rank, one by one; in a worker of a foreign loader, those of this worker."""
@@ -278,7 +309,7 @@ class StreamingDataset(IterableDataset[Any]):
         ``torchdata.stateful_dataloader.StatefulDataLoader`` does, and keeps one such state for each worker. It is the
         same on every rank. A `StreamingDataLoader` has a state of its own.
         """
-        return self._progress.state(self._about())
+        return self._progress.state(self._about(self.order_config))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration of this process go on where a state was taken; at the end, there is nothing left.
@@ -286,13 +317,16 @@ class StreamingDataset(IterableDataset[Any]):
         Raises `StateMismatchError` for the state of another data set, order, world size, batch size or number of
         workers, and lists the differences. A `StreamingDataLoader` goes on with other numbers.
         """
-        self._progress.load(state, self._about())
+        config = self.order_config.as_in(state)
+        self._progress.load(state, self._about(config))
+        self.order_config = config
+        self._resumed = state["epoch"] if state["taken"] else None
 
-    def _about(self) -> State:
+    def _about(self, config: OrderConfig) -> State:
         """Return what a state belongs to."""
         here = self.identity()
         return {
-            **self.order_config.state(Position(0, 0), self.order_config.settings(here)),
+            **config.state(Position(0, 0), config.settings(here)),
             "num_replicas": here.world_size,
             "drop_last": self.drop_last,
             "batch_size": self.batch_size or 1,
@@ -326,3 +360,25 @@ def _length(samples_per_epoch: int | None, manifest: Manifest) -> int | None:
     if not manifest.num_samples:
         raise ArgumentError(f"samples_per_epoch is {samples_per_epoch!r}, but {manifest!r} has no samples to fill it")
     return check_integer("samples_per_epoch", samples_per_epoch, 1, 2**53)
+
+
+def _growth(shards: Shards, manifest: Manifest, reopen: Callable[[], Manifest], follow: bool | None) -> Growth | None:
+    """Return what looks for samples that are added to a data set; ``None`` where none are to be seen."""
+    if follow is not False and catalog.may_grow(shards, manifest):
+        return Growth(manifest, reopen, unchecked=bool(follow))
+    if follow:
+        raise ArgumentError("follow is True, but only a folder or URL with an index.json can grow: name that")
+    return None
+
+
+def _given(
+    order: OrderName, shuffle: object, seed: int, window: int | None, lanes: int | None, manifest: Manifest
+) -> OrderSettings:
+    """Return the settings of the order as they were given, and what stands in for those that were not."""
+    return OrderSettings(
+        name=order,
+        shuffle=bool(shuffle),
+        seed=seed,
+        window=default_window(manifest.counts) if window is None else window,
+        num_canonical_replicas=1 if lanes is None else lanes,
+    )

@@ -25,6 +25,7 @@ from wdsdist.loader.framework_guards import (
 )
 from wdsdist.loader.ipc.channel import group_size
 from wdsdist.loader.ipc.workers import end_workers, guarded, has_lost_workers
+from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.planned_batches import (
     BLOCK_STEPS,
     BatchOptions,
@@ -36,6 +37,7 @@ from wdsdist.loader.planned_batches import (
 from wdsdist.loader.stats import EpochMeter, LoaderStats
 from wdsdist.loader.worker_iterator import WorkerDataset
 from wdsdist.loader.worker_state import EpochStart
+from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings
 from wdsdist.sampling.planned_epoch import Long, Oversize, Place, PlannedEpoch
@@ -100,8 +102,12 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
 
     _requests = 0  # those for an epoch that have been heeded
     _settings: OrderSettings | None = None  # of the first run, or what a loaded state brought
+    _config: OrderConfig | None = None  # of the epoch that has begun, or of a state that was loaded
     _checked: OrderSettings | None = None
     _block = 0  # positions in a block of planned batches, of the first run, or what a loaded state brought
+    _workers: dict[str, Any]
+    _fixed: OrderConfig | None = None
+    """Of planned batches: columns may not have values for what is added to a data set."""
     _iterations = 0
     _group = 1
     _meter: EpochMeter | None = None
@@ -137,16 +143,16 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             raise ArgumentTypeError(f"dataset is a {type(dataset).__name__}: it must be a wdsdist.StreamingDataset")
         workers = _default_workers() if num_workers is None else check_integer("num_workers", num_workers, 0)
         size = check_integer("batch_size", batch_size, 1)
+        drops = not dataset.mark_padding if drop_last is None else bool(drop_last)
         options = BatchOptions(
             batch_size=size, max_tokens=max_tokens, max_samples=max_samples, length=length, cost=cost,
             oversize=oversize, group_by=group_by, bucket_by=bucket_by, pack_to=pack_to, long=long, labels=labels,
-            drop_last=bool(drop_last), mark_padding=dataset.mark_padding,
+            drop_last=drops, mark_padding=dataset.mark_padding,
         )  # fmt: skip
         self._planned = PlannedBatches.of(dataset.manifest, options, dataset.sample_reader.itemsizes, collate_fn)
-        self._worker_dataset = WorkerDataset(
-            dataset.order_config, dataset.cache, dataset.sample_reader, collate_fn=collate_fn, num_workers=workers,
-            shared_memory=bool(shared_memory), planned=self._planned,
-        )  # fmt: skip
+        self._workers = {"collate_fn": collate_fn, "num_workers": workers, "shared_memory": bool(shared_memory)}
+        self._worker_dataset = self._make_workers_of(dataset.order_config, dataset.cache, dataset.sample_reader)
+        self._fixed = None if self._planned is None else dataset.order_config
         self._progress = Progress()
         super().__init__(
             dataset,
@@ -162,19 +168,24 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             generator=generator,
         )
         # Frameworks read these; torch refuses to have them set once it has been initialised.
-        drops = not dataset.mark_padding if drop_last is None else bool(drop_last)
         self.__dict__.update(batch_size=size, drop_last=drops, sampler=EpochSampler(dataset))
         expect_a_length()
 
+    def _make_workers_of(self, *of: Any) -> WorkerDataset:
+        """Return what the workers iterate, of an order, a cache and a reader of samples."""
+        return WorkerDataset(*of, planned=self._planned, **self._workers)
+
     def __len__(self) -> int:
-        """Return the batches that a whole epoch has on each rank.
+        """Return the batches that a whole epoch has on each rank: this one, or the one that was chosen.
 
         Of planned batches, those of the epoch that is played or comes next, which takes a pass over the lengths of all
         samples, once for each epoch and node.
         """
         if self._planned is not None:
             return self._planned_length(self._planned)
-        return self._plan(Position(0, 0), self.dataset.identity()).batches_per_rank
+        self._heed_set_epoch()
+        samples = self._config_at(self._progress.position).num_samples
+        return self._plan(Position(0, 0), self.dataset.identity(), samples).batches_per_rank
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self._progress.restart()
@@ -190,7 +201,8 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         return AcceleratedBatches(batches, self._is_at_end, non_blocking=self.pin_memory)
 
     def _is_at_end(self) -> bool:
-        return self._progress.position.consumed >= self.dataset.num_samples
+        position = self._progress.position
+        return position.has_begun and position.consumed >= self._config_at(position).num_samples
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays; also counts between ``iter()`` and the first batch."""
@@ -202,28 +214,29 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         It counts the batches that were handed out, whatever workers have prepared beyond them.
         """
         self._heed_set_epoch()
-        state = self.dataset.order_config.state(self._progress.position, self._order_settings(self.dataset.identity()))
+        position = self._progress.position
+        config = self._config if self._config is not None and position.has_begun else self._latest
+        state = config.state(position, self._order_settings(self.dataset.identity()))
         if self._planned is not None:
-            state |= self._planned.state(self._progress.position.place, self._block_samples())
+            place = position.place if state["epoch"] == position.epoch else None  # else the epoch is over
+            state |= self._planned.state(place, self._block_samples())
         return {**state, "asked": self._progress.asked}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken, also with another world size, batch size or number of workers.
 
-        The next iteration gives what was left of that epoch. Raises `StateMismatchError` for the state of another
+        The next iteration gives what was left of that epoch. Of a data set that has grown since, that is what was left
+        of the samples that it had; the epochs after it have all. Raises `StateMismatchError` for the state of another
         data set, seed or order, and lists the differences.
         """
-        order_config, here = self.dataset.order_config, self.dataset.identity()
-        settings = self._order_settings(here)
-        if isinstance(state, Mapping):
-            lanes, window = state.get("num_canonical_replicas"), state.get("shuffle_window")
-            settings = order_config.settings(here, lanes=lanes or None, window=window or None)
-        position = read_state(state, order_config.state(Position(0, 0), settings))
+        config, here = self._latest.as_in(state), self.dataset.identity()
+        settings = config.settings(here, state) if isinstance(state, Mapping) else self._order_settings(here)
+        position = read_state(state, config.state(Position(0, 0), settings))
         position, self._block = planned_position(self._planned, position, state, self._block)
         self._heed_set_epoch()  # what was asked for before no longer counts
-        finished = position.consumed >= self.dataset.num_samples
+        finished = position.consumed >= config.num_samples
         self._progress.resume(position, asked=state.get("asked"), finished=finished)
-        self._settings = settings
+        self._settings, self._config = settings, config
 
     def stats(self) -> LoaderStats:
         """Return throughput and cache use of the current epoch on this rank, or of the last one when none is under way.
@@ -241,7 +254,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         return {**self.__dict__, "_iterator": None, "_meter": None}
 
     def _order_settings(self, here: Identity) -> OrderSettings:
-        return self._settings or self.dataset.order_config.settings(here)
+        return self._settings or self._latest.settings(here)
 
     def _heed_set_epoch(self) -> None:
         """Pass on an epoch that was chosen since the last call."""
@@ -256,7 +269,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         if isinstance(consumed, int):
             self._progress.advance(consumed)
         else:
-            samples = min(consumed.block * self._block_samples(), self.dataset.num_samples)
+            samples = min(consumed.block * self._block_samples(), self._config_at(self._progress.position).num_samples)
             self._progress.advance(samples, consumed)
 
     def _block_samples(self) -> int:
@@ -272,7 +285,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
     def _planned_epoch(self, planned: PlannedBatches, position: Position, here: Identity) -> PlannedEpoch:
         settings = self._order_settings(here)
         return planned.epoch(
-            self.dataset.order_config.order(settings, position.epoch),
+            self._config_at(position).order(settings, position.epoch),
             seed=settings.seed,
             epoch=position.epoch,
             world=world_of(here),
@@ -283,14 +296,25 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
     def _what_is_left(self, position: Position, here: Identity) -> EpochPlan | PlannedProgress:
         """Return the batches from a position on."""
         if self._planned is None:
-            return self._plan(position, here)
+            return self._plan(position, here, self._config_at(position).num_samples)
         return PlannedProgress(self._planned_epoch(self._planned, position, here), self._worker_dataset.block_steps)
 
-    def _plan(self, position: Position, here: Identity) -> EpochPlan:
+    @property
+    def _latest(self) -> OrderConfig:
+        """The order over the samples that were found last."""
+        return self._fixed or self.dataset.order_config
+
+    def _config_at(self, position: Position) -> OrderConfig:
+        """Return the order at a position: of an epoch that has not begun, over all samples that there are now."""
+        if position.has_begun and self._config is not None:
+            return self._config
+        return self._fixed or self.dataset.at_epoch(position.epoch)
+
+    def _plan(self, position: Position, here: Identity, num_samples: int) -> EpochPlan:
         """Return the plan of what is left at a position; raise where a whole epoch would have no batch."""
         size, world = int(self.batch_size or 1), here.world_size
         plan = EpochPlan(
-            num_samples=self.dataset.num_samples,
+            num_samples=num_samples,
             num_replicas=world,
             batch_size=size,
             drop_last=self.dataset.drop_last,
@@ -315,34 +339,37 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         if self._meter is not None:
             self._meter.finish()
         self._heed_set_epoch()
-        here, order_config = self.dataset.identity(), self.dataset.order_config
+        here = self.dataset.identity()
         position, left = self._progress.start(lambda place: self._what_is_left(place, here))
-        if self._meter is None and here.world_size > 1:  # once for each loader
+        config = self._config_at(position)
+        if self._meter is None and here.world_size > 1 and (self._fixed or not self.dataset.follows):
             for where, version in self.dataset.manifest.versions.items():
                 check_same(f"index.json of {where}", version)
             if self._planned is not None:
                 check_same("plan of batches", self._planned.agreed(here, self._block_samples()))
         settings = self._settings = self._order_settings(here)  # the first run's, whatever the world becomes
+        self._renew_workers(config)
         if settings != self._checked:
-            order_config.check_room(settings, here)
+            config.check_room(settings, here)
             self._checked = settings
         self._meter = EpochMeter(
             position.epoch,
             plan=left,
-            sample_bytes=order_config.mean_sample_bytes,
+            sample_bytes=config.mean_sample_bytes,
             count=self._worker_dataset.counters.total if self.num_workers else self.dataset.cache.counters,
         )
         plan = left if isinstance(left, EpochPlan) else self._about(left, here)
         if self._iterator is not None and has_lost_workers(self._iterator):
             self._stop_workers(self._iterator)
         if self.num_workers and self._iterator is None:
-            self._prepare(plan)
+            self._prepare(plan, config.mean_sample_bytes)
         start = EpochStart(
             epoch=position.epoch,
             rank=here.rank,
             num_canonical_replicas=settings.num_canonical_replicas,
+            order_version=settings.version,
             # A larger one means the same.
-            shuffle_window=min(settings.window, max(1, self.dataset.manifest.num_samples)),
+            shuffle_window=min(settings.window, max(1, config.manifest.num_samples)),
             group=self._group,
             plan=plan,
         )
@@ -355,22 +382,32 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         assert self._planned is not None
         if self._meter is None or self._meter.is_first:
             self._planned.check_lengths()
-        if not self.dataset.num_samples:
+        if not self._latest.num_samples:
             raise DatasetTooSmallError(f"the data set {self.dataset.manifest!r} has no samples: nothing can be read")
         return EpochPlan(
-            num_samples=self.dataset.num_samples,
+            num_samples=self._latest.num_samples,
             num_replicas=here.world_size,
             batch_size=max(1, self._block_samples() // (BLOCK_STEPS * here.world_size)),
             drop_last=self.dataset.drop_last,
             drop_last_batch=self.drop_last,
         )
 
-    def _prepare(self, plan: EpochPlan) -> None:
+    def _renew_workers(self, config: OrderConfig) -> None:
+        """Note the order of the epoch that begins, and end the workers where they have other samples than that."""
+        if self._worker_dataset.manifest is not config.manifest:
+            if self._iterator is not None:
+                self._stop_workers(self._iterator)
+            reader = self.dataset.sample_reader.over(ShardReader(config.manifest, self.dataset.cache))
+            self._worker_dataset = self._make_workers_of(config, self.dataset.cache, reader)
+            self._checked = None
+        self._config = config
+
+    def _prepare(self, plan: EpochPlan, sample_bytes: int) -> None:
         """Make what new workers need: memory to share, and how many batches they send together.
 
         A message costs as much as making a batch of small samples.
         """
-        batch_bytes = self.dataset.order_config.mean_sample_bytes * plan.batch_size
+        batch_bytes = sample_bytes * plan.batch_size
         group = 1
         # With a limit, batches that wait for the rest of their group would hold their shards, and workers that wait
         # for room while they hold what others wait for would wait for ever.

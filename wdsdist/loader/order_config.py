@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
+
+import numpy as np
 
 from wdsdist.distributed import Identity
-from wdsdist.loader.checkpoint import VIEW, Position, State, make_state
+from wdsdist.loader.checkpoint import VIEW, Position, State, make_state, version_in
 from wdsdist.sampling.mix_order import MixOrder, Mixture
 from wdsdist.sampling.order import Order, OrderSettings, default_window, epoch_order
 from wdsdist.sampling.working_set import bytes_at_once, check_limit, fitting_window, readers_of
@@ -53,13 +57,28 @@ class OrderConfig:
         """What else decides the order, for a loader's state."""
         return {}
 
-    def settings(self, here: Identity, *, lanes: int | None = None, window: int | None = None) -> OrderSettings:
-        """Return the settings of the order: ``lanes`` and ``window``, as far as none were given at first.
+    def as_in(self, state: Mapping[str, Any]) -> OrderConfig:
+        """Return the config that a state was saved in: of an older version of the order, or with fewer shards."""
+        given = dataclasses.replace(self.given, version=version_in(state))
+        return dataclasses.replace(self, given=given, manifest=self._manifest_in(state))
+
+    def _manifest_in(self, state: Mapping[str, Any]) -> Manifest:
+        """Return the first shards of the data set that a state was saved with; all, where none of them are."""
+        manifest, total, known = self.manifest, state.get("num_samples"), state.get("fingerprint")
+        if isinstance(manifest, JoinedManifest) or known == manifest.fingerprint or not isinstance(total, int):
+            return manifest
+        parts = (manifest.prefix(int(last) + 1) for last in np.flatnonzero(manifest.ends == total))
+        return next((part for part in parts if part.fingerprint == known), manifest)
+
+    def settings(self, here: Identity, state: Mapping[str, Any] | None = None) -> OrderSettings:
+        """Return the settings of the order: those of a ``state``, as far as none were given at first.
 
         What neither gives is decided by the world size, and by the room in the cache.
         """
-        settings = dataclasses.replace(self._usual, num_canonical_replicas=self.lanes or lanes or here.world_size)
-        window = self.window or window
+        own = self if state is None else self.as_in(state)
+        lanes, window = ((state or {}).get(name) for name in ("num_canonical_replicas", "shuffle_window"))
+        settings = dataclasses.replace(own._usual, num_canonical_replicas=self.lanes or lanes or here.world_size)
+        window = self.window or window or None
         if window is None and self.cache_limit is not None:
             readers = readers_of(self.manifest, here)
             needed = functools.partial(self.bytes_at_once, here=here, ranks=readers.ranks)

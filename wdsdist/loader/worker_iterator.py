@@ -25,6 +25,7 @@ from wdsdist.sampling.epoch_plan import EpochPlan, Places
 from wdsdist.sampling.order import OrderSettings
 from wdsdist.sampling.planned_epoch import PlannedEpoch
 from wdsdist.sampling.shard_schedule import Use, upcoming
+from wdsdist.shards.manifest import Manifest
 
 Collate = Callable[[list[Any]], Any]
 
@@ -68,6 +69,11 @@ class WorkerDataset(IterableDataset[Any]):
         self.counters = WorkerCounters(num_workers)
 
     @property
+    def manifest(self) -> Manifest:
+        """The data set whose samples the workers have."""
+        return self._order_config.manifest
+
+    @property
     def is_light(self) -> bool:
         """Whether making a batch is little work and gives about as many bytes as it reads."""
         return self._collate_fn is None and self._sample_reader.is_light and self._planned is None
@@ -91,6 +97,7 @@ class WorkerDataset(IterableDataset[Any]):
             settings=dataclasses.replace(
                 self._order_config.given,
                 num_canonical_replicas=start.num_canonical_replicas,
+                version=start.order_version,
                 window=start.shuffle_window,
             ),
             epoch=start.epoch,

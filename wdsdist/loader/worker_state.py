@@ -43,7 +43,9 @@ class EpochStart:
     """Which epoch starts in the workers of a loader, where, and for which rank.
 
     >>> plan = EpochPlan(num_samples=10, num_replicas=4, batch_size=2, drop_last=False, drop_last_batch=False)
-    >>> start = EpochStart(epoch=3, rank=1, num_canonical_replicas=4, shuffle_window=64, group=1, plan=plan)
+    >>> start = EpochStart(
+    ...     epoch=3, rank=1, num_canonical_replicas=4, order_version=2, shuffle_window=64, group=1, plan=plan
+    ... )
     >>> EpochStart.of(start.numbers()) == start
     True
     """
@@ -51,6 +53,7 @@ class EpochStart:
     epoch: int
     rank: int
     num_canonical_replicas: int
+    order_version: int
     shuffle_window: int
     group: int
     """Batches that a worker makes and sends together."""

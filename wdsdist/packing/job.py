@@ -7,6 +7,7 @@ are wdsdist's own.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from wdsdist.shards import manifest as manifests
 
 FILE_NAME = manifests.PACK_RECORD
 
-_VERSION = 2  # of the record, and of the bytes that packing writes: another one starts anew
+VERSION = 2  # of the record, and of the bytes that packing writes: another one starts anew
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,7 @@ class Record:
 
 def save(record: Record, place: Place) -> None:
     """Write the record into a destination, whole or not at all."""
-    content = {"version": _VERSION, "shards": record.shards, "job": asdict(record.job)}
+    content = {"version": VERSION, "shards": record.shards, "job": asdict(record.job)}
     with place.create(FILE_NAME) as stream:
         stream.write(json.dumps(content, indent=1).encode() + b"\n")
 
@@ -105,11 +106,18 @@ def load(place: Place) -> Record | None:
     """Return the record in a destination, or ``None`` where there is none that can be read."""
     try:
         content: Any = json.loads(place.read(FILE_NAME))
-        if content["version"] != _VERSION:
+        if content["version"] != VERSION:
             return None
-        job = content["job"]
-        options = PackOptions(**job.pop("options"))
         shards = content["shards"]
-        return Record(Job(**job, options=options), None if shards is None else check_integer("shards", shards, 1))
-    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError, AttributeError):
+        return Record(parsed(content["job"]), None if shards is None else check_integer("shards", shards, 1))
+    except UNREADABLE:
         return None
+
+
+def parsed(content: Mapping[str, Any]) -> Job:
+    """Return the job in a record. Raises one of `UNREADABLE` where there is none."""
+    return Job(**{**content, "options": PackOptions(**content["options"])})
+
+
+UNREADABLE = (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError, AttributeError)
+"""What reading a record raises that is missing, damaged, or of another version."""

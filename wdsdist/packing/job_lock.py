@@ -12,8 +12,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from wdsdist.errors import DestinationError, DestinationExistsError, IndexFormatError, IndexNotFoundError, WdsdistError
+from wdsdist.packing import append, report
 from wdsdist.packing import job as jobs
-from wdsdist.packing import report
 from wdsdist.packing.destination import Place
 from wdsdist.packing.job import Job, Record
 from wdsdist.packing.sources import deferred
@@ -28,7 +28,7 @@ _LOCK = ".wdsdist-pack.lock"
 # The names that `_util.files.atomic_write` gives to what packing writes.
 _TEMPORARY = re.compile(
     rf"\.tmp-\w+-(?:shard-\d+\.tar(?:\.zst)?(?:{re.escape(shardindex.SUFFIX)})?"
-    rf"|{'|'.join(map(re.escape, (manifests.FILE_NAME, jobs.FILE_NAME, report.FILE_NAME)))})"
+    rf"|{'|'.join(map(re.escape, (manifests.FILE_NAME, jobs.FILE_NAME, append.FILE_NAME, report.FILE_NAME)))})"
 )
 # Of sources that are unpacked or fetched before they are packed.
 _TEMPORARY_FOLDER = re.compile(rf"\.tmp-\w+{re.escape(deferred.SUFFIX)}")
@@ -100,7 +100,15 @@ def claim(place: Place, record: Record, *, overwrite: bool) -> None:
     """
     tidy(place)
     known = jobs.load(place)
-    if known is not None and not known.job.differences(record.job):
+    is_same = known is not None and not known.job.differences(record.job)
+    if is_same and append.was_appended_to(place):
+        if not overwrite:
+            raise DestinationExistsError(
+                f"{place} was appended to, and is not whole, or samples were left out of it: packing its first source "
+                f"again would drop the rest; see what `wdsdist verify {place}` finds, or replace all with "
+                f"overwrite=True (--overwrite)"
+            )
+    elif is_same:
         place.remove(manifests.FILE_NAME)  # the data set is not whole, so it must not look it
         return
     present = place.sizes()
@@ -151,6 +159,7 @@ def _remove_own(place: Place, known: Record | None, present: Collection[str], re
     tars = set(filter(is_tar, present))
     indexed = {name.removesuffix(shardindex.SUFFIX) for name in present if name.endswith(shardindex.SUFFIX)}
     own = set(filter(known.writes, tars | indexed)) if known else set()
+    own |= append.unlisted(place, listed, tars | indexed)
     if listed is not None and _made_by_packing(listed):
         own |= {shard.name for shard in listed.shards if "/" not in shard.name}
     in_the_way = sorted(filter(record.writes, tars - own))
@@ -163,6 +172,7 @@ def _remove_own(place: Place, known: Record | None, present: Collection[str], re
     place.remove(manifests.FILE_NAME)
     if own:
         place.remove(report.FILE_NAME)
+        place.remove(append.FILE_NAME)
     for name in sorted(own):
         place.remove(name + shardindex.SUFFIX)
         place.remove(name)

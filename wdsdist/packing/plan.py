@@ -38,6 +38,8 @@ class PackPlan:
     """int64 [shards]: bytes of each tar."""
     compressed: bool = False
     """Whether the tars are written in compressed form."""
+    first: int = 0
+    """The number of the first shard: of those that are appended to a data set, the next that is free."""
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -53,7 +55,7 @@ class PackPlan:
 
     def name(self, shard: int) -> str:
         """Return the file name of one shard; all are equally long, so that they sort by number."""
-        return shard_name(shard, len(self), compressed=self.compressed)
+        return shard_name(self.first + shard, self.first + len(self), compressed=self.compressed)
 
 
 def shard_name(shard: int, shards: int, *, compressed: bool = False) -> str:

@@ -14,6 +14,7 @@ from weakref import WeakSet
 import numpy as np
 
 from wdsdist.errors import ArgumentError, DestinationError, SourceError
+from wdsdist.packing import append
 from wdsdist.packing import job as jobs
 from wdsdist.packing.destination import Place
 from wdsdist.packing.job import Job
@@ -97,8 +98,9 @@ class _Work:
 
 
 def _do(work: _Work) -> Any:
-    record = jobs.load(work.place)
-    if record is None or record.job.differences(work.job):
+    record, appended = jobs.load(work.place), append.latest(work.place)
+    here = [job for job in (None if record is None else record.job, appended) if job is not None]
+    if all(job.differences(work.job) for job in here):
         raise DestinationError(
             f"the worker on {platform.node()} does not see {work.place} as the packing process does: every worker "
             f"must reach it, so choose a folder on a shared file system, or a URL"

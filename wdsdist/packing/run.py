@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 from wdsdist import storage
 from wdsdist._util.validation import check_bytes, check_integer
 from wdsdist.errors import ArgumentError, SourceError
+from wdsdist.packing import append as appending
 from wdsdist.packing import job_lock as destination
 from wdsdist.packing import report, sources
 from wdsdist.packing.checking import Checks, Excluded, joined
@@ -22,6 +23,7 @@ from wdsdist.packing.plan import PackPlan, make_plan
 from wdsdist.packing.progress import PackProgress
 from wdsdist.packing.reencoding import DEFAULT_QUALITY, Reencoding, check_options
 from wdsdist.packing.remote_executor import refuse_to_travel
+from wdsdist.packing.sources.class_folders import known_classes
 from wdsdist.packing.sources.python import Made
 from wdsdist.packing.sources.source import (
     Encode,
@@ -39,6 +41,7 @@ from wdsdist.samples.images.limits import check_max_pixels
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.index import tolerance_of
 from wdsdist.shards.manifest import Manifest, Shard
+from wdsdist.shards.tar import AUTO
 from wdsdist.storage import compression
 
 
@@ -52,7 +55,10 @@ def pack(
     executor: Executor | None = None,
     shuffle_seed: int | Literal["auto"] | None = "auto",
     kind: str | None = None,
+    key: str = AUTO,
     class_folders: bool | None = None,
+    classes_from: str | os.PathLike[str] | None = None,
+    split: str | None = None,
     columns: Mapping[str, str] | None = None,
     root: str | os.PathLike[str] | None = None,
     allow_outside: bool = False,
@@ -65,6 +71,7 @@ def pack(
     exclude: str | os.PathLike[str] | None = None,
     compress: str | None = None,
     overwrite: bool = False,
+    append: bool = False,
     on_error: OnError = "raise",
     keep_first: bool = False,
     salvage: bool = False,
@@ -105,6 +112,14 @@ def pack(
         kind: what ``source`` is taken for, such as ``"folder"`` or ``"csv"``; by default, what it looks like.
         class_folders: whether each sample gets a ``cls`` member, the number of its folder directly under ``source``;
             by default, when ``source`` looks like a folder of class folders with images.
+        key: of files and of WebDataset shards, the key rule, where names are cut into keys and extensions:
+            ``"first-dot"``, the convention; ``"last-dot"``; or a regular expression of the key, up to a dot. ``"auto"``
+            takes the first dot unless the names show that it would put samples together, as of ``v1.5_0001.jpg``; in
+            class folders of images, each image is a sample. Under another rule than the first dot, ``.`` and ``%`` in
+            keys are written as ``%2E`` and ``%25``: ``urllib.parse.unquote`` gives them back.
+        classes_from: a packed data set, or a folder of class folders, whose classes and their numbers these get too,
+            such as the training set of a validation set that lacks some.
+        split: the folder directly in ``source`` that is packed, such as ``"val"``, and nothing else of it.
         columns: of a table, the member that each column becomes, such as ``{"image": "jpg"}``; columns that are not
             named follow the rules of `wdsdist.packing.sources.columns`.
         root: of a table, the local folder that the paths in it start from; by default the folder of the table. A path
@@ -128,7 +143,11 @@ def pack(
             lists are not packed, and ``manifest.extra["excluded"]`` is their number.
         compress: ``"zst"`` writes shards compressed by zstd, ``"zst:19"`` by its level 19, of 1 to 22; its default is
             3. ``shard_bytes`` are those of the tar before. Whoever reads them decompresses each once per node.
-        overwrite: whether to replace another data set that wdsdist packed into ``dest``; nothing else is removed.
+        overwrite: whether to replace another data set that wdsdist packed into ``dest``; nothing else is removed. With
+            ``append``, only what an unfinished append of another source has written is replaced.
+        append: whether to add the samples to the data set in ``dest``, as further shards and a new generation of its
+            ``index.json``, which replaces the one before at the end; all that is there stays. A source that was added
+            before adds nothing. Where ``dest`` holds no data set yet, it is packed.
         on_error: ``"raise"`` stops at the first sample that cannot be packed, such as one of a file that cannot be
             read; ``"skip"`` leaves such samples out, each wholly, and lists them with the reasons in
             ``pack-report.jsonl`` beside the shards; ``manifest.extra["left_out"]`` is their number.
@@ -147,10 +166,12 @@ def pack(
     Raises:
         SourceNotFoundError: there is no source.
         SourceError: the source is empty, ambiguous or damaged, or changes while it is packed; or all was left out.
-        DestinationExistsError: ``dest`` holds another data set, or the same packed with other options.
+        DestinationExistsError: ``dest`` holds another data set, or the same packed with other options; or, to append,
+            an unfinished append of another source.
         DestinationError: ``dest`` cannot be written.
         StorageError: the store of a source cannot be read.
-        ArgumentError: an option has a value that cannot work.
+        ArgumentError: an option has a value that cannot work; or a source to append was added before and has changed
+            since, or has other classes.
 
     >>> import tempfile, pathlib
     >>> root = pathlib.Path(tempfile.mkdtemp())
@@ -177,8 +198,7 @@ def pack(
     >>> pack(({"txt": f"line {number}"} for number in range(3)), root / "lines").num_samples
     3
     """
-    _check_arguments(on_error, workers, max_side, quality, max_pixels, check_decode)
-    excluded = None if exclude is None else Excluded.of(exclude)
+    excluded = _check_arguments(on_error, exclude, workers, max_side, quality, max_pixels, check_decode)
     options = PackOptions(
         shard_bytes=check_bytes("shard_bytes", shard_bytes),
         shard_samples=shard_samples,
@@ -192,46 +212,74 @@ def pack(
         exclude=excluded.digest if excluded else None,
     )
     place = Place(storage.normalise(dest), storage.named(storage_options, [os.fspath(dest)]))
-    about = SourceOptions(
-        kind=kind,
-        class_folders=class_folders,
-        columns=columns,
-        root=root,
-        allow_outside=allow_outside,
-        encode=encode,
-        on_error=on_error,
-        tolerance=tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None,
-        allow_elsewhere=allow_elsewhere,
-    )
-    if source_storage_options is None and _share_options(source, place):
-        source_storage_options = storage_options
-    found = sources.find(source, about, scratch=place.folder, storage_options=source_storage_options)
-    options = _ordered(options, found, shuffle_seed)
+    files: dict[str, Any] = {"key": key, "class_folders": class_folders, "split": split, "encode": encode}
+    table: dict[str, Any] = {"columns": columns, "root": root, "allow_outside": allow_outside}
+    kept = tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None
+    how_found: dict[str, Any] = {"on_error": on_error, "tolerance": kept, "allow_elsewhere": allow_elsewhere}
+    about = SourceOptions(kind=kind, classes=known_classes(classes_from), **files, **table, **how_found)
+    found = _find(source, about, place, (storage_options, source_storage_options), excluded)
     how = Writing(workers=workers, executor=executor, on_error=on_error, progress=progress, **_changes(options))
-    return _run(excluded.without(found) if excluded else found, place, options, how, overwrite=overwrite)
+    return _run(found, place, _ordered(options, found, shuffle_seed), how, overwrite=overwrite, append=append)
 
 
-def _run(found: Source | Stream, place: Place, options: PackOptions, how: Writing, *, overwrite: bool) -> Manifest:
-    """Write the shards of a source and their index, or find that an earlier run did."""
+def _find(
+    source: str | os.PathLike[str] | Made,
+    about: SourceOptions,
+    place: Place,
+    storage_options: tuple[Mapping[str, Any] | None, Mapping[str, Any] | None],
+    excluded: Excluded | None,
+) -> Source | Stream:
+    """List the samples of the source; ``storage_options`` are those given for all, and for the source alone."""
+    for_all, own = storage_options
+    if own is None and _share_options(source, place):
+        own = for_all
+    found = sources.find(source, about, scratch=place.folder, storage_options=own)
+    return excluded.without(found) if excluded else found
+
+
+def _run(
+    found: Source | Stream, place: Place, options: PackOptions, how: Writing, *, overwrite: bool, append: bool
+) -> Manifest:
+    """Write the shards of a source and the index of all, or find that an earlier run did."""
     _refuse(found, place, how.executor)
     job = Job(kind=found.kind, location=found.location, fingerprint=found.fingerprint(), options=options)
     # Looked for before the lock is taken: a finished data set may lie where nothing can be written any more.
-    if (done := destination.finished(place, job, how.on_error)) is not None:
+    if (done := _done(place, job, how, append=append)) is not None:
         return done
     with destination.locked(place):  # the process that held it before us may have finished the very job
-        if (done := destination.finished(place, job, how.on_error)) is not None:
+        if (done := _done(place, job, how, append=append)) is not None:
             return done
-        shards = _write(found, place, job, how, overwrite=overwrite)
+        known = appending.data_set(place) if append else None
+        plan = _plan_of(found, job.options)
+        if known is None:
+            destination.claim(place, Record(job, None if plan is None else len(plan)), overwrite=overwrite)
+            shards = _write(found, place, job, how, plan)
+        else:
+            destination.tidy(place)
+            first = appending.claim(place, known, job, found.extra().get("classes"), overwrite=overwrite)
+            shards = _write(found, place, job, how, plan, first)
         destination.tidy(place)  # a cluster goes on without a worker that was killed in the middle of a shard
-        destination.finish(place, _manifest(found, job, how, shards, place))
+        manifest = _manifest(found, job, how, shards, place, added=known is not None)
+        destination.finish(place, manifest if known is None else appending.merged(known, manifest, job, place))
     return manifests.load(place.at(manifests.FILE_NAME), place.options)
 
 
-def _check_arguments(on_error: str, workers: int | None, *about_images: Any) -> None:
+def _done(place: Place, job: Job, how: Writing, *, append: bool) -> Manifest | None:
+    """Return the data set that holds what is to be packed or appended, or ``None``."""
+    if append and (known := appending.data_set(place)) is not None:
+        return known if appending.holds(known, place, job) else None
+    return destination.finished(place, job, how.on_error)
+
+
+def _check_arguments(
+    on_error: str, exclude: str | os.PathLike[str] | None, workers: int | None, *about_images: Any
+) -> Excluded | None:
+    """Raise `ArgumentError` for arguments that cannot work; return the samples to leave out."""
     if on_error not in ("raise", "skip"):
         raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"')
     check_integer("workers", 1 if workers is None else workers, 1)
     check_options(*about_images)
+    return None if exclude is None else Excluded.of(exclude)
 
 
 def _share_options(source: object, place: Place) -> bool:
@@ -256,18 +304,21 @@ def _ordered(options: PackOptions, source: Source | Stream, shuffle_seed: int | 
     return replace(options, shuffle_seed=None)
 
 
-def _write(found: Source | Stream, place: Place, job: Job, how: Writing, *, overwrite: bool) -> list[WrittenShard]:
-    """Claim the destination for a job, and write its shards."""
+def _write(
+    found: Source | Stream, place: Place, job: Job, how: Writing, plan: PackPlan | None, first: int = 0
+) -> list[WrittenShard]:
+    """Write the shards of a source, whose first one has the number ``first``."""
+    if plan is None:
+        stream = cast("Stream", found)
+        return write_in_order(place, stream, job.options, how.on_error, how.progress, how.reencoding, how.checks, first)
+    return write_planned(cast("Source", found), replace(plan, first=first), place, job, how)
+
+
+def _plan_of(found: Source | Stream, options: PackOptions) -> PackPlan | None:
+    """Return the plan of the shards; ``None`` for a stream, which is cut as it comes."""
     if is_stream(found):
-        destination.claim(place, Record(job, None), overwrite=overwrite)
-        return write_in_order(place, found, job.options, how.on_error, how.progress, how.reencoding, how.checks)
-    listed = cast("Source", found)
-    plan = _plan(listed, job.options)
-    destination.claim(place, Record(job, len(plan)), overwrite=overwrite)
-    return write_planned(listed, plan, place, job, how)
-
-
-def _plan(source: Source, options: PackOptions) -> PackPlan:
+        return None
+    source = cast("Source", found)
     return make_plan(
         source.contents.sizes,
         shuffle_seed=options.shuffle_seed,
@@ -292,18 +343,20 @@ def _reencoding(options: PackOptions) -> Reencoding | None:
     return Reencoding(max_side=options.max_side, quality=options.quality, max_pixels=most)
 
 
-def _report(place: Place, source: Packable, shards: list[WrittenShard]) -> int:
+def _report(place: Place, source: Packable, shards: list[WrittenShard], *, added: bool) -> int:
     """List the samples that were left out; return how many there are."""
     left_out: list[tuple[str | None, LeftOut]] = [(None, one) for one in source.left_out]
     left_out += [(shard.name, one) for shard in shards for one in shard.left_out]
-    report.save(place, left_out)
+    report.save(place, left_out, added=added)
     if left_out and not any(shard.num_samples for shard in shards):
         raise SourceError(f"{source.location} holds no sample that can be packed: {left_out[0][1].reason}")
     return len(left_out)
 
 
-def _manifest(source: Packable, job: Job, how: Writing, shards: list[WrittenShard], place: Place) -> Manifest:
-    left_out = _report(place, source, shards)
+def _manifest(
+    source: Packable, job: Job, how: Writing, shards: list[WrittenShard], place: Place, *, added: bool
+) -> Manifest:
+    left_out = _report(place, source, shards, added=added)
     return Manifest.of(
         place.location,
         [Shard(one.name, one.num_samples, one.size, one.sha256, one.tar_size) for one in shards],

@@ -31,8 +31,9 @@ def write_in_order(
     progress: ShowProgress | None = None,
     reencoding: Reencoding | None = None,
     checks: Checks | None = None,
+    first: int = 0,
 ) -> list[WrittenShard]:
-    """Write a stream's shards one after another, and return them.
+    """Write a stream's shards one after another, the first with the number ``first``, and return them.
 
     A shard that an earlier run left whole is not written again: its samples are made once more, and compared.
 
@@ -49,7 +50,7 @@ def write_in_order(
         progress(done)
     while not cut.is_over:
         # How many there will be must not matter.
-        name = shard_name(len(shards), 1, compressed=options.compress is not None)
+        name = shard_name(first + len(shards), 1, compressed=options.compress is not None)
         known = whole_index(place, name, present.get(name), on_error)
         if known is None:
             shards.append(write_shard(place, name, cut, on_error=on_error, compress=options.compress))
@@ -59,7 +60,7 @@ def write_in_order(
             done = _later(done, shards[-1])
             progress(done)
     # Left over by an earlier run, they would lie in the folder without being a part of the data set.
-    more = sorted(name for name in present if (shard_number(name) or 0) >= len(shards))
+    more = sorted(name for name in present if (shard_number(name) or 0) >= first + len(shards))
     if more:
         raise SourceError(f"{stream.location} ended before {place.at(more[0])}, which an earlier run wrote: {_ADVICE}")
     return shards

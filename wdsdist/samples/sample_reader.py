@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import repeat, starmap
+from itertools import starmap
 from typing import Any, TypeVar
 
 import numpy as np
@@ -93,7 +93,7 @@ class _Opened:
 
 
 _Row = tuple[_Opened, int, int, bool | None]
-"""One sample of a batch: its shard, its number there, its seed, and whether it is padding where that is marked."""
+"""One sample of a batch: its shard, its number there, its seed, and whether it is padding, where that is told."""
 
 
 class _Column:
@@ -151,6 +151,7 @@ class SampleReader:
         self._places = 0  # of the batch that hold a substitute
         self._bad: dict[tuple[int, str], BadRecord] = {}  # what was met while the batch was made
         self._usual: dict[int, Kinds] = {}
+        self._mark: bool | None = None  # of a sample that is no padding, where that is told
 
     @property
     def is_raw(self) -> bool:
@@ -160,6 +161,10 @@ class SampleReader:
     def raw(self) -> SampleReader:
         """Return a reader of the same members that leaves them as they are."""
         return self.of({first: spec.raw() for first, spec in self.specs.items()})
+
+    def over(self, reader: ShardReader) -> SampleReader:
+        """Return a reader that makes such samples of other shards."""
+        return SampleReader(reader, self.specs, self._seed)
 
     def of(self, specs: Mapping[int, SampleSpec]) -> SampleReader:
         """Return a reader of the same shards that makes other samples of them."""
@@ -221,9 +226,9 @@ class SampleReader:
         try:
             opened = {number: _Opened(number, self._reader.shard(number), self._spec(number)) for number in needed}
             stored = _stored(shards, samples, opened)
-            of_shards = [opened[number] for number in shards.tolist()]
-            told = repeat(None) if padding is None else padding.tolist()
-            rows: list[_Row] = list(zip(of_shards, stored.tolist(), seeds, told, strict=False))
+            told = [None] * len(shards) if padding is None else padding.tolist()
+            self._mark = None if padding is None else False
+            rows = list(zip([opened[number] for number in shards.tolist()], stored.tolist(), seeds, told, strict=True))
             if collate_fn is None and all(one.spec.transform is None for one in opened.values()):
                 try:
                     batch = self._columns(rows, deferred)
@@ -261,14 +266,14 @@ class SampleReader:
         self, row: _Row, epoch: int, bad: BadRecord, unusual: Callable[[Any], str | None] | None = None
     ) -> tuple[Any, int]:
         """Return the sample that takes the place of a bad one, and its number."""
-        opened, sample, seed, padding = row
+        opened, sample, seed, mark = row
         count = opened.shard.num_samples
         for number in candidates(self._seed, epoch, opened.number, sample, count):
             candidate = opened.shard.stored(number)
             if candidate == sample:
                 continue
             try:
-                value = _sample(opened, candidate, seed, padding)
+                value = _sample(opened, candidate, seed, mark)
             except Exception as error:
                 if not is_fault_of_sample(error):
                     raise
@@ -322,7 +327,7 @@ class SampleReader:
             for sample in map(opened.shard.stored, probes(opened.shard.num_samples)):
                 seed = mix_key(self._seed, 0, _AUGMENTATION, opened.number, sample) >> 1
                 try:
-                    found.append(kinds(_sample(opened, sample, seed)))
+                    found.append(kinds(_sample(opened, sample, seed, self._mark)))
                 except Exception as error:
                     if not is_fault_of_sample(error):
                         raise
@@ -382,7 +387,7 @@ def _stored(shards: Int64s, samples: Int64s, opened: Mapping[int, _Opened]) -> I
     return stored
 
 
-def _sample(opened: _Opened, sample: int, seed: int, padding: bool | None = None) -> Any:
+def _sample(opened: _Opened, sample: int, seed: int, padding: bool | None) -> Any:
     """Return one sample, decoded and transformed; a transform sees the mark of padding, and need not hand it on."""
     shard, spec = opened.shard, opened.spec
     entries: Sample = {"__key__": shard.key(sample), "__shard__": shard.name}
@@ -400,12 +405,12 @@ def _sample(opened: _Opened, sample: int, seed: int, padding: bool | None = None
             entries[field] = opened.decoded(sample, seed, field, extension, part)
     if padding is not None:
         entries[PADDING] = padding
-    if spec.policy.replaces:
+    if not spec.policy.replaces:
+        made = _transformed(opened, entries, seed)
+    else:
         made = spec.transformed(entries, seed)
         if made is None:
             raise BadSample("transform returned None")
-    else:
-        made = _transformed(opened, entries, seed)
     if padding is not None and isinstance(made, dict) and PADDING not in made:
         return {**made, PADDING: padding}
     return made

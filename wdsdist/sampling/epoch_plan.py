@@ -71,6 +71,12 @@ class EpochPlan:
         return samples // self.batch_size if self.drop_last_batch else -(-samples // self.batch_size)
 
     @property
+    def last_global_batch(self) -> int:
+        """Samples that ranks gather of the last batch, without the padding, which ends them with ``mark_padding``."""
+        size = self.batch_size * self.num_replicas
+        return min(size, self.num_samples - self.start - (self.batches_per_rank - 1) * size)
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing is left of the epoch."""
         return not self.batches_per_rank
@@ -82,12 +88,6 @@ class EpochPlan:
     def samples_in(self, batches: int) -> int:
         """Return the samples of a rank's first batches."""
         return min(batches * self.batch_size, self.samples_per_rank)
-
-    @property
-    def last_global_batch(self) -> int:
-        """Samples that ranks gather of the last batch, without the padding, which ends them with ``mark_padding``."""
-        size = self.batch_size * self.num_replicas
-        return min(size, self.num_samples - self.start - (self.batches_per_rank - 1) * size)
 
     def consumed(self, batches: int) -> int:
         """Return the samples of the epoch that are consumed once every rank has taken ``batches`` batches.

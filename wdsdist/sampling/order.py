@@ -6,8 +6,9 @@ the epoch. Both orders here answer for any positions at once, as pairs (shard, s
 ``shard``: shards are permuted and laid on one line; the line is cut into equal *canonical lanes*; position ``i`` is
 offset ``i // C`` of lane ``i % C``; within a lane, samples are permuted inside consecutive windows. A lane is the
 sequence of samples of one canonical replica. Ranks that stride over the positions thereby read shards of their own,
-nearly in sequence. Memory grows with the number of shards and
-lanes, never with the number of samples.
+nearly in sequence. Where a shard is longer than a lane, the line is first turned by a random offset: cuts that fell on
+the same samples of it in every epoch would give a rank the same samples for ever. Memory grows with the number of
+shards and lanes, never with the number of samples.
 
 ``sampler``: the index sequence of ``torch.utils.data.DistributedSampler``, bit for bit. It holds one array of ``N``
 numbers, as the original does.
@@ -28,8 +29,11 @@ from wdsdist.sampling.permutation import mix_key, mix_keys, permute, shuffled, t
 
 OrderName = Literal["shard", "sampler"]
 
-# Distinct first words keep the hashes for shards and for windows apart.
-_SHARDS, _WINDOWS = 1, 2
+VERSIONS = 1, 2
+"""Versions of the order ``shard``. In version 1, of states that have none, the line is never turned."""
+
+# Distinct first words keep the hashes for shards, for windows and for turns apart.
+_SHARDS, _WINDOWS, _TURNS = 1, 2, 3
 
 # Measured on class-sorted data: up to 16 shards each doubling mixes batches about as much as the first one did,
 # beyond it less and less, while the disk for two windows doubles each time. See docs/order.md.
@@ -54,6 +58,8 @@ class OrderSettings:
     """Samples that a lane shuffles together; without meaning where the order is ``sampler``."""
     num_canonical_replicas: int = 1
     """Lanes; without meaning where the order is ``sampler``."""
+    version: int = VERSIONS[-1]
+    """Of the order ``shard``; an older one goes on with states that were saved in it."""
 
     def __post_init__(self) -> None:
         if self.name not in ("shard", "sampler"):
@@ -175,9 +181,15 @@ class ShardOrder:
         self._shuffle = settings.shuffle
         shards = shuffled(len(counts), mix_key(settings.seed, epoch, _SHARDS)) if self._shuffle else None
         self.shards = np.arange(len(counts)) if shards is None else shards
-        """int64 [shards]: all of them, as they lie on the line."""
-        self._is_filled = counts[self.shards] > 0
-        self._ends = np.cumsum(counts[self.shards], dtype=np.int64)
+        """int64 [pieces]: all shards, as they lie on the line; the one that a turn has cut stands at both ends."""
+        lengths, total = counts[self.shards], int(counts.sum())
+        self._first_sample = 0  # of the line, in its shard
+        is_turned = self._shuffle and settings.version > 1
+        if is_turned and lengths.max(initial=0) > total // settings.num_canonical_replicas:
+            turn = mix_key(settings.seed, epoch, _TURNS) % total
+            self.shards, lengths, self._first_sample = _turned(self.shards, lengths, turn)
+        self._is_filled = lengths > 0
+        self._ends = np.cumsum(lengths, dtype=np.int64)
         self._window = max(1, min(settings.window, self.num_samples))  # a larger one means the same and overflows
         lanes = np.arange(settings.num_canonical_replicas + 1, dtype=np.int64)
         share, more = divmod(self.num_samples, settings.num_canonical_replicas)
@@ -252,10 +264,28 @@ class ShardOrder:
             offset = begin + permute(offset - begin, size, keys)
             offset = (offset + self._first_piece[lane]) % length
         places, samples = split_line(self._ends, start + offset)
-        return self.shards[places], samples
+        return self.shards[places], samples + np.where(places == 0, self._first_sample, 0)
 
     def epochs(self, positions: Int64s) -> Int64s:
         return np.full(positions.shape, self._epoch)
+
+
+def _turned(shards: Int64s, lengths: Int64s, start: int) -> tuple[Int64s, Int64s, int]:
+    """Turn a line to begin at one of its samples, inside a shard whose head then lies at the end of the line.
+
+    Returns the shards and the lengths of the pieces, and the number of the first sample in its shard.
+
+    >>> shards, lengths, first = _turned(np.array([4, 5]), np.array([10, 7]), 12)
+    >>> shards.tolist(), lengths.tolist(), first
+    ([5, 4, 5], [5, 10, 2], 2)
+    """
+    ends = np.cumsum(lengths)
+    place = int(np.searchsorted(ends, start, side="right"))
+    first = start - int(ends[place] - lengths[place])
+    shards, lengths = (np.concatenate((line[place:], line[: place + 1])) for line in (shards, lengths))
+    lengths[0] -= first
+    lengths[-1] = first
+    return shards, lengths, first
 
 
 def split_line(ends: Int64s, samples: Int64s) -> tuple[Int64s, Int64s]:

@@ -68,15 +68,15 @@ def sidecar(folder: str, location: str, mirrors: str | None) -> str:
     return storage.join(folder, index_name(location, mirrors))
 
 
-def known(folder: str, file_name: str, locations: Sequence[str], options: storage.StorageOptions) -> Mapping[str, Any]:
-    """Return the notes of the index.json that is to be replaced; none where there is no readable one.
+def known(folder: str, file_name: str, locations: Sequence[str], options: storage.StorageOptions) -> Manifest | None:
+    """Return the data set of the index.json that is to be replaced; ``None`` where there is no readable one.
 
     Raises `DestinationExistsError` where it lists further tars, which would be lost to whoever opens the folder.
     """
     try:
         found = index_json.load(storage.join(folder, file_name), options, allow_elsewhere=True)
     except (IndexNotFoundError, IndexFormatError, StorageError):
-        return {}
+        return None
     listed = {found.location(number) for number in range(len(found.counts))}
     others = sorted(listed - set(locations))
     if storage.is_remote(folder) and others:
@@ -90,7 +90,41 @@ def known(folder: str, file_name: str, locations: Sequence[str], options: storag
             f"{storage.shown(others[0])}: index all together, or write a second index with `--name NAME` "
             f"(index-NAME.json) or into another folder with `--output`, or delete that file first"
         )
-    return found.extra
+    if file_name == index_json.FILE_NAME:
+        _refuse_unfinished(found, folder, len(locations), options)
+    return found
+
+
+def _refuse_unfinished(known: Manifest, folder: str, tars: int, options: storage.StorageOptions) -> None:
+    """Raise `IndexNotFoundError` where some of the tars are those of an append that was not finished."""
+    if tars <= len(known.counts):
+        return
+    try:
+        before = json.loads(storage.read(storage.join(folder, index_json.APPEND_RECORD), options))["shards"]
+    except (FileNotFoundError, StorageError, ValueError, KeyError, TypeError):
+        return
+    if before == len(known.counts):
+        raise IndexNotFoundError(
+            f"{storage.shown(folder)} has not been appended to to the end: run the same `wdsdist pack --append` again, "
+            f"or delete {index_json.APPEND_RECORD} there if all tars are to be indexed as they are"
+        )
+
+
+def kept_notes(known: Manifest | None, manifest: Manifest) -> dict[str, Any]:
+    """Return the notes of the index.json that is to be replaced which a scan of the tars cannot find.
+
+    Those on how the data set has grown are kept where the shards that it had are the first of the new one.
+    """
+    if known is None:
+        return {}
+    before = len(known.counts)
+    names = ["classes"]
+    grown = {}
+    if 0 < before <= len(manifest.counts) and manifest.fingerprints([before]) == [known.fingerprint]:
+        names.append("appended")
+        lengths = sorted({*known.generations, len(manifest.counts)})
+        grown = {"generations": lengths} if len(lengths) > 1 else {}
+    return {**{name: known.extra[name] for name in names if name in known.extra}, **grown}
 
 
 def save(

@@ -1,6 +1,7 @@
 """Make the files in this folder: what wdsdist 0.1 wrote, which later versions must go on reading.
 
-They were made once, by version 0.1.0 before its modules were rearranged; making them anew would test nothing.
+They were made once, by version 0.1.0 before its modules were rearranged, and the states of ``few`` shards on many
+ranks before lines were turned; making them anew would test nothing.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ def samples(name: str, count: int) -> Iterator[dict[str, object]]:
                "npy": np.arange(4, dtype=np.int16) * number}  # fmt: skip
 
 
-def states(dataset: wdsdist.StreamingDataset, *, drop_last: bool = True) -> dict[str, object]:
+def states(dataset: wdsdist.StreamingDataset, batch_size: int = 4, *, drop_last: bool = True) -> dict[str, object]:
     """Return a state before, within and after an epoch, each with the keys that the rest of its epochs holds."""
     found = {}
     for name, epoch, stop in (("before", 0, 0), ("within", 1, 3), ("end", 1, 100)):
-        loader = wdsdist.StreamingDataLoader(dataset, 4, num_workers=0, drop_last=drop_last)
+        loader = wdsdist.StreamingDataLoader(dataset, batch_size, num_workers=0, drop_last=drop_last)
         loader.set_epoch(epoch)
         state = loader.state_dict()
         if stop:
@@ -38,7 +39,7 @@ def states(dataset: wdsdist.StreamingDataset, *, drop_last: bool = True) -> dict
                 if number == stop:
                     break
             state = loader.state_dict()
-        rest = wdsdist.StreamingDataLoader(dataset, 4, num_workers=0, drop_last=drop_last)
+        rest = wdsdist.StreamingDataLoader(dataset, batch_size, num_workers=0, drop_last=drop_last)
         rest.load_state_dict(state)
         keys = [key for batch in rest for key in batch["__key__"]]
         found[name] = {"state": state, "keys": keys}
@@ -68,6 +69,9 @@ def main() -> None:
     found["mix"] = states(mixed)
     joined = wdsdist.concat(["packed", "foreign"], decode=True, seed=3)
     found["concat"] = states(joined)
+    few = {"decode": True, "seed": 3, "num_replicas": 8, "rank": 5}
+    found["few"] = states(wdsdist.StreamingDataset("packed", **few), 1)
+    found["few mixed"] = states(wdsdist.mix({"packed": 0.7, "zst": 0.3}, **few), 1)
     Path("states.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 

@@ -25,7 +25,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.columns import Column, Content, extension_of
 from wdsdist.packing.sources.paths import lies_below
-from wdsdist.packing.sources.source import Blocks, FileStamp
+from wdsdist.packing.sources.source import Blocks, FileStamp, LeftOut
 from wdsdist.packing.sources.table_rows import Length, Row
 from wdsdist.storage import compression
 
@@ -155,6 +155,10 @@ class ChunkTable:
     def has_exact_sizes(self, used: Sequence[int], columns: Sequence[Column]) -> bool:
         """Whether `rows` gives the length of each of the bytes."""
         return True
+
+    def left_out(self) -> list[LeftOut]:
+        """Return the rows that cannot be listed: a sample that cannot be read is an error."""
+        return []
 
     def blocks(self) -> Blocks | None:
         """Return the files where they are decompressed as a whole."""

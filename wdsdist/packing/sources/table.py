@@ -20,7 +20,7 @@ from wdsdist.packing.sources.paths import Root, lies_below
 from wdsdist.packing.sources.sample_chunks import ChunkTable, kind_of
 from wdsdist.packing.sources.sample_chunks import Kind as ChunkKind
 from wdsdist.packing.sources.scan import FILE, FOLDER, LINK
-from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, LeftOut, Source, SourceOptions
+from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source, SourceOptions
 from wdsdist.packing.sources.table_rows import RowSamples, TableListing
 from wdsdist.packing.sources.text_files import TextTable
 
@@ -35,9 +35,9 @@ SEVERAL = (*_SUFFIXES["parquet"], *_SUFFIXES["arrow"])
 
 _BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie beside tables and are no samples
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev)(?=[-_.])")
+_MOST_SPLITS, _NAMED = 100, 8  # subfolders that are looked into, and those that an error names
 _MOST_CLASSES = 65_536
 """Different texts that are numbered as classes: more are no classes, but texts."""
-_MOST_SPLITS, _NAMED = 100, 8  # subfolders that are looked into, and those that an error names
 _STATE, _DICT = "state.json", "dataset_dict.json"
 
 
@@ -209,7 +209,7 @@ def _contents(table: ArrowTable | ChunkTable, listing: TableListing) -> Contents
         take=take,
         has_exact_sizes=table.has_exact_sizes(used, layout.columns),
         notes={**({} if layout.classes is None else {"classes": list(layout.classes)}), "columns": layout.notes()},
-        left_out=(*_left_out(table), *listing.left_out()),
+        left_out=(*table.left_out(), *listing.left_out()),
         blocks=blocks,
     )
 
@@ -220,7 +220,7 @@ def _fingerprint(kind: str, home: str, table: ArrowTable | ChunkTable, listing: 
     for file in table.stamps:
         name = os.path.relpath(file.path, home)
         state.update(f"{name}\0{file.size}\0{file.mtime_ns}\n".encode("utf-8", "surrogatepass"))
-    for one in (*_left_out(table), *listing.left_out()):
+    for one in (*table.left_out(), *listing.left_out()):
         state.update(f"{one.key}\0{one.reason}\n".encode("utf-8", "surrogatepass"))
     return state.hexdigest()
 
@@ -233,8 +233,3 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise SourceError(f"{path} holds no JSON object: fetch it again")
     return found
-
-
-def _left_out(table: ArrowTable | ChunkTable) -> list[LeftOut]:
-    """Return the rows of a table that cannot be parsed."""
-    return [] if isinstance(table, ChunkTable) else table.left_out()

@@ -1,11 +1,12 @@
 """The manifest of a data set: its shards with sample counts, sizes and digests, and ``index.json`` on disk."""
 
 from wdsdist.shards.manifest.allowed_locations import check_location
-from wdsdist.shards.manifest.index_json import FILE_NAME, PACK_RECORD, dumps, load, save
+from wdsdist.shards.manifest.index_json import APPEND_RECORD, FILE_NAME, PACK_RECORD, dumps, load, save
 from wdsdist.shards.manifest.manifest import Manifest, Shard, index_name
 from wdsdist.shards.manifest.trusted_digests import record
 
 __all__ = [
+    "APPEND_RECORD",
     "FILE_NAME",
     "PACK_RECORD",
     "Manifest",

@@ -9,6 +9,7 @@ import json
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,15 @@ from wdsdist.shards.manifest.trusted_digests import is_recorded
 FILE_NAME = "index.json"
 PACK_RECORD = ".wdsdist-pack.json"
 """Written beside the shards when packing begins: without ``FILE_NAME``, packing has not finished."""
+APPEND_RECORD = ".wdsdist-append.json"
+"""Written beside the shards when appending begins: the shards that the data set had before, under ``"shards"``."""
 
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 _KIND = "wids-shard-index-v1"
+
+_LOOK = 5.0
+"""Deadline in seconds for a look at whether a store has another ``index.json`` now."""
 
 _WIDEST, _WIDER = 64 << 20, 16
 """Bytes that the names may take in memory, and the most as a multiple of the file's size beyond that."""
@@ -109,9 +115,21 @@ def load(
     try:
         if storage.is_remote(location):
             return remote_index_json.load(location, options, deadline, parse, keep)
-        return parse(storage.read(location))
+        stamp = stamp_of(location)  # before: what is read may be newer, which a further look will find
+        return replace(parse(storage.read(location)), stamp=stamp)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise IndexNotFoundError(f"{storage.shown(location)} does not exist") from error
+
+
+def stamp_of(location: str, options: storage.StorageOptions | None = None) -> str:
+    """Return what tells an ``index.json`` from others at its place, such as an ETag; empty where nothing does.
+
+    Raises ``FileNotFoundError`` where there is none, and `StorageError` where its store does not answer soon.
+    """
+    if storage.is_remote(location):
+        return storage.entry(location, options, deadline=storage.Deadline(_LOOK)).stamp
+    status = Path(storage.local_path(location)).stat()
+    return f"{status.st_ino} {status.st_size} {status.st_mtime_ns}"
 
 
 def _parsed(content: bytes, location: str, options: storage.StorageOptions, *, allow_elsewhere: bool) -> Manifest:
@@ -131,6 +149,7 @@ def _parsed(content: bytes, location: str, options: storage.StorageOptions, *, a
         for name in ("version", DIGEST):
             extra.pop(name, None)
         stated = extra.pop("num_samples", None)
+        _check_generations(extra.get("generations"), len(shards))
         found = sum(shard.num_samples for shard in shards)
         if stated is not None and stated != found:
             raise ValueError(f"it promises {stated:,} samples and lists {found:,}")
@@ -195,12 +214,29 @@ def _are_columns(value: Any) -> bool:
     return isinstance(value, dict) and _are_names(list(value.values()))
 
 
+def _check_generations(lengths: list[int] | None, shards: int) -> None:
+    """Raise ``ValueError`` where the numbers of shards of the generations do not lead to that of the list."""
+    if lengths is not None and (sorted(set(lengths)) != lengths or lengths[-1:] != [shards]):
+        raise ValueError(f"its generations end with {reprlib.repr(lengths)} shards, and it lists {shards:,}")
+
+
+def _are_lengths(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_count, value))
+
+
+def _is_key_rule(value: Any) -> bool:
+    # A regular expression of somebody else could take for ever: only the user gives one, to `index`.
+    return isinstance(value, str)
+
+
 _NOTED = (
-    ({"classes", "fields"}, _are_names, "a list of names"),
+    ({"classes", "fields", "appended"}, _are_names, "a list of names"),
     ({"payload_bytes", "left_out", "excluded", "renamed_keys", "scattered"}, _is_count, "a count"),
     ({"mirrors", "on_error"}, lambda value: isinstance(value, str), "a text"),
+    ({"generations"}, _are_lengths, "a list of counts"),
     ({"skipped"}, _are_counts, "an object of counts"),
     ({"columns"}, _are_columns, "an object of names"),
+    ({"key_rule", "source_key_rule"}, _is_key_rule, "a key rule"),
 )
 """Notes that wdsdist reads, with their checks; others are free."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -14,10 +14,11 @@ import numpy.typing as npt
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.shared_memory import SharedCopy, is_spawning
+from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, ShardDamagedError
 from wdsdist.shards.index import SUFFIX, ShardIndex
 from wdsdist.shards.manifest.choices import Choices
-from wdsdist.shards.tar import is_compressed
+from wdsdist.shards.tar import FIRST_DOT, is_compressed
 from wdsdist.shards.views.picks import NOTES_ON_ALL, Picks, fingerprint_of
 
 
@@ -80,6 +81,8 @@ class Manifest(Choices):
     """The stores that the user named, to which alone these options go; by default that of ``base``."""
     version: str = ""
     """SHA-256 of the ``index.json`` that a store gave; empty where the manifest comes from elsewhere."""
+    stamp: str = ""
+    """What told that ``index.json`` from others, such as an ETag; empty where nothing did."""
     origin: str = ""
     """The path or URL of the ``index.json``; empty where there is none."""
     picks: Picks | None = None
@@ -100,6 +103,11 @@ class Manifest(Choices):
             tar_sizes=np.array([shard.tar_size for shard in listed], np.int64),
             **more,
         )
+
+    @property
+    def key_rule(self) -> str:
+        """Where the names in the tars are cut into keys and extensions: by the first dot, unless a note says else."""
+        return str(self.extra.get("key_rule", FIRST_DOT))
 
     @property
     def num_samples(self) -> int:
@@ -127,6 +135,26 @@ class Manifest(Choices):
         if self.picks is None:
             return self
         return replace(self, counts=self.picks.stored_counts, picks=None, made_by=())
+
+    @property
+    def generations(self) -> tuple[int, ...]:
+        """The shards that the data set had when it was packed, and after each time that it has grown since."""
+        return tuple(self.extra.get("generations", (len(self.counts),)))
+
+    def at_generation(self, number: int) -> Manifest:
+        """Return the data set as it was in a generation: 1 before anything was appended, up to the present one.
+
+        Raises `ArgumentError` where there is no such generation.
+        """
+        known = self.generations
+        number = check_integer("generation", number, 1)
+        if number > len(known):
+            raise ArgumentError(
+                f"generation is {number:,}: {storage.shown(self.base)} has 1 to {len(known):,}; `wdsdist info` lists "
+                f"them"
+            )
+        part = self.prefix(known[number - 1])
+        return part if part is self else replace(part, extra={**part.extra, "generations": list(known[:number])})
 
     @property
     def num_tar_bytes(self) -> int:
@@ -229,11 +257,19 @@ class Manifest(Choices):
     def _fingerprint(self) -> str:
         if self.picks is not None:
             return fingerprint_of(self.whole.fingerprint, self.picks)
+        return self.fingerprints((len(self.counts),))[0]
+
+    def fingerprints(self, lengths: Sequence[int]) -> list[str]:
+        """Return the fingerprint of the first so many shards, for each of increasing numbers; not of a view."""
         state = hashlib.sha256()
-        for shard in self.shards:
-            name = storage.split(shard.name)[1]
-            state.update(f"{name}\0{shard.num_samples}\0{shard.size}\0{shard.sha256}\n".encode())
-        return state.hexdigest()[:32]
+        found, done = [], 0
+        for length in lengths:
+            for shard in map(self.shard, range(done, length)):
+                name = storage.split(shard.name)[1]
+                state.update(f"{name}\0{shard.num_samples}\0{shard.size}\0{shard.sha256}\n".encode())
+            found.append(state.hexdigest()[:32])
+            done = length
+        return found
 
     def of_shards(self, numbers: Iterable[int]) -> Manifest:
         """Return the manifest of some of the shards."""

@@ -86,7 +86,7 @@ def load(
                 raise storage.UnfitError(f"{storage.shown(location)} does not have the digest that it gives")
             _log.warning("%s does not have the digest that it gives: was it edited?", storage.shown(location))
         try:
-            manifest = replace(parse(content), version=mark.sha256)
+            manifest = replace(parse(content), version=mark.sha256, stamp=stamp)
         except IndexFormatError as error:
             wrong = error
             if answers[mark.sha256] < _SAME and not _is_index(content):

@@ -18,8 +18,8 @@ from wdsdist.shards import array_file
 MAGIC, VERSION = b"wds-view", 1
 ARRAYS = {"stored_counts": "<i8", "starts": "<i8", "numbers": "<u4"}
 
-NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out", "excluded", "scattered")
-"""Notes of an ``index.json`` that are totals, so that they are wrong for a part of the samples."""
+NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out", "excluded", "scattered", "generations", "appended")
+"""Notes of an ``index.json`` on all samples, such as totals, so that they are wrong for a part of them."""
 
 MOST_IN_A_SHARD = 2**32
 """Samples that a shard of a view may hold: their numbers take four bytes."""

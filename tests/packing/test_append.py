@@ -1,0 +1,351 @@
+"""Appending to a data set: further shards and a new generation of index.json, and nothing that is there changes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+import wdsdist
+from tests.support.programs import command
+from wdsdist.diagnostics.verify import verify
+from wdsdist.errors import (
+    ArgumentError,
+    DestinationError,
+    DestinationExistsError,
+    IndexFormatError,
+    IndexNotFoundError,
+    SourceError,
+)
+from wdsdist.packing import pack
+from wdsdist.shards import build_index as indexing
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """The shards and indexes in a folder, and index.json."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name[0] != "."}
+
+
+def texts(folder: Path, first: int, count: int) -> Path:
+    """Make a folder of small samples."""
+    folder.mkdir()
+    for number in range(first, first + count):
+        (folder / f"{number:03}.txt").write_text(f"text {number}")
+    return folder
+
+
+def keys(shards: Any) -> list[str]:
+    return sorted(wdsdist.open(shards).column("key").tolist())
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    return texts(tmp_path / "old", 0, 12)
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> Path:
+    return texts(tmp_path / "new", 100, 17)
+
+
+@pytest.fixture
+def dest(tmp_path: Path, old: Path) -> Path:
+    """A data set of three shards."""
+    pack(old, tmp_path / "dest", shard_samples=5)
+    return tmp_path / "dest"
+
+
+def test_appending_adds_shards_and_leaves_all_others_untouched(dest: Path, new: Path) -> None:
+    before = files(dest)
+    manifest = pack(new, dest, shard_samples=5, append=True)
+    after = files(dest)
+    assert manifest.generations == (3, 7)
+    assert [shard.name for shard in manifest.shards] == [f"shard-{number:06}.tar" for number in range(7)]
+    assert keys(dest) == [f"{n:03}" for n in [*range(12), *range(100, 117)]]
+    assert {name: content for name, content in after.items() if name in before and name != "index.json"} == {
+        name: content for name, content in before.items() if name != "index.json"
+    }
+    assert manifest.extra["payload_bytes"] == manifest.column("bytes").sum()
+    assert verify(dest) == []
+
+
+def test_the_same_append_twice_adds_nothing(dest: Path, old: Path, new: Path) -> None:
+    pack(new, dest, append=True)
+    before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in dest.iterdir()}
+    told: list[Any] = []
+    for source in (new, old):  # also with other options, and of what was packed first
+        assert pack(source, dest, append=True, shard_samples=3, progress=told.append).num_samples == 29
+    assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in dest.iterdir()} == before
+    assert told == []
+
+
+def test_an_append_is_known_without_the_records_too(dest: Path, new: Path) -> None:
+    pack(new, dest, append=True)
+    for record in dest.glob(".wdsdist*"):  # as a copy made with `cp *` has it
+        record.unlink()
+    assert pack(new, dest, append=True).generations == (3, 4)
+
+
+def test_appending_where_nothing_is_packs(tmp_path: Path, old: Path, new: Path) -> None:
+    assert pack(old, tmp_path / "dest", append=True).generations == (1,)
+    assert pack(new, tmp_path / "dest", append=True).generations == (1, 2)
+
+
+def test_each_generation_can_be_opened(dest: Path, new: Path, tmp_path: Path) -> None:
+    first = wdsdist.open(dest)
+    pack(new, dest, append=True)
+    pack(texts(tmp_path / "more", 200, 2), dest, append=True)
+    assert wdsdist.open(dest, generation=1).fingerprint == first.fingerprint
+    assert wdsdist.open(dest, generation=2).num_samples == 29
+    assert wdsdist.open(dest, generation=2).generations == (3, 4)
+    assert wdsdist.open(dest, generation=3).fingerprint == wdsdist.open(dest).fingerprint
+    assert wdsdist.open(first, generation=1) is first
+    for number in (0, 4):
+        with pytest.raises(ArgumentError, match=f"generation is {number}"):
+            wdsdist.open(dest, generation=number)
+
+
+def test_an_iterable_and_compressed_shards_are_appended_too(dest: Path) -> None:
+    pack(({"txt": f"more {number}"} for number in range(7)), dest, shard_samples=3, append=True)
+    manifest = pack([{"txt": f"x {number}"} for number in range(4)], dest, compress="zst", append=True)
+    assert manifest.generations == (3, 6, 7)
+    assert manifest.shard(6).name == "shard-000006.tar.zst"
+    assert manifest.num_samples == 23
+    assert verify(dest) == []
+
+
+def test_what_was_left_out_is_reported_together(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        folder = texts(tmp_path / name, 0, 3)
+        (folder / f"{name}.bin").symlink_to("nowhere")
+    pack(tmp_path / "old", tmp_path / "dest", on_error="skip")
+    manifest = pack(tmp_path / "new", tmp_path / "dest", on_error="skip", append=True)
+    assert manifest.extra["left_out"] == 2
+    lines = (tmp_path / "dest" / "pack-report.jsonl").read_text().splitlines()
+    assert [re.search(r'"key": "(\w+)"', line)[1] for line in lines] == ["old", "new"]  # type: ignore[index]
+
+
+# What would do harm is refused
+
+
+def test_a_source_that_was_added_before_and_has_grown_is_refused(dest: Path, old: Path, new: Path) -> None:
+    pack(new, dest, append=True)
+    before = files(dest)
+    for source in (old, new):
+        (source / "more.txt").write_text("more")
+        with pytest.raises(ArgumentError, match=rf"{source} was packed into {dest} before, and has changed since"):
+            pack(source, dest, append=True)
+    assert files(dest) == before
+
+
+def test_classes_with_other_numbers_are_refused(tmp_path: Path) -> None:
+    def photos(name: str, *classes: str) -> Path:
+        for number, one in enumerate(classes):
+            (tmp_path / name / one).mkdir(parents=True)
+            (tmp_path / name / one / f"{name}{number}.jpg").write_bytes(bytes(10))
+        return tmp_path / name
+
+    dest = tmp_path / "dest"
+    pack(photos("first", "bird", "dog"), dest)
+    before = files(dest)
+    with pytest.raises(ArgumentError, match=r"class 0 is 'bird' in .*dest and 'ant' in .*second: labels would"):
+        pack(photos("second", "ant", "bird", "dog"), dest, append=True)
+    assert files(dest) == before
+    assert pack(photos("third", "bird", "dog", "eel"), dest, append=True).extra["classes"] == ["bird", "dog", "eel"]
+
+
+def test_tars_in_the_way_are_refused(dest: Path, new: Path) -> None:
+    (dest / "shard-000003.tar").write_text("precious")
+    with pytest.raises(DestinationExistsError, match=r"holds shard-000003\.tar, which its index\.json does not list"):
+        pack(new, dest, append=True)
+    assert (dest / "shard-000003.tar").read_text() == "precious"
+
+
+def test_a_data_set_that_lists_shards_elsewhere_is_refused(dest: Path, new: Path, tmp_path: Path) -> None:
+    indexing.index(dest, output=tmp_path / "indexes")
+    with pytest.raises(DestinationError, match="lists shards that lie elsewhere"):
+        pack(new, tmp_path / "indexes", append=True)
+
+
+def test_packing_the_first_source_again_never_drops_what_was_appended(dest: Path, old: Path, new: Path) -> None:
+    pack(new, dest, shard_samples=5, append=True)
+    assert pack(old, dest, shard_samples=5).num_samples == 29
+    (dest / "shard-000001.tar").unlink()
+    for damage in (lambda: None, (dest / "index.json").unlink):
+        damage()
+        before = files(dest)
+        with pytest.raises(DestinationExistsError, match="packing its first source again would drop the rest"):
+            pack(old, dest, shard_samples=5)
+        assert files(dest) == before
+    assert pack(old, dest, shard_samples=5, overwrite=True).num_samples == 12
+    assert len(list(dest.glob("*.tar"))) == 3
+
+
+def test_overwriting_removes_what_was_appended_as_well(dest: Path, old: Path, new: Path, tmp_path: Path) -> None:
+    pack(new, dest, shard_samples=2, append=True)
+    pack(texts(tmp_path / "other", 0, 3), dest, overwrite=True)
+    pack(tmp_path / "other", tmp_path / "fresh")
+    assert files(dest) == files(tmp_path / "fresh")
+    assert not (dest / ".wdsdist-append.json").exists()
+
+
+def test_generations_that_contradict_the_list_are_refused(dest: Path, new: Path) -> None:
+    pack(new, dest, append=True)
+    index = dest / "index.json"
+    content = index.read_text().replace('"index_sha256"', '"was"')
+    for wrong in ("[3, 5]", "[4, 4]", '"3"', "[]"):
+        index.write_text(re.sub(r'"generations": \[[^]]*\]', f'"generations": {wrong}', content))
+        with pytest.raises(IndexFormatError, match="generations"):
+            wdsdist.open(dest)
+
+
+# Interrupted
+
+
+@pytest.fixture
+def killed(dest: Path, new: Path) -> Path:
+    """The data set, to which an append was killed in the middle of its third shard."""
+    process = subprocess.Popen(command("stalling_pack", new, dest, 1, "", "append"), stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.read(1) == b"x"
+    process.send_signal(signal.SIGKILL)
+    process.stdout.read()
+    process.stdout.close()
+    assert process.wait() == -signal.SIGKILL
+    assert list(dest.glob(".tmp-*-shard-000005.tar")), "it was killed in the middle of a shard"
+    return dest
+
+
+def test_a_killed_append_leaves_the_data_set_as_it_was_and_is_continued(
+    killed: Path, old: Path, new: Path, tmp_path: Path
+) -> None:
+    pack(old, tmp_path / "undisturbed", shard_samples=5)
+    assert wdsdist.open(killed).fingerprint == wdsdist.open(tmp_path / "undisturbed").fingerprint
+    assert verify(killed) == []
+    whole = (killed / "shard-000003.tar").stat()
+    pack(new, tmp_path / "undisturbed", shard_samples=5, append=True)
+    pack(new, killed, shard_samples=5, append=True)
+    assert files(killed) == files(tmp_path / "undisturbed")
+    assert not list(killed.glob(".tmp-*"))
+    assert (killed / "shard-000003.tar").stat().st_mtime_ns == whole.st_mtime_ns
+
+
+def test_another_append_waits_for_the_unfinished_one_or_drops_it(killed: Path, new: Path, tmp_path: Path) -> None:
+    other = texts(tmp_path / "other", 300, 2)
+    with pytest.raises(DestinationExistsError, match=rf"appending {new} to {killed} was not finished .*--overwrite"):
+        pack(other, killed, append=True)
+    with pytest.raises(DestinationExistsError, match=r"was not finished \(it has shard_samples=5, not 6\)"):
+        pack(new, killed, shard_samples=6, append=True)
+    manifest = pack(other, killed, append=True, overwrite=True)
+    assert manifest.generations == (3, 4)
+    assert sorted(path.name for path in killed.glob("*.tar")) == [shard.name for shard in manifest.shards]
+    assert pack(new, killed, append=True).num_samples == 31
+
+
+def test_indexing_does_not_take_the_shards_of_an_unfinished_append(killed: Path) -> None:
+    before = files(killed)
+    with pytest.raises(IndexNotFoundError, match="has not been appended to to the end"):
+        indexing.index(killed)
+    assert files(killed) == before
+
+
+def test_overwriting_removes_the_shards_of_an_unfinished_append(killed: Path, tmp_path: Path) -> None:
+    pack(texts(tmp_path / "other", 0, 3), killed, overwrite=True)
+    assert [path.name for path in killed.glob("*.tar")] == ["shard-000000.tar"]
+
+
+def test_an_iterable_that_fails_leaves_the_data_set_and_is_continued(dest: Path) -> None:
+    def samples(stop: int) -> Iterator[dict[str, str]]:
+        for number in range(100):
+            if number == stop:
+                raise ValueError("stop")
+            yield {"txt": f"more {number}"}
+
+    before = wdsdist.open(dest).fingerprint
+    with pytest.raises(SourceError, match="stop"):
+        pack(lambda: samples(90), dest, shard_samples=30, append=True)
+    assert wdsdist.open(dest).fingerprint == before
+    assert (dest / "shard-000003.tar").exists()
+    assert pack(lambda: samples(100), dest, shard_samples=30, append=True).generations == (3, 7)
+
+
+# Two at once
+
+
+def test_a_second_append_waits_for_the_first_and_both_are_there(dest: Path, new: Path, tmp_path: Path) -> None:
+    other = texts(tmp_path / "other", 300, 2)
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    os.mkfifo(gate)
+    first = subprocess.Popen(command("held_pack", started, gate, "pack", new, dest, "--append", "-q"))
+    with gate.open("wb"):  # opens once the first one holds the folder, and lets it go on when it closes
+        second = subprocess.Popen(
+            command("held_pack", started, os.devnull, "pack", other, dest, "--append", "-q"), stderr=subprocess.PIPE
+        )
+        assert second.stderr is not None
+        assert b"another process is packing into" in second.stderr.readline()
+    assert [first.wait(), second.wait()] == [0, 0]
+    second.stderr.close()
+    assert wdsdist.open(dest).generations == (3, 4, 5)
+    assert len(keys(dest)) == 31
+    assert verify(dest) == []
+
+
+def test_in_a_store_a_second_append_is_refused(
+    old: Path, new: Path, tmp_path: Path, before_writing: Callable[[Callable[[], object]], None]
+) -> None:
+    url = f"memory://{uuid.uuid4().hex}"
+    other = texts(tmp_path / "other", 300, 2)
+    pack(old, url, shard_samples=5, workers=1)
+    pack(new, url, shard_samples=5, workers=1, append=True)
+    assert wdsdist.open(url).generations == (3, 7)
+    files_there = fsspec.filesystem("memory")
+    record = f"{url.removeprefix('memory:/')}/.wdsdist-append.json"
+    mine = texts(tmp_path / "mine", 400, 2)
+    pack(other, url, workers=1, append=True)
+    # As if a process were in the middle of that:
+    theirs = files_there.cat_file(record)
+    files_there.pipe_file(record, theirs.replace(b'"shards": 7', b'"shards": 8'))
+    with pytest.raises(DestinationExistsError, match="was not finished"):
+        pack(mine, url, workers=1, append=True)
+    assert wdsdist.open(url).generations == (3, 7, 8)
+    # Or as if that process were done before this one, which began at the same time:
+    index = f"{url.removeprefix('memory:/')}/index.json"
+    files_there.pipe_file(record, theirs)
+    theirs = files_there.cat_file(index)
+    pack(mine, url, workers=1, append=True)
+    last = texts(tmp_path / "last", 500, 2)
+    before_writing(lambda: files_there.pipe_file(index, theirs))
+    with pytest.raises(DestinationExistsError, match="was changed while"):
+        pack(last, url, workers=1, append=True)
+
+
+# Tars that others wrote
+
+
+def test_indexing_again_adds_a_generation_for_tars_that_arrived(old: Path, new: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tars"
+    folder.mkdir()
+    for source, name in ((old, "a"), (new, "b")):
+        pack(source, tmp_path / name)
+        (tmp_path / name / "shard-000000.tar").rename(folder / f"{name}.tar")
+        manifest = indexing.index(folder)
+    assert manifest.generations == (1, 2)
+    assert indexing.index(folder).generations == (1, 2)
+    assert pack(texts(tmp_path / "more", 200, 2), folder, append=True).generations == (1, 2, 3)
+    pack(texts(tmp_path / "first", 500, 2), tmp_path / "c")
+    (tmp_path / "c" / "shard-000000.tar").rename(folder / "0.tar")
+    assert indexing.index(folder).generations == (4,), "what was there is no prefix any more"
+
+
+def test_indexing_keeps_what_appending_noted(dest: Path, new: Path) -> None:
+    pack(new, dest, append=True)
+    assert indexing.index(dest).generations == (3, 4)
+    assert pack(new, dest, append=True).generations == (3, 4)

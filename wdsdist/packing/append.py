@@ -1,0 +1,208 @@
+"""Append to a data set: further shards, then a new generation of ``index.json``; nothing that is there changes.
+
+A record beside the shards names what was appended, and what an interrupted run was about to append. The ``index.json``
+stays as it is until the new one replaces it, so that the data set can be read at any time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from wdsdist import storage
+from wdsdist._util.validation import check_integer
+from wdsdist.errors import (
+    ArgumentError,
+    DestinationError,
+    DestinationExistsError,
+    IndexFormatError,
+    IndexNotFoundError,
+)
+from wdsdist.packing import job as jobs
+from wdsdist.packing.destination import Place
+from wdsdist.packing.job import Job
+from wdsdist.packing.plan import shard_number
+from wdsdist.shards import index as shardindex
+from wdsdist.shards import manifest as manifests
+from wdsdist.shards.manifest import Manifest
+
+FILE_NAME = manifests.APPEND_RECORD
+
+_FROM_PYTHON = ("dataset", "iterable")
+"""Kinds of sources whose location does not tell what they hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """A job that was appended, or is about to be."""
+
+    shards: int
+    """Shards that the data set had before."""
+    job: Job
+
+
+def data_set(place: Place) -> Manifest | None:
+    """Return the data set that a place holds, or ``None`` where there is none yet."""
+    try:
+        return manifests.load(place.at(manifests.FILE_NAME), place.options)
+    except IndexNotFoundError:
+        return None
+
+
+def holds(known: Manifest, place: Place, job: Job) -> bool:
+    """Return whether a data set holds the samples of a job's source, from its packing or from an earlier append."""
+    record = jobs.load(place)
+    packed = [] if record is None else [record.job.fingerprint]
+    return _digest(job) in known.extra.get("appended", ()) or job.fingerprint in packed
+
+
+def claim(place: Place, known: Manifest, job: Job, classes: object, *, overwrite: bool) -> int:
+    """Make a place ready for the shards of a job, under its lock, and return the number of the first.
+
+    What an earlier run of the same job left stays. That of another job, unfinished, is removed with ``overwrite``.
+
+    Raises:
+        DestinationExistsError: another append is unfinished, or a shard would replace a file that is none of ours.
+        DestinationError: the data set lists shards that lie elsewhere.
+        ArgumentError: the source was added before and has changed since, or its classes have other numbers.
+    """
+    if known.base != place.location or known.is_named:
+        raise DestinationError(
+            f"the index.json of {place} lists shards that lie elsewhere: append where they lie, or pack into a folder "
+            f"of its own and use both with wdsdist.concat"
+        )
+    check_classes(known, classes, job)
+    record = jobs.load(place)
+    earlier = _load(place)
+    finished = [one for one in earlier if one.shards < len(known.counts)]
+    _refuse_more_of_the_same(job, [*([record.job] if record else []), *(one.job for one in finished)], place)
+    first = _first(known)
+    left = sorted(name for name in place.sizes() if _number(name) >= first)
+    unfinished = earlier[-1].job if len(earlier) > len(finished) else None
+    differences = unfinished.differences(job) if unfinished else []
+    if unfinished and differences:
+        if not overwrite:
+            raise DestinationExistsError(
+                f"appending {unfinished.location} to {place} was not finished ({'; '.join(differences)}): run that "
+                f"command again first, or drop what it has written with overwrite=True (--overwrite)"
+            )
+        for name in left:
+            place.remove(name)
+    elif left and not unfinished:
+        raise DestinationExistsError(
+            f"{place} holds {left[0]}, which its index.json does not list and appending would replace: move it away"
+        )
+    _save(place, [*finished, Appended(len(known.counts), job)])
+    if place.folder is None and _load(place)[-1].job.differences(job):  # stores have no locks
+        raise DestinationExistsError(f"another process has begun to append to {place}: run this again once it is done")
+    return first
+
+
+def check_classes(known: Manifest, classes: object, job: Job) -> None:
+    """Raise `ArgumentError` where a number stands for another class in a source than in the data set."""
+    before = known.extra.get("classes")
+    if not (isinstance(classes, list) and isinstance(before, list)):
+        return
+    for number, (old, new) in enumerate(zip(before, classes, strict=False)):
+        if old != new:
+            raise ArgumentError(
+                f"class {number} is {old!r} in {storage.shown(known.base)} and {new!r} in {job.location}: labels would "
+                f"be mixed up; give the source a folder for each class that the data set has, in the same order"
+            )
+
+
+def merged(known: Manifest, added: Manifest, job: Job, place: Place) -> Manifest:
+    """Return the next generation of a data set: its shards, then those that were added.
+
+    Raises `DestinationExistsError` where another process has appended meanwhile, which only stores allow.
+    """
+    now = data_set(place)
+    if now is None or now.fingerprint != known.fingerprint:
+        raise DestinationExistsError(f"{place} was changed while {job.location} was appended: run the same again")
+    notes = dict(known.extra)
+    more = added.extra
+    for total in ("payload_bytes", "left_out", "excluded", "renamed_keys"):
+        if total in notes or total in more:
+            notes[total] = notes.get(total, 0) + more.get(total, 0)
+    has_labels = "cls" in notes.get("fields", ())
+    notes["fields"] = sorted({*notes.get("fields", ()), *more.get("fields", ())})
+    if len(more.get("classes", ())) > len(notes.get("classes", ())) and ("classes" in notes or not has_labels):
+        notes["classes"] = more["classes"]
+    shards = (*known.shards, *added.shards)
+    notes["generations"] = [*known.generations, len(shards)]
+    notes["appended"] = [*notes.get("appended", ()), _digest(job)]
+    return Manifest.of(known.base, shards, name=known.name, extra=notes, origin=known.origin)
+
+
+def was_appended_to(place: Place) -> bool:
+    """Return whether something was appended to the data set in a place, or is about to be."""
+    if _load(place):
+        return True
+    try:
+        known = data_set(place)
+    except IndexFormatError:
+        return False
+    return known is not None and len(known.generations) > 1
+
+
+def latest(place: Place) -> Job | None:
+    """Return the job that was appended last, or is being appended."""
+    return next((one.job for one in reversed(_load(place))), None)
+
+
+def unlisted(place: Place, known: Manifest | None, names: Collection[str]) -> set[str]:
+    """Return which of the names in a place are shards that were appended and are in no readable ``index.json``."""
+    earlier = _load(place)
+    if not earlier or (known is not None and earlier[-1].shards < len(known.counts)):
+        return set()
+    first = earlier[0].shards if known is None else _first(known)
+    return {name for name in names if _number(name) >= first}
+
+
+def _first(known: Manifest) -> int:
+    """Return the number of the first shard that is appended: the next after all that the data set has."""
+    return max((_number(name.decode()) for name in known.names), default=-1) + 1
+
+
+def _refuse_more_of_the_same(job: Job, before: list[Job], place: Place) -> None:
+    """Raise `ArgumentError` for a source that was added before and holds something else now."""
+    if job.kind not in _FROM_PYTHON and any(one.location == job.location for one in before):
+        raise ArgumentError(
+            f"{job.location} was packed into {place} before, and has changed since: what it held then would come "
+            f"twice; append what is new from a folder or file of its own"
+        )
+
+
+def _digest(job: Job) -> str:
+    return job.fingerprint[:32]
+
+
+def _number(name: str) -> int:
+    """Return the number of a shard, or of the index beside one; -1 for other files."""
+    number = shard_number(name.removesuffix(shardindex.SUFFIX))
+    return -1 if number is None else number
+
+
+def _save(place: Place, appended: list[Appended]) -> None:
+    content = {
+        "version": jobs.VERSION,
+        "shards": appended[-1].shards,
+        "appended": [asdict(one) for one in appended],
+    }
+    with place.create(FILE_NAME) as stream:
+        stream.write(json.dumps(content, indent=1).encode() + b"\n")
+
+
+def _load(place: Place) -> list[Appended]:
+    """Return what was appended, and last what is being appended; nothing where there is no record that can be read."""
+    try:
+        content: Any = json.loads(place.read(FILE_NAME))
+        if content["version"] != jobs.VERSION:
+            return []
+        return [
+            Appended(check_integer("shards", one["shards"], 0), jobs.parsed(one["job"])) for one in content["appended"]
+        ]
+    except jobs.UNREADABLE:
+        return []
