@@ -15,6 +15,7 @@ from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, StateMismatchError
 from wdsdist.loader import planned_batches
 from wdsdist.shards.manifest import Manifest
+from wdsdist.storage.memory import MemoryStore
 
 DOCUMENTS = 400
 SIZES = np.random.default_rng(0).lognormal(3, 1, DOCUMENTS).astype(np.int64).clip(1, 200)
@@ -212,3 +213,20 @@ def test_options_that_do_not_go_together_are_refused(data: Manifest, options: di
 def test_a_column_that_holds_no_lengths_is_refused(data: Manifest) -> None:
     with pytest.raises(ArgumentError, match="'key' holds no lengths"):
         next(iter(loader(data, max_tokens=100, length="key")))
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_remote_shards_are_fetched_ahead_and_fit_a_limited_cache(
+    data: Manifest, tmp_path: Path, limited: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planned_batches, "BLOCK_STEPS", 128)  # the whole data set, unless a limit makes blocks smaller
+    files = {f"train/{path.name}": path.read_bytes() for path in Path(data.base).iterdir()}
+    limit = sum(len(content) for name, content in files.items() if name.endswith(".tar")) * 2 // 3
+    with MemoryStore(files, name="tokens") as store:
+        dataset = StreamingDataset(
+            store.url("train"), decode={"ids": np.int32}, num_replicas=1, rank=0, shuffle_window=60,
+            cache_dir=tmp_path / "shards", cache_limit=limit if limited else None,
+        )  # fmt: skip
+        one = StreamingDataLoader(dataset, num_workers=0, collate_fn=listed, **TOKENS)
+        assert Counter(keys(one)) == Counter(f"d{number:03}" for number in range(DOCUMENTS))
+        assert one.stats().shards_fetched >= 7

@@ -27,7 +27,6 @@ from wdsdist.loader.ipc.channel import group_size
 from wdsdist.loader.ipc.workers import end_workers, guarded, has_lost_workers
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.planned_batches import (
-    BLOCK_STEPS,
     BatchOptions,
     PlannedBatches,
     PlannedProgress,
@@ -275,7 +274,11 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
     def _block_samples(self) -> int:
         """Return the positions of a block of planned batches, the same in all later runs."""
         if self._planned is not None and not self._block:
-            self._block = self._planned.usual_block(self.dataset.identity().world_size)
+            here = self.dataset.identity()
+            settings = self._order_settings(here)
+            bounded = self.dataset.cache.limit is not None and bool(self.dataset.manifest.is_copied.any())
+            window = settings.window * settings.num_canonical_replicas if bounded else None
+            self._block = self._planned.usual_block(here.world_size, window)
         return self._block
 
     def _planned_length(self, planned: PlannedBatches) -> int:
@@ -387,7 +390,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         return EpochPlan(
             num_samples=self._latest.num_samples,
             num_replicas=here.world_size,
-            batch_size=max(1, self._block_samples() // (BLOCK_STEPS * here.world_size)),
+            batch_size=self._planned.usual_batch,
             drop_last=self.dataset.drop_last,
             drop_last_batch=self.drop_last,
         )

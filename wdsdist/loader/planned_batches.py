@@ -145,16 +145,22 @@ class PlannedBatches:
             raise ArgumentError("pack_to makes the batches itself: give either that or collate_fn")
         return cls(manifest, options, itemsizes)
 
-    def usual_block(self, world_size: int) -> int:
-        """Return the positions of a block for the first run, which all ranks find alike."""
+    def usual_block(self, world_size: int, window: int | None) -> int:
+        """Return the positions of a block for the first run, which all ranks find alike.
+
+        A batch may hold samples from anywhere in its block, so that its shards are needed at once: where a cache has a
+        limit, ``window`` says how many positions those are of for which it was found to have room.
+        """
+        samples = world_size * self.usual_batch
+        return samples * (BLOCK_STEPS if window is None else min(BLOCK_STEPS, max(1, window // samples)))
+
+    @functools.cached_property
+    def usual_batch(self) -> int:
+        """Samples in a batch, about."""
         rule = self.options.rule
-        if rule.kind in ("groups", "buckets"):
-            return BLOCK_STEPS * world_size * rule.most
         tokens = rule.budget * (rule.most if rule.kind == "rows" else 1)
-        samples = max(1, int(tokens / self.mean_length))
-        if rule.kind == "tokens" and rule.most:
-            samples = min(samples, rule.most)
-        return BLOCK_STEPS * world_size * samples
+        samples = max(1, int(tokens / self.mean_length)) if tokens else rule.most
+        return min(samples, rule.most) if rule.kind == "tokens" and rule.most else samples
 
     @functools.cached_property
     def mean_length(self) -> float:
