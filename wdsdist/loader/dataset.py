@@ -17,11 +17,11 @@ from wdsdist._util.validation import check_bytes, check_integer
 from wdsdist.cache import TIMEOUT, ShardCache
 from wdsdist.distributed import Identity
 from wdsdist.distributed.replica import Replica
-from wdsdist.errors import ArgumentError, ArgumentTypeError, SampleIndexError
+from wdsdist.errors import ArgumentTypeError, SampleIndexError
+from wdsdist.loader import growth
 from wdsdist.loader.bad_sample_log import BadSampleLog
-from wdsdist.loader.checkpoint import Position, State
+from wdsdist.loader.checkpoint import Position, State, check_state
 from wdsdist.loader.framework_guards import refuse_wrappers
-from wdsdist.loader.growth import Growth
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.plain_dataloader import PlainProgress, SampleStream
 from wdsdist.loader.worker_iterator import WorkerIterator
@@ -34,7 +34,6 @@ from wdsdist.samples.sample_spec import Decode, Decoder, SampleSpec
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderName, OrderSettings, default_window, split_line
-from wdsdist.shards import open as catalog
 from wdsdist.shards.spellings import Shards
 
 if TYPE_CHECKING:
@@ -115,6 +114,9 @@ class StreamingDataset(IterableDataset[Any]):
     (3, 6)
     """
 
+    _resumed: int | None = None
+    """The epoch of a state that was loaded, which keeps the samples that it had."""
+
     def __init__(
         self,
         shards: Shards,
@@ -144,20 +146,10 @@ class StreamingDataset(IterableDataset[Any]):
         follow: bool | None = None,
     ) -> None:
         super().__init__()
-        reopen = functools.partial(
-            catalog.open,
-            shards,
-            storage_options=storage_options,
-            download_timeout=download_timeout,
+        self.manifest, self._growth = growth.opened(
+            shards, follow, storage_options=storage_options, download_timeout=download_timeout,
             allow_elsewhere=allow_elsewhere,
-        )
-        self.manifest = reopen()
-        self._growth: Growth | None = None
-        self._resumed: int | None = None  # the epoch of a state that was loaded, which keeps the samples that it had
-        if follow is not False and catalog.may_grow(shards, self.manifest):
-            self._growth = Growth(self.manifest, reopen, unchecked=bool(follow))
-        elif follow:
-            raise ArgumentError("follow is True, but only a folder or URL with an index.json can grow: name that")
+        )  # fmt: skip
         self.drop_last = bool(drop_last)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
@@ -305,6 +297,7 @@ class StreamingDataset(IterableDataset[Any]):
         Raises `StateMismatchError` for the state of another data set, order, world size, batch size or number of
         workers, and lists the differences. A `StreamingDataLoader` goes on with other numbers.
         """
+        check_state(state, "taken")
         config = self.order_config.as_in(state)
         self._progress.load(state, self._about(config))
         self.order_config = config

@@ -14,7 +14,7 @@ from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import check_integer
 from wdsdist.distributed import Identity, check_same, identity
 from wdsdist.errors import ArgumentTypeError, DatasetTooSmallError
-from wdsdist.loader.checkpoint import Position, Progress, State, read_state
+from wdsdist.loader.checkpoint import Position, Progress, State, check_state, read_state
 from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
 from wdsdist.loader.framework_guards import (
@@ -152,8 +152,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             planned=self._planned,
         )  # fmt: skip
         self._worker_dataset = self._make_workers_of(dataset.order_config, dataset.cache, dataset.sample_reader)
-        # Columns, by which batches are planned, may not have values for what is added.
-        self._fixed = None if self._planned is None else dataset.order_config
+        self._fixed = None if self._planned is None else dataset.order_config  # columns may lack what is added
         self._progress = Progress()
         super().__init__(
             dataset,
@@ -225,8 +224,9 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         of the samples that it had; the epochs after it have all. Raises `StateMismatchError` for the state of another
         data set, seed or order, and lists the differences.
         """
+        check_state(state)
         config, here = self._latest.as_in(state), self.dataset.identity()
-        settings = config.settings(here, state) if isinstance(state, Mapping) else self._order_settings(here)
+        settings = config.settings(here, state)
         position = read_state(state, config.state(Position(0, 0), settings))
         position, self._block = planned_position(self._planned, position, state, self._block)
         self._heed_set_epoch()  # what was asked for before no longer counts

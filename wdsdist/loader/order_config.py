@@ -57,8 +57,6 @@ class OrderConfig:
 
     def as_in(self, state: Mapping[str, Any]) -> OrderConfig:
         """Return the config that a state was saved in: of an older version of the order, or with fewer shards."""
-        if not isinstance(state, Mapping):
-            return self
         given = dataclasses.replace(self.given, version=version_in(state))
         return dataclasses.replace(self, given=given, manifest=self._manifest_in(state))
 

@@ -201,16 +201,10 @@ def pack(
     )
     place = Place(storage.normalise(dest), storage.named(storage_options, [os.fspath(dest)]))
     about = SourceOptions(
-        kind=kind,
-        class_folders=class_folders,
-        columns=columns,
-        root=root,
-        allow_outside=allow_outside,
-        encode=encode,
-        on_error=on_error,
-        tolerance=tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None,
+        kind=kind, class_folders=class_folders, columns=columns, root=root, allow_outside=allow_outside, encode=encode,
+        on_error=on_error, tolerance=tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None,
         allow_elsewhere=allow_elsewhere,
-    )
+    )  # fmt: skip
     if source_storage_options is None and _share_options(source, place):
         source_storage_options = storage_options
     found = sources.find(source, about, scratch=place.folder, storage_options=source_storage_options)
