@@ -233,6 +233,8 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         finished = position.consumed >= config.num_samples
         self._progress.resume(position, asked=state.get("asked"), finished=finished)
         self._settings, self._config = settings, config
+        self._fixed = self._fixed and self._fixed.after(state)
+        self.dataset.order_config = self.dataset.order_config.after(state)
 
     def stats(self) -> LoaderStats:
         """Return throughput and cache use of the current epoch on this rank, or of the last one when none is under way.
@@ -389,7 +391,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
 
     def _renew_workers(self, config: OrderConfig) -> None:
         """Note the order of the epoch that begins, and end the workers where they have other samples than that."""
-        if self._worker_dataset.manifest is not config.manifest:
+        if not self._worker_dataset.plays(config):
             if self._iterator is not None:
                 self._stop_workers(self._iterator)
             reader = self.dataset.sample_reader.over(ShardReader(config.manifest, self.dataset.cache))
