@@ -299,7 +299,7 @@ class StreamingDataset(IterableDataset[Any]):
         """
         check_state(state, "taken")
         config = self.order_config.as_in(state)
-        self._progress.load(state, self._about(config))
+        self._progress.load(state, self._about(config) | config.expected(state, config.settings(self.identity())))
         self.order_config = config
         self._resumed = state["epoch"] if state["taken"] else None
 

@@ -227,7 +227,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         check_state(state)
         config, here = self._latest.as_in(state), self.dataset.identity()
         settings = config.settings(here, state)
-        position = read_state(state, config.state(Position(0, 0), settings))
+        position = read_state(state, config.expected(state, settings))
         position, self._block = planned_position(self._planned, position, state, self._block)
         self._heed_set_epoch()  # what was asked for before no longer counts
         finished = position.consumed >= config.num_samples

@@ -65,6 +65,10 @@ class OrderConfig:
         """Return the config of the epochs after the one that a state was saved in."""
         return self
 
+    def expected(self, state: Mapping[str, Any], settings: OrderSettings) -> State:
+        """Return what a state that can be continued says, but for its position."""
+        return self.state(Position(0, 0), settings)
+
     def _manifest_in(self, state: Mapping[str, Any]) -> Manifest:
         """Return the first shards of the data set that a state was saved with; all, where none of them are."""
         manifest, total, known = self.manifest, state.get("num_samples"), state.get("fingerprint")
@@ -155,17 +159,24 @@ class MixedOrderConfig(OrderConfig):
         return super(MixedOrderConfig, self.after(state)).as_in(state)
 
     def after(self, state: Mapping[str, Any]) -> MixedOrderConfig:
-        stated, known = state.get("mix"), len(self.manifest.parts)
-        if not self.change_weights or stated == described(self.phases):
+        before = self._phases_in(state)
+        if before == self.phases:
             return self
-        try:
-            before = parsed(str(stated))
-        except ValueError:
-            return self  # the state will be found to belong to another mix
-        has_begun = bool(state.get("consumed", state.get("taken")))
-        if len(before[0].weights) != known:
-            return self
+        has_begun = bool(state.get("consumed", state.get("taken")) or state.get("segments"))
         return dataclasses.replace(self, phases=changed(before, self.phases, state["epoch"] + has_begun))
+
+    def expected(self, state: Mapping[str, Any], settings: OrderSettings) -> State:
+        return {**super().expected(state, settings), "mix": described(self._phases_in(state))}
+
+    def _phases_in(self, state: Mapping[str, Any]) -> Schedule:
+        """Return the weights that a state was saved with, if these may change to others; else those of this mix."""
+        if not self.change_weights:
+            return self.phases
+        try:
+            before = parsed(str(state.get("mix")))
+        except (ValueError, ZeroDivisionError):
+            return self.phases  # the state will be found to belong to another mix
+        return before if len(before[0].weights) == len(self.manifest.parts) else self.phases
 
     def bytes_at_once(self, settings: OrderSettings, here: Identity, ranks: int) -> int:
         parts = zip(self.manifest.parts, self._mixture.settings_of_each(settings), strict=True)

@@ -81,6 +81,6 @@ def parsed(text: str) -> Schedule:
         epoch, colon, listed = part.rpartition(":")
         weights[int(epoch) if colon else 0] = [Fraction(weight) for weight in listed.split()]
     phases = schedule(weights) if all(map(any, weights.values())) else ()
-    if described(phases) != text or phases[0].first_epoch != 0:
+    if not phases or described(phases) != text or phases[0].first_epoch != 0:
         raise ValueError(f"{text!r} is no schedule of a mix")
     return phases
