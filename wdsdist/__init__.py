@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from wdsdist.packing import pack
     from wdsdist.samples.collate import Ragged
     from wdsdist.samples.images import transforms
+    from wdsdist.samples.padding import unpadded
     from wdsdist.shards.build_index import index
     from wdsdist.shards.manifest import Manifest
     from wdsdist.shards.open import open
@@ -49,6 +50,7 @@ _HOME = {
     "mix": "wdsdist.loader.mix",
     "concat": "wdsdist.loader.mix",
     "to_device": "wdsdist.loader.device_prefetch",
+    "unpadded": "wdsdist.samples.padding",
 }
 
 __all__ = [
@@ -69,6 +71,7 @@ __all__ = [
     "mix",
     "concat",
     "to_device",
+    "unpadded",
     "transforms",
     "__version__",
 ]

@@ -11,6 +11,7 @@ import pytest
 TOOLS = Path(__file__).parents[2] / "tools" / "bench"
 RUNS = {
     "bench_cache": (["--copies", "10", "--rounds", "1"], "| 10 |"),
+    "bench_columns": (["--samples", "2000", "--shards", "7", "--data", "{tmp}"], "join:"),
     "bench_decode": (["--repeat", "1", "--passes", "1"], "wdsdist / a bare loop"),
     "bench_index": (["--repeat", "1", "--samples", "500"], "x tarfile"),
     "bench_listing": (["--members", "2000"], "2,000 members"),

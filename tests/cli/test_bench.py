@@ -44,7 +44,7 @@ def test_it_says_what_the_time_goes_into_and_suggests_workers(wdsdist: Run, shar
     assert lines[0].startswith("data:       256 samples in 1 shard")
     assert [line.split()[0] for line in lines[2:5]] == ["read:", "decode:", "transport:"]
     assert sum(int(line.split()[-1].rstrip("%")) for line in lines[2:5]) in (99, 100, 101)
-    assert lines[5].split() == ["workers", "samples/s", "MB/s", "first", "batch", "waiting"]
+    assert lines[5].split() == ["workers", "samples/s", "MiB/s", "first", "batch", "waiting"]
     assert [line.split()[0] for line in lines[6:8]] == ["0", "1"]
     assert lines[8].startswith(("suggestion: num_workers=0", "suggestion: num_workers=1"))
 

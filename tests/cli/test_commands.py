@@ -29,10 +29,10 @@ class TestPack:
         (photos / ".DS_Store").write_text("")
         run = wdsdist("pack", photos, tmp_path / "dest", "--shard-samples", 2)
         said = lines(run)
-        assert re.fullmatch(r"time: [\d.]+ s, [\d,]+ samples/s, [\d.]+ MB/s", said.pop(2))
+        assert re.fullmatch(r"time: [\d.]+ s, [\d,]+ samples/s, [\d.]+ [KM]iB/s", said.pop(2))
         assert said == [
             f"packed: 6 samples in 3 shards, 21.0 KiB, in {tmp_path / 'dest'}",
-            "overhead: 15.1 KiB over 5.9 KiB of payload, 2,578 B a sample",
+            "overhead: 15.1 KiB over 5.9 KiB of payload, 2,578 B a sample, for tar's headers and padding",
             "classes: 2, from cat to dog, as cls members",
             "skipped: 1 x hidden file",
         ]

@@ -42,13 +42,34 @@ def test_a_source_without_samples(wdsdist: Run, tmp_path: Path) -> None:
 
 def test_a_destination_with_another_data_set(wdsdist: Run, photos: Path, shards: Path) -> None:
     message = only_error(wdsdist("pack", photos, shards, "--shard-samples", 3, "--no-shuffle"))
-    assert "holds another data set (it has shard_samples=2, not 3): choose another folder, or replace" in message
+    assert "holds another data set (it has --shard-samples 2, not 3): choose another folder, or replace" in message
 
 
 def test_a_destination_that_cannot_be_written(wdsdist: Run, photos: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     message = only_error(wdsdist("pack", photos, tmp_path / "file" / "dest"))
     assert f"cannot be written: {tmp_path / 'file'} is a file, not a folder" in message
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["pack", "photos", "dest", "--max-side", 0], "--max-side is 0: it must be at least 1"),
+        (
+            ["pack", "photos", "dest", "--quality", 50],
+            "--quality is 50, but no image is encoded again: give --max-side too",
+        ),
+        (["pack", "photos", "dest", "--workers", 0], "--workers is 0: it must be at least 1"),
+        (["pack", "photos", "dest", "--shard-samples", -1], "--shard-samples is -1: it must be at least 1"),
+        (["plan", "--shards", 2, "--samples", 9, "--ranks", 0], "--ranks is 0: it must be"),
+        (["plan", "--shards", 2, "--samples", 9, "--num-canonical-replicas", 0], "--num-canonical-replicas is 0"),
+        (["plan", "--shards", 2, "--samples", 9, "--rank", 1], "--rank is 1: it must be"),
+        (["pack", "photos", "dest", "--column", "a=b"], "--column"),
+    ],
+)
+def test_options_are_named_as_they_are_typed(wdsdist: Run, photos: Path, given: list[object], told: str) -> None:
+    message = only_error(wdsdist(*[photos if part == "photos" else part for part in given]))
+    assert message.startswith(told)
 
 
 @pytest.mark.parametrize("command", ["info", "ls", "verify", "index"])
@@ -87,7 +108,7 @@ def test_a_world_that_its_launcher_got_wrong(shards: Path, tmp_path: Path) -> No
 
 def test_a_plan_for_more_ranks_than_there_can_be(wdsdist: Run, shards: Path) -> None:
     message = only_error(wdsdist("plan", shards, "--ranks", 10**12))
-    assert message == "ranks is 1,000,000,000,000: it must be between 1 and 1,048,576"
+    assert message == "--ranks is 1,000,000,000,000: it must be between 1 and 1,048,576"
 
 
 def test_a_tar_that_cannot_be_indexed(wdsdist: Run, tmp_path: Path) -> None:
@@ -125,7 +146,7 @@ def test_a_bad_option_is_a_usage_error(wdsdist: Run, photos: Path, tmp_path: Pat
 
 def test_an_option_that_the_library_refuses(wdsdist: Run, photos: Path, tmp_path: Path) -> None:
     assert only_error(wdsdist("pack", photos, tmp_path / "dest", "--workers", 0)) == (
-        "workers is 0: it must be at least 1"
+        "--workers is 0: it must be at least 1"
     )
 
 

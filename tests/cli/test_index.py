@@ -92,3 +92,28 @@ def test_deep_verification_decodes(wdsdist: Run, tmp_path: Path) -> None:
     assert run.returncode == 1
     assert run.stdout.startswith("x.tar: holds a.json at byte 512, of which 1 bytes do not decode as 'json'")
     assert len(run.stdout.splitlines()) == 1
+
+
+def test_what_is_left_out_is_counted_and_listed_and_the_advice_of_the_error_works(wdsdist: Run, tars: Path) -> None:
+    (tars / "b.tar").write_bytes(plain_tar([("x.jpg", b"1"), ("x.jpg", b"2"), ("y.jpg", b"3")]))
+    run = wdsdist("index", tars)
+    assert run.returncode == 2
+    assert "with `--on-error skip`, or with `--keep-first` too" in run.stderr
+    run = wdsdist("index", tars, "--on-error", "skip", "--quiet")
+    assert (run.returncode, run.stdout, library.open(tars).num_samples) == (0, "", 4)
+    run = wdsdist("index", tars, "--on-error", "skip", "--keep-first")
+    assert run.stdout.splitlines()[-1] == f"left out: 1, listed in {tars}/index-report.jsonl"
+    assert library.open(tars).num_samples == 5
+
+
+def test_splits_of_a_folder_become_data_sets_of_their_own(wdsdist: Run, tars: Path) -> None:
+    (tars / "a.tar").rename(tars / "x-train.tar")
+    (tars / "b.tar").rename(tars / "x-val.tar")
+    run = wdsdist("index", tars)
+    assert f"`wdsdist index {tars} --splits` makes one each" in run.stderr
+    run = wdsdist("index", tars, "--splits")
+    assert run.stdout.splitlines() == [
+        f"indexed: 3 samples in 1 shard, 10.0 KiB, in {tars}/index-train.json",
+        f"indexed: 3 samples in 1 shard, 10.0 KiB, in {tars}/index-val.json",
+    ]
+    assert wdsdist("index", tars, "--splits", "--name", "x").returncode == 2

@@ -45,6 +45,35 @@ def test_it_shows_what_a_rank_reads_as_the_library_deals_it(wdsdist: Run, shards
     assert "rank 1:" in wdsdist("plan", shards, "--ranks", 2, "--batch-size", 3, "--rank", 1).stdout
 
 
+def test_no_batch_at_all_is_a_warning_in_words_and_no_nan(wdsdist: Run) -> None:
+    arguments = ["plan", "--shards", 1, "--samples", 9]
+    done = wdsdist(*arguments)
+    assert done.returncode == 0
+    assert "9 samples in 1 shard, 64.0 MiB" in done.stdout
+    assert "1 rank on 1 node, 4 workers a rank" in done.stdout
+    assert "warning: no rank gets a batch: 9 samples are fewer than one global batch of 64" in done.stdout
+    assert "nan" not in done.stdout
+    assert "nan" not in wdsdist(*arguments, "--batch-size", 1).stdout
+    assert json.loads(wdsdist(*arguments, "--json").stdout)["mixing"]["moved"] is None
+    assert "warning" not in wdsdist(*arguments, "--keep-tail").stdout
+
+
+def test_virtual_epochs_are_planned_as_the_library_deals_them(wdsdist: Run, shards: Path) -> None:
+    import wdsdist as library
+
+    arguments = ["plan", shards, "--samples-per-epoch", 4, "--batch-size", 2, "--epoch", 1]
+    found = json.loads(wdsdist(*arguments, "--rank", 0, "--json").stdout)
+    assert (found["samples"], found["samples_per_epoch"], found["batches_per_rank"]) == (6, 4, 2)
+    assert "6 samples in 3 shards" in wdsdist(*arguments).stdout
+    dataset = library.StreamingDataset(shards, fields=("jpg",), samples_per_epoch=4)
+    loader = library.StreamingDataLoader(dataset, batch_size=2, num_workers=0)
+    loader.set_epoch(1)
+    opened = [
+        {f"shard-{number:06}.tar" for number in found["rank"]["batches"][one]["shards"]} for one in ("first", "last")
+    ]
+    assert opened == [set(batch["__shard__"]) for batch in loader]
+
+
 @pytest.mark.parametrize("kind", ["png", "svg"])
 def test_it_draws_which_shards_ranks_read(wdsdist: Run, tmp_path: Path, kind: str) -> None:
     plot = tmp_path / f"plan.{kind}"
@@ -71,10 +100,10 @@ def test_a_billion_samples_take_little_memory(wdsdist: Run) -> None:
     [
         (["--shards", 3, "--samples", 30, "--ranks", 2, "--rank", 2], "rank is 2: it must be between 0 and 1"),
         (["--shards", 3, "--samples", 30, "--ranks", 0], "ranks is 0: it must be between 1 and 1,048,576"),
-        (["--shards", 3, "--samples", 30, "--batch-size", 0], "batch_size is 0: it must be at least 1"),
-        (["--shards", 3, "--samples", 30, "--shuffle-window", 0], "shuffle_window is 0: it must be at least 1"),
+        (["--shards", 3, "--samples", 30, "--batch-size", 0], "--batch-size is 0: it must be at least 1"),
+        (["--shards", 3, "--samples", 30, "--shuffle-window", 0], "--shuffle-window is 0: it must be at least 1"),
         (["--shards", 3, "--samples", 30, "--epoch", -1], "epoch is -1: it must be between 0 and"),
-        (["--shards", 3, "--samples", 30, "--num-canonical-replicas", 0], "num_canonical_replicas is 0"),
+        (["--shards", 3, "--samples", 30, "--num-canonical-replicas", 0], "--num-canonical-replicas is 0"),
         (["--shards", 3, "--samples", 30, "--seed", 2**64], "seed is 18,446,744,073,709,551,616"),
         (["--shards", 3, "--samples", 30, "--plot", "plan.gif"], "neither a .png nor an .svg"),
         (["/no/such/folder"], "/no/such/folder does not exist"),

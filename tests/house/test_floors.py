@@ -50,7 +50,8 @@ TOUCHES_FILES = {
     "samples.shard_reader", "packing", "diagnostics",
 }  # fmt: skip
 IMPORTS_TORCH = {
-    "samples.collate", "samples.arrays", "samples.sample_spec", "loader.dataset", "loader.device_prefetch",
+    "samples.collate", "samples.arrays", "samples.padding", "samples.sample_spec", "loader.dataset",
+    "loader.device_prefetch",
     "loader.ipc", "loader.loader", "loader.worker_iterator", "loader.worker_state", "diagnostics.profiling",
     "integrations.transformers",
 }  # fmt: skip

@@ -284,6 +284,22 @@ def test_the_state_of_other_data_sets_is_refused(sets: dict[str, Path]) -> None:
 # Samples
 
 
+def test_data_sets_that_number_classes_differently_are_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, classes in (("one", "ab"), ("like", "ab"), ("other", "acd")):
+        for folder in classes:
+            (tmp_path / "files" / name / folder).mkdir(parents=True)
+            (tmp_path / "files" / name / folder / "1.jpg").touch()
+        wdsdist.pack(tmp_path / "files" / name, tmp_path / name)
+    wdsdist.pack([{"txt": "unrelated"}], tmp_path / "unrelated")
+    wdsdist.concat([tmp_path / "one", tmp_path / "unrelated", tmp_path / "like"])
+    assert not caplog.messages
+    wdsdist.mix({tmp_path / "one": 1, tmp_path / "unrelated": 1, tmp_path / "other": 1})
+    assert len(caplog.messages) == 1
+    assert f"one and {tmp_path / 'other'} have different classes: cls 1 is 'b' in the one, 'c'" in caplog.text
+
+
 def test_samples_say_where_they_come_from_in_mixes_only(sets: dict[str, Path]) -> None:
     locations = {sets["web"]: 1, sets["code"]: 2.5}
     dataset = wdsdist.mix(locations, decode=True)

@@ -99,7 +99,7 @@ def test_other_weights_hold_from_the_next_epoch_on(sets: dict[str, Path], taken:
         assert played(new) == rest
     following = played(new)
     assert counts(following) == {"web": 20, "books": 20}
-    assert new.state_dict()["epoch"] == (2 if taken else 1)
+    assert new.state_dict()["epoch"] == (3 if taken else 2), "that of the epoch that comes next"
     # Each data set has gone on where it stood: as if all had been one schedule from the start.
     whole = make_loader(sets, {0: EARLY, 2 if taken else 1: LATE})
     epochs = [played(whole) for _ in range(4)]

@@ -165,13 +165,61 @@ def test_the_state_is_flat_and_survives_json(shards: Path) -> None:
     assert len(json.dumps(state)) < 1000
 
 
+def train(
+    loader: StreamingDataLoader, epochs: range, *, with_set_epoch: bool, stop: tuple[int, int] | None = None
+) -> Any:
+    """Play epochs as a training program does, up to a batch to stop at; return the batches, and the state then."""
+    played = []
+    for epoch in epochs:
+        if with_set_epoch:
+            loader.set_epoch(epoch)
+        for number, batch in enumerate(loader, start=1):
+            played.append(batch["cls"].tolist())
+            if (epoch, number) == stop:
+                return played, through_json(loader.state_dict())
+    return played, through_json(loader.state_dict())
+
+
+@pytest.mark.parametrize("with_set_epoch", [False, True])
+@pytest.mark.parametrize("where", ["in the middle", "after the last batch", "after the loop"])
+def test_a_loop_from_the_epoch_of_the_state_plays_each_epoch_once(
+    shards: Path, where: str, with_set_epoch: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    whole, _ = train(make_loader(shards), range(4), with_set_epoch=with_set_epoch)
+    length = len(make_loader(shards))
+    stop = {"in the middle": (1, 2), "after the last batch": (1, length), "after the loop": None}[where]
+    first, state = train(make_loader(shards), range(2), with_set_epoch=with_set_epoch, stop=stop)
+    assert (state["epoch"], state["finished"]) == ((1, False) if where == "in the middle" else (2, True))
+    resumed = make_loader(shards)
+    resumed.load_state_dict(state)
+    assert through_json(resumed.state_dict()) == state
+    rest, _ = train(resumed, range(state["epoch"], 4), with_set_epoch=with_set_epoch)
+    assert first + rest == whole
+    assert not recwarn
+
+
+def test_the_end_of_an_epoch_as_earlier_releases_saved_it_still_loads(shards: Path) -> None:
+    loader = make_loader(shards)
+    _, state = train(loader, range(1), with_set_epoch=True)
+    del state["finished"]
+    state.update(epoch=0, consumed=TOTAL)
+    following = batches(loader)
+    for ask, expected in ((None, following), (0, []), (1, following)):
+        resumed = make_loader(shards)
+        resumed.load_state_dict(state)
+        if ask is not None:
+            resumed.set_epoch(ask)
+        assert batches(resumed) == expected
+
+
 def test_at_the_end_of_an_epoch_the_state_starts_the_next_one_even_on_another_world(shards: Path) -> None:
     loader = make_loader(shards, 20)  # drop_last leaves a tail, which must not come back
     batches(loader)
     resumed = make_loader(shards, 1, world=1, num_canonical_replicas=None)
     resumed.load_state_dict(loader.state_dict())
-    assert len(batches(resumed)) == TOTAL
     assert resumed.state_dict()["epoch"] == 1
+    assert len(batches(resumed)) == TOTAL
+    assert resumed.state_dict()["epoch"] == 2
 
 
 def test_frameworks_may_load_then_iterate_then_set_the_epoch(shards: Path) -> None:

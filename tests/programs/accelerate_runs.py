@@ -95,6 +95,22 @@ def accumulation(shards: str) -> dict[str, Any]:
     return {"steps": steps, "after": engine.gradient_state.dataloader_references}
 
 
+def evaluation(shards: str) -> dict[str, Any]:
+    """Gather an evaluation's classes, as tensors and as objects, and the sum of a metric over what is no padding."""
+    as_launched()
+    engine = accelerator()
+    found: dict[str, Any] = {}
+    for batch_size in (4, 5, 30, 31, 64):
+        loader = engine.prepare(make_loader(shards, batch_size=batch_size, workers=0, shuffle=False, mark_padding=True))
+        gathered, objects, total = [], [], torch.zeros(1, dtype=torch.int64)
+        for batch in loader:
+            gathered += engine.gather_for_metrics(batch["cls"]).tolist()
+            objects += engine.gather_for_metrics(batch["__key__"], use_gather_object=True)
+            total += wdsdist.unpadded(batch)["cls"].sum()
+        found[str(batch_size)] = gathered, objects, int(engine.reduce(total).item())
+    return found
+
+
 def placement(shards: str) -> dict[str, Any]:
     """Prepare a loader where batches belong on another device than they are made on."""
     as_launched()

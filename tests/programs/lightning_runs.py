@@ -86,6 +86,38 @@ def fit(
     return {"seen": model.seen, "validated": model.validated, "steps": trainer.global_step}
 
 
+def evaluation(shards: str, folder: str) -> dict[str, Any]:
+    """Validate with a metric and a sum that Lightning puts together over the ranks, and with the keys that came."""
+    import lightning as pl
+    import torchmetrics
+
+    class Model(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 1)
+            self.mean = torchmetrics.MeanMetric()
+            self.keys: list[str] = []
+            self.sizes: list[int] = []
+
+        def validation_step(self, batch: dict[str, Any], index: int) -> None:
+            self.sizes.append(len(batch["cls"]))
+            batch = wdsdist.unpadded(batch)
+            self.keys += batch["__key__"]
+            self.mean.update(batch["cls"])
+            self.log("mean", self.mean)
+            self.log("sum", batch["cls"].float().sum(), reduce_fx="sum", sync_dist=True)
+
+    strictly()
+    options: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "default_root_dir": folder}
+    found = {}
+    for batch_size in (4, 30, 64):
+        trainer = pl.Trainer(accelerator="cpu", devices=2, strategy="ddp", enable_model_summary=False, **options)
+        model, loader = Model(), make_loader(shards, batch_size=batch_size, shuffle=False, mark_padding=True)
+        (metrics,) = trainer.validate(model, loader, verbose=False)
+        found[str(batch_size)] = {"keys": model.keys, "sizes": model.sizes, **metrics}
+    return found
+
+
 def long_and_short(shards: str) -> list[Any]:
     """Return loaders of 8 and of 3 batches; Lightning plays the second again and again while the first lasts."""
     return [make_loader(shards), make_loader(shards, batch_size=10, seed=1)]

@@ -88,6 +88,28 @@ def training_on_a_mix(shards: str, folder: str) -> dict[str, list[list[int]]]:
     return {"all": whole, "rest": seen_by(again.train, resume_from_checkpoint=f"{folder}/checkpoint-3")}
 
 
+def evaluations(shards: str, folder: str) -> dict[str, Any]:
+    """Evaluate and predict with batches of several sizes, and return what the trainer makes of each."""
+    as_launched()
+    found: dict[str, Any] = {}
+    for batch_size in (4, 31, 64):
+        trainer = make_trainer(shards, folder, per_device_eval_batch_size=batch_size)
+        with torch.no_grad():  # the loss is the mean of the inputs
+            trainer.model.layer.weight.fill_(1.0)
+            trainer.model.layer.bias.zero_()
+        trainer.compute_metrics = lambda predicted: {"labels": sorted(predicted.label_ids.tolist())}
+        dataset = make_dataset(shards, shuffle=False, mark_padding=True)
+        predicted = trainer.predict(dataset)
+        metrics = trainer.evaluate(dataset)
+        found[str(batch_size)] = {
+            "predicted": predicted.predictions.tolist(),
+            "labels": predicted.label_ids.tolist(),
+            "evaluated": metrics["eval_labels"],
+            "losses": [metrics["eval_loss"], predicted.metrics["test_loss"]],
+        }
+    return found
+
+
 def refusals(shards: str, folder: str) -> dict[str, Any]:
     """Train with what would lose samples, and return what each rank is told."""
     as_launched()

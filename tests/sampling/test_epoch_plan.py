@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -46,6 +47,46 @@ def dealt(plan: EpochPlan) -> int:
     samples = plan.samples_per_rank
     whole = samples - samples % plan.batch_size if plan.drop_last_batch else samples
     return whole * plan.num_replicas
+
+
+# Padding
+
+
+def gathered(plan: EpochPlan, batch: int) -> Int64s:
+    """Return what the ranks take of a batch, in the order of ranks; numbers from ``N`` on are padding."""
+    first = batch * plan.batch_size
+    steps = np.arange(first, min(first + plan.batch_size, plan.samples_per_rank))
+    return np.concatenate([plan.line(steps, rank=rank) for rank in range(plan.num_replicas)])
+
+
+@given(plans, st.floats(0, 1))
+@example(plan_of(101, 2, 4), 0.0)
+@example(plan_of(3, 8, 2), 0.0)  # ranks that have nothing but padding
+@example(plan_of(41, 8, 5), 0.0)  # padding fills one rank's last batch, and reaches into the next
+def test_marked_padding_ends_what_ranks_gather_and_all_else_comes_once(plan: EpochPlan, share: float) -> None:
+    plan = replace(plan, drop_last=False, mark_padding=True, start=int(share * plan.num_samples))
+    plain = replace(plan, mark_padding=False)
+    for batch in range(plan.batches_per_rank):
+        found, usual = gathered(plan, batch), gathered(plain, batch)
+        assert sorted(found) == sorted(usual)  # each step consumes the same samples, so a state means the same
+        kept = np.count_nonzero(found < plan.num_samples)
+        assert (found[:kept] < plan.num_samples).all()
+        if batch == plan.batches_per_rank - 1:
+            assert kept == plan.last_global_batch
+        else:
+            assert found.tolist() == usual.tolist()
+    if not plan.drop_last_batch:
+        everything = np.concatenate([np.empty(0, int), *map(partial(gathered, plan), range(plan.batches_per_rank))])
+        assert sorted(everything[everything < plan.num_samples]) == list(range(plan.start, plan.num_samples))
+
+
+@given(plans)
+def test_a_rank_without_padding_reads_at_most_one_sample_of_another_for_it(plan: EpochPlan) -> None:
+    plan = replace(plan, drop_last=False, mark_padding=True)
+    for rank in range(plan.num_replicas):
+        steps = np.arange(min(plan.samples_per_rank, plan.batches_per_rank * plan.batch_size))
+        line, usual = plan.line(steps, rank=rank), replace(plan, mark_padding=False).line(steps, rank=rank)
+        assert np.count_nonzero(line != usual) <= 1 or (line >= plan.num_samples).any()
 
 
 # Shares
@@ -99,7 +140,7 @@ def test_a_rank_makes_the_batches_of_a_dataloader_over_a_distributed_sampler(
         )
         sampler.set_epoch(epoch)
         loader = DataLoader(range(total), batch_size=batch, sampler=sampler, drop_last=drop_last_batch)
-        assert [samples.tolist() for _, samples, _ in plan.batches(order, rank=rank)] == [b.tolist() for b in loader]
+        assert [places.samples.tolist() for places in plan.batches(order, rank=rank)] == [b.tolist() for b in loader]
         assert plan.batches_per_rank == len(loader)
 
 
@@ -121,7 +162,7 @@ def test_workers_interleave_to_the_same_batches_whatever_their_number(
     plan = plan_of(sum(counts), ranks, batch, drop_last_batch=drop_last_batch)
     order = epoch_order(np.array(counts), OrderSettings(seed=1, num_canonical_replicas=ranks), 0)
     for rank in range(ranks):
-        alone = [(s.tolist(), n.tolist()) for s, n, _ in plan.batches(order, rank=rank)]
+        alone = [(s.tolist(), n.tolist()) for s, n, *_ in plan.batches(order, rank=rank)]
         streams = [plan.batches(order, rank=rank, worker=w, num_workers=workers) for w in range(workers)]
         together = []
         while (found := next(streams[len(together) % workers], None)) is not None:
@@ -135,7 +176,7 @@ def test_batches_are_the_samples_at_their_positions(plan: EpochPlan, seed: int) 
     order = epoch_order(np.array([plan.num_samples]), OrderSettings(seed=seed, num_canonical_replicas=4), 0)
     whole = order.locate(np.arange(plan.num_samples))[1]
     rank = plan.num_replicas - 1
-    found = [samples.tolist() for _, samples, _ in plan.batches(order, rank=rank)]
+    found = [samples.tolist() for _, samples, *_ in plan.batches(order, rank=rank)]
     assert found == [whole[batch].tolist() for batch in positions(plan, rank)]
 
 
@@ -174,7 +215,7 @@ def test_equal_global_batches_hold_the_same_samples_on_any_number_of_ranks(total
     for ranks in (1, 2, 3, 4, 6, 8, 12, 24):
         plan = plan_of(total, ranks, share // ranks, drop_last=True, drop_last_batch=True)
         steps = zip(*(plan.batches(order, rank=rank) for rank in range(ranks)), strict=True)
-        contents.append([sorted(int(n) for _, samples, _ in step for n in samples) for step in steps])
+        contents.append([sorted(int(n) for _, samples, *_ in step for n in samples) for step in steps])
     assert len(contents[0]) == total // share
     assert all(content == contents[0] for content in contents)
 

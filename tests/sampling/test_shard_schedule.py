@@ -34,6 +34,7 @@ def epochs(draw: st.DrawFn) -> tuple[Order, EpochPlan]:
         drop_last=draw(st.booleans()),
         drop_last_batch=draw(st.booleans()),
         start=draw(st.integers(0, int(counts.sum()))),
+        mark_padding=draw(st.booleans()),
     )
     return epoch_order(counts, settings, 3), plan
 
@@ -64,6 +65,15 @@ def test_it_names_each_shard_at_the_batch_that_first_needs_it(
         told.setdefault(use.shard, use.first)
     assert told == first_uses(walked(order, plan, rank, batch), batch)
     assert [use.first for use in uses] == sorted(use.first for use in uses)
+
+
+def test_it_names_the_shard_of_the_sample_that_ranks_exchange_where_padding_is_marked() -> None:
+    order = epoch_order(np.array([100, 100, 99, 99]), OrderSettings(shuffle=False, num_canonical_replicas=4), 0)
+    plan = EpochPlan(
+        num_samples=398, num_replicas=4, batch_size=5, drop_last=False, drop_last_batch=False, mark_padding=True
+    )
+    told = [{use.shard for use in upcoming(order, plan, rank=rank)} for rank in range(4)]
+    assert told == [{0}, {1}, {2, 3}, {3, 0, 1}]  # the last rank reads the first two samples again, as padding
 
 
 @given(epochs(), st.data())

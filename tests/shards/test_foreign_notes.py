@@ -12,7 +12,7 @@ import pytest
 import wdsdist
 from tests.support.tars import write_shard
 from tests.support.web import served
-from wdsdist.errors import ArgumentError, DestinationExistsError, IndexNotFoundError, ShardDamagedError
+from wdsdist.errors import ArgumentError, DestinationExistsError, IndexNotFoundError, ShardDamagedError, SourceError
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import scan_local
 from wdsdist.shards.build_index import index_splits
@@ -81,6 +81,8 @@ def test_a_wrong_count_is_an_error_that_names_the_file(tars: Path, tmp_path: Pat
         assert reader.shard(0).key(1) == "sample0001"
         with pytest.raises(ShardDamagedError, match=r"has 3 samples but .*/sizes\.json says 4: .*wdsdist index"):
             reader.shard(1)
+    with pytest.raises(SourceError, match=r"00001\.tar is not as its sizes\.json says: run `wdsdist index`"):
+        wdsdist.pack(tars, tmp_path / "packed", workers=1)
     assert wdsdist.index(tars, workers=1).num_samples == 5
 
 

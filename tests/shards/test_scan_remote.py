@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -175,3 +176,20 @@ def test_damage_in_one_remote_tar_leaves_no_data_set(memory: str) -> None:
     with pytest.raises(ShardDamagedError, match=r"memory://train/tiny\.tar"):
         wdsdist.index(memory)
     assert not storage.exists(f"{memory}/index.json")
+
+
+def test_a_damaged_remote_tar_is_left_out_or_salvaged_on_request(memory: str, tmp_path: Path) -> None:
+    fsspec.filesystem("memory").pipe_file("/train/tiny.tar", TARS["tiny.tar"][:3000])
+    fsspec.filesystem("memory").pipe_file("/train/x-twice.tar", plain_tar([("a.txt", b"1"), ("a.txt", b"2")]))
+    tars = f"{memory}/{{tiny,x-twice,y}}.tar"
+    fsspec.filesystem("memory").pipe_file("/train/y.tar", plain_tar(SMALL[:5]))
+    whole = wdsdist.index(tars, on_error="skip")
+    report = [json.loads(line) for line in storage.read(f"{memory}/index-report.jsonl").splitlines()]
+    assert [(line["key"], line["shard"]) for line in report] == [(None, "tiny.tar"), ("a", "x-twice.tar")]
+    assert [(shard.name, shard.num_samples) for shard in whole.shards] == [("x-twice.tar", 0), ("y.tar", 5)]
+    salvaged = wdsdist.index(tars, on_error="skip", salvage=True, keep_first=True)
+    assert salvaged.counts.tolist() == [1, 1, 5]
+    assert wdsdist.verify(salvaged, workers=1) == []
+    reader = ShardReader(wdsdist.open(memory), ShardCache(tmp_path / "cache"))
+    counts = [reader.shard(number).index.num_samples for number in range(len(salvaged.counts))]
+    assert counts == salvaged.counts.tolist()

@@ -1,11 +1,12 @@
-"""Real processes of one gloo process group, each of which calls what a test tells it to."""
+"""Real processes of one job, by default of one gloo process group, each of which calls what a test tells it to."""
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,7 +18,8 @@ from wdsdist.errors import WdsdistError
 class Ranks:
     """Processes of one gloo group, each of which calls what it is told to and says how it ended.
 
-    Rank 0 hosts the store, unless there is the port of one that somebody else hosts, as torchrun does.
+    Rank 0 hosts the store, unless there is the port of one that somebody else hosts, as torchrun does. With the
+    variables of a ``launcher`` there is no group yet.
     """
 
     def __init__(
@@ -28,6 +30,7 @@ class Ranks:
         timeout: float = 60.0,
         file_store: bool = False,
         port: int | None = None,
+        launcher: Mapping[str, str] | None = None,
     ) -> None:
         # From a server that has imported torch, a process starts in milliseconds instead of a second.
         context = multiprocessing.get_context("forkserver")
@@ -36,15 +39,17 @@ class Ranks:
         for rank in range(world_size):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_rank, args=(rank, world_size, file_store, port, timeout, str(directory), theirs)
+                target=_launched if launcher is not None else _rank,
+                args=(rank, world_size, str(directory), theirs, launcher or (file_store, port, timeout)),
             )
             process.start()
             theirs.close()
             self.pipes.append(ours)
             self.processes.append(process)
-        port = self.outcome(0)  # chosen by rank 0 as it binds it: a port found free before may be taken by then
-        for pipe in self.pipes[1:]:
-            pipe.send(port)
+        if launcher is None:
+            port = self.outcome(0)  # chosen by rank 0 as it binds it: a port found free before may be taken by then
+            for pipe in self.pipes[1:]:
+                pipe.send(port)
         assert [self.outcome(rank) for rank in range(world_size)] == ["ready"] * world_size
 
     def tell(self, rank: int, function: Callable[..., Any], *args: Any) -> None:
@@ -71,18 +76,10 @@ class Ranks:
             process.join()
 
 
-def _rank(
-    rank: int,
-    world_size: int,
-    file_store: bool,
-    hosted: int | None,
-    timeout: float,
-    directory: str,
-    pipe: Connection,
-) -> None:
+def _rank(rank: int, world_size: int, directory: str, pipe: Connection, how: tuple[bool, int | None, float]) -> None:
     import torch.distributed as dist
 
-    tempfile.tempdir = directory
+    file_store, hosted, timeout = how
     limit = timedelta(seconds=timeout)
     port = hosted or 0 if rank == 0 else pipe.recv() if pipe.poll(60) else None
     store: dist.Store
@@ -94,6 +91,17 @@ def _rank(
     if rank == 0:
         pipe.send(0 if file_store else store.port)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
+    _answer(pipe, directory)
+
+
+def _launched(rank: int, world_size: int, directory: str, pipe: Connection, launcher: Mapping[str, str]) -> None:
+    os.environ.update(launcher, RANK=str(rank), WORLD_SIZE=str(world_size))
+    _answer(pipe, directory)
+
+
+def _answer(pipe: Connection, directory: str) -> None:
+    """Call what the test tells, until it hangs up."""
+    tempfile.tempdir = directory
     with contextlib.suppress(EOFError, BrokenPipeError):
         pipe.send("ready")
         while True:

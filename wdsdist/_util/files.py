@@ -24,8 +24,12 @@ def sha256(path: Path) -> str:
     return state.hexdigest()
 
 
+TEMPORARY = ".tmp-"
+"""What the names of files begin with that are not whole yet; they end in ``-`` and the name that is to come."""
+
+
 @contextlib.contextmanager
-def atomic_write(path: Path, mode: int = 0o666, *, prefix: str = ".tmp-") -> Iterator[IO[bytes]]:
+def atomic_write(path: Path, mode: int = 0o666, *, prefix: str = TEMPORARY) -> Iterator[IO[bytes]]:
     """Write a file atomically: it appears under its name only when it is complete and on disk.
 
     On an error nothing is left behind; a process that is killed leaves ``<prefix>...-<name>`` in the same folder.

@@ -96,7 +96,7 @@ def _fetch_once(request: ShardRequest, count_retries: Callable[[int], None]) -> 
 
 def scan(request: ShardRequest, tar: Path, file: Stored) -> ShardIndex:
     """Scan a tar and return its index; that of a compressed shard names its compressed ``file``."""
-    index = scan_local.scan_shard(tar, label=request.shown)
+    index = scan_local.scan_shard(tar, label=request.shown, key_rule=request.key_rule)
     return dataclasses.replace(index, stored=file) if request.listed.is_compressed else index
 
 

@@ -32,6 +32,7 @@ class ShardRequest:
         self.listed_size = int(manifest.read_sizes[number])
         """Bytes of the copy, as the manifest says; -1 where it does not."""
         self.location = manifest.location(number)
+        self.key_rule = manifest.key_rule
         self.is_remote = storage.is_remote(self.location)
         self.shown = storage.shown(self.location)
         self.options = manifest.client_options

@@ -130,7 +130,8 @@ class ShardCache:
         if not manifest.is_copied[number]:
             part, number = manifest.part(number)
             path = storage.local_path(part.location(number))
-            index = scan_local.shard_index(path, listed_in=part.base, name=part.index_name(number))
+            how = {"listed_in": part.base, "name": part.index_name(number), "key_rule": part.key_rule}
+            index = scan_local.shard_index(path, **how)
             return Pinned(path, index, None)
         request = self._request(manifest, number)
         with self._clear_errors(request.described):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ import click
 
 import wdsdist
 from wdsdist.cli.bench import bench
+from wdsdist.cli.columns import columns
 from wdsdist.cli.index import index
 from wdsdist.cli.inspect import cat, info, ls
 from wdsdist.cli.output import say
@@ -44,9 +46,11 @@ class _Group(click.Group):
             sys.stdout.flush()  # here, where a reader that has gone away is expected
             return result
         except WdsdistError as error:
-            _fail(ctx, str(error))
+            _fail(ctx, _as_typed(ctx, str(error)))
         except KeyboardInterrupt:
-            again = ": the same command goes on where it stopped" if ctx.invoked_subcommand == "pack" else ""
+            again = (
+                ": the same command goes on where it stopped" if ctx.invoked_subcommand in ("pack", "columns") else ""
+            )
             say(f"wdsdist: interrupted{again}", err=True)
             ctx.exit(_INTERRUPTED)
         except BrokenPipeError:  # as `| head` leaves us
@@ -66,6 +70,18 @@ def _clean_usage() -> Iterator[None]:
     except click.ClickException as error:
         vars(error)["message"] = printable(error.message)  # final, for type checkers
         raise
+
+
+def _as_typed(ctx: click.Context, message: str) -> str:
+    """Return a message of the library with its arguments as the command's options: ``--max-side`` for ``max_side=``."""
+    command = _wdsdist.commands.get(ctx.invoked_subcommand or "")
+    for option in command.params if command is not None else ():
+        if isinstance(option, click.Option) and option.name:
+            typed, name = max(option.opts, key=len), rf"(?<![\w./'\"-]){option.name}"
+            message = re.sub(rf"{name}=", f"{typed} ", message)
+            # A name of one word is a word like others, unless the message begins with it and says what it is.
+            message = re.sub(rf"{name}\b" if "_" in option.name else rf"^{option.name}(?= is )", typed, message)
+    return message
 
 
 def _give_up_output() -> None:
@@ -89,7 +105,7 @@ def _wdsdist() -> None:
     """
 
 
-for _command in (pack, index, select, split, info, ls, cat, verify, plan, bench):
+for _command in (pack, index, columns, select, split, info, ls, cat, verify, plan, bench):
     _wdsdist.add_command(_command)
 
 

@@ -77,7 +77,7 @@ def bench(
     found = profiling.costs(dataset, batch_size, seconds=seconds)
     if not as_json:
         _show_costs(found)
-        say(f"{'workers':>7}  {'samples/s':>11}  {'MB/s':>8}  {'first batch':>11}  {'waiting':>7}")
+        say(f"{'workers':>7}  {'samples/s':>11}  {'MiB/s':>8}  {'first batch':>11}  {'waiting':>7}")
     rates = []
     for number in workers:
         rates.append(profiling.rate(dataset, batch_size, workers=number, seconds=seconds, step=step / 1000))
@@ -126,7 +126,7 @@ def _show_costs(found: Costs) -> None:
 
 
 def _show_rate(one: Rate, found: Costs) -> None:
-    speed = one.samples_per_second * found.sample_bytes / 1e6
+    speed = one.samples_per_second * found.sample_bytes / 2**20
     say(
         f"{one.workers:>7}  {one.samples_per_second:>11,.0f}  {speed:>8,.0f}  {one.first_batch:>9.2f} s  "
         f"{one.waiting:>7.0%}"

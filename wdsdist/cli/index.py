@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist.cli.options import allow_elsewhere, on_damage, opened
+from wdsdist.cli.options import allow_elsewhere, key_rule, on_damage, opened
 from wdsdist.cli.output import contents, counted, say
 from wdsdist.cli.progress import meter
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 @click.option("--workers", type=int, help="Shards read at once.  [default: one for each core, 16 of a remote store]")
 @click.option("--name", metavar="NAME", help="Write index-NAME.json, for one of several data sets in a folder.")
 @click.option("--splits", is_flag=True, help="Write an index-SPLIT.json for each split that a folder holds.")
+@key_rule
 @on_damage
 @allow_elsewhere
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
@@ -102,6 +103,8 @@ def _sum_up(manifest: Manifest, name: str | None) -> None:
 
     place = shown_location(manifest.base)
     say(f"indexed: {contents(manifest)}, in {place}{f'/{index_json.file_name(name)}' if name else ''}")
+    if (rule := manifest.key_rule) != "first-dot":
+        say(f"keys: by {rule}, unlike other readers of WebDataset; `wdsdist pack` makes tars that all read alike")
     for what, count in manifest.extra.get("skipped", {}).items():
         say(f"skipped: {count:,} x {what}")
     if left_out := manifest.extra.get("left_out"):

@@ -39,6 +39,7 @@ def info(shards: tuple[str, ...], allow_elsewhere: bool, as_json: bool) -> None:
         **({"tars": f"{human(facts['tar_bytes'])}, decompressed"} if facts["tar_bytes"] != facts["bytes"] else {}),
         "mean sample": human(facts["mean_sample_bytes"]),
         "fields": ", ".join(facts["fields"]) or "none",
+        **({"keys": facts["keys"]} if "keys" in facts else {}),
         "classes": f"{len(classes):,}: {', '.join(classes[:_NAMED])}{', ...' if len(classes) > _NAMED else ''}"
         if classes
         else "not recorded",
@@ -110,6 +111,7 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
         "mean_sample_bytes": round(extra["payload_bytes"] / max(manifest.num_samples, 1), 1),
         "fields": extra["fields"],
         "classes": extra.get("classes"),
+        **({"keys": keys} if (keys := _keys(manifest)) else {}),
         "source": extra.get("source"),
         "shuffle_seed": extra.get("shuffle_seed"),
         "generations": [
@@ -123,6 +125,14 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
 
 def _generation(one: dict[str, int]) -> str:
     return f"{one['generation']:,}: {counted(one['samples'], 'sample')} in {counted(one['shards'], 'shard')}"
+
+
+def _keys(manifest: Manifest) -> str | None:
+    """Return where keys end in names, unless that is the first dot."""
+    if manifest.key_rule != "first-dot":
+        return f"by {manifest.key_rule}"
+    rule = manifest.extra.get("source_key_rule")
+    return f"by {rule} in the source, with dots as %2E" if rule else None
 
 
 def _shard_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:

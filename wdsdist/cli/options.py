@@ -19,6 +19,17 @@ allow_elsewhere = click.option(
 """The option of every command that opens a data set."""
 
 
+key_rule = click.option(
+    "--key",
+    metavar="RULE",
+    default="auto",
+    show_default=True,
+    help="Where keys end in file names: first-dot, the convention; last-dot; or a regular expression of the key. auto "
+    "is first-dot unless the names show that it would put samples together.",
+)
+"""The option of every command that cuts names."""
+
+
 def on_damage(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that say what becomes of samples and tars that cannot be read without losing some."""
     for option in (

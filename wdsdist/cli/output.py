@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,14 @@ def say(*columns: object, err: bool = False) -> None:
 
 
 def say_json(data: Any) -> None:
-    """Print data as JSON, which escapes whatever is not plain ASCII."""
-    click.echo(json.dumps(data, indent=1))
+    """Print data as JSON, which escapes whatever is not plain ASCII. What is no number is null: JSON has no NaN."""
+    click.echo(json.dumps(_strict(data), indent=1))
+
+
+def _strict(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {name: _strict(value) for name, value in data.items()}
+    return None if isinstance(data, float) and math.isnan(data) else data
 
 
 def write_member(data: memoryview, name: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import human
-from wdsdist.cli.options import FIELDS_HELP, allow_elsewhere, byte_count, field_list, on_damage
+from wdsdist.cli.options import FIELDS_HELP, allow_elsewhere, byte_count, field_list, key_rule, on_damage
 from wdsdist.cli.output import contents, counted, say
 from wdsdist.cli.progress import meter
 
@@ -72,6 +72,10 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
     default=None,
     help="Give each sample a cls member, the number of its folder in SOURCE.  [default: if they look like classes]",
 )
+@key_rule
+@click.option("--classes-from", metavar="DATA", help="Number class folders as this packed data set, or folder, does.")
+@click.option("--split", metavar="NAME", help="Pack only this folder in SOURCE, such as train.")
+@click.option("--splits", is_flag=True, help="Pack each of the folders train, val, ... into a data set in DEST.")
 @click.option("--encode", metavar="NAME", help="Function my_module:encode from an item of SOURCE to a sample dict.")
 @click.option("--max-side", metavar="N", type=int, help="Scale images down to N pixels on the longer side.")
 @click.option("--max-pixels", metavar="N", type=int, help="Most pixels of an image to decode.  [default: 89478485]")
@@ -102,6 +106,7 @@ def pack(
     seed: int | None,
     no_shuffle: bool,
     scope: Scope,
+    splits: bool,
     quiet: bool,
     **given: Any,
 ) -> None:
@@ -110,11 +115,47 @@ def pack(
     SOURCE is a folder of files, where those whose paths agree up to the first dot of their names become one sample; an
     IDX set such as mnist/train or train-images-idx3-ubyte.gz; or a table whose rows are samples: a .csv, .tsv or
     .jsonl file, .parquet or .arrow files, or a folder that datasets' save_to_disk wrote; a .zip or .tar archive of
-    files, plain or compressed; WebDataset shards, by folder or pattern; or a URL of any of these. Or it names a data
+    files, plain or compressed; WebDataset shards, by folder or pattern; or a URL of any of these; or a folder of
+    MosaicML Streaming or LitData. Or it names a data
     set, an iterable of samples, or a function that returns one of them, in the current folder or installed:
     my_module:make_dataset. An interrupted command goes on where it stopped when it is run again; a finished one
     returns at once.
     """
+    given["shuffle_seed"] = None if no_shuffle else "auto" if seed is None else seed
+    if not splits:
+        _pack_one(source, dest, given, engine, address, scope, quiet=quiet)
+        return
+    from wdsdist.packing import splits_of
+    from wdsdist.storage import join
+
+    found = splits_of(source, **{name: given[name] for name in ("kind", "key", "on_error")})
+    first = given["classes_from"]
+    for split in found:
+        if not quiet:
+            say(f"split {split}:")
+        _pack_one(
+            source,
+            join(dest, split),
+            {**given, "split": split, "classes_from": first},
+            engine,
+            address,
+            scope,
+            quiet=quiet,
+        )
+        first = first or _with_classes(join(dest, split))
+
+
+def _with_classes(dest: str) -> str | None:
+    """Return a packed data set where it has classes."""
+    from wdsdist.shards.open import open as open_shards
+
+    return dest if open_shards(dest).extra.get("classes") else None
+
+
+def _pack_one(
+    source: str, dest: str, given: dict[str, Any], engine: str, address: str | None, scope: Scope, *, quiet: bool
+) -> None:
+    """Pack a source, or one split of it."""
     from wdsdist.cli.run_once import once
     from wdsdist.packing import pack as run
 
@@ -132,8 +173,7 @@ def pack(
         def pack(source: str, dest: str, options: dict[str, Any]) -> Manifest:
             return run(source, dest, progress=show, executor=executor, **options)
 
-        options = {**given, "shuffle_seed": None if no_shuffle else "auto" if seed is None else seed}
-        manifest = once(pack, (source, dest, options), scope=scope, directory=dest, quiet=quiet)
+        manifest = once(pack, (source, dest, given), scope=scope, directory=dest, quiet=quiet)
     if not quiet:
         _sum_up(manifest, last, time.monotonic() - began)
 
@@ -164,12 +204,15 @@ def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> No
     tar_bytes = manifest.num_tar_bytes
     overhead = tar_bytes - payload
     each = overhead / max(manifest.num_samples, 1)
-    say(f"overhead: {human(overhead)} over {human(payload)} of payload, {each:,.0f} B a sample")
+    note = "for tar's headers and padding"
+    say(f"overhead: {human(overhead)} over {human(payload)} of payload, {each:,.0f} B a sample, {note}")
     if tar_bytes != manifest.num_bytes:
         say(f"compressed: {human(tar_bytes)} of tars to {manifest.num_bytes / tar_bytes:.1%}")
     if last and last.bytes_done > last.bytes_kept:
         samples, size = last.samples_done - last.samples_kept, last.bytes_done - last.bytes_kept
-        say(f"time: {seconds:,.1f} s, {samples / seconds:,.0f} samples/s, {size / seconds / 1e6:,.1f} MB/s")
+        say(f"time: {seconds:,.1f} s, {samples / seconds:,.0f} samples/s, {human(size / seconds)}/s")
+    if rule := manifest.extra.get("source_key_rule"):
+        say(f"keys: by {rule}, with dots written as %2E, so that every reader of WebDataset finds the same samples")
     if classes := manifest.extra.get("classes"):
         say(f"classes: {len(classes):,}, from {classes[0]} to {classes[-1]}, as cls members")
     for what, count in manifest.extra.get("skipped", {}).items():

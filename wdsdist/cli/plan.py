@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,10 +12,11 @@ import click
 
 from wdsdist._util.validation import human
 from wdsdist.cli.options import allow_elsewhere, byte_count, opened
-from wdsdist.cli.output import say, say_json
+from wdsdist.cli.output import counted, say, say_json
 
 if TYPE_CHECKING:
     from wdsdist.diagnostics.epoch_report import EpochReport, World
+    from wdsdist.sampling.epoch_plan import EpochPlan
 
 _SHOWN = 8  # samples of a batch, and shards of a rank, that are printed before they are only counted
 
@@ -31,6 +34,7 @@ _SHOWN = 8  # samples of a batch, and shards of a rank, that are printed before 
 @click.option("--workers", type=int, default=4, show_default=True, help="Loader workers of each rank.")
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Samples a batch on each rank.")
 @click.option("--epoch", type=int, default=0, show_default=True)
+@click.option("--samples-per-epoch", type=int, help="Length of an epoch.  [default: all samples once]")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--order", type=click.Choice(["shard", "sampler"]), default="shard", show_default=True)
 @click.option("--no-shuffle", is_flag=True, help="As shuffle=False.")
@@ -74,7 +78,8 @@ def plan(rank: int | None, workers: int, as_json: bool, plot: Path | None, **opt
 
 def _world(
     *, shards: tuple[str, ...], num_shards: int | None, samples: int | None, shard_bytes: int, ranks: int,
-    ranks_per_node: int, batch_size: int, epoch: int, seed: int, order: str, no_shuffle: bool,
+    ranks_per_node: int, batch_size: int, epoch: int, samples_per_epoch: int | None, seed: int, order: str,
+    no_shuffle: bool,
     shuffle_window: int | None, num_canonical_replicas: int | None, keep_tail: bool, allow_elsewhere: bool,
 ) -> World:  # fmt: skip
     import numpy as np
@@ -106,7 +111,9 @@ def _world(
         num_canonical_replicas=ranks if num_canonical_replicas is None else num_canonical_replicas,
     )
     plan = EpochPlan(
-        num_samples=int(counts.sum()),
+        num_samples=int(counts.sum())
+        if samples_per_epoch is None
+        else check_integer("samples_per_epoch", samples_per_epoch, 1, 2**53),
         num_replicas=ranks,
         batch_size=check_integer("batch_size", batch_size, 1),
         drop_last=False,
@@ -118,7 +125,8 @@ def _world(
 def _facts(world: World, found: EpochReport, workers: int) -> dict[str, Any]:
     settings = asdict(world.settings)
     return {
-        "samples": world.plan.num_samples,
+        "samples": int(world.counts.sum()),
+        "samples_per_epoch": world.plan.num_samples,
         "shards": len(world.counts),
         "bytes": int(world.sizes.sum()),
         "ranks": world.plan.num_replicas,
@@ -133,13 +141,15 @@ def _facts(world: World, found: EpochReport, workers: int) -> dict[str, Any]:
 
 
 def _lines(world: World, found: EpochReport, workers: int) -> list[str]:
-    total, settings = world.plan.num_samples, world.settings
-    nodes = len(world.nodes())
+    plan, settings = world.plan, world.settings
+    total = plan.num_samples
     window = f", windows of {settings.window:,} samples" if settings.name == "shard" and settings.shuffle else ""
     lanes = f" in {settings.num_canonical_replicas:,} lanes" if settings.name == "shard" else ""
     rows = {
-        "data": f"{total:,} samples in {len(world.counts):,} shards, {human(int(world.sizes.sum()))}",
-        "world": f"{world.plan.num_replicas:,} ranks on {nodes:,} nodes, {workers} workers a rank",
+        "data": f"{counted(int(world.counts.sum()), 'sample')} in {counted(len(world.counts), 'shard')}, "
+        f"{human(int(world.sizes.sum()))}",
+        "world": f"{counted(plan.num_replicas, 'rank')} on {counted(len(world.nodes()), 'node')}, "
+        f"{counted(workers, 'worker')} a rank",
         "order": f"{settings.name}{lanes}{window}, seed {settings.seed}, epoch {world.epoch}",
         "batches": f"{found.batches_per_rank:,} of {world.plan.batch_size:,} samples on each rank",
         "samples": f"{found.samples_per_rank:,} on each rank; {found.samples_dropped:,} dropped, "
@@ -148,13 +158,34 @@ def _lines(world: World, found: EpochReport, workers: int) -> list[str]:
         "bytes read": f"{_range(found.bytes_per_node, human)} on each node, {human(sum(found.bytes_per_node))} in all",
         "cache needed": f"{human(found.cache_bytes_per_rank)} a rank, {human(found.cache_bytes_per_node)} a node, for "
         "the current and the next window",
-        "mixing": "of this order, and of a uniform shuffle",
-        "  same shard": f"{found.mixing.same_shard:.3f}  {found.uniform.same_shard:.3f}  of neighbours in a batch",
-        "  moved": f"{found.mixing.moved:.3f}  {found.uniform.moved:.3f}  of the data set, on average",
-        "  entropy": f"{found.mixing.batch_entropy:.2f}   {found.uniform.batch_entropy:.2f}   bits in a batch, "
-        f"if 100 classes lay in order",
     }
-    return [f"{name + ':':<15}{text}" for name, text in rows.items()]
+    mixing = {
+        "same shard": (found.mixing.same_shard, found.uniform.same_shard, "of neighbours in a batch", 3),
+        "moved": (found.mixing.moved, found.uniform.moved, "of the data set, on average", 3),
+        "entropy": (
+            found.mixing.batch_entropy, found.uniform.batch_entropy, "bits in a batch, if 100 classes lay in order", 2
+        ),
+    }  # fmt: skip
+    known = {name: row for name, row in mixing.items() if not math.isnan(row[0])}
+    if known:
+        rows["mixing"] = "of this order, and of a uniform shuffle"
+    for name, (ours, uniform, what, digits) in known.items():
+        rows[f"  {name}"] = f"{ours:<7.{digits}f}{uniform:<7.{digits}f}{what}"
+    return [f"{name + ':':<15}{text}" for name, text in rows.items()] + _warnings(plan, missing=mixing.keys() - known)
+
+
+def _warnings(plan: EpochPlan, *, missing: Collection[str]) -> list[str]:
+    """Return what is wrong with a plan, in words."""
+    if not plan.batches_per_rank:
+        size = plan.batch_size * plan.num_replicas
+        return [
+            f"warning: no rank gets a batch: {counted(plan.num_samples, 'sample')} are fewer than one global batch of "
+            f"{size:,} ({counted(plan.num_replicas, 'rank')} x --batch-size {plan.batch_size}), and batches that "
+            f"are not full are dropped; lower --batch-size or --ranks, or give --keep-tail"
+        ]
+    if missing:
+        return ["note: how neighbours in a batch mix is not measured: batches of 2 samples or more are needed"]
+    return []
 
 
 def _range(values: tuple[int, ...], show: Any = "{:,}".format) -> str:

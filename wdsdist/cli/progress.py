@@ -93,13 +93,21 @@ class _Bar:
 
     def __init__(self, what: str, console: Console) -> None:
         from rich import progress
+        from rich.text import Text
+
+        class Speed(progress.ProgressColumn):
+            """Bytes per second in the units of all commands; rich's own column counts in others."""
+
+            def render(self, task: progress.Task) -> Text:
+                speed = task.finished_speed or task.speed
+                return Text("?" if speed is None else f"{human(speed)}/s")
 
         self._progress = progress.Progress(
             progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(),
             progress.TaskProgressColumn(),
             progress.TextColumn("{task.fields[note]}", markup=False),
-            progress.TransferSpeedColumn(),
+            Speed(),
             progress.TimeRemainingColumn(),
             console=console,
             auto_refresh=False,

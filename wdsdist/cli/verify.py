@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist.cli.options import FIELDS_HELP, allow_elsewhere, field_list, opened
-from wdsdist.cli.output import contents, say
+from wdsdist.cli.output import contents, counted, say
 from wdsdist.cli.progress import meter
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ def verify(
 ) -> None:
     """Read all of SHARDS and compare them with their indexes.
 
-    Prints one line for each damage, and exits with 1 if there is any that was not repaired. A tar is never changed
+    Prints one line for each damage, and exits with 1 if there is any that was not repaired, or where --cached finds no
+    copy to check. A tar is never changed
     but by --repair, which replaces a damaged copy by one that has proved to be whole.
     """
     from wdsdist.diagnostics.verify import verify as run
@@ -56,9 +57,12 @@ def verify(
     if source is not None and not repair:
         raise click.UsageError("--source says where --repair takes whole copies from: give both")
     manifest = opened(shards, allow_elsewhere=allow_elsewhere)
+    checked = 0
     with meter("verifying", quiet=quiet) as shown:
 
         def show(state: VerifyProgress) -> None:
+            nonlocal checked
+            checked = state.shards
             note = f"{state.shards_done:,} of {state.shards:,} shards, {state.damaged:,} damaged"
             shown.update(state.bytes_done, state.bytes, note)
 
@@ -69,8 +73,19 @@ def verify(
         say(f"{shown_location(damage.shard)}: {_line(damage.problem)}")
     if found and not (repair and _repaired(manifest, found, source, cached, cache_dir)):
         ctx.exit(_DAMAGED)
+    total = len(manifest.counts)
+    if total and not checked:
+        where = shown_location(str(cache_dir)) if cache_dir else "the user's cache"
+        say(
+            f"nothing checked: {where} holds a copy of none of the {counted(total, 'shard')}: see --cache-dir, "
+            f"or verify without --cached",
+            err=True,
+        )
+        ctx.exit(_DAMAGED)
     if not quiet:
-        say(f"verified: {contents(manifest)}, {'all damage repaired' if found else 'no damage'}")
+        verdict = "all damage repaired" if found else "no damage"
+        part = "" if checked == total else f" in the {checked:,} that the cache holds"
+        say(f"verified: {contents(manifest)}, {verdict}{part}")
 
 
 def _repaired(

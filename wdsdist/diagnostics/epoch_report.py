@@ -16,6 +16,9 @@ from wdsdist.sampling.working_set import Readers, bytes_at_once
 _MOST_BATCHES = 200
 """Batches of each rank that are measured for mixing, spread evenly over the epoch."""
 
+_BLOCK = 1 << 20
+"""Samples of a rank that are looked at together, where its shards are not known from its lanes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
@@ -32,12 +35,12 @@ class World:
 
     def __post_init__(self) -> None:
         check_integer("ranks_per_node", self.ranks_per_node, 1)
-        if not self.plan.num_samples:
+        if not self.plan.num_samples or not self.counts.any():
             raise ArgumentError("there are 0 samples: a forecast needs at least one")
 
     def order(self) -> Order:
         """Return the order of the epoch."""
-        return epoch_order(self.counts, self.settings, self.epoch)
+        return epoch_order(self.counts, self.settings, self.epoch, self.plan.num_samples)
 
     def readers(self) -> Readers:
         """Return the readers of one node, whose ranks read all shards through the cache."""
@@ -116,7 +119,10 @@ def epoch_report(world: World) -> EpochReport:
 def _shards_of(order: Order, plan: EpochPlan, rank: int) -> Int64s:
     """Return the shards that a rank reads."""
     if not isinstance(order, ShardOrder):
-        return np.unique(order.locate(np.arange(rank, plan.num_samples, plan.num_replicas))[0])
+        firsts = range(rank, plan.num_samples, _BLOCK * plan.num_replicas)
+        ends = [min(first + _BLOCK * plan.num_replicas, plan.num_samples) for first in firsts]
+        blocks = [np.arange(first, end, plan.num_replicas) for first, end in zip(firsts, ends, strict=True)]
+        return np.unique(np.concatenate([np.unique(order.locate(block)[0]) for block in blocks]))
     lanes = order.lanes_of(rank, plan.num_replicas)
     return np.concatenate([order.lane_shards(lane, *order.lane_stretches(lane)[[0, -1]].tolist()) for lane in lanes])
 
@@ -133,7 +139,7 @@ def measure_mixing(order: Order, counts: Int64s, plan: EpochPlan, *, ranks: int 
 
     Figures that need a batch of two samples are NaN without one.
     """
-    starts = np.cumsum(counts) - counts
+    starts, total = np.cumsum(counts) - counts, int(counts.sum())
     same, moved, entropy = [], [], []
     chosen = np.unique(np.linspace(0, plan.batches_per_rank, _MOST_BATCHES, endpoint=False).astype(int))
     for rank in np.unique(np.linspace(0, plan.num_replicas - 1, ranks).astype(int)):
@@ -142,8 +148,8 @@ def measure_mixing(order: Order, counts: Int64s, plan: EpochPlan, *, ranks: int 
             shards, samples = order.locate(positions)
             numbers = starts[shards] + samples
             same.append(np.mean(shards[1:] == shards[:-1]) if len(shards) > 1 else np.nan)
-            moved.append(np.mean(np.abs(numbers - positions)) / plan.num_samples)
-            entropy.append(_entropy(numbers * classes // plan.num_samples))
+            moved.append(float(np.mean(np.abs(numbers / total - positions / plan.num_samples))))
+            entropy.append(_entropy(numbers * classes // total))
     return Mixing(
         same_shard=_mean(same),
         moved=_mean(moved),

@@ -24,6 +24,7 @@ from wdsdist.shards import scan_local
 from wdsdist.shards.manifest import Manifest, trusted_digests
 from wdsdist.shards.open import open as open_shards
 from wdsdist.shards.spellings import Location, Shards
+from wdsdist.shards.tar import FIRST_DOT
 
 _ENERGON_VERSION = "7.4.1"
 """The release of this format; Energon converts the files of older ones."""
@@ -122,6 +123,11 @@ def export(
                 f"{format} cannot read {manifest.shown_name(number)}, which is compressed: decompress it to a plain "
                 f".tar"
             )
+    if manifest.key_rule != FIRST_DOT and format != "dali":
+        raise ArgumentError(
+            f"{format} cuts names at the first dot, not by {manifest.key_rule!r} as this data set does: `wdsdist pack` "
+            f"it, which makes tars that all read alike"
+        )
     extra = manifest.extra
     if format != "dali" and (extra.get("scattered") or extra.get("on_error") == "skip"):
         raise ArgumentError(

@@ -107,7 +107,7 @@ def _mend(
     if "tar" not in parts:
         if "index" in parts:
             place = index_path(path, task)
-            scan_local.write_index(path, place, tolerance_of(place))
+            scan_local.write_index(path, place, tolerance_of(place), key_rule=task.key_rule)
             return "indexed anew"
         return "nothing done"
     place = index_path(path, task)
@@ -126,7 +126,7 @@ def _mend(
             "pack again"
         )
     if not place.exists():
-        scan_local.write_index(path, place)
+        scan_local.write_index(path, place, key_rule=task.key_rule)
     return done
 
 

@@ -30,6 +30,7 @@ from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.shards.open import open as open_shards
 from wdsdist.shards.quarantine import BadEntry, Quarantine
 from wdsdist.shards.spellings import Shards
+from wdsdist.shards.tar import FIRST_DOT
 from wdsdist.storage.compression import Expansion
 
 Part = Literal["tar", "index", "member"]
@@ -87,6 +88,7 @@ class Task:
     """That of the data set, for the quarantine file."""
     is_copy: bool = False
     """Whether it is the cached copy of a remote shard."""
+    key_rule: str = FIRST_DOT
 
 
 def verify(
@@ -194,6 +196,7 @@ def find_tasks(manifest: Manifest, *, deep: bool, cached: bool, cache_dir: Path 
             deep,
             fingerprint=part.fingerprint,
             is_copy=is_copy,
+            key_rule=part.key_rule,
         )
     return tasks
 
@@ -253,7 +256,7 @@ def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
             how = "short of" if size < listed.size else "longer than"
             gap = f"is {abs(size - listed.size):,} bytes {how} what index.json gives ({listed.size:,})"
             problems.append(("tar", f"{gap}: fetch it again, or delete it and pack again"))
-        scanned = _scan(path, listed, problems, tolerance_of(index_path(path, task)))
+        scanned = _scan(path, task, problems, tolerance_of(index_path(path, task)))
         if scanned is not None and (task.deep or task.fields is not None):
             with scan_local.decompressed(path, tar_size=scanned.size) as tar:
                 problems += [("member", problem) for problem in _check_members(tar, scanned, task)]
@@ -275,11 +278,12 @@ def tolerance_of(sidecar: Path) -> Tolerance:
         return STRICT
 
 
-def _scan(path: Path, listed: Shard, problems: list[tuple[Part, str]], tolerance: Tolerance) -> ShardIndex | None:
+def _scan(path: Path, task: Task, problems: list[tuple[Part, str]], tolerance: Tolerance) -> ShardIndex | None:
     """Scan a tar; add a problem where its digest or its samples differ from the manifest."""
+    listed, rule = task.listed, task.key_rule
     scanned = None
     try:
-        scanned = scan_local.scan_shard(path, tar_size=listed.tar_size, tolerance=tolerance)
+        scanned = scan_local.scan_shard(path, tar_size=listed.tar_size, tolerance=tolerance, key_rule=rule)
         digest = scanned.file.sha256
         if scanned.num_samples != listed.num_samples:
             counts = f"{scanned.num_samples:,} samples, not the {listed.num_samples:,} of index.json"

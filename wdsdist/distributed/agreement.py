@@ -8,7 +8,8 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 
-from wdsdist.distributed.failures import member_of, process_group
+from wdsdist.distributed.identity import process_group
+from wdsdist.distributed.job_store import member_of
 from wdsdist.distributed.membership import stamped
 from wdsdist.errors import DataMismatchError
 

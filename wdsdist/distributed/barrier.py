@@ -1,4 +1,4 @@
-"""A barrier that waits on the store of the process group, so that a long wait aborts no collective.
+"""A barrier that waits on the store of the job, so that a long wait aborts no collective.
 
 No collective is involved: NCCL's watchdog and the process group's timeout see no operation in flight.
 
@@ -13,6 +13,7 @@ the keys of the earlier attempt in the store, under the same numbers; `Member` t
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import time
@@ -21,8 +22,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wdsdist._util.validation import check_seconds
-from wdsdist.distributed.failures import member_of, posted_failure, process_group, withdraw
-from wdsdist.distributed.identity import identity
+from wdsdist.distributed.failures import posted_failure, withdraw
+from wdsdist.distributed.identity import Identity, identity, process_group
+from wdsdist.distributed.job_store import is_hosted_by_rank_0, launched_member, member_of
 from wdsdist.distributed.membership import Member, stamped
 from wdsdist.errors import BarrierError, BarrierTimeoutError
 
@@ -38,6 +40,9 @@ _LINGER = 10.0
 _POLLS_PER_SECOND = 10_000
 """Polls of the store by all ranks together: one server thread answers some 100,000 requests a second."""
 
+_missed: list[float] = []
+"""The timeouts of the barriers that this process gave up before it reached the store that rank 0 was to host."""
+
 _unswept: list[str] = []
 """Keys of meetings that ended before every rank had read the verdict; rank 0 deletes them at the next one."""
 
@@ -45,8 +50,9 @@ _unswept: list[str] = []
 def barrier(timeout: float = 1800.0) -> None:
     """Wait until every rank has reached the barrier, without a collective.
 
-    Needs an initialised ``torch.distributed`` with any backend, unless there is a single process: that one
-    returns at once, and without torch. A barrier ends alike on every rank. It passes on all of them, or it
+    The ranks meet in the store of ``torch.distributed``, whatever its backend; before ``init_process_group``, in that
+    of the launcher: torchrun's, or what rank 0 hosts at ``MASTER_ADDR`` and ``MASTER_PORT``. A single process returns
+    at once, and without torch. A barrier ends alike on every rank. It passes on all of them, or it
     raises on all of them: once one rank has given up, the ranks that come later to the same barrier raise as
     soon as they come, and every rank's next call is the next barrier. One call at a time in each process.
 
@@ -57,40 +63,54 @@ def barrier(timeout: float = 1800.0) -> None:
         ArgumentError: ``timeout`` is not a number above 0.
         BarrierTimeoutError: some ranks did not reach it in time; the message names them.
         BarrierError: ``data_download`` failed on another rank, whose number and error the message gives; there
-            is no process group; or its store is gone.
+            is neither a process group nor a launcher's store; or the store is gone.
 
     Example:
         >>> barrier(timeout=60)
     """
     seconds = check_seconds("timeout", timeout)
+    deadline = time.monotonic() + seconds
     group = process_group()
     if group is None:
-        return _check_alone()
-    rank, world_size = group.get_rank(), group.get_world_size()
+        here = identity()
+        rank, world_size = here.rank, here.world_size
+        join = functools.partial(_launched, here, seconds)
+    else:
+        rank, world_size = group.get_rank(), group.get_world_size()
+        join = functools.partial(member_of, group)
     if world_size == 1:
-        return None
+        return
     try:
-        _meet(member_of(group), seconds)
+        _meet(join(), seconds, deadline)
     except BarrierError:
         raise
     except RuntimeError as error:  # DistError is one
         raise BarrierError(
-            f"rank {rank} lost the store of the process group at a barrier: its host, rank 0 unless the launcher "
+            f"rank {rank} lost the store of the job at a barrier: its host, rank 0 unless the launcher "
             f"hosts it, has probably ended; look for the first error there ({error})"
         ) from error
 
 
-def _check_alone() -> None:
-    me = identity()
-    if me.world_size > 1:
-        raise BarrierError(
-            f"rank {me.rank} of {me.world_size} (from {me.source}) cannot meet the others, there is no process "
-            "group: call torch.distributed.init_process_group first"
-        )
+def _launched(here: Identity, seconds: float) -> Member:
+    """Return the membership in the launcher's job; tell of barriers that were given up while its store was not there.
+
+    Without that, rank 0 would pass in its first barrier, which this rank has given up.
+    """
+    try:
+        member = launched_member(here, seconds)
+    except BarrierTimeoutError:
+        if is_hosted_by_rank_0():
+            _missed.append(seconds)
+        raise
+    while _missed:
+        member.meetings += 1
+        waited = _missed.pop(0)
+        meeting = _Meeting(member, member.store, member.meetings)
+        meeting.leave(meeting._decide(end="late", by=member.rank, seconds=waited, missing=[0], count=1))
+    return member
 
 
-def _meet(member: Member, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
+def _meet(member: Member, seconds: float, deadline: float) -> None:
     withdraw(member.store, member.rank)
     meeting = _Meeting.arrive(member)
     verdict = _poll(meeting.look, deadline, member.world_size) or meeting.give_up(seconds)

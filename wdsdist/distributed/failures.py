@@ -1,4 +1,4 @@
-"""Failures that ranks post in the key-value store of the process group.
+"""Failures that ranks post in the key-value store of their job.
 
 A rank whose ``data_download`` failed posts its error, so that ranks in ``barrier()`` need not wait for the deadline. A
 posted failure counts until its rank calls ``data_download`` or ``barrier`` again: such a rank has handled the error.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
+from wdsdist.distributed.job_store import store_at_hand
 from wdsdist.distributed.membership import Member, stamped
+from wdsdist.errors import WdsdistError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -22,65 +23,36 @@ _COUNT = "failed"
 _LATEST = "failed/latest"
 """Key of the rank that posted last."""
 
-_posted = False
-"""Whether this process has posted a failure; saves a round trip to the store in every call without one."""
+_posted: tuple[Store, int] | None = None
+"""The store and rank of this process's posted failure; saves a round trip to the store in every call without one."""
 
-
-def process_group() -> Any | None:
-    """Return the module ``torch.distributed`` where its default process group exists, without importing it.
-
-    Example:
-        >>> from unittest import mock
-        >>> with mock.patch.dict("sys.modules", {"torch.distributed": None}):  # as where nobody has imported it
-        ...     process_group() is None
-        True
-    """
-    dist = sys.modules.get("torch.distributed")
-    # A torch built without distributed, or one that is being imported just now, lacks some of these names.
-    available = getattr(dist, "is_available", None)
-    if dist is None or available is None or not available() or not dist.is_initialized():
-        return None
-    return dist
-
-
-def shared_store(dist: Any) -> Store:
-    """Return the store of the default process group of ``dist``, under a key prefix of our own."""
-    store: Store = dist.PrefixStore("wdsdist", dist.distributed_c10d._get_default_store())
-    return store
-
-
-def member_of(dist: Any) -> Member:
-    """Return this process as a `Member` of the default process group of ``dist``."""
-    group_store = dist.distributed_c10d._get_default_store()
-    return Member.of(group_store, shared_store(dist), dist.get_rank(), dist.get_world_size())
+_UNREACHABLE = (RuntimeError, ValueError, OSError, ImportError, WdsdistError)
+"""What a store that cannot be reached raises: less important than the error that is being posted."""
 
 
 def post_failure(message: str) -> None:
-    """Post that this rank has failed, for every rank in a barrier, now or later; without a group, do nothing."""
+    """Post that this rank has failed, for every rank in a barrier, now or later; without a store, do nothing."""
     global _posted
-    dist = process_group()
-    if dist is None:
-        return
-    # The error that is being posted matters more than a store that has ended with its host.
-    with contextlib.suppress(RuntimeError, ValueError):
-        store, rank = shared_store(dist), dist.get_rank()
+    with contextlib.suppress(*_UNREACHABLE):
+        found = store_at_hand()
+        if found is None:
+            return
+        store, rank = found
         standing = _failure(store, rank)
         store.set(_key(rank), stamped(store, message=message[:4000]))
         store.set(_LATEST, str(rank))
         if standing is None:
             store.add(_COUNT, 1)
-        _posted = True
+        _posted = found
 
 
 def withdraw_failure() -> None:
     """Withdraw the failure that this process has posted, if any."""
     global _posted
-    dist = process_group()
-    if not _posted or dist is None:
-        return
-    _posted = False
-    with contextlib.suppress(RuntimeError, ValueError):
-        withdraw(shared_store(dist), dist.get_rank())
+    if _posted is not None:
+        found, _posted = _posted, None
+        with contextlib.suppress(*_UNREACHABLE):
+            withdraw(*found)
 
 
 def withdraw(store: Store, rank: int) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import reprlib
+import sys
 import warnings
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from wdsdist._util.validation import MOST_PROCESSES, check_integer
-from wdsdist.distributed.failures import process_group
 from wdsdist.errors import ArgumentError
 
 Source = Literal["arguments", "torch.distributed", "torchrun", "slurm", "openmpi", "single process"]
@@ -86,6 +86,23 @@ def identity(*, rank: int | None = None, num_replicas: int | None = None, model_
             stacklevel=2,
         )
     return replace(found, rank=this, world_size=world, source="arguments")
+
+
+def process_group() -> Any | None:
+    """Return the module ``torch.distributed`` where its default process group exists, without importing it.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("sys.modules", {"torch.distributed": None}):  # as where nobody has imported it
+        ...     process_group() is None
+        True
+    """
+    dist = sys.modules.get("torch.distributed")
+    # A torch built without distributed, or one that is being imported just now, lacks some of these names.
+    available = getattr(dist, "is_available", None)
+    if dist is None or available is None or not available() or not dist.is_initialized():
+        return None
+    return dist
 
 
 def _detect() -> Identity:

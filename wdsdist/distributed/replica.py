@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from wdsdist.distributed import Identity, identity
-from wdsdist.distributed.failures import process_group
+from wdsdist.distributed.identity import process_group
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 
 _MODEL_PARALLEL = {"tp", "pp", "cp", "sp", "ep", "etp", "mp"}

@@ -6,16 +6,22 @@ consumed. This one takes a `StreamingDataset` and resumes from the position in i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import GeneratorType
 from typing import Any
 
+import torch
+
 from wdsdist.errors import LoaderStateError, StateMismatchError
 from wdsdist.loader.dataset import StreamingDataset
+from wdsdist.loader.framework_guards import AcceleratedBatches
 from wdsdist.loader.loader import StreamingDataLoader
 from wdsdist.loader.mix import MixedDataset
+from wdsdist.samples.padding import PADDING
 
 try:
+    from accelerate.utils import find_batch_size, slice_tensors
     from transformers import Trainer, TrainerCallback, TrainingArguments
     from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
 except ImportError as error:
@@ -87,6 +93,28 @@ class StreamingTrainerMixin:
             epoch_iterator = self._rest
         return super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc]
 
+    def prediction_step(self: Any, model: Any, inputs: Any, prediction_loss_only: bool, *rest: Any, **more: Any) -> Any:
+        """Return loss, logits and labels of a batch of evaluation; the loss is exact in the last batch too.
+
+        There ranks may have padding, and the trainer weighs their losses as if all batches were full. Where padding
+        is marked, each rank computes its loss anew, of what is not padding, and all return the mean over all samples.
+        """
+        loss, logits, labels = super().prediction_step(model, inputs, prediction_loss_only, *rest, **more)  # type: ignore[misc]
+        batches = self.accelerator.gradient_state.active_dataloader
+        at_end = isinstance(batches, AcceleratedBatches) and batches.end_of_dataloader and batches.remainder > 0
+        if loss is None or not at_end:
+            return loss, logits, labels
+        size = find_batch_size(inputs)
+        # Padding ends what the last ranks have.
+        own = min(max(batches.remainder - self.accelerator.process_index * size, 0), size)
+        if batches.remainder < self.accelerator.num_processes * size:
+            # On all ranks, for the model may communicate; a rank with nothing but padding adds no more than a zero.
+            part = slice_tensors(inputs, slice(0, own or size))
+            loss, _, _ = super().prediction_step(model, part, True, *rest, **more)  # type: ignore[misc]
+        loss = loss.mean() * own if own else torch.zeros_like(loss.mean())
+        total = self.accelerator.gather(loss[None]).sum() / batches.remainder
+        return total, logits, labels
+
     def _loader(
         self: Any, dataset: Any, batch_size: int, *, drop_last: bool = False, persistent_workers: bool = False
     ) -> Any:
@@ -96,7 +124,7 @@ class StreamingTrainerMixin:
             batch_size,
             drop_last=drop_last,
             persistent_workers=persistent_workers,
-            collate_fn=self.data_collator,
+            collate_fn=_Unmarked(self.data_collator) if dataset.mark_padding else self.data_collator,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
             prefetch_factor=self.args.dataloader_prefetch_factor,
@@ -109,8 +137,23 @@ class StreamingTrainer(StreamingTrainerMixin, Trainer):  # type: ignore[misc]
     """A ``Trainer`` that takes a `StreamingDataset`: see `StreamingTrainerMixin`."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Unmarked:
+    """A data collator that gets samples without the mark of padding, which would be one more input of the model."""
+
+    collator: Callable[[list[Any]], Any]
+
+    def __call__(self, samples: list[Any]) -> Any:
+        marked = isinstance(samples[0], dict)
+        return self.collator([_without_mark(sample) for sample in samples] if marked else samples)
+
+
+def _without_mark(sample: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in sample.items() if name != PADDING}
+
+
 class SizedDataset(StreamingDataset):
-    """A data set with a length, for which a ``Trainer`` asks before it has a loader."""
+    """A data set with the length of all ranks together, for which a ``Trainer`` asks before it has a loader."""
 
     def __len__(self) -> int:
         return self.num_samples
@@ -163,9 +206,10 @@ def _resume(loader: StreamingDataLoader, position: dict[str, Any], args: Trainin
     batches = step % updates * args.gradient_accumulation_steps
     samples = loader.dataset.num_samples
     global_batch = int(loader.batch_size or 1) * loader.dataset.identity().world_size
-    # At the end of an epoch, the trainer asks for the next one itself.
-    expected = (step // updates, batches * global_batch) if batches else (step // updates - 1, samples)
+    expected = step // updates, batches * global_batch
     found = position["epoch"], position["consumed"]
+    if found[1] == samples:  # as earlier releases saved the end of an epoch
+        found = found[0] + 1, 0
     if found != expected and not args.ignore_data_skip:
         raise StateMismatchError(
             f"after {step:,} updates of {global_batch * args.gradient_accumulation_steps:,} samples the trainer takes "

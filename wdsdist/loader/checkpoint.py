@@ -7,8 +7,10 @@ The rules that training loops and checkpoints rely on:
 - A loaded state is continued by the next iteration; asking for its own epoch keeps it, and so does asking for the one
   that had been asked for when it was taken, after which the loader may have gone on by itself: Lightning asks once for
   an epoch in which it plays a short loader several times. Asking for another discards it.
-- A loaded state at the end of its epoch continues with the next epoch, unless its own epoch is asked for: then there
-  is nothing left to play.
+- A state at the end of an epoch names the next one, so that ``range(state["epoch"], n)`` are the epochs left to play;
+  ``finished`` tells it from the state of an epoch that has begun. Loaded, it continues with the next epoch, unless the
+  one that has ended is asked for: then there is nothing left to play. (Releases before said the epoch that had ended,
+  with all its samples consumed.)
 """
 
 from __future__ import annotations
@@ -153,10 +155,12 @@ def make_state(
 ) -> State:
     """Return the state of a loader at a position: flat, of strings and numbers only, so that it survives JSON."""
     by_shard = settings.name == "shard"
+    finished = 0 < num_samples <= position.consumed
     return {
         "version": _VERSION,
-        "epoch": position.epoch,
-        "consumed": position.consumed,
+        "epoch": position.epoch + finished,
+        "consumed": 0 if finished else position.consumed,
+        "finished": finished,
         "num_samples": num_samples,
         "fingerprint": fingerprint,
         "order": settings.name,
@@ -206,7 +210,7 @@ def read_state(state: Mapping[str, Any], expected: State) -> Position:
     differences = [
         f"{name} is {state.get(name)!r} in the state and {value!r} here"
         for name, value in expected.items()
-        if name not in ("epoch", "consumed", VIEW) and state.get(name) != value
+        if name not in ("epoch", "consumed", "finished", VIEW) and state.get(name) != value
     ]
     if differences:
         differences += _differing_samples(state, expected)
@@ -216,6 +220,8 @@ def read_state(state: Mapping[str, Any], expected: State) -> Position:
         raise StateMismatchError(
             f"the state is damaged: epoch {epoch!r}, consumed {consumed!r} of {state['num_samples']!r} samples"
         )
+    if state.get("finished") and epoch and not consumed:
+        return Position(epoch - 1, state["num_samples"])
     return Position(epoch, consumed)
 
 

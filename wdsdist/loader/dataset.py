@@ -17,7 +17,7 @@ from wdsdist._util.validation import check_bytes, check_integer
 from wdsdist.cache import TIMEOUT, ShardCache
 from wdsdist.distributed import Identity
 from wdsdist.distributed.replica import Replica
-from wdsdist.errors import ArgumentTypeError, SampleIndexError
+from wdsdist.errors import ArgumentError, ArgumentTypeError, SampleIndexError
 from wdsdist.loader import growth
 from wdsdist.loader.bad_sample_log import BadSampleLog
 from wdsdist.loader.checkpoint import Position, State, check_state
@@ -34,6 +34,7 @@ from wdsdist.samples.sample_spec import Decode, Decoder, SampleSpec
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderName, OrderSettings, default_window, split_line
+from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.spellings import Shards
 
 if TYPE_CHECKING:
@@ -74,8 +75,14 @@ class StreamingDataset(IterableDataset[Any]):
             rank are looked up when they are first needed: from torch.distributed, then from the launcher's
             environment variables. With ``drop_last=False`` the first samples of the epoch are repeated until ranks
             are even; with ``True`` samples are dropped instead.
+        mark_padding: tell the samples that are repeated so that ranks are even by ``"__padding__"``, a bool in each
+            sample and a bool column of batches: what is not padding is each sample once, over all ranks. A transform
+            finds it in the sample; where it returns another dict, that is marked as well. Padding ends the last batch
+            of the last ranks, so that frameworks which cut it off what they gather cut off just that.
         mesh: the data-parallel part of a ``DeviceMesh``, such as ``mesh["dp"]``, in place of ``num_replicas`` and
             ``rank``: ranks that differ in other dimensions, as those of a tensor-parallel group, see the same samples.
+        samples_per_epoch: length of an epoch, over all ranks, where that is not all samples once. Such virtual epochs
+            follow one another through the data set: each sample comes once before any comes again.
         order: ``"shard"`` shuffles shards, then samples within windows, so that each rank reads shards of its own
             almost in sequence; ``"sampler"`` is the sequence of ``DistributedSampler``, bit for bit.
         shuffle_window: samples that are shuffled together when ``order="shard"``; by default 16 shards' worth, at
@@ -134,6 +141,8 @@ class StreamingDataset(IterableDataset[Any]):
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
+        mark_padding: bool = False,
+        samples_per_epoch: int | None = None,
         order: OrderName = "shard",
         shuffle_window: int | None = None,
         num_canonical_replicas: int | None = None,
@@ -147,24 +156,19 @@ class StreamingDataset(IterableDataset[Any]):
     ) -> None:
         super().__init__()
         self.manifest, self._growth = growth.opened(
-            shards, follow, storage_options=storage_options, download_timeout=download_timeout,
-            allow_elsewhere=allow_elsewhere,
+            shards, follow, is_virtual=samples_per_epoch is not None, storage_options=storage_options,
+            download_timeout=download_timeout, allow_elsewhere=allow_elsewhere,
         )  # fmt: skip
-        self.drop_last = bool(drop_last)
+        self.drop_last, self.mark_padding = _padding(drop_last, mark_padding)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
         self.order_config = OrderConfig(
             manifest=self.manifest,
-            given=OrderSettings(
-                name=order,
-                shuffle=bool(shuffle),
-                seed=seed,
-                window=default_window(self.manifest.counts) if shuffle_window is None else shuffle_window,
-                num_canonical_replicas=1 if num_canonical_replicas is None else num_canonical_replicas,
-            ),
+            given=_given(order, shuffle, seed, shuffle_window, num_canonical_replicas, self.manifest),
             lanes=num_canonical_replicas,
             window=shuffle_window,
             cache_limit=limit,
+            samples_per_epoch=_length(samples_per_epoch, self.manifest),
         )
         folder = None if cache_dir is None else Path(cache_dir)
         self.cache = ShardCache(folder, limit=limit, timeout=download_timeout or TIMEOUT)
@@ -186,6 +190,13 @@ class StreamingDataset(IterableDataset[Any]):
     def fingerprint(self) -> str:
         """A digest of the data set's shards, wherever they lie: a state must come from the same one."""
         return self.order_config.fingerprint
+
+    def __len__(self) -> int:
+        """Return the samples that this rank gets in an epoch, which frameworks ask a data set for."""
+        return self._plan(self.identity()).samples_per_rank
+
+    def __bool__(self) -> bool:
+        return True  # a data set without samples is no missing one, and a test for that needs no rank
 
     def identity(self) -> Identity:
         """Return the rank and world size that this data set is split for, as they are known now."""
@@ -244,7 +255,9 @@ class StreamingDataset(IterableDataset[Any]):
         if not 0 <= number < total:
             raise SampleIndexError(f"sample {index:,} is outside the data set, which has {total:,} samples")
         shards, samples = split_line(self.manifest.ends, np.array([number]))
-        return self.sample_reader.sample(int(shards[0]), int(samples[0]), self.chosen_epoch.epoch, strict=True)
+        mark = False if self.mark_padding else None
+        place = int(shards[0]), int(samples[0]), self.chosen_epoch.epoch, mark
+        return self.sample_reader.sample(*place, strict=True)
 
     def __iter__(self) -> SampleStream:
         """Return the samples of this rank, one by one; in a worker of a foreign loader, those of this worker."""
@@ -263,24 +276,28 @@ class StreamingDataset(IterableDataset[Any]):
         self, here: Identity, settings: OrderSettings, epoch: int, worker: int, num_workers: int
     ) -> WorkerIterator:
         """Return what one worker makes of an epoch."""
-        plan = EpochPlan(
-            num_samples=self.num_samples,
-            num_replicas=here.world_size,
-            batch_size=self.batch_size or 1,
-            drop_last=self.drop_last,
-            drop_last_batch=False,
-        )
         return WorkerIterator(
             self.order_config,
             self.cache,
             self.sample_reader,
             settings=settings,
             epoch=epoch,
-            plan=plan,
+            plan=self._plan(here),
             rank=here.rank,
             worker=worker,
             num_workers=num_workers,
             bad_samples=self.bad_samples,
+        )
+
+    def _plan(self, here: Identity) -> EpochPlan:
+        """Return the plan of an epoch that no `StreamingDataLoader` makes batches of."""
+        return EpochPlan(
+            num_samples=self.num_samples,
+            num_replicas=here.world_size,
+            batch_size=self.batch_size or 1,
+            drop_last=self.drop_last,
+            drop_last_batch=False,
+            mark_padding=self.mark_padding,
         )
 
     def state_dict(self) -> State:
@@ -322,3 +339,35 @@ class StreamingDataset(IterableDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         refuse_wrappers(self._num_replicas)  # a spawned worker does not see who made it start
         return self.__dict__
+
+
+def _padding(drop_last: bool, mark_padding: bool) -> tuple[bool, bool]:
+    """Return both options, checked."""
+    if mark_padding and drop_last:
+        raise ArgumentError(
+            "mark_padding is True and drop_last too: samples that are dropped cannot be counted, and nothing is "
+            "repeated; pass drop_last=False"
+        )
+    return bool(drop_last), bool(mark_padding)
+
+
+def _length(samples_per_epoch: int | None, manifest: Manifest) -> int | None:
+    """Return the length of virtual epochs, checked."""
+    if samples_per_epoch is None:
+        return None
+    if not manifest.num_samples:
+        raise ArgumentError(f"samples_per_epoch is {samples_per_epoch!r}, but {manifest!r} has no samples to fill it")
+    return check_integer("samples_per_epoch", samples_per_epoch, 1, 2**53)
+
+
+def _given(
+    order: OrderName, shuffle: object, seed: int, window: int | None, lanes: int | None, manifest: Manifest
+) -> OrderSettings:
+    """Return the settings of the order as they were given, and what stands in for those that were not."""
+    return OrderSettings(
+        name=order,
+        shuffle=bool(shuffle),
+        seed=seed,
+        window=default_window(manifest.counts) if window is None else window,
+        num_canonical_replicas=1 if lanes is None else lanes,
+    )

@@ -55,6 +55,12 @@ class EpochIterator(Iterator[Any]):
         self._delivered = 0
         self._failed = False
 
+    @property
+    def plan(self) -> EpochPlan | None:
+        """The plan of the epoch, once that has begun; ``None`` for planned batches."""
+        plan = None if self._epoch is None else self._epoch.plan
+        return plan if isinstance(plan, EpochPlan) else None
+
     def __next__(self) -> Any:
         if not self._is_latest():
             raise LoaderStateError("this iterator was given up when the loader was iterated again: use the newer one")

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from wdsdist.errors import LoaderStateError
+from wdsdist.loader.epoch_iterator import EpochIterator
 
 _SPLITTING_MODULES = ("accelerate.data_loader", "transformers.trainer_pt_utils")
 _SPLITTING_STAGES = ("split_by_node", "split_by_worker")
@@ -133,9 +134,9 @@ class AcceleratedBatches(Iterator[Any]):
 
     end_of_dataloader = False
     remainder = -1
-    """Accelerate would drop this many repeated samples from the end of what it gathers; ours do not lie there."""
+    """How many samples Accelerate keeps of what it gathers of the last batch; -1 for all of them."""
 
-    def __init__(self, batches: Iterator[Any], is_at_end: Callable[[], bool], *, non_blocking: bool) -> None:
+    def __init__(self, batches: EpochIterator, is_at_end: Callable[[], bool], *, non_blocking: bool) -> None:
         from accelerate.state import GradientState, PartialState
 
         self._batches = batches
@@ -152,5 +153,8 @@ class AcceleratedBatches(Iterator[Any]):
         self._gradients.dataloader_references = [None, *others]
         batch = send_to_device(next(self._batches), self._device, non_blocking=self._non_blocking)
         self.end_of_dataloader = self._is_at_end()
+        plan = self._batches.plan
+        # Only where padding is marked does it end what is gathered.
+        self.remainder = plan.last_global_batch if plan is not None and plan.mark_padding else -1
         self._gradients.dataloader_references = [None, *others, self]
         return batch

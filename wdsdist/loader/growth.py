@@ -33,14 +33,20 @@ _shared: Counter[str] = Counter()
 _log = logging.getLogger("wdsdist")
 
 
-def opened(shards: Shards, follow: bool | None, **options: Any) -> tuple[Manifest, Growth | None]:
+def opened(shards: Shards, follow: bool | None, *, is_virtual: bool, **options: Any) -> tuple[Manifest, Growth | None]:
     """Open a data set, and what finds its further generations: ``None`` where it is not to be followed.
+
+    Virtual epochs follow one another through the data set, so that their place in it depends on its size: it is fixed.
 
     Raises `ArgumentError` where ``follow`` is true for what cannot grow, and what `wdsdist.open` raises.
     """
     reopen = functools.partial(catalog.open, shards, **options)
     manifest = reopen()
-    if follow is not False and catalog.may_grow(shards, manifest):
+    if follow and is_virtual:
+        raise ArgumentError(
+            "follow is True, but epochs of samples_per_epoch need a data set that stays as it is: leave one out"
+        )
+    if follow is not False and not is_virtual and catalog.may_grow(shards, manifest):
         return manifest, Growth(manifest, reopen, unchecked=bool(follow))
     if follow:
         raise ArgumentError("follow is True, but only a folder or URL with an index.json can grow: name that")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -59,8 +58,8 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             are made in this process.
         pin_memory: page-lock batches for copies to a GPU; by default where CUDA is present.
         persistent_workers: keep the workers between epochs.
-        drop_last: drop a last batch that is not full, on all ranks alike. What ranks drop or repeat to be even is
-            the data set's ``drop_last``.
+        drop_last: drop a last batch that is not full, on all ranks alike; by default, unless the data set marks
+            padding, for then each sample counts. What ranks drop or repeat to be even is the data set's ``drop_last``.
         prefetch_factor: batches that each worker makes ahead; torch's default of 2.
         collate_fn: makes the batch from a list of samples.
         timeout, worker_init_fn, multiprocessing_context, generator: as in torch.
@@ -106,6 +105,9 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
     _config: OrderConfig | None = None  # of the epoch that has begun, or of a state that was loaded
     _checked: OrderSettings | None = None
     _block = 0  # positions in a block of planned batches, of the first run, or what a loaded state brought
+    _workers: dict[str, Any]
+    _fixed: OrderConfig | None = None
+    """Of planned batches: columns may not have values for what is added to a data set."""
     _iterations = 0
     _group = 1
     _meter: EpochMeter | None = None
@@ -118,7 +120,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         num_workers: int | None = None,
         pin_memory: bool | None = None,
         persistent_workers: bool = True,
-        drop_last: bool = True,
+        drop_last: bool | None = None,
         prefetch_factor: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         timeout: float = 0,
@@ -141,18 +143,16 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             raise ArgumentTypeError(f"dataset is a {type(dataset).__name__}: it must be a wdsdist.StreamingDataset")
         workers = _default_workers() if num_workers is None else check_integer("num_workers", num_workers, 0)
         size = check_integer("batch_size", batch_size, 1)
+        drops = not dataset.mark_padding if drop_last is None else bool(drop_last)
         options = BatchOptions(
             batch_size=size, max_tokens=max_tokens, max_samples=max_samples, length=length, cost=cost,
             oversize=oversize, group_by=group_by, bucket_by=bucket_by, pack_to=pack_to, long=long, labels=labels,
-            drop_last=bool(drop_last),
+            drop_last=drops, mark_padding=dataset.mark_padding,
         )  # fmt: skip
         self._planned = PlannedBatches.of(dataset.manifest, options, dataset.sample_reader.itemsizes, collate_fn)
-        self._make_workers_of = functools.partial(
-            WorkerDataset, collate_fn=collate_fn, num_workers=workers, shared_memory=bool(shared_memory),
-            planned=self._planned,
-        )  # fmt: skip
+        self._workers = {"collate_fn": collate_fn, "num_workers": workers, "shared_memory": bool(shared_memory)}
         self._worker_dataset = self._make_workers_of(dataset.order_config, dataset.cache, dataset.sample_reader)
-        self._fixed = None if self._planned is None else dataset.order_config  # columns may lack what is added
+        self._fixed = None if self._planned is None else dataset.order_config
         self._progress = Progress()
         super().__init__(
             dataset,
@@ -168,8 +168,12 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             generator=generator,
         )
         # Frameworks read these; torch refuses to have them set once it has been initialised.
-        self.__dict__.update(batch_size=size, drop_last=bool(drop_last), sampler=EpochSampler(dataset))
+        self.__dict__.update(batch_size=size, drop_last=drops, sampler=EpochSampler(dataset))
         expect_a_length()
+
+    def _make_workers_of(self, *of: Any) -> WorkerDataset:
+        """Return what the workers iterate, of an order, a cache and a reader of samples."""
+        return WorkerDataset(*of, planned=self._planned, **self._workers)
 
     def __len__(self) -> int:
         """Return the batches that a whole epoch has on each rank: this one, or the one that was chosen.
@@ -214,7 +218,8 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         config = self._config if self._config is not None and position.has_begun else self._latest
         state = config.state(position, self._order_settings(self.dataset.identity()))
         if self._planned is not None:
-            state |= self._planned.state(position.place, self._block_samples())
+            place = position.place if state["epoch"] == position.epoch else None  # else the epoch is over
+            state |= self._planned.state(place, self._block_samples())
         return {**state, "asked": self._progress.asked}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -318,6 +323,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             drop_last=self.dataset.drop_last,
             drop_last_batch=self.drop_last,
             start=position.consumed,
+            mark_padding=self.dataset.mark_padding,
         )
         if not position.consumed and not plan.batches_per_rank:
             if not plan.num_samples:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from fractions import Fraction
+from itertools import zip_longest
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -27,6 +29,8 @@ Source = Shards | StreamingDataset
 """A data set, by its location or as one whose samples are made in a way of its own."""
 
 Share = float | tuple[Source, float]
+
+_log = logging.getLogger("wdsdist")
 
 Dataset = TypeVar("Dataset", bound=StreamingDataset)
 
@@ -199,6 +203,7 @@ def _joined(
             specs.append({0: SampleSpec(Fields(None), Decoder(None))})
     policy = BadSamplePolicy.of(options.get("on_error", "raise"), options.get("quarantine"))
     manifest = join(parts, labels)
+    _warn_of_classes(parts, labels)
     dataset = make(manifest)
     if any(isinstance(source, StreamingDataset) for source, _ in sources):
         firsts = zip(manifest.first_shards.tolist(), specs, strict=True)
@@ -210,6 +215,27 @@ def _joined(
             }
         )
     return dataset
+
+
+def _warn_of_classes(parts: list[Manifest], labels: list[str]) -> None:
+    """Warn where two data sets number their classes differently, so that one ``cls`` means two things."""
+    pairs = zip(labels, parts, strict=True)
+    listed = [(label, part.extra["classes"]) for label, part in pairs if "classes" in part.extra]
+    for label, classes in listed[1:]:
+        first, known = listed[0]
+        numbered = enumerate(zip_longest(known, classes, fillvalue="no class"))
+        for number, (one, other) in numbered:
+            if one != other:
+                _log.warning(
+                    "%s and %s have different classes: cls %d is %r in the one, %r in the other. If they belong "
+                    "together, pack the second with --classes-from the first",
+                    first,
+                    label,
+                    number,
+                    one,
+                    other,
+                )
+                return
 
 
 def _check_part(dataset: StreamingDataset, label: str, options: Mapping[str, Any]) -> None:
@@ -246,6 +272,8 @@ def _about_order(dataset: StreamingDataset) -> dict[str, Any]:
         "shuffle": ordering.given.shuffle,
         "seed": ordering.given.seed,
         "drop_last": dataset.drop_last,
+        "mark_padding": dataset.mark_padding,
+        "samples_per_epoch": ordering.samples_per_epoch,
         "error_budget": dataset.error_budget,
         "order": ordering.given.name,
         "shuffle_window": ordering.window,

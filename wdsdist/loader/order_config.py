@@ -35,11 +35,13 @@ class OrderConfig:
     """Samples that a lane shuffles together, where they were given."""
     cache_limit: int | None
     """Bytes."""
+    samples_per_epoch: int | None = None
+    """Length of the epochs, where it is not that of the data set."""
 
     @property
     def num_samples(self) -> int:
         """Samples in an epoch, over all ranks."""
-        return self.manifest.num_samples
+        return self.samples_per_epoch or self.manifest.num_samples
 
     @property
     def mean_sample_bytes(self) -> int:
@@ -112,7 +114,7 @@ class OrderConfig:
 
     def order(self, settings: OrderSettings, epoch: int) -> Order:
         """Return which sample stands at which position of an epoch."""
-        return epoch_order(self.manifest.counts, settings, epoch)
+        return epoch_order(self.manifest.counts, settings, epoch, self.samples_per_epoch)
 
     def state(self, position: Position, settings: OrderSettings) -> State:
         """Return the state of a loader at a position."""
@@ -134,11 +136,6 @@ class MixedOrderConfig(OrderConfig):
     change_weights: bool
     """Whether a state of other weights is continued: the epoch that it is in with its own, the next ones with these."""
     stratified: bool
-    samples_per_epoch: int
-
-    @property
-    def num_samples(self) -> int:
-        return self.samples_per_epoch
 
     @property
     def mean_sample_bytes(self) -> int:

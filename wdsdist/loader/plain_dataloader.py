@@ -138,7 +138,7 @@ class PlainProgress:
         """Return where this process stands, and ``about`` what."""
         position = self._loaded or (self._latest.position if self._latest else Position(self._chosen.epoch, 0))
         # What a loader's state calls consumed is another number: neither state can be taken for the other.
-        rest = {name: value for name, value in about.items() if name != "consumed"}
+        rest = {name: value for name, value in about.items() if name not in ("consumed", "finished")}
         return {**rest, "epoch": position.epoch, "taken": position.consumed, "num_workers": enter_worker()[1]}
 
     def load(self, state: Mapping[str, Any], about: State) -> None:

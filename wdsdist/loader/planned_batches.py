@@ -60,6 +60,7 @@ class BatchOptions:
     long: Long = "split"
     labels: bool = False
     drop_last: bool = True
+    mark_padding: bool = False
 
     def __post_init__(self) -> None:
         chosen = [
@@ -130,6 +131,7 @@ class PlannedBatches:
             buckets=None if options.bucket_by is None else Codes(ColumnLookup(manifest, options.bucket_by)),
             oversize=options.oversize,
             long=options.long,
+            mark_padding=options.mark_padding,
         )
 
     @classmethod

@@ -7,7 +7,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, islice, pairwise
+from itertools import chain, islice, pairwise, repeat
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -157,7 +157,7 @@ class WorkerIterator:
         # Only the last batch of an epoch is not full, so that what was skipped are whole batches and a rest.
         whole, rest = divmod(skipped, self.plan.batch_size)
         left = dataclasses.replace(self, worker=self.worker + whole * self.num_workers)
-        places = (place for batch in left._places() for place in zip(*(part.tolist() for part in batch), strict=True))
+        places = chain.from_iterable(map(_one_by_one, left._places()))
         bad = None if self.bad_samples is None else self.bad_samples.epoch(self.epoch, self.num_samples - skipped)
         for taken, place in enumerate(islice(places, rest, None), 1):
             sample = self.sample_reader.sample(*place)
@@ -223,6 +223,12 @@ class WorkerIterator:
         lanes = max(1, self.settings.num_canonical_replicas // self.plan.num_replicas)
         window = lanes * self.settings.window * self.order_config.mean_sample_bytes
         return 2 * window + _BYTES_AHEAD
+
+
+def _one_by_one(batch: Places) -> Iterator[tuple[int, int, int, bool | None]]:
+    """Yield shard, number, epoch and padding of each sample of a batch."""
+    padding = repeat(None) if batch.padding is None else batch.padding.tolist()
+    return zip(batch.shards.tolist(), batch.samples.tolist(), batch.epochs.tolist(), padding, strict=False)
 
 
 @dataclass

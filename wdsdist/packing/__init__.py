@@ -2,5 +2,6 @@
 
 from wdsdist.packing.progress import PackProgress
 from wdsdist.packing.run import pack
+from wdsdist.packing.sources import splits_of
 
-__all__ = ["PackProgress", "pack"]
+__all__ = ["PackProgress", "pack", "splits_of"]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import itertools
+from collections.abc import Iterable
 from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass
 
+from wdsdist._util.files import TEMPORARY
 from wdsdist._util.host import cpu_count
 from wdsdist._util.pools import pool
 from wdsdist.errors import WdsdistError
@@ -21,6 +24,8 @@ from wdsdist.packing.sources.source import OnError, Source
 from wdsdist.packing.writer import WrittenShard, whole_shard, write_shard
 
 _AHEAD = 2  # shards handed out for each process: one that it writes, and one so that it need not wait
+_LOOK = 1.0
+"""Seconds without a finished shard after which the bytes of those that are being written are shown."""
 _ABREAST = 2
 """Shards of files that one process writes at once: while one is digested, or waits for the disk, the other is read."""
 
@@ -35,7 +40,7 @@ class Writing:
     """Writes instead of processes of ours; it stays open."""
     on_error: OnError
     progress: ShowProgress | None
-    """Called before the first shard and after each."""
+    """Called before the first shard, after each, and every second or so while none is done."""
     checks: Checks
     """What samples are checked for."""
     reencoding: Reencoding | None = None
@@ -82,7 +87,7 @@ class _Shards:
         self.compress = job.options.compress
         self.bytes = int(plan.sizes.sum())
         self.done: dict[int, WrittenShard] = {}
-        self.samples_done = self.bytes_done = self.left_out = 0
+        self.samples_done = self.bytes_done = self.shown = self.left_out = 0
         self.kept = 0, 0
 
     def keep(self) -> list[int]:
@@ -117,9 +122,25 @@ class _Shards:
                 running[written] = number
             if not running:
                 return
-            for future in concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED).done:
+            done = concurrent.futures.wait(running, _LOOK, return_when=concurrent.futures.FIRST_COMPLETED).done
+            if not done:
+                self._report(under_way=self._under_way(running.values()))
+            for future in done:
                 self._add(running.pop(future), future.result())
                 self._report()
+
+    def _under_way(self, numbers: Iterable[int]) -> int:
+        """Return the bytes of the shards that are being written here: one large shard would show no progress."""
+        folder, found = self.place.folder, 0
+        if folder is None:
+            return 0
+        for number in numbers:
+            written = 0
+            for path in folder.glob(f"{TEMPORARY}*-{self.plan.name(number)}"):
+                with contextlib.suppress(OSError):  # renamed, now that it is whole
+                    written += path.stat().st_size
+            found += min(written, int(self.plan.sizes[number]))
+        return found
 
     def _add(self, number: int, shard: WrittenShard) -> None:
         self.done[number] = shard
@@ -127,16 +148,17 @@ class _Shards:
         self.left_out += len(shard.left_out)
         self.bytes_done += int(self.plan.sizes[number])  # what it was to have, so that all add up to the whole
 
-    def _report(self) -> None:
+    def _report(self, *, under_way: int = 0) -> None:
         if self.progress is None:
             return
+        self.shown = max(self.shown, self.bytes_done + under_way)  # a shard that is renamed just now is in neither
         self.progress(
             PackProgress(
                 samples_done=self.samples_done,
                 samples=len(self.source),
                 shards_done=len(self.done),
                 shards=len(self.plan),
-                bytes_done=self.bytes_done,
+                bytes_done=self.shown,
                 bytes=self.bytes,
                 left_out=self.left_out + len(self.source.left_out),
                 samples_kept=self.kept[0],

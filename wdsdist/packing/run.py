@@ -23,6 +23,7 @@ from wdsdist.packing.plan import PackPlan, make_plan
 from wdsdist.packing.progress import PackProgress
 from wdsdist.packing.reencoding import DEFAULT_QUALITY, Reencoding, check_options
 from wdsdist.packing.remote_executor import refuse_to_travel
+from wdsdist.packing.sources.class_folders import known_classes
 from wdsdist.packing.sources.python import Made
 from wdsdist.packing.sources.source import (
     Encode,
@@ -40,6 +41,7 @@ from wdsdist.samples.images.limits import check_max_pixels
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.index import tolerance_of
 from wdsdist.shards.manifest import Manifest, Shard
+from wdsdist.shards.tar import AUTO
 from wdsdist.storage import compression
 
 
@@ -53,7 +55,10 @@ def pack(
     executor: Executor | None = None,
     shuffle_seed: int | Literal["auto"] | None = "auto",
     kind: str | None = None,
+    key: str = AUTO,
     class_folders: bool | None = None,
+    classes_from: str | os.PathLike[str] | None = None,
+    split: str | None = None,
     columns: Mapping[str, str] | None = None,
     root: str | os.PathLike[str] | None = None,
     allow_outside: bool = False,
@@ -87,9 +92,9 @@ def pack(
             a list; an IDX set, by its images file, a prefix such as ``mnist/train``, or the folder that holds it
             alone; or a table whose rows are samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files (one, a
             folder of them, or a pattern such as ``data/train-*.parquet``), or a folder that ``save_to_disk`` of
-            ``datasets`` wrote; or a URL of any of these. Or what Python makes: a data set with ``__len__`` and
-            ``__getitem__``, such as those of torch; any other iterable of samples; a function that returns one of
-            these; or the name of one of these, as ``my_module:name``.
+            ``datasets`` wrote; or a URL of any of these; or a folder of MosaicML Streaming or LitData. Or what Python
+            makes: a data set with ``__len__`` and ``__getitem__``, such as those of torch; any other iterable of
+            samples; a function that returns one of these; or the name of one of these, as ``my_module:name``.
         dest: the folder for the shards, which is made where it does not exist; or a URL that fsspec can write, where
             nothing keeps two packers apart.
         shard_bytes: the most bytes of a shard, or a text such as ``"256MiB"``; a sample that needs more gets a shard of
@@ -107,6 +112,14 @@ def pack(
         kind: what ``source`` is taken for, such as ``"folder"`` or ``"csv"``; by default, what it looks like.
         class_folders: whether each sample gets a ``cls`` member, the number of its folder directly under ``source``;
             by default, when ``source`` looks like a folder of class folders with images.
+        key: of files and of WebDataset shards, the key rule, where names are cut into keys and extensions:
+            ``"first-dot"``, the convention; ``"last-dot"``; or a regular expression of the key, up to a dot. ``"auto"``
+            takes the first dot unless the names show that it would put samples together, as of ``v1.5_0001.jpg``; in
+            class folders of images, each image is a sample. Under another rule than the first dot, ``.`` and ``%`` in
+            keys are written as ``%2E`` and ``%25``: ``urllib.parse.unquote`` gives them back.
+        classes_from: a packed data set, or a folder of class folders, whose classes and their numbers these get too,
+            such as the training set of a validation set that lacks some.
+        split: the folder directly in ``source`` that is packed, such as ``"val"``, and nothing else of it.
         columns: of a table, the member that each column becomes, such as ``{"image": "jpg"}``; columns that are not
             named follow the rules of `wdsdist.packing.sources.columns`.
         root: of a table, the local folder that the paths in it start from; by default the folder of the table. A path
@@ -146,7 +159,7 @@ def pack(
             for ``dest`` alone, so that no store is shown another one's credentials.
         source_storage_options: passed to fsspec for ``source``, in place of ``storage_options``.
         allow_elsewhere: of WebDataset shards, as of `wdsdist.open`.
-        progress: called with a `PackProgress` before the first shard is written and after each.
+        progress: called with a `PackProgress` before the first shard is written, after each, and every second or so.
 
     Returns the manifest, as `wdsdist.open` would.
 
@@ -185,8 +198,7 @@ def pack(
     >>> pack(({"txt": f"line {number}"} for number in range(3)), root / "lines").num_samples
     3
     """
-    _check_arguments(on_error, workers, max_side, quality, max_pixels, check_decode)
-    excluded = None if exclude is None else Excluded.of(exclude)
+    excluded = _check_arguments(on_error, exclude, workers, max_side, quality, max_pixels, check_decode)
     options = PackOptions(
         shard_bytes=check_bytes("shard_bytes", shard_bytes),
         shard_samples=shard_samples,
@@ -200,18 +212,29 @@ def pack(
         exclude=excluded.digest if excluded else None,
     )
     place = Place(storage.normalise(dest), storage.named(storage_options, [os.fspath(dest)]))
-    about = SourceOptions(
-        kind=kind, class_folders=class_folders, columns=columns, root=root, allow_outside=allow_outside, encode=encode,
-        on_error=on_error, tolerance=tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None,
-        allow_elsewhere=allow_elsewhere,
-    )  # fmt: skip
-    if source_storage_options is None and _share_options(source, place):
-        source_storage_options = storage_options
-    found = sources.find(source, about, scratch=place.folder, storage_options=source_storage_options)
-    options = _ordered(options, found, shuffle_seed)
+    files: dict[str, Any] = {"key": key, "class_folders": class_folders, "split": split, "encode": encode}
+    table: dict[str, Any] = {"columns": columns, "root": root, "allow_outside": allow_outside}
+    kept = tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None
+    how_found: dict[str, Any] = {"on_error": on_error, "tolerance": kept, "allow_elsewhere": allow_elsewhere}
+    about = SourceOptions(kind=kind, classes=known_classes(classes_from), **files, **table, **how_found)
+    found = _find(source, about, place, (storage_options, source_storage_options), excluded)
     how = Writing(workers=workers, executor=executor, on_error=on_error, progress=progress, **_changes(options))
-    found = excluded.without(found) if excluded else found
-    return _run(found, place, options, how, overwrite=overwrite, append=append)
+    return _run(found, place, _ordered(options, found, shuffle_seed), how, overwrite=overwrite, append=append)
+
+
+def _find(
+    source: str | os.PathLike[str] | Made,
+    about: SourceOptions,
+    place: Place,
+    storage_options: tuple[Mapping[str, Any] | None, Mapping[str, Any] | None],
+    excluded: Excluded | None,
+) -> Source | Stream:
+    """List the samples of the source; ``storage_options`` are those given for all, and for the source alone."""
+    for_all, own = storage_options
+    if own is None and _share_options(source, place):
+        own = for_all
+    found = sources.find(source, about, scratch=place.folder, storage_options=own)
+    return excluded.without(found) if excluded else found
 
 
 def _run(
@@ -248,11 +271,15 @@ def _done(place: Place, job: Job, how: Writing, *, append: bool) -> Manifest | N
     return destination.finished(place, job, how.on_error)
 
 
-def _check_arguments(on_error: str, workers: int | None, *about_images: Any) -> None:
+def _check_arguments(
+    on_error: str, exclude: str | os.PathLike[str] | None, workers: int | None, *about_images: Any
+) -> Excluded | None:
+    """Raise `ArgumentError` for arguments that cannot work; return the samples to leave out."""
     if on_error not in ("raise", "skip"):
         raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"')
     check_integer("workers", 1 if workers is None else workers, 1)
     check_options(*about_images)
+    return None if exclude is None else Excluded.of(exclude)
 
 
 def _share_options(source: object, place: Place) -> bool:

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from wdsdist._util.npy_header import NPY_PREFIX, npy_header_length, npy_layout
 from wdsdist.errors import ArgumentTypeError, DecodeError
-from wdsdist.samples.codecs import NPY_PREFIX, npy_header_length, npy_layout
 from wdsdist.samples.collate import Stacked
 
 

@@ -9,6 +9,7 @@ from itertools import starmap
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import BadSample, DecodeError, SampleError
@@ -27,6 +28,7 @@ from wdsdist.samples.bad_samples import (
 )
 from wdsdist.samples.collate import Batch, Buffer, Ragged, Sample, check_alike, collate, column, failing_fields
 from wdsdist.samples.fields import ABSENT, Chosen
+from wdsdist.samples.padding import PADDING, marks
 from wdsdist.samples.sample_spec import Decoder, SampleSpec
 from wdsdist.samples.shard_reader import MappedShard, ShardReader
 from wdsdist.sampling.permutation import mix_key, mix_keys
@@ -90,8 +92,8 @@ class _Opened:
         return "" if self.spec.policy.replaces else ADVICE
 
 
-_Row = tuple[_Opened, int, int]
-"""One sample of a batch: its shard, its number there, and its seed."""
+_Row = tuple[_Opened, int, int, bool | None]
+"""One sample of a batch: its shard, its number there, its seed, and whether it is padding, where that is told."""
 
 
 class _Column:
@@ -117,14 +119,14 @@ class _Column:
         pieces = None if decoder is None else decoder.stacked(self._field, self.extensions, self.parts)
         if pieces is not None:
             return pieces if deferred else pieces.tensor()
-        opened, sample, _ = rows[0]
+        opened, sample, *_ = rows[0]
         return column(self._field, self._values(rows), repr(opened.shard.key(sample)), deferred=deferred)
 
     def _values(self, rows: list[_Row], *, optional: bool = False) -> list[Any]:
         members = zip(rows, self.extensions, self.parts, strict=True)
         return [
             None if optional and not len(part) else opened.decoded(sample, seed, self._field, extension, part)
-            for (opened, sample, seed), extension, part in members
+            for (opened, sample, seed, _), extension, part in members
         ]
 
 
@@ -149,6 +151,7 @@ class SampleReader:
         self._places = 0  # of the batch that hold a substitute
         self._bad: dict[tuple[int, str], BadRecord] = {}  # what was met while the batch was made
         self._usual: dict[int, Kinds] = {}
+        self._mark: bool | None = None  # of a sample that is no padding, where that is told
 
     @property
     def is_raw(self) -> bool:
@@ -185,8 +188,10 @@ class SampleReader:
         """Let the shards that were read be evicted from the cache, once no view of them is left."""
         self._reader.release()
 
-    def sample(self, shard: int, sample: int, epoch: int, *, strict: bool = False) -> Any:
+    def sample(self, shard: int, sample: int, epoch: int, padding: bool | None = None, *, strict: bool = False) -> Any:
         """Return one sample, decoded and transformed, or with a policy for bad ones and not ``strict`` a substitute.
+
+        It is marked as ``padding`` or not where that is given.
 
         Raises `SampleError` where a field is missing and `DecodeError`, naming shard and member, where one is bad.
         """
@@ -195,7 +200,7 @@ class SampleReader:
         self._reader.hold((shard,))
         try:
             opened = _Opened(shard, self._reader.shard(shard), self._spec(shard))
-            row = opened, opened.shard.stored(sample), seed
+            row = opened, opened.shard.stored(sample), seed, padding
             return _sample(*row) if strict else self._good(row, epoch)[0]
         finally:
             self.release()  # a sample holds copies
@@ -205,6 +210,7 @@ class SampleReader:
         shards: Int64s,
         samples: Int64s,
         epochs: Int64s,
+        padding: npt.NDArray[np.bool_] | None,
         collate_fn: Callable[[list[Any]], Any] | None,
         *,
         deferred: bool,
@@ -220,10 +226,13 @@ class SampleReader:
         try:
             opened = {number: _Opened(number, self._reader.shard(number), self._spec(number)) for number in needed}
             stored = _stored(shards, samples, opened)
-            rows = list(zip([opened[number] for number in shards.tolist()], stored.tolist(), seeds, strict=True))
+            told = [None] * len(shards) if padding is None else padding.tolist()
+            self._mark = None if padding is None else False
+            rows = list(zip([opened[number] for number in shards.tolist()], stored.tolist(), seeds, told, strict=True))
             if collate_fn is None and all(one.spec.transform is None for one in opened.values()):
                 try:
-                    return self._columns(rows, deferred)
+                    batch = self._columns(rows, deferred)
+                    return batch if padding is None else {**batch, PADDING: marks(padding)}
                 except Exception as error:
                     if not (self._replaces and is_fault_of_sample(error)):
                         raise
@@ -244,9 +253,9 @@ class SampleReader:
 
     def _good(self, row: _Row, epoch: int) -> tuple[Any, int]:
         """Return a sample and its number; those of a substitute where it is bad."""
-        opened, sample, seed = row
+        opened, sample, *_ = row
         try:
-            return _sample(opened, sample, seed), sample
+            return _sample(*row), sample
         except Exception as error:
             if not (opened.spec.policy.replaces and is_fault_of_sample(error)):
                 raise
@@ -257,14 +266,14 @@ class SampleReader:
         self, row: _Row, epoch: int, bad: BadRecord, unusual: Callable[[Any], str | None] | None = None
     ) -> tuple[Any, int]:
         """Return the sample that takes the place of a bad one, and its number."""
-        opened, sample, seed = row
+        opened, sample, seed, mark = row
         count = opened.shard.num_samples
         for number in candidates(self._seed, epoch, opened.number, sample, count):
             candidate = opened.shard.stored(number)
             if candidate == sample:
                 continue
             try:
-                value = _sample(opened, candidate, seed)
+                value = _sample(opened, candidate, seed, mark)
             except Exception as error:
                 if not is_fault_of_sample(error):
                     raise
@@ -296,7 +305,7 @@ class SampleReader:
         except SampleError:
             failing = failing_fields(made, self._optional)
         for place, (row, epoch) in enumerate(zip(rows, epochs, strict=True)):
-            opened, sample, _ = row
+            opened, sample, *_ = row
             if not opened.spec.policy.replaces:
                 continue
             usual = self._usual_of(opened)
@@ -318,7 +327,7 @@ class SampleReader:
             for sample in map(opened.shard.stored, probes(opened.shard.num_samples)):
                 seed = mix_key(self._seed, 0, _AUGMENTATION, opened.number, sample) >> 1
                 try:
-                    found.append(kinds(_sample(opened, sample, seed)))
+                    found.append(kinds(_sample(opened, sample, seed, self._mark)))
                 except Exception as error:
                     if not is_fault_of_sample(error):
                         raise
@@ -336,7 +345,7 @@ class SampleReader:
         columns: dict[str, _Column] = {}
         keys: list[str] = []
         names: list[str] = []
-        for opened, sample, _ in rows:
+        for opened, sample, *_ in rows:
             shard = opened.shard
             keys.append(shard.key(sample))
             names.append(shard.name)
@@ -349,7 +358,7 @@ class SampleReader:
                                       columns.items()):  # fmt: skip
             raise SampleError("a member is empty")  # of which sample, and by which policy, is looked at one by one
         if any(len(one.parts) != len(rows) for one in columns.values()):
-            check_alike([_names(opened, sample) for opened, sample, _ in rows])
+            check_alike([_names(opened, sample) for opened, sample, *_ in rows])
         batch: Batch = {"__key__": keys, "__shard__": names}
         distinct = {opened for opened, *_ in rows}
         if any(opened.shard.dataset for opened in distinct):
@@ -378,8 +387,8 @@ def _stored(shards: Int64s, samples: Int64s, opened: Mapping[int, _Opened]) -> I
     return stored
 
 
-def _sample(opened: _Opened, sample: int, seed: int) -> Any:
-    """Return one sample, decoded and transformed."""
+def _sample(opened: _Opened, sample: int, seed: int, padding: bool | None) -> Any:
+    """Return one sample, decoded and transformed; a transform sees the mark of padding, and need not hand it on."""
     shard, spec = opened.shard, opened.spec
     entries: Sample = {"__key__": shard.key(sample), "__shard__": shard.name}
     if shard.dataset:
@@ -394,11 +403,16 @@ def _sample(opened: _Opened, sample: int, seed: int) -> Any:
             raise opened.empty(sample, field, extension)
         else:
             entries[field] = opened.decoded(sample, seed, field, extension, part)
+    if padding is not None:
+        entries[PADDING] = padding
     if not spec.policy.replaces:
-        return _transformed(opened, entries, seed)
-    made = spec.transformed(entries, seed)
-    if made is None:
-        raise BadSample("transform returned None")
+        made = _transformed(opened, entries, seed)
+    else:
+        made = spec.transformed(entries, seed)
+        if made is None:
+            raise BadSample("transform returned None")
+    if padding is not None and isinstance(made, dict) and PADDING not in made:
+        return {**made, PADDING: padding}
     return made
 
 

@@ -11,6 +11,7 @@ then put into random order.
 
 from __future__ import annotations
 
+import functools
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterator
@@ -69,7 +70,7 @@ class BlockSamples:
     """int64 [n]: the category of each; batches have one category only."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class BlockPlan:
     """The batches of a block: ``steps`` for each rank."""
 
@@ -87,6 +88,17 @@ class BlockPlan:
         place = step * self.num_ranks + rank
         part = slice(int(self.bounds[place]), int(self.bounds[place + 1]))
         return self.samples[part], self.rows[part]
+
+    def repeated(self, step: int, rank: int) -> npt.NDArray[np.bool_]:
+        """Return which samples of one batch are repeated only because ranks must be even."""
+        place = step * self.num_ranks + rank
+        return self._is_repeated[int(self.bounds[place]) : int(self.bounds[place + 1])]
+
+    @functools.cached_property
+    def _is_repeated(self) -> npt.NDArray[np.bool_]:
+        repeated = np.ones(len(self.samples), np.bool_)
+        repeated[np.unique(self.samples, return_index=True)[1]] = False
+        return repeated
 
     def until(self, step: int) -> Int64s:
         """Return the samples of the first steps, by their numbers in the block."""

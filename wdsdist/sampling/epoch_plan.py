@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.sampling.order import Order
@@ -27,6 +28,8 @@ class Places(NamedTuple):
     shards: Int64s
     samples: Int64s
     epochs: Int64s
+    padding: npt.NDArray[np.bool_] | None
+    """bool [batch]: which samples are repeated so that ranks are even; ``None`` where that is not to be told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,8 @@ class EpochPlan:
     """Whether a rank's last batch is dropped when it is not full."""
     start: int = 0
     """``c``: samples of the epoch that are already consumed, by all ranks together."""
+    mark_padding: bool = False
+    """Whether the samples that are repeated are told from the others; they then end what ranks gather, see `line`."""
 
     @property
     def samples_per_rank(self) -> int:
@@ -64,6 +69,12 @@ class EpochPlan:
         """Batches that each rank makes."""
         samples = self.samples_per_rank
         return samples // self.batch_size if self.drop_last_batch else -(-samples // self.batch_size)
+
+    @property
+    def last_global_batch(self) -> int:
+        """Samples that ranks gather of the last batch, without the padding, which ends them with ``mark_padding``."""
+        size = self.batch_size * self.num_replicas
+        return min(size, self.num_samples - self.start - (self.batches_per_rank - 1) * size)
 
     @property
     def is_over(self) -> bool:
@@ -89,9 +100,34 @@ class EpochPlan:
 
     def positions(self, *, rank: int, batch: int) -> Int64s:
         """Return the positions that make one batch of one rank."""
+        return self._line_of(rank, batch) % self.num_samples
+
+    def line(self, steps: Int64s, *, rank: int) -> Int64s:
+        """Return what a rank takes at some of its steps: position ``i % N`` for each ``i``, padding from ``N`` on.
+
+        With ``mark_padding``, padding ends what the ranks gather of the last batch, in the order of ranks: frameworks
+        cut it off there. So a rank before the last ones takes one of their samples in place of its padding.
+        """
+        found = self.start + steps * self.num_replicas + rank
+        first = (self.batches_per_rank - 1) * self.batch_size
+        size = self.samples_per_rank - first  # of the last batch, on each rank
+        padding = self.start + self.samples_per_rank * self.num_replicas - self.num_samples
+        is_last = self.mark_padding and padding > 0 and len(steps) and steps[-1] >= first
+        if not is_last or size > self.batch_size:  # where padding lies in a batch that is dropped
+            return found
+        # By place among what is gathered. Padding is each rank's last sample, from a rank on; it is to be the tail.
+        tail = np.arange(self.num_replicas * size - padding, self.num_replicas * size)
+        given = tail[tail % size != size - 1]
+        taken = np.arange(self.num_replicas - padding, self.num_replicas - padding + len(given)) * size + size - 1
+        for here, there in ((given, taken), (taken, given)):
+            mine = here // size == rank
+            for place, other in zip(here[mine] % size, there[mine], strict=True):
+                found[steps == first + place] = self.start + (first + other % size) * self.num_replicas + other // size
+        return found
+
+    def _line_of(self, rank: int, batch: int) -> Int64s:
         first = batch * self.batch_size
-        steps = np.arange(first, min(first + self.batch_size, self.samples_per_rank), dtype=np.int64)
-        return (self.start + steps * self.num_replicas + rank) % self.num_samples
+        return self.line(np.arange(first, min(first + self.batch_size, self.samples_per_rank)), rank=rank)
 
     def batch_numbers(self, worker: int, num_workers: int, *, group: int = 1) -> Iterator[int]:
         """Yield the numbers of the batches that one worker makes.
@@ -108,8 +144,10 @@ class EpochPlan:
         mine = self.batch_numbers(worker, num_workers, group=group)
         at_once = max(1, _BLOCK_SAMPLES // self.batch_size)
         while block := list(islice(mine, at_once)):
-            positions = [self.positions(rank=rank, batch=batch) for batch in block]
-            together = np.concatenate(positions)
-            cuts = np.cumsum([len(part) for part in positions])[:-1]
-            found = (*order.locate(together), order.epochs(together))
-            yield from map(Places, *(np.split(part, cuts) for part in found))
+            lines = [self._line_of(rank, batch) for batch in block]
+            together = np.concatenate(lines)
+            cuts = np.cumsum([len(part) for part in lines])[:-1]
+            positions = together % self.num_samples
+            found = (*order.locate(positions), order.epochs(positions))
+            padding = np.split(together >= self.num_samples, cuts) if self.mark_padding else repeat(None)
+            yield from map(Places, *(np.split(part, cuts) for part in found), padding)

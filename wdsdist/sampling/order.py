@@ -95,10 +95,11 @@ def default_window(counts: Int64s) -> int:
     return max(_WINDOW_SAMPLES, _WINDOW_SHARDS * mean)
 
 
-def epoch_order(counts: Int64s, settings: OrderSettings, epoch: int) -> Order:
-    """Return the order of one epoch over shards that hold ``counts`` samples each.
+def epoch_order(counts: Int64s, settings: OrderSettings, epoch: int, num_samples: int | None = None) -> Order:
+    """Return the order of one epoch over shards that hold ``counts`` samples each, or of a virtual one.
 
-    Raises ``ArgumentError`` for a negative epoch.
+    ``num_samples`` is the length of the epochs, by default that of all shards: see `VirtualOrder`. Raises
+    ``ArgumentError`` for a negative epoch.
 
     >>> order = epoch_order(np.array([3, 0, 2]), OrderSettings(seed=1), epoch=0)
     >>> shards, samples = order.locate(np.arange(5))
@@ -106,11 +107,46 @@ def epoch_order(counts: Int64s, settings: OrderSettings, epoch: int) -> Order:
     [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1)]
     """
     epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
+    if num_samples not in (None, int(counts.sum())):
+        return VirtualOrder(counts, settings, epoch, num_samples)
     if settings.name == "sampler":
         if settings.shuffle:
             return SamplerOrder(counts, settings, epoch)
         settings = replace(settings, num_canonical_replicas=1)  # the shards as they lie
     return ShardOrder(counts, settings, epoch)
+
+
+class VirtualOrder:
+    """A virtual epoch: as many samples as it is long of the data set's own epochs, which follow one another.
+
+    It begins where the one before ended, so that each sample comes once before any comes again.
+    """
+
+    def __init__(self, counts: Int64s, settings: OrderSettings, epoch: int, num_samples: int) -> None:
+        self._counts = counts
+        self._settings = settings
+        self._num_samples = num_samples
+        self._size = int(counts.sum())
+        self._first_epoch, self._start = divmod(epoch * num_samples, self._size)
+        self._orders: dict[int, Order] = {}
+
+    @property
+    def num_samples(self) -> int:
+        return self._num_samples
+
+    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
+        shards, samples = np.empty_like(positions), np.empty_like(positions)
+        epochs, places = np.divmod(self._start + positions, self._size)
+        used = {}
+        for later in np.unique(epochs).tolist():
+            epoch = self._first_epoch + later
+            order = used[epoch] = self._orders.get(epoch) or epoch_order(self._counts, self._settings, epoch)
+            shards[epochs == later], samples[epochs == later] = order.locate(places[epochs == later])
+        self._orders = used  # what was used last is what neighbouring positions need
+        return shards, samples
+
+    def epochs(self, positions: Int64s) -> Int64s:
+        return self._first_epoch + (self._start + positions) // self._size
 
 
 class SamplerOrder:

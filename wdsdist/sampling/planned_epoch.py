@@ -62,6 +62,8 @@ class Batching:
     """What happens to a sample over the budget of a batch: ``error``, ``drop`` or ``alone``."""
     long: Long = "split"
     """What happens to a document longer than a row: ``split``, ``truncate`` or ``error``."""
+    mark_padding: bool = False
+    """Whether batches say which of their samples are repeated."""
     block_samples: int = 1
     """Positions of the order in a block."""
 
@@ -97,11 +99,12 @@ class Block:
     stops: Int64s
     """int64 [n]: its tokens."""
 
-    def batch(self, step: int, rank: int, *, in_rows: bool) -> PlannedBatch:
+    def batch(self, step: int, rank: int, *, in_rows: bool, marks: bool = False) -> PlannedBatch:
         """Return one batch of one rank."""
         chosen, rows = self.plan.batch(step, rank)
         numbers = self.numbers[chosen]
-        places = Places(self.shards[numbers], self.samples[numbers], self.epochs[numbers])
+        padding = self.plan.repeated(step, rank) if marks else None
+        places = Places(self.shards[numbers], self.samples[numbers], self.epochs[numbers], padding)
         return PlannedBatch(places, Pieces(rows, self.starts[chosen], self.stops[chosen]) if in_rows else None)
 
 
@@ -161,7 +164,7 @@ class PlannedEpoch:
             on_block(number, block.plan.steps)
             for step in range(block.plan.steps):
                 if (first + step) // group % num_workers == worker:
-                    yield first + step, block.batch(step, rank, in_rows=in_rows)
+                    yield first + step, block.batch(step, rank, in_rows=in_rows, marks=self.batching.mark_padding)
             first += block.plan.steps
 
     def uses(self, *, rank: int, batch: int = 0) -> Iterator[Use]:

@@ -51,6 +51,8 @@ def upcoming(order: Order, plan: EpochPlan, *, rank: int, batch: int = 0) -> Ite
     taken = min(plan.samples_per_rank, plan.batches_per_rank * plan.batch_size)
     # From here on a rank takes samples from the start of the epoch again, to be even with the others.
     padded = min(taken, max(0, -(-(plan.num_samples - plan.start - rank) // plan.num_replicas)))
+    if plan.mark_padding:  # ranks may exchange samples in their last batch
+        padded = min(padded, max(0, plan.batches_per_rank - 1) * plan.batch_size)
     first = batch * plan.batch_size
     if isinstance(order, ShardOrder):
         stride = len(order.lanes_of(rank, plan.num_replicas))  # it meets them in turn
@@ -108,4 +110,4 @@ def _of_block(order: Order, plan: EpochPlan, rank: int, steps: range) -> Iterato
 def _located(order: Order, plan: EpochPlan, rank: int, steps: range) -> tuple[Int64s, Int64s]:
     """Return the numbers of some steps of a rank, and the shard of each: int64 [steps] each."""
     part = np.arange(steps.start, steps.stop, steps.step, dtype=np.int64)
-    return part, order.locate((plan.start + part * plan.num_replicas + rank) % plan.num_samples)[0]
+    return part, order.locate(plan.line(part, rank=rank) % plan.num_samples)[0]

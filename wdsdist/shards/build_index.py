@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -29,7 +30,7 @@ from wdsdist.shards.index_target import NAME_A_FOLDER
 from wdsdist.shards.manifest import Manifest, Shard, index_json, trusted_digests
 from wdsdist.shards.open import refuse_folders
 from wdsdist.shards.spellings import Location, Shards, expand
-from wdsdist.shards.tar import is_tar
+from wdsdist.shards.tar import AUTO, FIRST_DOT, check_rule, decide, is_tar, merge
 from wdsdist.shards.unindexed import check_names, tars_below, tars_in
 
 _REMOTE_WORKERS = 16
@@ -54,6 +55,7 @@ def index(
     *,
     output: Location | None = None,
     name: str | None = None,
+    key: str = AUTO,
     on_error: Literal["raise", "skip"] = "raise",
     keep_first: bool = False,
     salvage: bool = False,
@@ -75,6 +77,10 @@ def index(
             this folder.
         name: write ``index-NAME.json`` instead of ``index.json``, so that a folder holds several data sets, such as
             splits. Open the data set by this file.
+        key: the key rule, where the base names of members are cut into keys and extensions: ``"first-dot"``, the
+            convention; ``"last-dot"``; or a regular expression of the key, up to a dot. ``"auto"`` takes the first dot
+            unless the names of all tars show that it would put samples together, as of ``v1.5_0001.jpg``; the rule of
+            an index.json that is there already is kept. Another rule than the first dot is noted in the indexes.
         on_error: ``"raise"`` stops at the first tar that cannot be read without losing samples; ``"skip"`` leaves out
             what readers could not tell apart, such as a sample with the same member twice, and tars that are damaged.
             Each is listed with its reason in ``index-report.jsonl``; ``manifest.extra["left_out"]`` is their number.
@@ -96,10 +102,10 @@ def index(
         DestinationExistsError: the folder has an ``index.json`` of other tars.
         DestinationError: the indexes cannot be written.
         StorageError: a store cannot be read.
-        ArgumentError: an option has a value that cannot work.
+        ArgumentError: an option has a value that cannot work, or names do not show where keys end.
     """
-    if workers is not None:
-        check_integer("workers", workers, 1)
+    check_rule(key)
+    check_integer("workers", 1 if workers is None else workers, 1)
     tolerance = tolerance_of(on_error, keep_first, salvage)
     file_name = index_json.file_name(name)
     if not isinstance(shards, Manifest):
@@ -115,18 +121,18 @@ def index(
     if storage.is_read_only(target):
         raise DestinationError(f"{storage.shown(target)} cannot be written: {NAME_A_FOLDER}")
     known = index_target.known(target, file_name, locations, options)
+    before: Mapping[str, Any] = {} if known is None else known.extra
+    key = _known_rule(before) if key == AUTO else key
     with _executor(locations, workers) as executor:
         sizes = list(executor.map(_size, locations, [options] * len(locations)))
-        jobs = [
-            _Job(location, size, index_target.sidecar(target, location, mirrors), tolerance, options)
-            for location, size in zip(locations, sizes, strict=True)
-        ]
+        sidecars = [index_target.sidecar(target, location, mirrors) for location in locations]
+        places = zip(locations, sizes, sidecars, strict=True)
+        jobs = [_Job(*place, tolerance, key, options) for place in places]
         found = _index_all(executor, jobs, progress)
+        found, key = _by_one_rule(executor, jobs, found)
     indexed = [(shard, one) for shard, one in zip(names, found, strict=True) if isinstance(one, ShardIndex)]
-    left_out = [one for location, index in zip(locations, found, strict=True) for one in _left_out(location, index)]
-    if left_out and not any(one.num_samples for _, one in indexed):
-        raise ShardDamagedError(f"no sample of {storage.shown(target)} can be indexed: {left_out[0]['reason']}")
-    extra = _notes([one for _, one in indexed])
+    left_out = _all_left_out(target, locations, found)
+    extra = _notes([one for _, one in indexed], before, key)
     extra |= {"left_out": len(left_out), "on_error": on_error} if left_out else {}
     extra |= {"mirrors": mirrors} if mirrors is not None else {}
     manifest = Manifest.of(
@@ -140,8 +146,7 @@ def index(
         origin=storage.join(target, file_name),
     )
     manifest = replace(manifest, extra=extra | index_target.kept_notes(known, manifest))
-    if output is not None:
-        _record(manifest)
+    _record(manifest)
     index_target.save(manifest, target, file_name, left_out, options)
     _warn(manifest)
     return manifest
@@ -185,6 +190,16 @@ def _warn_of_splits(folder: str, locations: list[str], options: storage.StorageO
         )
 
 
+def _all_left_out(
+    target: str, locations: list[str], found: list[ShardIndex | ShardDamagedError]
+) -> list[dict[str, str | None]]:
+    """Return the lines of the report. Raises `ShardDamagedError` where no sample is left."""
+    left_out = [one for location, index in zip(locations, found, strict=True) for one in _left_out(location, index)]
+    if left_out and not any(one.num_samples for one in found if isinstance(one, ShardIndex)):
+        raise ShardDamagedError(f"no sample of {storage.shown(target)} can be indexed: {left_out[0]['reason']}")
+    return left_out
+
+
 def _left_out(location: str, found: ShardIndex | ShardDamagedError) -> list[dict[str, str | None]]:
     """Return the lines of the report on one shard."""
     shard = storage.shown(storage.split(location)[1])
@@ -205,7 +220,9 @@ def _warn(manifest: Manifest) -> None:
 
 
 def _record(manifest: Manifest) -> None:
-    """Record the manifest as trusted, because the user named its locations."""
+    """Record the manifest as trusted where the user named its locations."""
+    if not manifest.is_named:
+        return
     try:
         trusted_digests.record(index_json.dumps(manifest))
     except (DestinationError, ArgumentError, OSError) as error:
@@ -239,6 +256,7 @@ class _Job:
     sidecar: str
     """Path or URL of the index to write."""
     tolerance: Tolerance
+    key_rule: str
     options: storage.StorageOptions
 
 
@@ -269,16 +287,44 @@ def _index_all(
 
 
 def _index_one(job: _Job) -> ShardIndex | ShardDamagedError:
+    """Index a tar; where the key rule is still to be decided, nothing is written."""
+    how: dict[str, Any] = {"tolerance": job.tolerance, "key_rule": job.key_rule}
     try:
-        if not storage.is_remote(job.location):
-            return scan_local.write_index(Path(job.location), Path(job.sidecar), job.tolerance)
-        found = scan_remote.index_remote(job.location, job.size, job.options, job.tolerance)
+        if storage.is_remote(job.location):
+            found = scan_remote.index_remote(job.location, job.size, job.options, **how)
+        else:
+            found = scan_local.scan_shard(Path(job.location), **how)
     except ShardDamagedError as error:
         if not job.tolerance.skip:
             raise
         return error
-    index_target.write(job.sidecar, shard_index.dumps(found), job.options)
+    if not found.evidence:
+        _save(found, job)
     return found
+
+
+def _save(found: ShardIndex, job: _Job) -> None:
+    if storage.is_remote(job.location):
+        index_target.write(job.sidecar, shard_index.dumps(found), job.options)
+    else:
+        scan_local.save_index(found, Path(job.sidecar))
+
+
+def _by_one_rule(
+    executor: concurrent.futures.Executor, jobs: list[_Job], found: list[ShardIndex | ShardDamagedError]
+) -> tuple[list[ShardIndex | ShardDamagedError], str]:
+    """Decide on the key rule by the names of all tars; return what it gives, and the rule."""
+    if jobs[0].key_rule != AUTO:
+        return found, jobs[0].key_rule
+    undecided = {number: one for number, one in enumerate(found) if isinstance(one, ShardIndex) and one.evidence}
+    what = storage.shown(storage.split(jobs[0].location)[0])
+    rule = decide(merge(one.evidence for one in undecided.values()), what)
+    anew = [number for number, one in undecided.items() if one.key_rule != rule]
+    made = executor.map(_index_one, [dataclasses.replace(jobs[number], key_rule=rule) for number in anew])
+    settled = dict(zip(anew, made, strict=True))
+    for number in undecided.keys() - settled.keys():
+        _save(undecided[number], jobs[number])
+    return [settled.get(number, one) for number, one in enumerate(found)], rule
 
 
 def _size(location: str, options: storage.StorageOptions) -> int | None:
@@ -289,8 +335,13 @@ def _size(location: str, options: storage.StorageOptions) -> int | None:
     return None if size < 0 else size
 
 
-def _notes(indexes: list[ShardIndex]) -> dict[str, Any]:
-    """Return the notes of index.json on the whole data set: fields, payload bytes, skipped entries."""
+def _known_rule(known: Mapping[str, Any]) -> str:
+    """Return the key rule on record: what was packed is cut by the first dot, what was indexed as its notes say."""
+    return check_rule(known.get("key_rule", FIRST_DOT if "shuffle_seed" in known else AUTO))
+
+
+def _notes(indexes: list[ShardIndex], known: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the notes of index.json on the whole data set: fields, payload bytes, skipped entries, known classes."""
     fields: set[str] = set()
     payload = 0
     skipped: Counter[str] = Counter()
@@ -303,6 +354,10 @@ def _notes(indexes: list[ShardIndex]) -> dict[str, Any]:
         notes["skipped"] = dict(sorted(skipped.items()))
     if scattered := sum(one.num_scattered for one in indexes):
         notes["scattered"] = scattered
+    if "classes" in known:  # which a scan of the tars cannot find
+        notes["classes"] = known["classes"]
+    if key != FIRST_DOT:
+        notes["key_rule"] = key
     return notes
 
 

@@ -18,10 +18,10 @@ from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_seconds
 from wdsdist.errors import ArgumentError, IndexNotFoundError, ShardDamagedError
 from wdsdist.shards import scan_local, unindexed
-from wdsdist.shards.index import STRICT, Tolerance
+from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
 from wdsdist.shards.manifest import Manifest, Shard, index_json
 from wdsdist.shards.spellings import Shards, expand
-from wdsdist.shards.tar import is_tar
+from wdsdist.shards.tar import AUTO, FIRST_DOT, LAST_DOT, check_rule, decide, is_cut_alike, is_tar, merge
 from wdsdist.shards.views import view_file
 from wdsdist.storage import Deadline
 
@@ -29,6 +29,7 @@ from wdsdist.storage import Deadline
 def open(  # noqa: A001
     shards: Shards,
     *,
+    key: str = AUTO,
     storage_options: Mapping[str, Any] | None = None,
     download_timeout: float | None = None,
     allow_elsewhere: bool = False,
@@ -43,6 +44,7 @@ def open(  # noqa: A001
             a glob; ``a.tar::b.tar``; ``@list.txt``, a file of names; a list of these; a view that `Manifest.save`
             wrote; or a `Manifest`, which is returned unchanged. Local tars named one by one need no ``index.json``:
             those without an index are scanned once. They may be compressed by gzip, bzip2, xz or zstd.
+        key: of tars without an index, the key rule as `wdsdist.index` takes it; data sets that have one keep theirs.
         storage_options: passed to fsspec for URLs: those of the stores that ``shards`` names, each of a list. Shards
             that the index lists at another host, bucket or scheme are read without. A mapping from stores to options,
             such as ``{"s3://bucket": {"anon": True}}``, says of each store what it gets.
@@ -62,14 +64,13 @@ def open(  # noqa: A001
             elsewhere that another user saved.
         ShardNotFoundError: a tar that does not exist.
         ShardDamagedError: a tar without an index that cannot be read without losing samples.
+        ArgumentError: the names in tars without an index do not show where keys end, or ``key`` differs from what an
+            index says.
     """
+    check_rule(key)
     deadline = None if download_timeout is None else Deadline(check_seconds("download_timeout", download_timeout))
-    if generation is not None:
-        known = open(
-            shards, storage_options=storage_options, download_timeout=download_timeout, allow_elsewhere=allow_elsewhere
-        )
-        return known.at_generation(generation)
-    return open_tolerant(shards, storage_options, deadline, allow_elsewhere=allow_elsewhere)
+    found = open_tolerant(shards, storage_options, deadline, allow_elsewhere=allow_elsewhere, key=key)
+    return found if generation is None else found.at_generation(generation)
 
 
 def open_tolerant(
@@ -79,13 +80,27 @@ def open_tolerant(
     *,
     allow_elsewhere: bool = False,
     tolerance: Tolerance = STRICT,
+    key: str = AUTO,
 ) -> Manifest:
     """Open a data set as `open` does; with a tolerance, damaged tars without an index are listed without a sample."""
+    found = _open(shards, storage_options, deadline, (tolerance, key), allow_elsewhere=allow_elsewhere)
+    _check_rule(found.base, found.key_rule, key)
+    return found
+
+
+def _open(
+    shards: Shards,
+    storage_options: Mapping[str, Any] | None,
+    deadline: Deadline | None,
+    how: tuple[Tolerance, str],
+    *,
+    allow_elsewhere: bool,
+) -> Manifest:
     if isinstance(shards, Manifest):
         return shards
     locations = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
     if len(locations) != 1 or is_tar(storage.split(locations[0])[1]):
-        return _open_tars(locations, storage_options, deadline, allow_elsewhere=allow_elsewhere, tolerance=tolerance)
+        return _open_tars(locations, storage_options, deadline, how, allow_elsewhere=allow_elsewhere)
     location = locations[0]
     if location.endswith(".json"):
         return index_json.load(location, storage_options, deadline, keep=True, allow_elsewhere=allow_elsewhere)
@@ -126,9 +141,9 @@ def _open_tars(
     locations: list[str],
     options: Mapping[str, Any] | None,
     deadline: Deadline | None,
+    how: tuple[Tolerance, str],
     *,
     allow_elsewhere: bool,
-    tolerance: Tolerance,
 ) -> Manifest:
     """Open single tars: from the ``index.json`` of their folder, or else by the index of each."""
     refuse_folders(locations)
@@ -154,14 +169,52 @@ def _open_tars(
         )
     paths = [Path(location) for location in locations]
     with pool(None, len(paths)) as executor:
-        found = list(executor.map(functools.partial(_shard, tolerance=tolerance), paths))
-    return Manifest.of(folder, found, name=Path(folder).name, is_named=True)
+        found = list(executor.map(functools.partial(_index, how=how), paths))
+    found, rule = _by_one_rule(paths, found, how[1])
+    pairs = zip(map(str, paths), found, strict=True)
+    listed = [Shard(path, 0, -1, "") if index is None else Shard.of(path, index) for path, index in pairs]
+    extra = {} if rule == FIRST_DOT else {"key_rule": rule}
+    return Manifest.of(folder, listed, name=Path(folder).name, extra=extra, is_named=True)
 
 
-def _shard(path: Path, tolerance: Tolerance) -> Shard:
+def _index(path: Path, how: tuple[Tolerance, str]) -> ShardIndex | None:
+    """Return the index of a tar, or with a tolerance ``None`` where it is damaged."""
+    tolerance, key = how
     try:
-        return Shard.of(str(path), scan_local.shard_index(path))
+        return scan_local.shard_index(path, key_rule=key)
     except ShardDamagedError:
         if not tolerance.skip:
             raise
-        return Shard(str(path), 0, -1, "")
+        return None
+
+
+def _by_one_rule(paths: list[Path], found: list[ShardIndex | None], key: str) -> tuple[list[ShardIndex | None], str]:
+    """Return the indexes of tars by one key rule for all: the one given or on record, or what the names of those show.
+
+    Raises `ArgumentError` where names do not show it, or where the indexes on record disagree.
+    """
+    whole = [one for one in found if one is not None]
+    recorded = sorted({one.key_rule for one in whole if not one.evidence} - {FIRST_DOT})
+    rule = recorded[0] if recorded and key == AUTO else key
+    if rule == AUTO:
+        rule = decide(merge(one.evidence for one in whole), str(paths[0].parent))
+    settled: list[ShardIndex | None] = []
+    for path, one in zip(paths, found, strict=True):
+        if one is not None and one.evidence:
+            one = one if one.key_rule == rule else scan_local.scan_shard(path, key_rule=rule)
+            scan_local.keep(path, one)
+        elif one is not None:
+            is_plain = one.key_rule == FIRST_DOT and all(map(is_cut_alike, one.extensions))
+            if not (is_plain and rule in (FIRST_DOT, LAST_DOT)):
+                _check_rule(path, one.key_rule, rule)
+        settled.append(one)
+    return settled, rule
+
+
+def _check_rule(where: str | Path, recorded: str, key: str) -> None:
+    """Raise `ArgumentError` where an index was made by another key rule than is asked for."""
+    if key not in (AUTO, recorded):
+        raise ArgumentError(
+            f"{storage.shown(str(where))} was indexed by the key rule {recorded!r}, not by {key!r}: index it anew by "
+            f"`wdsdist index --key RULE`"
+        )

@@ -22,19 +22,27 @@ from wdsdist._util.host import user_cache_dir
 from wdsdist._util.ownership import is_own_file
 from wdsdist.errors import DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.shards.index import STRICT, SUFFIX, ShardIndex, Stored, Tolerance, beside, dumps, from_members, load
-from wdsdist.shards.tar import Members, is_compressed, scan
+from wdsdist.shards.tar import FIRST_DOT, Members, is_compressed, scan
 from wdsdist.storage import compression
 
 
-def shard_index(path: Path, *, listed_in: str | None = None, name: str = "") -> ShardIndex:
+def shard_index(path: Path, *, listed_in: str | None = None, name: str = "", key_rule: str = FIRST_DOT) -> ShardIndex:
     """Return the index of a local tar: from beside it, from the user's cache, or by a scan, whose result is kept.
 
-    ``listed_in`` is the folder of the ``index.json`` that lists the tar: its index may stand there too, under ``name``,
-    which is by default its own.
+    Args:
+        path: the tar.
+        listed_in: the folder of the ``index.json`` that lists the tar: its index may stand there too.
+        name: under which name; by default its own.
+        key_rule: for a scan. Of ``"auto"``, an index with evidence is kept only by `keep`, once the rule is decided.
 
     Raises `ShardNotFoundError` where there is no tar and `ShardDamagedError` where the tar disagrees with its index.
     """
-    return known_index(path, listed_in=listed_in, name=name) or _scan_and_keep(path, listed_in)
+    known = known_index(path, listed_in=listed_in, name=name)
+    if known is None:
+        known = scan_shard(path, key_rule=key_rule)
+        if not known.evidence:
+            keep(path, known, listed_in)
+    return known
 
 
 def known_index(path: Path, *, listed_in: str | None = None, name: str = "") -> ShardIndex | None:
@@ -68,7 +76,9 @@ def known_index(path: Path, *, listed_in: str | None = None, name: str = "") -> 
     return None
 
 
-def scan_shard(path: Path, *, label: str = "", tar_size: int = -1, tolerance: Tolerance = STRICT) -> ShardIndex:
+def scan_shard(
+    path: Path, *, label: str = "", tar_size: int = -1, tolerance: Tolerance = STRICT, key_rule: str = FIRST_DOT
+) -> ShardIndex:
     """Scan a whole tar and return its index, digest included.
 
     Args:
@@ -76,13 +86,16 @@ def scan_shard(path: Path, *, label: str = "", tar_size: int = -1, tolerance: To
         label: its name in errors; by default its path.
         tar_size: bytes of the tar in a compressed one, where they are known.
         tolerance: what is left out rather than being damage.
+        key_rule: as `from_members` takes it.
     """
     label = label or str(path)
     regular(path)
     with decompressed(path, label=label, tar_size=tar_size) as tar, _mapped(tar, label) as content:
         members = scan(content, label=label, salvage=tolerance.salvage)
         digest = hashlib.sha256(content).hexdigest()
-        index = from_members(members, size=len(content), sha256=digest, label=label, tolerance=tolerance)
+        index = from_members(
+            members, size=len(content), sha256=digest, label=label, tolerance=tolerance, key_rule=key_rule
+        )
         return index if tar == path else dataclasses.replace(index, stored=stored(path))
 
 
@@ -137,9 +150,9 @@ def _sizes_differ(path: Path, size: int, expected: int) -> str:
     )
 
 
-def _scan_and_keep(path: Path, listed_in: str | None) -> ShardIndex:
-    found = scan_shard(path)
-    content = dumps(found)
+def keep(path: Path, index: ShardIndex, listed_in: str | None = None) -> None:
+    """Write the index of a tar beside it, or else into the user's cache, or nowhere: then it is scanned again."""
+    content = dumps(index)
     places = [beside(path), _cached(path)]
     if listed_in and not storage.is_remote(listed_in) and not lies_in(path, storage.local_path(listed_in)):
         places.pop(0)  # a link in a data set must not make us write outside it
@@ -152,12 +165,15 @@ def _scan_and_keep(path: Path, listed_in: str | None) -> ShardIndex:
             break
         except OSError:
             continue  # kept nowhere: the next process scans again
-    return found
 
 
-def write_index(path: Path, place: Path, tolerance: Tolerance = STRICT) -> ShardIndex:
+def write_index(path: Path, place: Path, tolerance: Tolerance = STRICT, *, key_rule: str = FIRST_DOT) -> None:
     """Scan a tar and write its index to a file. Raises `DestinationError` where it cannot be written."""
-    found = scan_shard(path, tolerance=tolerance)
+    save_index(scan_shard(path, tolerance=tolerance, key_rule=key_rule), place)
+
+
+def save_index(found: ShardIndex, place: Path) -> None:
+    """Write an index to a file. Raises `DestinationError` where it cannot be written."""
     try:
         with atomic_write(place) as stream:
             stream.write(dumps(found))
@@ -165,7 +181,6 @@ def write_index(path: Path, place: Path, tolerance: Tolerance = STRICT) -> Shard
         raise DestinationError(
             f"{place.parent} cannot be written ({error.strerror}): name a folder for the indexes with `--output`"
         ) from error
-    return found
 
 
 def _cached(path: Path) -> Path:

@@ -13,7 +13,7 @@ from wdsdist import storage
 from wdsdist.errors import ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.shards import scan_local
 from wdsdist.shards.index import STRICT, ShardIndex, Tolerance, from_members
-from wdsdist.shards.tar import BLOCK, is_compressed, scan
+from wdsdist.shards.tar import BLOCK, FIRST_DOT, is_compressed, scan
 
 _FIRST = 1 << 20
 """Bytes of the first request."""
@@ -70,10 +70,13 @@ def index_remote(
     size: int | None,
     options: storage.StorageOptions | None = None,
     tolerance: Tolerance = STRICT,
+    *,
+    key_rule: str = FIRST_DOT,
 ) -> ShardIndex:
     """Return the index of a remote tar of ``size`` bytes; ``None`` where its store does not give the size.
 
-    Where only the headers were read, the index holds no digest.
+    Names are cut by the key rule, as `from_members` takes it. Where only the headers were read, the index holds no
+    digest.
 
     Raises `ShardNotFoundError`, `StorageError`, and `ShardDamagedError` for a tar that cannot be read without losing
     samples.
@@ -84,7 +87,7 @@ def index_remote(
         try:
             ranges = _Ranges(location, size, options)
             members = scan(ranges, label=label, salvage=tolerance.salvage)
-            return from_members(members, size=size, sha256="", label=label, tolerance=tolerance)
+            return from_members(members, size=size, sha256="", label=label, tolerance=tolerance, key_rule=key_rule)
         except (_TooFineError, StorageError):  # or a store without range requests: it may give the whole file
             pass
         except FileNotFoundError as error:
@@ -94,4 +97,4 @@ def index_remote(
         storage.fetch(location, path, options)
         if size is not None and path.stat().st_size != size:
             raise ShardDamagedError(f"{label}: {path.stat().st_size:,} bytes came of its {size:,}: try again")
-        return scan_local.scan_shard(path, label=label, tolerance=tolerance)
+        return scan_local.scan_shard(path, label=label, tolerance=tolerance, key_rule=key_rule)

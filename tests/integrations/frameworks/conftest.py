@@ -19,9 +19,18 @@ TOTAL = sum(COUNTS)
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with five shards; sample ``n`` of 64 has the class ``n``."""
-    folder = tmp_path_factory.mktemp("shards")
-    numbers = iter(range(TOTAL))
-    for shard, count in enumerate(COUNTS):
+    return _written(tmp_path_factory.mktemp("shards"), COUNTS)
+
+
+@pytest.fixture(scope="session")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with 61 samples: of their last global batch of 8, two ranks have 3 and 2, and one that is repeated."""
+    return _written(tmp_path_factory.mktemp("uneven"), (17, 9, 22, 13))
+
+
+def _written(folder: Path, counts: tuple[int, ...]) -> Path:
+    numbers = itertools.count()
+    for shard, count in enumerate(counts):
         members = [(f"k{number}.cls", str(number).encode()) for number in itertools.islice(numbers, count)]
         (folder / f"{shard:03d}.tar").write_bytes(tars.plain_tar(members))
     wdsdist.index(folder)

@@ -45,6 +45,14 @@ def test_accumulated_gradients_are_applied_at_the_end_of_an_epoch(ranks: Ranks, 
         assert rank["after"] == [None]
 
 
+def test_what_is_gathered_for_metrics_has_each_sample_once(ranks: Ranks, uneven: Path) -> None:
+    for rank in play(ranks, accelerate_runs.evaluation, str(uneven)):
+        for batch_size, (classes, keys, total) in rank.items():
+            assert sorted(classes) == list(range(61)), batch_size
+            assert keys == [f"k{number}" for number in classes], batch_size
+            assert total == sum(range(61)), batch_size
+
+
 def test_prepared_batches_are_on_the_device(ranks: Ranks, shards: Path) -> None:
     assert [rank["devices"] for rank in play(ranks, accelerate_runs.placement, str(shards))] == [["meta", "cpu"]] * 2
 

@@ -117,6 +117,15 @@ def test_so_it_is_where_workers_are_spawned_but_not_in_evaluation(act: Callable[
     fit.call(lambda: act(dataset))
 
 
+def test_validation_counts_each_sample_once(ranks: Ranks, uneven: Path, tmp_path: Path) -> None:
+    found = play(ranks, lightning_runs.evaluation, str(uneven), str(tmp_path))
+    for batch_size in found[0]:
+        of_each = [rank[batch_size] for rank in found]
+        assert sorted(chain.from_iterable(one["keys"] for one in of_each)) == sorted(f"k{n}" for n in range(61))
+        assert of_each[0]["sizes"] == of_each[1]["sizes"]
+        assert [(one["mean"], one["sum"]) for one in of_each] == [(30.0, 61 * 30.0)] * 2
+
+
 def test_fabric_gives_all_samples_and_resumes(ranks: Ranks, shards: Path, tmp_path: Path) -> None:
     found = play(ranks, lightning_runs.fabric, str(shards), str(tmp_path))
     for epoch in range(3):

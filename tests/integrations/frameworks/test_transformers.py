@@ -50,6 +50,15 @@ def test_evaluation_and_prediction_see_all_samples(trained: list[dict[str, Any]]
         assert rank["predicted"] == rank["labels"]
 
 
+def test_evaluation_and_prediction_count_each_sample_once(ranks: Ranks, uneven: Path, tmp_path: Path) -> None:
+    for rank in play(ranks, transformers_runs.evaluations, str(uneven), str(tmp_path)):
+        for batch_size, found in rank.items():
+            assert sorted(found["labels"]) == list(range(61)), batch_size
+            assert found["predicted"] == found["labels"], batch_size
+            assert found["evaluated"] == list(range(61)), batch_size
+            assert found["losses"] == [pytest.approx(30.0)] * 2, batch_size
+
+
 def test_a_mix_is_trained_on_and_resumed(ranks: Ranks, shards: Path, tmp_path: Path) -> None:
     found = play(ranks, transformers_runs.training_on_a_mix, str(shards), str(tmp_path))
     assert sorted(flat(flat([rank["all"] for rank in found]))) == sorted([*range(TOTAL), *range(TOTAL)])

@@ -159,6 +159,16 @@ def test_the_fingerprint_stays_with_the_files_and_leaves_with_any_change(tmp_pat
     assert len({before, retimed, resized, renamed}) == 4
 
 
+def test_files_of_a_key_come_together_whatever_stands_between_their_names(tmp_path: Path) -> None:
+    fill(tmp_path, "a.b.jpg", "a.b.k.txt", "a.b.txt", "a.jpg", "a/1.txt", "a.txt")
+    assert extensions(find(tmp_path, key="last-dot")) == {
+        "a": ["jpg", "txt"],
+        "a%2Eb": ["jpg", "txt"],
+        "a%2Eb%2Ek": ["txt"],
+        "a/1": ["txt"],
+    }
+
+
 class TestClassFolders:
     def test_folders_of_images_become_numbered_classes(self, tmp_path: Path) -> None:
         fill(tmp_path, "cat/1.jpg", "Zebra/x/2.PNG", "dog/1.jpg", "dog/1.txt")
@@ -176,12 +186,12 @@ class TestClassFolders:
     @pytest.mark.parametrize(
         "names",
         [
-            ("a/1.jpg", "b/1.jpg", "top.json"),
+            ("a/1.jpg", "b/1.jpg", "top.jpg"),
             ("a/1.jpg", "b/1.txt"),
             ("a/1.jpg", "b/1.jpg", "b/1.cls"),
             ("a/1.jpg", "a/2.jpg"),
         ],
-        ids=["a file beside the folders", "a sample without an image", "classes given already", "a single folder"],
+        ids=["an image beside the folders", "a sample without an image", "classes given already", "a single folder"],
     )
     def test_nothing_is_guessed_with(self, tmp_path: Path, names: tuple[str, ...]) -> None:
         source = find(fill(tmp_path, *names))
@@ -196,13 +206,15 @@ class TestClassFolders:
     def test_they_can_be_forced_for_anything(self, tmp_path: Path) -> None:
         assert find(fill(tmp_path, "a/1.wav"), class_folders=True).extra() == {"classes": ["a"]}
 
-    def test_images_whose_names_hold_a_number_behind_a_dot_are_refused_not_merged(self, tmp_path: Path) -> None:
+    def test_images_whose_names_hold_a_number_behind_a_dot_are_a_sample_each(self, tmp_path: Path) -> None:
         files = ("cat/cat.0.jpg", "cat/cat.1.jpg", "dog/dog.0.jpg")
+        source = find(fill(tmp_path, *files))
+        assert extensions(source) == {f"{one[:7]}%2E{one[8]}": ["cls", "jpg"] for one in files}
         with pytest.raises(
-            SourceError, match=r"holds cat/cat\.0\.jpg and cat/cat\.1\.jpg: the key ends at the first dot"
+            SourceError, match=r"holds cat/cat\.0\.jpg and cat/cat\.1\.jpg: whether they are one sample"
         ):
-            find(fill(tmp_path, *files))
-        assert len(find(tmp_path, class_folders=False)) == 2
+            find(tmp_path, class_folders=False)
+        assert len(find(tmp_path, class_folders=False, key="first-dot")) == 2
 
     def test_forcing_them_beside_a_loose_file_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(SourceError, match=r"holds top\.json beside the class folders"):
@@ -213,8 +225,8 @@ class TestClassFolders:
             find(fill(tmp_path, "a/1.jpg", "a/1.cls"), class_folders=True)
 
     def test_a_class_without_samples_would_shift_the_others(self, tmp_path: Path) -> None:
-        fill(tmp_path, "a/1.jpg", "c/1.jpg", "__MACOSX/._1.jpg")
-        with pytest.raises(SourceError, match=r"class folder .*/__MACOSX holds no sample"):
+        fill(tmp_path, "a/1.jpg", "c/1.jpg", "b/.1.jpg", "__MACOSX/._1.jpg")
+        with pytest.raises(SourceError, match=r"class folder .*/b holds no sample"):
             find(tmp_path)
 
     def test_they_are_part_of_the_fingerprint(self, tmp_path: Path) -> None:

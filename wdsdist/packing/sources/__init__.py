@@ -11,6 +11,7 @@ from typing import Any, cast
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
 from wdsdist.packing.sources import archive, folder, idx, python, remote, table, webdataset
+from wdsdist.packing.sources.class_folders import SplitsError
 from wdsdist.packing.sources.python import Made
 from wdsdist.packing.sources.source import (
     Blocks,
@@ -33,14 +34,17 @@ __all__ = [
 
 _AS_IT_LOOKS = SourceOptions()
 _TABLE = frozenset({"columns", "root", "allow_outside"})
-_FOLDERS = frozenset({"class_folders"})
+_FOLDERS = frozenset({"key", "class_folders", "classes", "split"})
 
 KINDS = (
+    # Before all that looks at an index.json or at files.
+    Kind("mds", "a folder of MosaicML Streaming (MDS)", partial(table.find_chunks, kind="mds"), _TABLE),
+    Kind("litdata", "a folder of LitData", partial(table.find_chunks, kind="litdata"), _TABLE),
     Kind(
         "webdataset",
         "WebDataset shards, by their folder, a pattern or a list",
         webdataset.find,
-        frozenset({"tolerance"}),
+        frozenset({"key", "tolerance"}),
     ),
     # Before all that looks at paths: what Python holds is none.
     Kind("python", "a data set or an iterable of Python", python.find, frozenset({"encode"})),
@@ -100,6 +104,20 @@ def _find(source: object, options: SourceOptions) -> Source | Stream:
     if isinstance(source, str) and storage.is_remote(source):
         return remote.find(source, options, _find_file)
     raise _not_found(candidate, options.kind)
+
+
+def splits_of(source: str | os.PathLike[str], **given: Any) -> tuple[str, ...]:
+    """Return the folders of a source that are splits, the first one ``train`` where there is one.
+
+    Raises `SourceError` where there are none, and what `find` raises.
+    """
+    try:
+        found = find(source, **given)
+        if isinstance(found, Source):
+            len(found)  # a source that is unpacked first shows it now
+    except SplitsError as error:
+        return error.splits
+    raise SourceError(f"{source} holds no folders such as train and val: pack it without --splits")
 
 
 def _find_file(path: Path, options: SourceOptions) -> Source:

@@ -18,6 +18,7 @@ import functools
 import lzma
 import mmap
 import re
+import shutil
 import stat
 import struct
 import zipfile
@@ -36,7 +37,8 @@ from wdsdist.errors import ShardDamagedError, SourceError, StorageError
 from wdsdist.packing.sources.deferred import deferred
 from wdsdist.packing.sources.listed_source import Listed, Taken, listed_source, packable
 from wdsdist.packing.sources.listing import Folder, list_samples
-from wdsdist.packing.sources.scan import shown
+from wdsdist.packing.sources.nested_tars import find_parts, holds_tar, refuse_tars
+from wdsdist.packing.sources.scan import CLUTTER_FOLDERS, shown
 from wdsdist.packing.sources.source import (
     BrokenPayload,
     Candidate,
@@ -81,6 +83,7 @@ class Tree:
         self.on_error = on_error
         self.skipped: Counter[str] = Counter()
         self.left_out: list[LeftOut] = []
+        self._tars: list[str] = []
         self._folders: dict[bytes, Folder] = {b"": Folder()}  # by path, with a slash at its end
         self._filled: set[bytes] = set()  # folders that hold a file, however deep
 
@@ -92,6 +95,8 @@ class Tree:
         path = self._path(name)
         if path is None:
             return
+        if holds_tar(path):
+            self._tars.append(shown(path))
         if split_name(path) is None:
             self.skipped[why_skipped(path)] += 1
             self.add_folder(path.rpartition("/")[0])
@@ -123,7 +128,12 @@ class Tree:
         A folder around everything, as ``tar cf photos.tar photos`` writes it, is left out of the keys: the samples
         are those of the folder ``photos``.
         """
-        root = self._root(single_class=bool(options.class_folders))
+        refuse_tars(self.label, self._tars, is_archive=not self.keep_root)
+        root = self._root(single_class=bool(options.class_folders or options.classes))
+        if options.split is not None:
+            root += f"{options.split}/".encode()
+            if root not in self._folders:
+                raise SourceError(f"{self.label} holds no folder {options.split!r}: name one that lies directly in it")
         folders = [name.decode("utf-8", "surrogateescape") for name in self._folders[root].folders]
         listing = list_samples(lambda path: self._folders.pop(root + path))
         return packable(self.label, listing, folders, options, skipped=self.skipped, left_out=self.left_out)
@@ -155,8 +165,8 @@ class Tree:
                 raise SourceError(f"{self.label}: {problem}")
             self.left_out.append(LeftOut(shown(name), problem))
             return None
-        if parts[:1] == ["__MACOSX"]:
-            self.skipped["file in __MACOSX"] += 1
+        if clutter := CLUTTER_FOLDERS.intersection(parts[:-1]):
+            self.skipped[f"file in {min(clutter)}"] += 1
             return None
         if any(part[0] == "." for part in parts):
             self.skipped["hidden file"] += 1
@@ -194,6 +204,9 @@ class TarSamples:
 def find_tar(candidate: Candidate, options: SourceOptions) -> Source | None:
     """List the samples of a tar archive, compressed or not; return ``None`` for what is none."""
     path = candidate.path
+    parts = find_parts(candidate)
+    if parts:
+        return _joined(parts, options)
     if path is None or not path.is_file() or not (is_tar(path.name) or options.kind == "tar"):
         return None
     with _as_source_errors():
@@ -204,15 +217,37 @@ def find_tar(candidate: Candidate, options: SourceOptions) -> Source | None:
                 f"{path} is not compressed by gzip, bzip2, xz or zstd: fetch it again, or unpack it to a plain .tar"
             )
         return _tar_source(path, str(path), options)
-    state = f"{codec}\0{FileStamp.of(path)[1:]}\0{options.class_folders}"
+    state = f"{codec}\0{FileStamp.of(path)[1:]}\0{options.state()}"
+    return deferred("tar", str(path), state, options.scratch, lambda scratch: _unpacked(path, scratch, options))
+
+
+def _unpacked(path: Path, scratch: Path, options: SourceOptions, label: str = "") -> Source:
+    """Return the source of a compressed tar."""
+    target = scratch / "unpacked.tar"
+    with _as_source_errors():
+        compression.unpack(path, target)
+    return _tar_source(target, label or str(path), options)
+
+
+def _joined(parts: list[Path], options: SourceOptions) -> Source:
+    """Return the source of a tar that was split: its parts become one temporary file."""
+    label = f"{parts[0]} to {parts[-1].name}"
 
     def make(scratch: Path) -> Source:
-        target = scratch / "unpacked.tar"
-        with _as_source_errors():
-            compression.unpack(path, target)
-        return _tar_source(target, str(path), options)
+        whole = scratch / "joined.tar"
+        with whole.open("wb") as target:
+            for part in parts:
+                with part.open("rb") as stream:
+                    shutil.copyfileobj(stream, target, _SMALL)
+        try:
+            with _as_source_errors():
+                codec = compression.codec_of(whole)
+            return _tar_source(whole, label, options) if codec is None else _unpacked(whole, scratch, options, label)
+        except SourceError as error:
+            raise SourceError(f"{str(error).replace(str(whole), label)} (is the last part missing?)") from error
 
-    return deferred("tar", str(path), state, options.scratch, make)
+    state = "\0".join(str(FileStamp.of(part)[1:]) for part in parts) + f"\0{options.state()}"
+    return deferred("tar", label, state, options.scratch, make)
 
 
 @contextlib.contextmanager

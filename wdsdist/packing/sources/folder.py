@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wdsdist.errors import SourceError
+from wdsdist.packing.sources.class_folders import split_folder
 from wdsdist.packing.sources.listed_source import Taken, listed_source, packable
 from wdsdist.packing.sources.listing import Folder, Listing, list_samples
-from wdsdist.packing.sources.scan import FILE, FOLDER, LINK, OTHER, FolderEntries, shown
+from wdsdist.packing.sources.nested_tars import holds_tar, refuse_tars
+from wdsdist.packing.sources.scan import FILE, FOLDER, LINK, OTHER, FolderEntries, is_passed_over, shown
 from wdsdist.packing.sources.source import Candidate, FilePayload, LeftOut, OnError, Sample, Source, SourceOptions
-from wdsdist.shards.tar import is_tar, split_name
+from wdsdist.shards.tar import CLUTTER, CLUTTER_NAMES, split_name
 
 _HIDDEN = ord(".")
+_CLUTTER = frozenset(map(os.fsencode, CLUTTER_NAMES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +42,12 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
     root, entries = candidate.path, candidate.entries
     if root is None or entries is None:
         return None
+    if options.split is not None:
+        root = split_folder(root, options.split)
+        entries = FolderEntries.of(os.fsencode(root))
     walk = _Walk(root, options.on_error)
     listing = walk.run(entries)
-    if walk.tars:
-        raise SourceError(
-            f"{root} holds {len(walk.tars):,} tar files, such as {min(walk.tars)}: if they are WebDataset shards, run "
-            f"`wdsdist index {root}`; if not, unpack them and pack the folder that results"
-        )
+    refuse_tars(str(root), walk.tars)
     listed = packable(str(root), listing, walk.folders, options, skipped=walk.skipped, left_out=walk.left_out)
     samples = functools.partial(FolderSamples, str(root))
     return listed_source("folder", str(root), listed, "folder", samples, of_files=True)
@@ -58,7 +60,7 @@ class _Walk:
         self.root = root
         self.on_error = on_error
         self.folders: list[str] = []  # those directly under the root
-        self.tars: list[str] = []  # and tars there
+        self.tars: list[str] = []  # paths of all tars under the root, and of their parts
         self.skipped: Counter[str] = Counter()
         self.left_out: list[LeftOut] = []  # folders of which nothing is known
         self._above = {b"": frozenset((_identity(root.stat()),))}
@@ -91,8 +93,12 @@ class _Walk:
         for name, kind in entries:
             if name[0] == _HIDDEN:
                 self.skipped["hidden folder" if kind & ~LINK == FOLDER else "hidden file"] += 1
+            elif kind & ~LINK == FOLDER and is_passed_over(name):
+                self.skipped["folder of the system, such as __MACOSX"] += 1
             elif kind & ~LINK == FOLDER:
                 self._enter(path, prefix, name, kind, above, found)
+            elif name.lower() in _CLUTTER:
+                self.skipped[CLUTTER] += 1
             elif no_samples_here or not 0 < name.find(b".") < len(name) - 1 or not _can_be_member(name):
                 self.skipped["name without a key and an extension"] += 1
             else:
@@ -125,8 +131,8 @@ class _Walk:
         else:
             self.skipped["device, pipe or socket"] += 1
             return
-        if not path and is_tar(os.fsdecode(name)):
-            self.tars.append(os.fsdecode(name))
+        if holds_tar(os.fsdecode(name)):
+            self.tars.append(shown(path + name))
         if not (name.isascii() and path.isascii()) and not _is_utf8(path + name):
             problem = "is not UTF-8, which a tar asks names to be: rename it"
         if problem:

@@ -6,26 +6,37 @@ The files may lie in a folder, an archive or a store: the source differs only in
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.errors import SourceError
-from wdsdist.packing.sources.listing import Listing
+from wdsdist.errors import ArgumentError, SourceError
+from wdsdist.packing.sources.class_folders import (
+    are_image_folders,
+    find_classes,
+    of_extensions,
+    refuse_splits,
+    warn_of_several_images,
+)
+from wdsdist.packing.sources.listing import Listing, cut
 from wdsdist.packing.sources.scan import shown
 from wdsdist.packing.sources.source import Contents, LeftOut, Payload, Sample, Samples, Source, SourceOptions
-from wdsdist.shards.tar import stored_size
-
-# What torchvision's ImageFolder takes for an image, and what has come into use since.
-_IMAGE_KINDS = r"(?:jpe?g|jpe|png|p[bgnp]m|bmp|gif|tiff?|webp|jp2|avif|hei[cf]|jxl)"
-_IMAGE = re.compile(rf"(?:.*\.)?{_IMAGE_KINDS}", re.IGNORECASE)
-_NUMBERED_IMAGE = re.compile(rf"\d+\.{_IMAGE_KINDS}", re.IGNORECASE)
+from wdsdist.shards.tar import (
+    AUTO,
+    FIRST_DOT,
+    LAST_DOT,
+    Evidence,
+    decide,
+    escaped,
+    glance,
+    is_cut_alike,
+    observe,
+    stored_size,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +57,8 @@ class Taken:
     """Where an archive holds each file."""
     labels: list[int] | None
     """What each sample's ``cls`` is to hold."""
+    dots: list[int] | None = None
+    """The place of the dot in each name that ends its key; by default the first."""
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -53,18 +66,20 @@ class Taken:
     def samples(self, payload: Callable[[str, int, int], Payload]) -> Iterator[Sample]:
         """Yield the samples; ``payload`` gives a file's data for its path, its size and its place (0 in a folder)."""
         sizes = self.sizes
-        files = zip(self.names.split("\n"), sizes, self.places or [0] * len(sizes), strict=True)
+        names = self.names.split("\n")
+        dots = self.dots or [name.find(".") for name in names]
+        files = zip(names, sizes, self.places or [0] * len(sizes), dots, strict=True)
         for number, (place, count) in enumerate(zip(self.in_folders, self.counts, strict=True)):
             folder = self.folders[place]
             members: list[tuple[str, Payload]] = []
             for _ in range(count):
-                name, size, where = next(files)
-                base, _, extension = name.partition(".")
-                members.append((extension, payload(folder + name, size, where)))
+                name, size, where, dot = next(files)
+                members.append((name[dot + 1 :], payload(folder + name, size, where)))
+            key = folder + name[:dot]
             if self.labels is not None:
                 members.append(("cls", b"%d" % self.labels[number]))
                 members.sort(key=lambda member: member[0])
-            yield folder + base, members
+            yield key if self.dots is None else escaped(key), members
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +109,8 @@ class Listed:
         """Return the notes for ``index.json``."""
         classes = {"classes": list(self.classes)} if self.classes is not None else {}
         skipped = {"skipped": dict(sorted(self.skipped.items()))} if self.skipped else {}
-        return {**classes, **skipped}
+        rule = self.listing.key_rule
+        return {**classes, **skipped, **({} if rule == FIRST_DOT else {"source_key_rule": rule})}
 
     def stored_sizes(self) -> Int64s:
         """int64 [samples]: bytes that each sample takes in a tar."""
@@ -134,6 +150,7 @@ class Listed:
             listing.sizes[files].tolist(),
             None if listing.places is None else listing.places[files].tolist(),
             None if labels is None else [labels[place] for place in in_folders.tolist()],
+            None if listing.dots is None else listing.dots[files].tolist(),
         )
 
 
@@ -191,17 +208,45 @@ def packable(
             f"{label} holds no file that can be a sample{f' (skipped: {counts})' if counts else ''}: is it the right "
             f"one?"
         )
+    if options.class_folders is None and options.split is None:
+        refuse_splits(label, folders)
+    listing = _by_rule(label, listing, folders, options)
     wrong = _unpackable(listing)
     if wrong and options.on_error == "raise":
         raise SourceError(f"{label}/{wrong[min(wrong)]}")
-    classes = _class_folders(label, listing, folders, options.class_folders)
+    classes = find_classes(label, listing, folders, options)
+    warn_of_several_images(label, listing)
     numbers = None
-    if wrong:
-        numbers = np.setdiff1d(np.arange(listing.num_samples), np.array(sorted(wrong)))
+    if wrong or len(classes.stray):
+        numbers = np.setdiff1d(np.arange(listing.num_samples), np.append(classes.stray, sorted(wrong)).astype(np.int64))
         if not len(numbers):
             raise SourceError(f"{label} holds no sample that can be packed, for instance: {wrong[min(wrong)]}")
+    if len(classes.stray):
+        files = listing.sample_files[classes.stray]
+        count = int((listing.sample_files[classes.stray + 1] - files).sum())
+        skipped = skipped + Counter(
+            {f"file beside the class folders, such as {shown(listing.path(int(files[0])))}": count}
+        )
     every = [*left_out, *(LeftOut(shown(listing.key(sample)), wrong[sample]) for sample in sorted(wrong))]
-    return Listed(listing, numbers, classes, dict(skipped), tuple(every))
+    return Listed(listing, numbers, classes.names, dict(skipped), tuple(every))
+
+
+def _by_rule(label: str, listing: Listing, folders: list[str], options: SourceOptions) -> Listing:
+    """Cut the names of a listing by the key rule that is asked for, or that they show."""
+    rule = options.key
+    try:
+        if rule == AUTO and are_image_folders(listing, folders, options):
+            rule = FIRST_DOT if all(map(is_cut_alike, listing.extensions)) else LAST_DOT
+        elif rule == AUTO:
+            rule = decide(_evidence(listing), label)
+        return listing if rule == FIRST_DOT else cut(listing, rule)
+    except (ArgumentError, ValueError) as error:
+        raise SourceError(str(error)) from None
+
+
+def _evidence(listing: Listing) -> Evidence:
+    found = glance(listing.extensions, listing.extension_ids, listing.sample_files, listing.path)
+    return observe(listing.compound_groups()) if found is None else found
 
 
 def _unpackable(listing: Listing) -> dict[int, str]:
@@ -209,7 +254,7 @@ def _unpackable(listing: Listing) -> dict[int, str]:
     found: dict[int, str] = {}
     for file, what in sorted(listing.problems.items()):
         found.setdefault(int(listing.samples_of(np.array(file))), what)
-    reserved = _of_extensions(listing, lambda extension: extension.startswith("__") and extension.endswith("__"))
+    reserved = of_extensions(listing, lambda extension: extension.startswith("__") and extension.endswith("__"))
     for file in np.flatnonzero(reserved[listing.extension_ids]).tolist() if reserved.any() else ():
         why = f"{listing.path(file)} has the name of an entry that readers add to samples: rename it"
         found.setdefault(int(listing.samples_of(np.array(file))), why)
@@ -220,49 +265,6 @@ def _unpackable(listing: Listing) -> dict[int, str]:
         )
         found.setdefault(int(listing.samples_of(np.array(first))), why)
     return found
-
-
-def _class_folders(root: str, listing: Listing, folders: list[str], wanted: bool | None) -> tuple[str, ...] | None:
-    """Return the folders that are classes, sorted as torchvision's ``ImageFolder`` sorts them, or ``None``.
-
-    Args:
-        root: what was listed, for messages.
-        listing: its samples.
-        folders: the folders directly under the root.
-        wanted: whether they are classes; ``None`` says so where it looks so.
-
-    Raises `SourceError` where they are wanted but cannot be classes, or would not mean what it seems.
-    """
-    if wanted is False:
-        return None
-    loose, labelled = _loose(listing), _labelled(listing)
-    if wanted is None and (
-        loose is not None or labelled is not None or len(folders) < 2 or not _all_have_an_image(listing)
-    ):
-        return None
-    off = "turn class folders off with class_folders=False (--no-class-folders)"
-    alike = _images_told_apart_by_number(listing)
-    if alike:
-        raise SourceError(
-            f"{root} holds {alike[0]} and {alike[1]}: the key ends at the first dot, so they would be "
-            f"one sample. Rename them so that only their extension has a dot, or {off} if they do belong together"
-        )
-    if loose is not None:
-        raise SourceError(f"{root} holds {loose} beside the class folders: move it into one of them, or {off}")
-    if labelled is not None:
-        raise SourceError(f"{root}/{labelled} gives a class already: remove it, or {off}")
-    empty = sorted(set(folders) - set(_top_folders(listing)))
-    if empty:
-        raise SourceError(
-            f"class folder {root}/{empty[0]} holds no sample, and a number for it would shift those of the classes "
-            f"after it: remove it, or {off}"
-        )
-    return tuple(sorted(folders))
-
-
-def _of_extensions(listing: Listing, holds: Callable[[str], object]) -> npt.NDArray[np.bool_]:
-    """bool [extensions]: for which of them, in lower case, something holds."""
-    return np.array([bool(holds(extension.lower())) for extension in listing.extensions], np.bool_)
 
 
 def _same_but_for_case(listing: Listing) -> list[tuple[int, int]]:
@@ -276,40 +278,3 @@ def _same_but_for_case(listing: Listing) -> list[tuple[int, int]]:
     order = np.argsort(members, kind="stable")
     alike = np.flatnonzero(members[order[1:]] == members[order[:-1]])
     return [(int(order[place]), int(order[place + 1])) for place in alike.tolist()]
-
-
-def _top_folders(listing: Listing) -> Iterator[str]:
-    """Yield the outermost folder of each run of files; empty for files that lie in none."""
-    return (listing.folder(run).partition("/")[0] for run in range(len(listing.folder_files) - 1))
-
-
-def _loose(listing: Listing) -> str | None:
-    for run, top in enumerate(_top_folders(listing)):
-        if not top:
-            return listing.path(int(listing.folder_files[run]))
-    return None
-
-
-def _labelled(listing: Listing) -> str | None:
-    labels = _of_extensions(listing, lambda extension: extension == "cls")
-    return listing.path(int(labels[listing.extension_ids].argmax())) if labels.any() else None
-
-
-def _all_have_an_image(listing: Listing) -> bool:
-    images = _of_extensions(listing, _IMAGE.fullmatch)
-    if images.all():
-        return True
-    return bool(np.logical_or.reduceat(images[listing.extension_ids], listing.sample_files[:-1]).all())
-
-
-def _images_told_apart_by_number(listing: Listing) -> list[str]:
-    """Return two images such as ``a.0.jpg`` and ``a.1.jpg``: names with dots, which are cut at the first one."""
-    numbered = _of_extensions(listing, _NUMBERED_IMAGE.fullmatch)
-    if not numbered.any():
-        return []
-    of_file: Int64s = numbered[listing.extension_ids].astype(np.int64)
-    samples = np.flatnonzero(np.add.reduceat(of_file, listing.sample_files[:-1]) > 1)
-    if not len(samples):
-        return []
-    start, stop = listing.sample_files[samples[0] : samples[0] + 2]
-    return [listing.path(int(start) + number) for number in np.flatnonzero(of_file[start:stop])[:2].tolist()]

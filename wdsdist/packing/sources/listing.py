@@ -1,6 +1,7 @@
 """A listing: the files of a folder or an archive in arrays, grouped into samples.
 
-Files whose paths agree up to the first dot of the base name are one sample; samples come in the order of their first
+Files whose paths agree up to the first dot of the base name are one sample, until `cut` applies another key rule, which
+only divides these: every rule cuts at a dot. Samples come in the order of their first
 files' paths, byte by byte. A file takes some 30 bytes beside its name, so that ten million fit in memory with ease.
 """
 
@@ -8,15 +9,24 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.packing.sources.scan import shown
-from wdsdist.shards.tar import BLOCK, PLAIN_NAME, SIZE_LIMIT, stored_size
+from wdsdist.shards.tar import (
+    BLOCK,
+    FIRST_DOT,
+    PLAIN_NAME,
+    SIZE_LIMIT,
+    cutter,
+    escaped,
+    is_cut_alike,
+    stored_size,
+)
 
 Names = npt.NDArray[np.bytes_]
 
@@ -106,6 +116,9 @@ class Listing:
     """What is wrong with a file, by its number: its sample cannot be packed."""
     digest: str
     """Of all paths, sizes and times."""
+    key_rule: str = FIRST_DOT
+    dots: npt.NDArray[np.int32] | None = None
+    """int32 [n]: the place of the dot in each name that ends the key; by default the first."""
 
     @property
     def num_files(self) -> int:
@@ -132,9 +145,23 @@ class Listing:
         return self.folder(int(self.runs(np.array([file]))[0])) + self.name(file)
 
     def key(self, sample: int) -> str:
-        """Return the key of a sample: its files' path up to the first dot of their names."""
+        """Return the key of a sample as it is packed: its files' path up to the dot that the key rule says."""
         file = int(self.sample_files[sample])
-        return self.path(file)[: -len(self.name(file))] + self.name(file).partition(".")[0]
+        name = self.name(file)
+        folder = self.path(file)[: -len(name)]
+        return folder + name.partition(".")[0] if self.dots is None else escaped(folder + name[: self.dots[file]])
+
+    def member_name(self, file: int) -> str:
+        """Return the name of a file in the tar that it is packed into."""
+        if self.dots is None:
+            return self.path(file)
+        return f"{self.key(int(self.samples_of(np.array(file))))}{self.name(file)[self.dots[file] :]}"
+
+    def compound_groups(self) -> Iterator[list[str]]:
+        """Yield the paths of the files of each sample that has an extension such as ``seg.png``."""
+        held = np.array([not is_cut_alike(one) for one in self.extensions], np.bool_)[self.extension_ids]
+        for sample in np.unique(self.samples_of(np.flatnonzero(held))).tolist():
+            yield [self.path(file) for file in range(*self.sample_files[sample : sample + 2].tolist())]
 
     def stored_sizes(self) -> Int64s:
         """int64 [samples]: bytes that each sample takes in a tar."""
@@ -142,7 +169,7 @@ class Listing:
         stored += -self.sizes % BLOCK
         for file in self.odd_files().tolist():
             if file not in self.problems:
-                stored[file] = stored_size(self.path(file), int(self.sizes[file]))
+                stored[file] = stored_size(self.member_name(file), int(self.sizes[file]))
         return np.add.reduceat(stored, self.sample_files[:-1]) if self.num_samples else stored
 
     def samples_of(self, files: Int64s) -> Int64s:
@@ -152,6 +179,8 @@ class Listing:
     def odd_files(self, *, spare: int = 0) -> Int64s:
         """int64: the files that may need more than a plain tar header, had their paths ``spare`` more bytes."""
         lengths = np.diff(self.folder_ends)
+        if self.dots is not None:
+            return np.arange(self.num_files)  # escapes make names longer
         plain_folder = np.array([self.folder(run).isascii() for run in range(len(lengths))], np.bool_)
         found = [np.empty(0, np.int64)]
         for start in range(0, self.num_files, _CHUNK):
@@ -163,6 +192,51 @@ class Listing:
             long = lengths[runs] + np.diff(self.name_ends[start : files[-1] + 2]) + spare > PLAIN_NAME
             found.append(files[beyond_ascii | long | ~plain_folder[runs] | (self.sizes[files] >= SIZE_LIMIT)])
         return np.concatenate(found)
+
+
+def cut(listing: Listing, rule: str) -> Listing:
+    """Return a listing whose names are cut by another key rule than the first dot.
+
+    Raises ``ValueError`` for a name in which the rule finds no key.
+    """
+    find_dot = cutter(rule)
+    order, dots, starts = array("q"), array("i"), array("q")
+    numbers: dict[str, int] = {}
+    ids = array("i")
+    for sample in range(listing.num_samples):
+        files = []
+        for file in range(*listing.sample_files[sample : sample + 2].tolist()):
+            name = listing.name(file)
+            dot = find_dot(name)
+            if dot <= 0:
+                raise ValueError(f"the key rule {rule!r} finds no key in {listing.path(file)}: give another by --key")
+            files.append((name[:dot], name[dot + 1 :], file))
+        last = None
+        for key, extension, file in sorted(files):
+            if key != last:
+                starts.append(len(order))
+                last = key
+            order.append(file)
+            dots.append(len(key))
+            ids.append(numbers.setdefault(extension, len(numbers)))
+    starts.append(len(order))
+    new = np.frombuffer(order, np.int64)
+    places = {int(file): place for place, file in enumerate(new.tolist()) if file in listing.problems}
+    bounds = zip(listing.name_ends[new].tolist(), listing.name_ends[new + 1].tolist(), strict=True)
+    return replace(
+        listing,
+        name_bytes=bytearray().join([listing.name_bytes[start:stop] for start, stop in bounds]),
+        name_ends=np.append(0, np.cumsum(np.diff(listing.name_ends)[new])),
+        sizes=listing.sizes[new],
+        places=None if listing.places is None else listing.places[new],
+        extension_ids=np.frombuffer(ids, np.int32),
+        extensions=tuple(numbers),
+        sample_files=np.frombuffer(starts, np.int64),
+        problems={places[file]: what for file, what in listing.problems.items()},
+        digest=f"{listing.digest} {rule}",
+        key_rule=rule,
+        dots=np.frombuffer(dots, np.int32),
+    )
 
 
 class _ListingBuilder:

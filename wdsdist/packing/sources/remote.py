@@ -18,10 +18,11 @@ from wdsdist.errors import ArgumentError, ShardNotFoundError, SourceError, Sourc
 from wdsdist.packing.sources.archive import Tree
 from wdsdist.packing.sources.deferred import deferred
 from wdsdist.packing.sources.listed_source import Taken, listed_source
+from wdsdist.packing.sources.nested_tars import holds_tar, refuse_tars
+from wdsdist.packing.sources.sample_chunks import is_chunk
 from wdsdist.packing.sources.source import BrokenPayload, Payload, RangePayload, Sample, Source, SourceOptions
 from wdsdist.packing.sources.table import SEVERAL
 from wdsdist.shards.manifest import check_location
-from wdsdist.shards.tar import is_tar
 
 _TOGETHER = 16  # requests at once, of each process that writes
 _MOST_AHEAD = 64 << 20  # bytes of members that are fetched before they are written
@@ -121,7 +122,7 @@ def _file(
             problem = str(error).replace(f"{scratch}/", "")
             raise type(error)(f"{where}, of which nothing but {entry.name} was fetched: {problem}") from error
 
-    state = f"{entry}\0{options.kind}\0{options.class_folders}\0{options.columns}"
+    state = f"{entry}\0{options.kind}\0{options.state()}\0{options.columns}"
     if options.root is not None or options.allow_outside:
         state += f"\0{options.root}\0{options.allow_outside}"
     return deferred("remote", where, state, options.scratch, make)
@@ -134,12 +135,15 @@ def _folder(url: str, options: SourceOptions) -> Source:
     for name in ("columns", "root", "allow_outside"):
         if name in options.given():
             raise ArgumentError(f"{name} is {getattr(options, name)!r}, but {where} is a folder, not a table")
+    if options.split is not None:
+        url = storage.join(url, options.split)
+        where, options = storage.shown(url), replace(options, split=None)
     tree = Tree(where, options.on_error, keep_root=True)
     bound = _bound(url, options)
     entries = storage.listing(url, bound)
     if not entries:
         raise SourceNotFoundError(f"{where} does not exist, holds no file, or cannot be reached")
-    _refuse_archives_and_tables(where, [entry.name for entry in entries if "/" not in entry.name])
+    _refuse_archives_and_tables(where, [entry.name for entry in entries])
     for number, entry in enumerate(entries):
         # What a web server lists are links: escaped, and among them those that sort the listing.
         name = unquote(entry.name) if url.startswith("http") else entry.name
@@ -166,14 +170,15 @@ def _misnamed(url: str, name: str) -> str:
 
 def _refuse_archives_and_tables(where: str, names: list[str]) -> None:
     """Raise `SourceError` for a folder whose files are no members: a local one would be told by what they hold."""
-    tars = sorted(filter(is_tar, names))
-    if tars:
+    refuse_tars(where, list(filter(holds_tar, names)))
+    here = [name for name in names if "/" not in name]
+    chunks = sorted(filter(is_chunk, here))
+    if chunks and "index.json" in here:
         raise SourceError(
-            f"{where} holds {len(tars):,} tar files, such as {tars[0]}: if they are WebDataset shards, run `wdsdist "
-            f"index {where}` (with `--output DIR` where the store cannot be written) and pack what that makes; if not, "
-            f"name one of them"
+            f"{where} holds {len(chunks):,} files of samples by MosaicML Streaming or LitData, such as {chunks[0]}: "
+            f"download the folder, and pack that"
         )
-    tables = sorted(name for name in names if name.lower().endswith(SEVERAL))
+    tables = sorted(name for name in here if name.lower().endswith(SEVERAL))
     if tables:
         raise SourceError(
             f"{where} holds {len(tables):,} tables, such as {tables[0]}: name one of them, or download them to pack "

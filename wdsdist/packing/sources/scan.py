@@ -13,6 +13,9 @@ FOLDER, FILE, OTHER = b"dfo"
 LINK = 0x80
 """Is added to the type of what a link leads to; a link to nothing is `LINK` and `OTHER`."""
 
+CLUTTER_FOLDERS = frozenset(("__MACOSX", "$RECYCLE.BIN", "System Volume Information", "@eaDir", "lost+found"))
+"""Folders that systems and archivers make for themselves."""
+
 _NAME = re.compile(rb"[^\0]+")
 
 
@@ -50,6 +53,15 @@ class FolderEntries:
     def texts(self) -> Iterator[str]:
         """Yield the names as text."""
         return (os.fsdecode(match[0]) for match in _NAME.finditer(self.names))
+
+
+def is_passed_over(folder: bytes) -> bool:
+    """Return whether a folder is hidden, or one that systems and archivers make for themselves.
+
+    >>> is_passed_over(b".ipynb_checkpoints"), is_passed_over(b"__MACOSX"), is_passed_over(b"cat")
+    (True, True, False)
+    """
+    return folder[:1] == b"." or os.fsdecode(folder) in CLUTTER_FOLDERS
 
 
 def shown(path: str | bytes | os.PathLike[str]) -> str:

@@ -11,10 +11,10 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeGuard
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.errors import SourceError
+from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing.sources.scan import FolderEntries, shown
 from wdsdist.shards.index import Tolerance
-from wdsdist.shards.tar import stored_size
+from wdsdist.shards.tar import AUTO, check_rule, stored_size
 
 OnError = Literal["raise", "skip"]
 """What becomes of a sample that cannot be packed: an error, or it is left out and reported."""
@@ -231,9 +231,15 @@ class SourceOptions:
 
     kind: str | None = None
     """The kind that it must be, whatever it looks like."""
+    key: str = AUTO
+    """The key rule: where names are cut into keys and extensions."""
     class_folders: bool | None = None
     """Whether the folders in it are the classes of the samples below them; by default, when it looks so: two folders
-    or more, an image in every sample, no file beside the folders, no ``cls`` yet."""
+    or more, an image in every sample, no image beside the folders, no ``cls`` yet."""
+    classes: tuple[str, ...] | None = None
+    """The classes that folders may be, in the order of their numbers; by default, the folders that there are."""
+    split: str | None = None
+    """The folder in it that is packed, and nothing else of it, such as ``"train"``."""
     columns: Mapping[str, str] | None = None
     """Of a table, what becomes of its columns; see `wdsdist.packing.sources.columns`."""
     root: str | os.PathLike[str] | None = None
@@ -253,10 +259,20 @@ class SourceOptions:
     allow_elsewhere: bool = False
     """Whether the ``index.json`` of shards may name some outside its own folder."""
 
+    def __post_init__(self) -> None:
+        check_rule(self.key)
+        if self.split is not None and (self.split in ("", ".", "..") or "/" in self.split):
+            raise ArgumentError(f"split is {self.split!r}: it must be the name of a folder directly in the source")
+
+    def state(self) -> str:
+        """Return what these options say of how files become samples; as ever, where they say no more than ever."""
+        more = (self.key, self.classes, self.split)
+        return str(self.class_folders) + (f"\0{more}" if more != (AUTO, None, None) else "")
+
     def given(self) -> list[str]:
         """Return the names of the options that are for sources of some kinds only and ask for something."""
-        names = ("class_folders", "columns", "root", "allow_outside", "encode", "tolerance")
-        return [name for name in names if getattr(self, name)]
+        names = ("class_folders", "classes", "split", "columns", "root", "allow_outside", "encode", "tolerance")
+        return [*(["key"] if self.key != AUTO else []), *(name for name in names if getattr(self, name))]
 
 
 class Candidate:

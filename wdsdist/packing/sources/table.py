@@ -17,7 +17,9 @@ from wdsdist.errors import SourceError
 from wdsdist.packing.sources.arrow_files import ArrowFile, ArrowTable, readable
 from wdsdist.packing.sources.columns import Layout, check_columns, choose
 from wdsdist.packing.sources.paths import Root, lies_below
-from wdsdist.packing.sources.scan import FILE, LINK
+from wdsdist.packing.sources.sample_chunks import ChunkTable, kind_of
+from wdsdist.packing.sources.sample_chunks import Kind as ChunkKind
+from wdsdist.packing.sources.scan import FILE, FOLDER, LINK
 from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source, SourceOptions
 from wdsdist.packing.sources.table_rows import RowSamples, TableListing
 from wdsdist.packing.sources.text_files import TextTable
@@ -33,6 +35,7 @@ SEVERAL = (*_SUFFIXES["parquet"], *_SUFFIXES["arrow"])
 
 _BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie beside tables and are no samples
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev)(?=[-_.])")
+_MOST_SPLITS, _NAMED = 100, 8  # subfolders that are looked into, and those that an error names
 _MOST_CLASSES = 65_536
 """Different texts that are numbered as classes: more are no classes, but texts."""
 _STATE, _DICT = "state.json", "dataset_dict.json"
@@ -58,6 +61,33 @@ def find(candidate: Candidate, options: SourceOptions, *, kind: str) -> Source |
     root = path if path.is_dir() else path.parent
     _check_splits(path, root, files, suffixes[0])
     return _source(kind, path, root, files, options) if files else None
+
+
+def find_chunks(candidate: Candidate, options: SourceOptions, *, kind: ChunkKind) -> Source | None:
+    """List the samples of a folder that MosaicML Streaming or LitData wrote; return ``None`` for what is none.
+
+    Raises `SourceError` for a folder of such folders, as of splits, and for MDS shards without their ``index.json``: as
+    a folder of files each would become one sample.
+    """
+    path = candidate.path
+    if path is None or candidate.entries is None:
+        return None
+    if kind_of(path) == kind or options.kind == kind:
+        return _source(kind, path, path, [], options)
+    folders = [os.fsdecode(name) for name, what in candidate.entries if what & ~LINK == FOLDER]
+    found = [name for name in sorted(folders[:_MOST_SPLITS]) if kind_of(path / name) == kind]
+    if found:
+        raise SourceError(
+            f"{path} holds data sets of the kind {kind!r} in {', '.join(found[:_NAMED])}: pack each, for instance "
+            f"{path / found[0]}"
+        )
+    if kind == "mds" and not (path / "index.json").exists():
+        lost = next((name for name in candidate.entries.texts() if re.search(r"\.mds(\.\w+)?$", name)), None)
+        if lost is not None:
+            raise SourceError(
+                f"{path / lost} is a shard of MosaicML Streaming, but there is no index.json: fetch it too"
+            )
+    return None
 
 
 def find_saved(candidate: Candidate, options: SourceOptions) -> Source | None:
@@ -130,7 +160,9 @@ def _source(kind: str, location: Path, home: Path, paths: list[Path], options: S
             raise SourceError(f"{path} does not exist, but {location} names it: fetch it again")
     with readable(str(location)):
         if kind in ("csv", "tsv", "jsonl"):
-            table: ArrowTable = TextTable(paths[0], kind, options.scratch, options.on_error)
+            table: ArrowTable | ChunkTable = TextTable(paths[0], kind, options.scratch, options.on_error)
+        elif kind == "mds" or kind == "litdata":
+            table = ChunkTable(location, kind, wanted)
         else:
             stamps = tuple(map(FileStamp.of, paths))
             table = ArrowTable(stamps, [ArrowFile(stamp.path) for stamp in stamps])
@@ -144,7 +176,7 @@ def _source(kind: str, location: Path, home: Path, paths: list[Path], options: S
     )
 
 
-def _numbered(layout: Layout, table: ArrowTable, label: str) -> Layout:
+def _numbered(layout: Layout, table: ArrowTable | ChunkTable, label: str) -> Layout:
     """Return a layout with its texts of classes numbered, for which all of them are read once."""
     place = layout.texts_of_classes()
     if place is None:
@@ -162,7 +194,7 @@ def _numbered(layout: Layout, table: ArrowTable, label: str) -> Layout:
     return layout.with_classes(place, texts)
 
 
-def _contents(table: ArrowTable, listing: TableListing) -> Contents:
+def _contents(table: ArrowTable | ChunkTable, listing: TableListing) -> Contents:
     layout, kept, blocks = listing.layout, listing.kept, table.blocks()
     if blocks is not None and kept is not None:
         blocks = blocks._replace(cuts=np.searchsorted(kept, blocks.cuts))
@@ -182,7 +214,7 @@ def _contents(table: ArrowTable, listing: TableListing) -> Contents:
     )
 
 
-def _fingerprint(kind: str, home: str, table: ArrowTable, listing: TableListing) -> str:
+def _fingerprint(kind: str, home: str, table: ArrowTable | ChunkTable, listing: TableListing) -> str:
     notes, classes, digest = listing.layout.notes(), listing.layout.classes, listing.state.hexdigest()
     state = hashlib.sha256(f"{kind}\0{notes}\0{classes}\0{digest}\n".encode("utf-8", "surrogatepass"))
     for file in table.stamps:

@@ -13,7 +13,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ from wdsdist.shards import scan_local as tarindex
 from wdsdist.shards import spellings, unindexed
 from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
 from wdsdist.shards.manifest import Manifest, Shard
-from wdsdist.shards.tar import BLOCK, PLAIN_NAME, SIZE_LIMIT, is_member_at, is_tar, stored_size
+from wdsdist.shards.tar import BLOCK, FIRST_DOT, PLAIN_NAME, SIZE_LIMIT, escaped, is_member_at, is_tar, stored_size
 from wdsdist.shards.views import view_file
 
 _CHUNK = 1 << 16  # keys that are looked at together
@@ -172,6 +172,8 @@ class Shards:
     """int64 [shards + 1]: the number of each shard's first sample, and of all samples."""
     names: list[str]
     """Of the shards, as ``index.json`` has them."""
+    escape: bool = False
+    """Whether keys hold dots, and are packed as `escaped` writes them."""
     left_out: tuple[LeftOut, ...] = ()
     """What of damaged shards is not among the samples."""
 
@@ -196,7 +198,9 @@ class Shards:
         stored = np.concatenate([_stored_sizes(index) for index in self.indexes])
         longer = self.repeated * (len(self.separator) + len(str(len(self.paths))))
         for start, stop, index in zip(self.starts[:-1].tolist(), self.starts[1:].tolist(), self.indexes, strict=True):
-            for number in (start + _odd_samples(index, longer[start:stop])).tolist():
+            # An escape takes three bytes for one.
+            more = 2 * np.diff(index.key_starts) if self.escape else 0
+            for number in (start + _odd_samples(index, longer[start:stop] + more)).tolist():
                 key, _, _, members = self._sample(number)
                 stored[number] = sum(stored_size(f"{key}.{extension}", size) for extension, _, size in members)
         return stored
@@ -210,6 +214,7 @@ class Shards:
         index, place = self.indexes[shard], number - int(self.starts[shard])
         stored = index.key(place)
         key = normal(stored.encode("utf-8", "surrogateescape")).decode()
+        key = escaped(key) if self.escape else key
         if self.repeated[number]:
             key += f"{self.separator}{shard + 1}"
         return key, stored, self.paths[shard], index.members(place)
@@ -242,7 +247,8 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
 
 def _opened(shards: spellings.Shards, options: SourceOptions) -> Manifest:
     given, tolerance = options.storage_options, _tolerance(options)
-    return catalog.open_tolerant(shards, given, allow_elsewhere=options.allow_elsewhere, tolerance=tolerance)
+    elsewhere = options.allow_elsewhere
+    return catalog.open_tolerant(shards, given, allow_elsewhere=elsewhere, tolerance=tolerance, key=options.key)
 
 
 def _tolerance(options: SourceOptions) -> Tolerance:
@@ -307,7 +313,10 @@ def _source(manifest: Manifest, options: SourceOptions) -> Source:
         reason = f": {left_out[0].reason}" if left_out else ""
         raise SourceError(f"{location} holds no sample in its {len(jobs):,} shards{reason}")
     notes = {name: manifest.extra[name] for name in ("classes",) if name in manifest.extra}
-    keys = Keys.of(indexes)
+    escape = manifest.key_rule != FIRST_DOT
+    if escape:
+        notes["source_key_rule"] = manifest.key_rule
+    keys = Keys.of(map(_escaped, indexes) if escape else indexes)
     _check(keys, paths, starts)
     folders = frozenset(storage.split(manifest.location(number))[0] for number in shards)
     state = hashlib.sha256(f"webdataset\n{sorted(notes.items())}\n".encode())
@@ -315,7 +324,7 @@ def _source(manifest: Manifest, options: SourceOptions) -> Source:
         state.update(f"{index.num_samples}\0{index.size}\0{index.sha256}\n".encode())
     if manifest.whole is not manifest:
         state.update(manifest.fingerprint.encode())
-    of_shards = Shards(paths, indexes, keys.repeated(), keys.separator(), starts, names, tuple(left_out))
+    of_shards = Shards(paths, indexes, keys.repeated(), keys.separator(), starts, names, escape, tuple(left_out))
     return Source("webdataset", location, state.hexdigest(), lambda _: of_shards.contents(notes), folders)
 
 
@@ -327,13 +336,17 @@ class _Job:
     listed: Shard
     base: str
     index_name: str
+    listed_by: str
+    """Name of the file that gives its number of samples."""
     tolerance: Tolerance
+    key_rule: str
     problem: str = ""
     """Why it cannot be fetched."""
 
 
 def _job(manifest: Manifest, number: int, tolerance: Tolerance) -> _Job:
     part, place = manifest.part(number)
+    listed_by = part.extra.get("counts_from", manifests.FILE_NAME)
     path, problem = storage.local_path(manifest.location(number)), ""
     try:
         path = cache.local_shard(manifest, number)
@@ -341,7 +354,8 @@ def _job(manifest: Manifest, number: int, tolerance: Tolerance) -> _Job:
         if not tolerance.skip:
             raise
         problem = str(error) if manifest.is_copied[number] else ""
-    return _Job(path, part.whole.shard(place), part.base, part.index_name(place), tolerance, problem)
+    index = part.index_name(place)
+    return _Job(path, part.whole.shard(place), part.base, index, listed_by, tolerance, part.key_rule, problem)
 
 
 def _index_of(job: _Job) -> ShardIndex | ShardDamagedError:
@@ -351,18 +365,30 @@ def _index_of(job: _Job) -> ShardIndex | ShardDamagedError:
         if job.problem:
             raise ShardDamagedError(job.problem)
         try:
-            index = tarindex.shard_index(path, listed_in=job.base, name=job.index_name)
+            index = tarindex.shard_index(path, listed_in=job.base, name=job.index_name, key_rule=job.key_rule)
         except ShardDamagedError:
             if not job.tolerance.skip:
                 raise
-            return tarindex.scan_shard(path, tolerance=job.tolerance)
+            return tarindex.scan_shard(path, tolerance=job.tolerance, key_rule=job.key_rule)
     except ShardDamagedError as error:
         if not job.tolerance.skip:
             raise
         return error
     if listed.num_samples != index.num_samples or (listed.sha256 and listed.sha256 != index.file.sha256):
-        raise SourceError(f"{path} is not as its index.json says: run `wdsdist verify` on its folder")
+        advice = "verify" if job.listed_by == manifests.FILE_NAME else "index"
+        raise SourceError(f"{path} is not as its {job.listed_by} says: run `wdsdist {advice}` on its folder")
     return index
+
+
+def _escaped(index: ShardIndex) -> ShardIndex:
+    """Return an index with its keys as they are packed."""
+    keys = [index.key(sample) for sample in range(index.num_samples)]
+    found = [escaped(key).encode("utf-8", "surrogateescape") for key in keys]
+    return replace(
+        index,
+        key_starts=np.cumsum([0, *map(len, found)], dtype=np.int64),
+        key_bytes=np.frombuffer(b"".join(found), np.uint8),
+    )
 
 
 def _chosen(manifest: Manifest, number: int, index: ShardIndex) -> ShardIndex:

@@ -14,6 +14,9 @@ from wdsdist._util.array_types import Int64s, runs
 
 Kind = Literal["int", "float", "bool", "text"]
 
+_EXACT = 2**53
+"""The largest integer up to which floats hold all of them."""
+
 _DTYPES: dict[str, str] = {"int": "<i8", "float": "<f8", "bool": "|u1", "text": "|u1"}
 
 
@@ -44,7 +47,7 @@ class Column:
         is_missing = missing if missing.any() else None
         kind = _kind_of([value for value in listed if value is not None])
         if kind == "text":
-            texts = [b"" if value is None else _text(value).encode("utf-8", "surrogateescape") for value in listed]
+            texts = [b"" if value is None else _text(value) for value in listed]
             return cls._of_texts(texts, is_missing)
         filled = [0 if value is None else value for value in listed]
         return cls(kind, np.array(filled, _DTYPES[kind]), None, is_missing)
@@ -61,12 +64,12 @@ class Column:
         filled = [part for part in parts if len(part)]
         if not filled:
             return parts[0] if parts else cls("float", np.zeros(0))
-        kind = _widest({part.kind for part in filled if not part.is_empty} or {filled[0].kind})
+        kind = _widest([part for part in filled if not part.is_empty] or filled[:1])
         parts = [part._as(kind) for part in filled]
         is_missing = None
         if any(part.is_missing is not None for part in parts):
             is_missing = np.concatenate([part.missing for part in parts])
-        values = np.concatenate([part.values for part in parts])
+        values = np.concatenate([part._own_values for part in parts])
         if kind != "text":
             return cls(kind, values, None, is_missing)
         lengths = np.concatenate([np.diff(part.starts) for part in parts if part.starts is not None])
@@ -85,6 +88,11 @@ class Column:
         """uint8 [samples]: 1 where there is no value."""
         return np.zeros(len(self), np.uint8) if self.is_missing is None else self.is_missing
 
+    @property
+    def _own_values(self) -> npt.NDArray[Any]:
+        """The values without those texts that a part of a column does not have."""
+        return self.values if self.starts is None else self.values[self.starts[0] : self.starts[-1]]
+
     def take(self, positions: Int64s) -> Column:
         """Return the column of some samples, by their positions, in the given order."""
         is_missing = None if self.is_missing is None else self.is_missing[positions]
@@ -95,6 +103,7 @@ class Column:
 
     def part(self, first: int, last: int) -> Column:
         """Return the column of the samples from position ``first`` to ``last``, as views of the same memory."""
+        first = min(first, len(self))
         is_missing = None if self.is_missing is None else self.is_missing[first:last]
         if self.starts is None:
             return Column(self.kind, self.values[first:last], None, is_missing)
@@ -103,7 +112,7 @@ class Column:
     def texts(self) -> list[bytes]:
         """Return each value as UTF-8 text, as it is hashed and compared; of a missing one nothing."""
         if self.starts is None:
-            texts = [_text(value).encode() for value in self.typed().tolist()]
+            texts = [_text(value) for value in self.typed().tolist()]
         else:
             begin, end = self.starts[[0, -1]].tolist()
             data = self.values[begin:end].tobytes()
@@ -147,6 +156,10 @@ class Column:
         mask = None if self.is_missing is None else self.is_missing.view(np.bool_)
         return pyarrow.array(self.typed(), mask=mask, from_pandas=False)
 
+    def as_text(self) -> Column:
+        """Return the column of each value as text, as it is compared."""
+        return self._as("text")
+
     def _as(self, kind: Kind) -> Column:
         if kind == self.kind:
             return self
@@ -155,23 +168,48 @@ class Column:
         return Column(kind, self.values.astype(_DTYPES[kind]), None, self.is_missing)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class MadeColumn:
+    """One column of the samples of one shard."""
+
+    column: Column
+    num_failed: int = 0
+    """Samples whose member could not be read as asked for; they have no value."""
+    first_failed: str = ""
+    """The first of them, and why."""
+
+
 def _kind_of(values: list[Any]) -> Kind:
     types = set(map(type, values))
     if types <= {bool}:
         return "bool" if types else "float"
     if types <= {bool, int} and all(-(2**63) <= value < 2**63 for value in values):
         return "int"
-    return "float" if types <= {bool, int, float} else "text"
+    if types <= {bool, int, float} and all(-_EXACT <= value <= _EXACT for value in values if type(value) is int):
+        return "float"
+    return "text"
 
 
-def _widest(kinds: set[Kind]) -> Kind:
+def _widest(parts: Sequence[Column]) -> Kind:
+    """Return the narrowest kind that holds the values of all columns."""
+    kinds = {part.kind for part in parts}
     if "text" in kinds:
         return "text"
-    return next((kind for kind in ("float", "int") if kind in kinds), "bool")
+    if "float" in kinds:
+        # A float would round larger integers.
+        integers = [part.values for part in parts if part.kind == "int"]
+        is_exact = all(int(values.min()) >= -_EXACT and int(values.max()) <= _EXACT for values in integers)
+        return "float" if is_exact else "text"
+    return "int" if "int" in kinds else "bool"
 
 
-def _text(value: Any) -> str:
-    """Return a value as text: a float that is a whole number as that, so that 3 and 3.0 are the same key."""
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return str(int(value))
-    return str(value)
+def _text(value: Any) -> bytes:
+    """Return a value as UTF-8: a float that is a whole number as that, so that 3 and 3.0 are the same key."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+        value = int(value)
+    try:
+        return str(value).encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half of a pair of code units, as JSON may hold it
+        return str(value).encode("utf-8", "surrogatepass")

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import urllib.parse
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from wdsdist import storage
-from wdsdist._util.files import atomic_write
+from wdsdist._util.array_types import Int64s, runs
+from wdsdist._util.files import atomic_write, lies_in
 from wdsdist._util.host import private_under, user_config_dir
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError
 from wdsdist.shards import array_file
-from wdsdist.shards.columns.column import Column
+from wdsdist.shards.columns.column import Column, MadeColumn
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -28,48 +34,117 @@ _ARRAYS = {
     "bool": {"values": "|u1", "is_missing": "|u1"},
     "text": {"values": "|u1", "starts": "<i8", "is_missing": "|u1"},
 }
+_SHARDS = {"shard_ids": "<u8", "counts": "<i8", "num_failed": "<i8"}
 
 
-class StoredColumn(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredColumn:
     """A column as it was read from its file."""
 
     column: Column
-    num_shards: int
-    """The first shards of the data set, whose samples it has values for."""
+    """Of the samples of the covered shards, one shard after another."""
+    is_covered: npt.NDArray[np.bool_]
+    """bool [shards]: for which shards of the data set the file has values."""
+    num_failed: Int64s
+    """int64 [covered shards]: samples of each whose member could not be read; they are missing."""
+    first_failed: str
+    """The first of them, and why."""
     made_by: dict[str, Any]
     """What it was made by, such as ``{"field": "json.width"}``."""
 
 
-def save(folder: Path, name: str, column: Column, manifest: Manifest, made_by: Mapping[str, Any]) -> None:
+def save(
+    folder: Path,
+    name: str,
+    column: Column,
+    manifest: Manifest,
+    made_by: Mapping[str, Any],
+    *,
+    num_failed: Int64s | None = None,
+    first_failed: str = "",
+) -> None:
     """Write the column of all samples of a data set into a folder, atomically."""
-    arrays = {"values": column.values}
-    if column.starts is not None:
-        arrays["starts"] = column.starts
-    arrays["is_missing"] = column.missing if column.is_missing is not None else column.missing[:0]
-    header = {
-        "name": name,
-        "kind": column.kind,
-        "num_shards": len(manifest.counts),
-        "data": manifest.fingerprint,
-        "made_by": dict(made_by),
+    whole = manifest.whole
+    header = {"name": name, "kind": column.kind, "made_by": dict(made_by), "first_failed": first_failed}
+    shards = {
+        "shard_ids": shard_ids(whole),
+        "counts": np.asarray(whole.counts, "<i8"),
+        "num_failed": np.zeros(len(whole.counts), "<i8") if num_failed is None else num_failed,
     }
-    array_file.save(folder / file_name(name), _MAGIC, _VERSION, header, arrays)
+    array_file.save(folder / file_name(name), _MAGIC, _VERSION, header, {**arrays_of(column), **shards})
+
+
+def arrays_of(column: Column) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of a column, as they are written."""
+    arrays = {"values": column.values, "starts": column.starts, "is_missing": column.missing}
+    if column.is_missing is None:
+        arrays["is_missing"] = column.missing[:0]
+    return {
+        name: np.ascontiguousarray(array, _ARRAYS[column.kind][name])
+        for name, array in arrays.items()
+        if array is not None
+    }
+
+
+def parse(content: bytes | Path, label: str, more: Mapping[str, str]) -> tuple[Column, array_file.ArrayFile]:
+    """Return a column from the bytes of its file, or from a file that is mapped, and all that the file holds.
+
+    Args:
+        content: the bytes, or the path.
+        label: the file's name in errors.
+        more: the types of other arrays that the file has.
+
+    Raises `IndexFormatError` for what is damaged, and ``FileNotFoundError``.
+    """
+
+    def load(dtypes: Mapping[str, str]) -> array_file.ArrayFile:
+        if isinstance(content, Path):
+            return array_file.load(content, _MAGIC, _VERSION, dtypes, what="column")
+        return array_file.parse(content, _MAGIC, _VERSION, dtypes, what="column", label=label)
+
+    kind = load({}).header.get("kind")
+    if kind not in _ARRAYS:
+        raise IndexFormatError(f"{label} is a column of the unknown kind {kind!r}: make it anew with `wdsdist columns`")
+    found = load({**_ARRAYS[kind], **more})
+    missing, starts = found.arrays["is_missing"], found.arrays.get("starts")
+    column = Column(kind, found.arrays["values"], starts, missing if len(missing) else None)
+    fits = starts is None or (
+        len(starts) > 0 and starts[0] == 0 and starts[-1] == len(column.values) and not (starts[1:] < starts[:-1]).any()
+    )
+    if not fits or len(column.missing) != len(column):
+        raise IndexFormatError(f"{label} is damaged: its values do not fit together; make it anew")
+    return column, found
 
 
 def load(manifest: Manifest, name: str) -> StoredColumn | None:
-    """Load a column of a data set; ``None`` where it has none of that name.
+    """Load a column of a data set, as far as it covers its shards; ``None`` where it has none of that name.
 
     Raises `IndexFormatError` where its file is damaged, or made for other samples.
     """
+    manifest = manifest.whole
     for folder in folders(manifest):
         place = storage.join(folder, file_name(name))
+        label = storage.shown(place)
         try:
-            if storage.is_remote(folder):
-                return _parsed(storage.read(place, manifest.client_options), place, name, manifest)
-            return _parsed(Path(place), place, name, manifest)
+            content = storage.read(place, manifest.client_options) if storage.is_remote(folder) else Path(place)
+            column, found = parse(content, label, _SHARDS)
         except (FileNotFoundError, NotADirectoryError):
             continue
+        return _of_data(column, found, manifest, label, name)
     return None
+
+
+def save_part(path: Path, made: MadeColumn, shard: str) -> None:
+    """Write a column of one shard atomically. Raises ``OSError``."""
+    first_failed = f"{shard}: {made.first_failed}" if made.first_failed else ""
+    header = {"kind": made.column.kind, "num_failed": made.num_failed, "first_failed": first_failed}
+    array_file.save(path, _MAGIC, _VERSION, header, arrays_of(made.column))
+
+
+def load_part(path: Path) -> MadeColumn:
+    """Return what `save_part` wrote. Raises `IndexFormatError` where it is damaged."""
+    column, found = parse(path, str(path), {})
+    return MadeColumn(column, int(found.header["num_failed"]), str(found.header["first_failed"]))
 
 
 def names(manifest: Manifest) -> list[str]:
@@ -109,14 +184,21 @@ def folders(manifest: Manifest) -> list[str]:
 def prepare(manifest: Manifest, output: Path | None) -> Path:
     """Return the folder that columns are written to, made if need be, and remember one that the user chose.
 
+    Without one it is the folder that was chosen before, or else ``columns`` beside the ``index.json``.
+
     Raises `DestinationError` where it cannot be written.
     """
-    if output is None and storage.is_remote(_home(manifest)):
+    if output is None and storage.is_remote(folders(manifest)[0]):
         raise DestinationError(
             f"columns of {storage.shown(_home(manifest))} cannot be written there: say where they shall lie, with "
             f"output= (--output FOLDER)"
         )
-    folder = Path(storage.join(_home(manifest), FOLDER)) if output is None else output.absolute()
+    folder = Path(folders(manifest)[0]) if output is None else output.absolute()
+    own = Path(storage.join(_home(manifest), FOLDER))
+    if folder == own and not lies_in(folder / "x", own.parent):  # a link in a data set must not lead us out of it
+        raise DestinationError(
+            f"{folder} is a link that leads out of the data set: name a folder with output= (--output)"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(folder / ".writable"):
@@ -149,46 +231,39 @@ def _record(manifest: Manifest, *, make: bool = False) -> Path:
     return own / hashlib.sha256(_home(manifest).encode()).hexdigest()
 
 
-def _parsed(content: bytes | Path, label: str, name: str, manifest: Manifest) -> StoredColumn:
-    label = storage.shown(label)
-    header = _header(content, label)
-    kind = header.get("kind")
-    if kind not in _ARRAYS:
-        raise IndexFormatError(f"{label} is a column of the unknown kind {kind!r}: make it anew with `wdsdist columns`")
-    if isinstance(content, Path):
-        found = array_file.load(content, _MAGIC, _VERSION, _ARRAYS[kind], what="column")
+@functools.lru_cache(maxsize=4)
+def shard_ids(manifest: Manifest) -> npt.NDArray[np.uint64]:
+    """Return uint64 [shards]: a hash of each shard's file name, samples, size and digest, wherever it lies."""
+    digests = bytearray()
+    for shard in manifest.shards:
+        text = f"{storage.split(shard.name)[1]}\0{shard.num_samples}\0{shard.size}\0{shard.sha256}"
+        digests += hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return np.frombuffer(bytes(digests), "<u8")
+
+
+def _of_data(column: Column, found: array_file.ArrayFile, manifest: Manifest, label: str, name: str) -> StoredColumn:
+    """Return what a file holds of the shards of a data set. Raises `IndexFormatError` where that is nothing."""
+    stored, counts, num_failed = (found.arrays[one] for one in _SHARDS)
+    if not len(stored) == len(counts) == len(num_failed) or bool((counts < 0).any()) or counts.sum() != len(column):
+        raise IndexFormatError(f"{label} is damaged: its shards do not fit together; make it anew")
+    own = shard_ids(manifest)
+    first_failed, made_by = str(found.header.get("first_failed", "")), found.header.get("made_by", {})
+    alike = min(len(stored), len(own))
+    if np.array_equal(stored[:alike], own[:alike]):  # the same shards, or those of an older or newer generation
+        covered = np.arange(len(own)) < alike
+        places: Int64s = np.arange(alike)
+        column = column.part(0, int(counts[:alike].sum()))
     else:
-        found = array_file.parse(content, _MAGIC, _VERSION, _ARRAYS[kind], what="column", label=label)
-    missing = found.arrays["is_missing"]
-    column = Column(kind, found.arrays["values"], found.arrays.get("starts"), missing if len(missing) else None)
-    return StoredColumn(column, _checked_shards(header, column, label, name, manifest), header.get("made_by", {}))
-
-
-def _header(content: bytes | Path, label: str) -> dict[str, Any]:
-    if isinstance(content, Path):
-        return array_file.load(content, _MAGIC, _VERSION, {}, what="column").header
-    return array_file.parse(content, _MAGIC, _VERSION, {}, what="column", label=label).header
-
-
-def _checked_shards(header: dict[str, Any], column: Column, label: str, name: str, manifest: Manifest) -> int:
-    """Return the number of shards that a column covers. Raises `IndexFormatError` where it is of other samples."""
-    covered = header.get("num_shards")
-    if not isinstance(covered, int) or not 0 <= covered <= len(manifest.counts):
-        raise IndexFormatError(_of_other_data(label, name))
-    whole = manifest.whole
-    samples = int(whole.counts[:covered].sum())
-    starts = column.starts
-    if len(column) != samples or len(column.missing) != samples:
-        raise IndexFormatError(_of_other_data(label, name))
-    if starts is not None and (starts[0] != 0 or starts[-1] != len(column.values) or (starts[1:] < starts[:-1]).any()):
-        raise IndexFormatError(f"{label} is damaged: its texts do not fit together; make it anew")
-    if header.get("data") != whole.prefix(covered).fingerprint:
-        raise IndexFormatError(_of_other_data(label, name))
-    return covered
-
-
-def _of_other_data(label: str, name: str) -> str:
-    return (
-        f"{label} holds the column {name!r} of other samples than the data set has now: make it anew with "
-        f"`wdsdist columns`"
-    )
+        order = np.argsort(stored, kind="stable")
+        places = order[np.minimum(np.searchsorted(stored, own, sorter=order), len(stored) - 1)]
+        covered = stored[places] == own
+        if not covered.any():
+            raise IndexFormatError(
+                f"{label} holds the column {name!r} of other samples than the data set has now: make it anew with "
+                f"`wdsdist columns`"
+            )
+        places = places[covered]
+        column = column.take(runs(np.concatenate(([0], np.cumsum(counts))), places)[0])
+    if not np.array_equal(counts[places], manifest.counts[covered]):
+        raise IndexFormatError(f"{label} is damaged: its shards have other numbers of samples; make it anew")
+    return StoredColumn(column, covered, num_failed[places], first_failed, made_by if isinstance(made_by, dict) else {})

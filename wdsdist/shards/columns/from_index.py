@@ -65,8 +65,9 @@ def columns_of(manifest: Manifest, names: list[str]) -> dict[str, Column]:
 
 def columns_of_shard(manifest: Manifest, number: int, names: list[str]) -> dict[str, Column]:
     """Return free columns over the samples that lie in one shard."""
+    count = int(manifest.whole.counts[number])
     if names == [SHARD]:
-        return {SHARD: _shard_column(manifest, number, int(manifest.whole.counts[number]))}
+        return {SHARD: _shard_column(manifest, number, count)}
     index = shard_index(manifest, number)
     part, place = manifest.part(number)
     part.check_count(place, index.num_samples, part.shown_name(place))

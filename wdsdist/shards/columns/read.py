@@ -30,14 +30,16 @@ def column(manifest: Manifest, name: str) -> Column:
 
 def stored_column(manifest: Manifest, name: str) -> Column:
     """Return a column over all samples that lie in the shards of a data set. Raises what `column` raises."""
-    found = column_file.load(manifest, name)
-    if found is not None:
-        if found.num_shards < len(manifest.counts):
-            raise ArgumentError(
-                f"the column {name!r} was made when the data set had {found.num_shards:,} shards; it has "
-                f"{len(manifest.counts):,} now: run `wdsdist columns` again, which adds the rest"
-            )
-        return found.column
+    if name not in from_index.ALWAYS:  # a file cannot stand for what the shards themselves say
+        found = column_file.load(manifest, name)
+        if found is not None:
+            if not found.is_covered.all():
+                covered, shards = int(found.is_covered.sum()), len(manifest.counts)
+                raise ArgumentError(
+                    f"the column {name!r} has values for {covered:,} of the {shards:,} shards that the data set has "
+                    f"now: run `wdsdist columns` again, which adds the rest"
+                )
+            return found.column
     if from_index.is_free(name):
         free = from_index.columns_of(manifest, [name])[name]
         if name in from_index.ALWAYS or not free.is_empty:

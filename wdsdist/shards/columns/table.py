@@ -5,20 +5,29 @@ Each is read whole into columns. Nested values other than objects of values are 
 
 from __future__ import annotations
 
+import contextlib
 import io
+import json
+import tempfile
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.extras import extra
-from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
+from wdsdist.errors import ArgumentError, DecodeError, SourceError, SourceNotFoundError
 from wdsdist.shards.columns.column import Column
+from wdsdist.storage import compression
 
 _TABLES = {
     ".parquet": "parquet", ".csv": "csv", ".tsv": "tsv", ".jsonl": "json", ".ndjson": "json", ".jsonlines": "json",
 }  # fmt: skip
 _GZIP = ".gz"
+_ROWS = 1_000_000
+"""Rows of a Parquet file that are read at once, which bounds memory."""
 
 
 def values(location: str, on: str) -> Column:
@@ -34,19 +43,34 @@ def values(location: str, on: str) -> Column:
         ArgumentError: it has no such column.
     """
     form = _form(location)
-    content = _content(location)
+    if form in _TABLES.values():
+        return columns(location, on, only=())[0]
+    with _local(location, None) as path:
+        content = _content(path, location)
     if form == "npy":
         return _array(content, location)
-    if form == "lines":
-        lines = content.decode("utf-8", "surrogateescape").splitlines()
-        return Column.of([line for line in lines if line])
-    found = _table(content, form, location)
-    name = _name_of(on, list(found), location)
-    return found[name]
+    lines = content.decode("utf-8", "surrogateescape").splitlines()
+    return Column.of([line for line in lines if line])
 
 
-def columns(location: str, on: str) -> tuple[Column, dict[str, Column]]:
-    """Return the column of a table that its rows are matched by, and all others by their names.
+def columns(
+    location: str, on: str, only: Collection[str] | None = None, options: storage.StorageOptions | None = None
+) -> tuple[Column, dict[str, Column]]:
+    """Return the column of a table that its rows are matched by, and the others by their names; see `parts`."""
+    found = list(parts(location, on, only, options))
+    return Column.joined([keys for keys, _ in found]), joined([(len(keys), others) for keys, others in found])
+
+
+def parts(
+    location: str, on: str, only: Collection[str] | None = None, options: storage.StorageOptions | None = None
+) -> Iterator[tuple[Column, dict[str, Column]]]:
+    """Yield the rows of a table, some at a time: the column that they are matched by, and the others by their names.
+
+    Args:
+        location: path or URL.
+        on: the name of that column.
+        only: the others that are wanted; by default all.
+        options: of the store of a URL.
 
     Raises what `values` raises.
     """
@@ -55,10 +79,19 @@ def columns(location: str, on: str) -> tuple[Column, dict[str, Column]]:
         raise ArgumentError(
             f"{storage.shown(location)} is no table that can be joined: it must end in {', '.join(_TABLES)} or .npy"
         )
-    content = _content(location)
-    found = _fields(content, location) if form == "npy" else _table(content, form, location)
-    name = _name_of(on, list(found), location)
-    return found[name], {other: column for other, column in found.items() if other != name}
+    reader = {"npy": _npy_table, "parquet": _parquet, "json": _json}.get(form, _csv)
+    with _local(location, options) as path:
+        for found in reader(path, location, on, None if only is None else set(only)):
+            name = _name_of(on, list(found), location)
+            others = {
+                other: column for other, column in found.items() if other != name and (only is None or other in only)
+            }
+            lacking = sorted(set(only or ()) - set(others))
+            if lacking:
+                raise ArgumentError(
+                    f"{storage.shown(location)} has no column {lacking[0]!r}: it has {', '.join(found)}"
+                )
+            yield found[name], others
 
 
 def of_arrow(values: Any) -> Column | None:
@@ -66,72 +99,163 @@ def of_arrow(values: Any) -> Column | None:
     import pyarrow
 
     kind = values.type
+    is_other = pyarrow.types.is_nested(kind) or pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind)
     if pyarrow.types.is_dictionary(kind):
         return of_arrow(values.cast(kind.value_type))
+    if not (pyarrow.types.is_boolean(kind) or pyarrow.types.is_null(kind) or is_other or _is_number(kind)):
+        try:
+            values = values.cast(pyarrow.large_string())  # before chunks are joined: 32-bit offsets would overflow
+        except pyarrow.ArrowException:
+            is_other = True
+    if is_other:
+        return None
     if isinstance(values, pyarrow.ChunkedArray):
         values = values.combine_chunks()
     missing = np.asarray(values.is_null()).view(np.uint8) if values.null_count else None
     if pyarrow.types.is_boolean(kind):
         return Column("bool", np.asarray(values.fill_null(False)).view(np.uint8), None, missing)
-    if pyarrow.types.is_integer(kind) and kind != pyarrow.uint64():
+    if _is_number(kind) and pyarrow.types.is_integer(kind):
         return Column("int", np.asarray(values.fill_null(0).cast(pyarrow.int64())), None, missing)
     if pyarrow.types.is_floating(kind):
         return Column("float", np.asarray(values.fill_null(0.0).cast(pyarrow.float64())), None, missing)
     if pyarrow.types.is_null(kind):
         return Column("float", np.zeros(len(values)), None, np.ones(len(values), np.uint8))
-    if pyarrow.types.is_nested(kind) or pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind):
-        return None
-    texts = values.cast(pyarrow.large_string()).fill_null("")
-    _, starts, data = texts.buffers()
-    offsets = np.frombuffer(starts, np.int64, len(texts) + 1, 8 * texts.offset)
+    _, starts, data = values.fill_null("").buffers()
+    offsets = np.frombuffer(starts, np.int64, len(values) + 1, 8 * values.offset)
     content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
     return Column("text", content[offsets[0] : offsets[-1]], offsets - offsets[0], missing)
 
 
+def _is_number(kind: Any) -> bool:
+    """Return whether int64 or float64 hold the numbers of a type of pyarrow."""
+    import pyarrow
+
+    return bool(pyarrow.types.is_floating(kind) or (pyarrow.types.is_integer(kind) and kind != pyarrow.uint64()))
+
+
+def _file_name(location: str) -> str:
+    return storage.split(location)[1].partition("?")[0].lower()
+
+
 def _form(location: str) -> str:
-    name = storage.split(location)[1].partition("?")[0].lower().removesuffix(_GZIP)
+    name = _file_name(location).removesuffix(_GZIP)
     if name.endswith(".npy"):
         return "npy"
     return next((form for suffix, form in _TABLES.items() if name.endswith(suffix)), "lines")
 
 
-def _content(location: str) -> bytes:
+@contextlib.contextmanager
+def _local(location: str, options: storage.StorageOptions | None) -> Iterator[Path]:
+    """Give the path of a file; of a remote one, that of a temporary copy, so that it can be mapped."""
     try:
-        content = storage.read(location)
-    except (FileNotFoundError, NotADirectoryError) as error:
+        if not storage.is_remote(location):
+            yield Path(storage.local_path(location))
+            return
+        with tempfile.TemporaryDirectory(prefix="wdsdist-") as folder:
+            path = Path(folder) / "table"
+            storage.fetch(location, path, options)
+            yield path
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise SourceNotFoundError(f"{storage.shown(location)} does not exist") from error
-    if storage.split(location)[1].partition("?")[0].lower().endswith(_GZIP):
-        import gzip
 
+
+def _content(path: Path, location: str) -> bytes:
+    content = path.read_bytes()
+    if _file_name(location).endswith(_GZIP):
         try:
-            return gzip.decompress(content)
-        except (OSError, EOFError) as error:
+            return compression.unzip(content, compression.most_expanded(len(content)))
+        except (DecodeError, OSError, EOFError, zlib.error) as error:
             raise SourceError(f"{storage.shown(location)} is not whole gzip data: {error}") from error
     return content
 
 
-def _table(content: bytes, form: str, location: str) -> dict[str, Column]:
-    label = storage.shown(location)
-
-    def part(module: str) -> Any:
-        return extra(f"pyarrow{module}", "columns", f"reading {label}")
-
-    pyarrow = part("")
-    stream = pyarrow.BufferReader(content)
+def _parquet(path: Path, location: str, on: str, only: set[str] | None) -> Iterator[dict[str, Column]]:
+    parquet = _pyarrow(location, ".parquet")
+    pyarrow = _pyarrow(location)
     try:
-        if form == "parquet":
-            table = part(".parquet").read_table(stream)
-        elif form == "json":
-            table = part(".json").read_json(stream)
-        else:
-            options = part(".csv").ParseOptions(delimiter="\t" if form == "tsv" else ",", newlines_in_values=True)
-            table = part(".csv").read_csv(stream, parse_options=options)
+        # Mapped, and only the columns that are asked for: captions and URLs may take a hundred times as much.
+        with parquet.ParquetFile(path, memory_map=True) as file:
+            names = file.schema_arrow.names
+            if only is not None:
+                wanted = [f"{one}." for one in (*only, on, on.rpartition(".")[2])]
+                names = [name for name in names if any(one.startswith(f"{name}.") for one in wanted)]
+            if not file.metadata.num_rows:
+                yield _flat(file.read(columns=names))
+            for batch in file.iter_batches(_ROWS, columns=names):
+                yield _flat(pyarrow.Table.from_batches([batch]))
+    except FileNotFoundError:
+        raise
     except (pyarrow.ArrowException, OSError) as error:
-        raise SourceError(f"{label} cannot be read as {form}: {error}") from error
-    while any(part(".types").is_struct(field.type) for field in table.schema):
+        raise SourceError(f"{storage.shown(location)} cannot be read as parquet: {error}") from error
+
+
+def _csv(path: Path, location: str, on: str, only: set[str] | None) -> Iterator[dict[str, Column]]:
+    csv, pyarrow = _pyarrow(location, ".csv"), _pyarrow(location)
+    content = _content(path, location)
+    tabs = _form(location) == "tsv"
+    # A key such as 000000012 is no number, and a text that looks like a time stays as it is.
+    texts = {on, on.rpartition(".")[2]}
+    while True:
+        convert = csv.ConvertOptions(column_types={name: pyarrow.string() for name in texts})
+        parse = csv.ParseOptions(delimiter="\t" if tabs else ",", newlines_in_values=True)
+        try:
+            table = csv.read_csv(pyarrow.BufferReader(content), parse_options=parse, convert_options=convert)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise SourceError(f"{storage.shown(location)} cannot be read as {_form(location)}: {error}") from error
+        times = {field.name for field in table.schema if pyarrow.types.is_temporal(field.type)}
+        if not times:
+            break
+        texts |= times
+    yield _flat(table)
+
+
+def _json(path: Path, location: str, on: str, only: set[str] | None) -> Iterator[dict[str, Column]]:
+    """Yield the columns of JSON Lines; not by pyarrow, which takes texts for times and refuses mixed columns."""
+    lines = _content(path, location).splitlines()
+    rows = [_row(line, number, location) for number, line in enumerate(lines, 1) if line.strip()]
+    names = dict.fromkeys(name for row in rows for name in row)
+    yield {name: Column.of([row.get(name) for row in rows]) for name in names}
+
+
+def joined(parts: Sequence[tuple[int, dict[str, Column]]]) -> dict[str, Column]:
+    """Return the columns of tables, one after another; given the rows of each, for not all may have all columns."""
+    names = dict.fromkeys(name for _, columns in parts for name in columns)
+    return {
+        name: Column.joined([columns.get(name) or Column.of([None] * rows) for rows, columns in parts])
+        for name in names
+    }
+
+
+def _row(line: bytes, number: int, location: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{storage.shown(location)} is no JSON in line {number:,}: {error}") from None
+    if not isinstance(found, dict):
+        raise SourceError(f"{storage.shown(location)} has no object in line {number:,}")
+    return dict(_values_in(found, ""))
+
+
+def _values_in(given: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield the values in an object under their names; those in nested objects under names with dots."""
+    for name, value in given.items():
+        if isinstance(value, dict):
+            yield from _values_in(value, f"{prefix}{name}.")
+        elif not isinstance(value, list):
+            yield f"{prefix}{name}", value
+
+
+def _flat(table: Any) -> dict[str, Column]:
+    import pyarrow
+
+    while any(pyarrow.types.is_struct(field.type) for field in table.schema):
         table = table.flatten()
     found = {name: of_arrow(table.column(number)) for number, name in enumerate(table.column_names)}
     return {name: column for name, column in found.items() if column is not None}
+
+
+def _pyarrow(location: str, module: str = "") -> Any:
+    return extra(f"pyarrow{module}", "columns", f"reading {storage.shown(location)}")
 
 
 def _array(content: bytes, location: str) -> Column:
@@ -150,15 +274,15 @@ def _array(content: bytes, location: str) -> Column:
     return column
 
 
-def _fields(content: bytes, location: str) -> dict[str, Column]:
-    array = _loaded(content, location)
+def _npy_table(path: Path, location: str, on: str, only: set[str] | None) -> Iterator[dict[str, Column]]:
+    array = _loaded(_content(path, location), location)
     if array.dtype.names is None:
         raise ArgumentError(
             f"{storage.shown(location)} has no named fields: to join it, save a structured array, one field of which "
             f"holds the keys"
         )
     found = {name: _plain(array[name]) for name in array.dtype.names}
-    return {name: column for name, column in found.items() if column is not None}
+    yield {name: column for name, column in found.items() if column is not None}
 
 
 def _loaded(content: bytes, location: str) -> Any:
@@ -179,7 +303,7 @@ def _plain(array: Any) -> Column | None:
     if array.dtype.kind == "f":
         return Column("float", array.astype("<f8"))
     if array.dtype.kind in "USu":
-        return Column.of([one.decode() if isinstance(one, bytes) else str(one) for one in array.tolist()])
+        return Column.of(array.tolist())
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -9,7 +10,17 @@ import numpy as np
 
 from wdsdist.errors import ShardDamagedError
 from wdsdist.shards.index.values import STRICT, ShardIndex, Tolerance
-from wdsdist.shards.tar import Members, group, split_stored_name, why_skipped
+from wdsdist.shards.tar import (
+    AUTO,
+    FIRST_DOT,
+    LAST_DOT,
+    Evidence,
+    Members,
+    evidence,
+    group,
+    split_stored_name,
+    why_skipped,
+)
 
 _LEAVE_OUT = "leave its sample out by `wdsdist index` or `wdsdist pack` with `--on-error skip`"
 
@@ -22,7 +33,7 @@ class ShardIndexBuilder:
     """
 
     def __init__(self, label: str, tolerance: Tolerance = STRICT) -> None:
-        self._label = label
+        self.label = label
         self._tolerance = tolerance
         self._samples: dict[str, dict[str, tuple[str, int, int]]] = {}  # by key, and by extension in lower case
         self._key = ""
@@ -39,13 +50,13 @@ class ShardIndexBuilder:
         if lower.startswith("__") and lower.endswith("__"):
             problem = f"member {key}.{extension} has the name of an entry that readers add"
             if not self._tolerance.skip:
-                raise ShardDamagedError(f"{self._label}: {problem}: rename it, or {_LEAVE_OUT}")
+                raise ShardDamagedError(f"{self.label}: {problem}: rename it, or {_LEAVE_OUT}")
             self._left_out.setdefault(key, problem)
         elif lower in sample:
             problem = f"sample {key!r} has two members with extension {lower!r}"
             if not self._tolerance.skip:
                 raise ShardDamagedError(
-                    f"{self._label}: {problem}: {_LEAVE_OUT}, or with `--keep-first` too, which keeps the first copy"
+                    f"{self.label}: {problem}: {_LEAVE_OUT}, or with `--keep-first` too, which keeps the first copy"
                 )
             if self._tolerance.keep_first:
                 self._doubled.setdefault(key, f"{problem}: the first is kept")
@@ -96,29 +107,63 @@ def _key_arrays(keys: list[bytes]) -> dict[str, Any]:
     }
 
 
-def from_members(members: Members, *, size: int, sha256: str, label: str, tolerance: Tolerance = STRICT) -> ShardIndex:
-    """Build the index of a tar from its scanned members; ``label`` is its name in errors."""
+def from_members(
+    members: Members,
+    *,
+    size: int,
+    sha256: str,
+    label: str,
+    tolerance: Tolerance = STRICT,
+    key_rule: str = FIRST_DOT,
+) -> ShardIndex:
+    """Build the index of a tar from its scanned members.
+
+    Args:
+        members: all of the tar.
+        size, sha256: of the tar.
+        label: its name in errors.
+        tolerance: what is left out rather than being damage.
+        key_rule: where names are cut. With ``"auto"`` the index has the ``evidence`` of the names, and is made by the
+            first dot where that loses nothing: the names of all shards decide.
+    """
+    file: dict[str, Any] = {"size": size, "sha256": sha256}
+    if key_rule not in (AUTO, FIRST_DOT):
+        return _by_rule(members, file, ShardIndexBuilder(label, tolerance), key_rule)
     samples = None if members.damage else group(members.names)
+    found = evidence(members.names, samples) if key_rule == AUTO else Evidence()
     if samples is not None:
         return ShardIndex(
-            size=size,
-            sha256=sha256,
+            **file,
             extensions=samples.extensions,
             sample_starts=samples.starts,
             offsets=members.offsets,
             sizes=members.sizes,
             extension_ids=samples.extension_ids,
             skipped=dict(members.skipped),
+            evidence=found,
             **_key_arrays(samples.keys),
         )
-    builder = ShardIndexBuilder(label, tolerance)
+    try:
+        index = _by_rule(members, file, ShardIndexBuilder(label, tolerance), FIRST_DOT)
+    except ShardDamagedError:
+        if not found:
+            raise
+        index = _by_rule(members, file, ShardIndexBuilder(label, tolerance), LAST_DOT)
+    return dataclasses.replace(index, evidence=found)
+
+
+def _by_rule(members: Members, file: dict[str, Any], builder: ShardIndexBuilder, key_rule: str) -> ShardIndex:
+    """Build an index name by name."""
     skipped = Counter(members.skipped)
     for name, offset, length in zip(members.names, members.offsets.tolist(), members.sizes.tolist(), strict=True):
-        parts = split_stored_name(name)
+        try:
+            parts = split_stored_name(name, key_rule)
+        except ValueError as error:
+            raise ShardDamagedError(f"{builder.label}: {error}") from None
         if parts is None:
             skipped[why_skipped(name)] += 1
         else:
             builder.add(*parts, offset, length)
     if members.damage:
         builder.drop_partial(members.damage)
-    return builder.finish(size=size, sha256=sha256, skipped=skipped)
+    return dataclasses.replace(builder.finish(**file, skipped=skipped), key_rule=key_rule)

@@ -20,6 +20,7 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import IndexFormatError
 from wdsdist.shards.index.values import STRICT, ShardIndex, Stored, Tolerance
+from wdsdist.shards.tar import FIRST_DOT
 
 SUFFIX = ".wdsindex"
 
@@ -62,6 +63,7 @@ def dumps(index: ShardIndex) -> bytes:
             "extensions": index.extensions,
             "skipped": index.skipped,
             **({"left_out": index.left_out} if index.left_out else {}),
+            **({"key_rule": index.key_rule} if index.key_rule != FIRST_DOT else {}),
             **({"stored": asdict(index.stored)} if index.stored else {}),
             **({"tolerance": asdict(index.tolerance)} if index.tolerance != STRICT else {}),
             "arrays": arrays,
@@ -122,6 +124,7 @@ def _parsed(header: dict[str, Any], data: memoryview) -> ShardIndex:
         extensions=tuple(extensions),
         skipped=skipped,
         left_out=tuple((str(key), str(reason)) for key, reason in header.get("left_out", ())),
+        key_rule=str(header.get("key_rule", FIRST_DOT)),
         stored=_stored(header["stored"]) if "stored" in header else None,
         tolerance=_tolerance(header["tolerance"]) if "tolerance" in header else STRICT,
         **arrays,

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s, runs
 from wdsdist.errors import ArgumentError
+from wdsdist.shards.tar import FIRST_DOT, Evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,10 @@ class ShardIndex:
     """Number of entries of the tar that belong to no sample, by kind."""
     left_out: tuple[tuple[str, str], ...] = ()
     """Samples that packing or indexing left out, as (key, reason); the key of what has none is empty."""
+    key_rule: str = FIRST_DOT
+    """Where names were cut into keys and extensions."""
+    evidence: Evidence = field(default_factory=Evidence, compare=False)
+    """What names show about the rule, where it is still to be decided; no part of the file."""
     stored: Stored | None = None
     """The shard's file where it is compressed: all other fields describe the decompressed tar."""
     tolerance: Tolerance = STRICT

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from wdsdist.shards.columns.add import ColumnsProgress
     from wdsdist.shards.columns.column import Column
     from wdsdist.shards.manifest.manifest import Manifest
 
@@ -139,10 +140,63 @@ class Choices:
         *,
         fields: Sequence[str] = (),
         probe: Sequence[str] = (),
-        join: str | os.PathLike[str] | None = None,
+        join: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         on: str | Mapping[str, str] = "key",
+        only: Collection[str] | None = None,
         output: str | os.PathLike[str] | None = None,
         workers: int | None = None,
-        progress: Callable[..., None] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        progress: Callable[[ColumnsProgress], None] | None = None,
     ) -> Manifest:
-        raise NotImplementedError
+        """Add columns: values for each sample, kept in files beside ``index.json``; the shards stay as they are.
+
+        Columns that are there are kept: only shards that they do not cover are read, also after a call that was killed.
+        Of remote shards only ranges are fetched where that is less than half of the shard. What cannot be read or has
+        no match is missing, counted, and logged.
+
+        Args:
+            fields: values of small members: ``"cls"``, ``"txt"``, ``"txt.length"`` in characters, ``"json.size.width"``
+                at a path in a JSON member, of which objects and lists become JSON text.
+            probe: what headers say: ``"jpg.width"`` and ``"jpg.height"`` of JPEG, PNG and WebP as they are shown,
+                ``"npy.shape"``, ``"npy.dtype"``, ``"npy.tokens"``, the number of elements, and of a raw array
+                ``"input_ids.tokens:uint16"``; ``"mp4.seconds"`` and ``"mp4.frames"`` of audio and video (extra
+                ``media``; WAV without). ``"jpg;png.width"`` takes the first of these members that a sample has.
+            join: a Parquet, CSV, TSV, JSON Lines or structured ``.npy`` file, a pattern such as ``meta/*.parquet``, or
+                a list of them, here or at a URL. All its columns are added, under their names (extra ``columns``).
+            on: the column by which rows are matched with samples, in any order; values are compared as texts.
+                ``{"json.uid": "uid"}`` where it has another name in the table. It is added where it is no column yet.
+            only: the columns of the tables that are wanted.
+            output: a local folder for the columns, where that of the data cannot be written. This user's later calls
+                find them there.
+            workers: processes that read shards; by default one for each core, or 16 threads for a remote store.
+            storage_options: for the stores of ``join``, as `wdsdist.open` takes them.
+            progress: called with a ``ColumnsProgress`` before the first shard and after each.
+
+        Returns:
+            This manifest, which has the columns now.
+
+        Raises:
+            ArgumentError: a name that is none, a table without the column ``on``, or none of whose rows matches.
+            DestinationError: the columns cannot be written, or another process is adding some.
+            ExtraMissingError: a package is needed that an extra installs.
+            SourceNotFoundError: a table does not exist.
+            SourceError: a table is not of the form that its name says.
+            ShardNotFoundError: a shard does not exist.
+            ShardDamagedError: a shard is not what its index says.
+            StorageError: a store cannot be read.
+
+        >>> import tempfile, wdsdist
+        >>> from pathlib import Path
+        >>> samples = ({"json": {"words": n}, "txt": "word " * n} for n in range(4))
+        >>> data = wdsdist.pack(samples, Path(tempfile.mkdtemp()) / "shards", shuffle_seed=None)
+        >>> data.add_columns(fields=["json.words", "txt.length"]).column("txt.length").tolist()
+        [0, 5, 10, 15]
+        """
+        from wdsdist.shards.columns import add
+
+        added = add.add_columns(
+            cast("Manifest", self), fields=fields, probe=probe, join_with=join, on=on, only=only, output=output,
+            workers=workers, storage_options=storage_options, progress=progress,
+        )  # fmt: skip
+        add.warn(added)
+        return cast("Manifest", self)

@@ -224,6 +224,11 @@ def _are_lengths(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_count, value))
 
 
+def _is_key_rule(value: Any) -> bool:
+    # A regular expression of somebody else could take for ever: only the user gives one, to `index`.
+    return isinstance(value, str)
+
+
 _NOTED = (
     ({"classes", "fields", "appended"}, _are_names, "a list of names"),
     ({"payload_bytes", "left_out", "excluded", "renamed_keys", "scattered"}, _is_count, "a count"),
@@ -231,6 +236,7 @@ _NOTED = (
     ({"generations"}, _are_lengths, "a list of counts"),
     ({"skipped"}, _are_counts, "an object of counts"),
     ({"columns"}, _are_columns, "an object of names"),
+    ({"key_rule", "source_key_rule"}, _is_key_rule, "a key rule"),
 )
 """Notes that wdsdist reads, with their checks; others are free."""
 

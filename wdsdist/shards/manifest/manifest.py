@@ -18,7 +18,7 @@ from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, ShardDamagedError
 from wdsdist.shards.index import SUFFIX, ShardIndex
 from wdsdist.shards.manifest.choices import Choices
-from wdsdist.shards.tar import is_compressed
+from wdsdist.shards.tar import FIRST_DOT, is_compressed
 from wdsdist.shards.views.picks import NOTES_ON_ALL, Picks, fingerprint_of
 
 
@@ -103,6 +103,11 @@ class Manifest(Choices):
             tar_sizes=np.array([shard.tar_size for shard in listed], np.int64),
             **more,
         )
+
+    @property
+    def key_rule(self) -> str:
+        """Where the names in the tars are cut into keys and extensions: by the first dot, unless a note says else."""
+        return str(self.extra.get("key_rule", FIRST_DOT))
 
     @property
     def num_samples(self) -> int:

@@ -5,27 +5,67 @@ deterministic USTAR with a PAX header only where a name or size needs one.
 """
 
 from wdsdist.shards.tar.blocks import Readable
-from wdsdist.shards.tar.grouping import Samples, group
+from wdsdist.shards.tar.grouping import Samples, evidence, glance, group
 from wdsdist.shards.tar.headers import plain_headers
+from wdsdist.shards.tar.key_rule import (
+    AUTO,
+    FIRST_DOT,
+    LAST_DOT,
+    Evidence,
+    check_rule,
+    cutter,
+    decide,
+    escaped,
+    is_cut_alike,
+    merge,
+    observe,
+    unescaped,
+)
 from wdsdist.shards.tar.member_at import is_member_at
-from wdsdist.shards.tar.naming import is_compressed, is_tar, is_text, split_name, split_stored_name, why_skipped
+from wdsdist.shards.tar.naming import (
+    CLUTTER,
+    CLUTTER_NAMES,
+    is_clutter,
+    is_compressed,
+    is_tar,
+    is_text,
+    split_name,
+    split_stored_name,
+    why_skipped,
+)
 from wdsdist.shards.tar.reader import Members, scan, scan_parts
 from wdsdist.shards.tar.writer import BLOCK, END, PLAIN_NAME, SIZE_LIMIT, header, padding, stored_size
 
 __all__ = [
+    "AUTO",
     "BLOCK",
+    "CLUTTER",
+    "CLUTTER_NAMES",
     "END",
+    "Evidence",
+    "FIRST_DOT",
+    "LAST_DOT",
     "Members",
     "PLAIN_NAME",
     "SIZE_LIMIT",
     "Readable",
     "Samples",
+    "check_rule",
+    "cutter",
+    "decide",
+    "escaped",
+    "evidence",
+    "glance",
     "group",
     "header",
+    "is_clutter",
     "is_compressed",
+    "is_cut_alike",
     "is_member_at",
     "is_tar",
     "is_text",
+    "merge",
+    "observe",
     "padding",
     "plain_headers",
     "scan",
@@ -33,5 +73,6 @@ __all__ = [
     "split_name",
     "split_stored_name",
     "stored_size",
+    "unescaped",
     "why_skipped",
 ]

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import ne
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from wdsdist.shards.tar.key_rule import Evidence, is_cut_alike, observe, skim
+from wdsdist.shards.tar.naming import CLUTTER_NAMES, split_stored_name
+
+_OF_CLUTTER = frozenset(name.partition(".")[2] for name in CLUTTER_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,8 @@ def group(names: Sequence[str]) -> Samples | None:
     if any(b"/" in extension for extension in places):  # the dot is a folder's
         return None
     extensions = tuple(extension.decode("utf-8", "surrogateescape") for extension in places)
+    if any(extension.lower() in _OF_CLUTTER for extension in extensions):
+        return None
     ids = np.fromiter(map(places.__getitem__, found), np.uint32, len(found))
     is_first = np.append(True, np.fromiter(map(ne, islice(keys, 1, None), keys), np.bool_))
     starts = np.flatnonzero(is_first)
@@ -63,6 +71,43 @@ def group(names: Sequence[str]) -> Samples | None:
     if len(set(sample_keys)) < len(sample_keys) or _has_twins(np.cumsum(is_first), ids, extensions):
         return None
     return Samples(sample_keys, np.append(starts, len(names)), extensions, ids)
+
+
+def evidence(names: Sequence[str], samples: Samples | None) -> Evidence:
+    """Return what names show about the key rule; ``samples`` are what `group` made of them.
+
+    Names with one dot each cost nothing, and those of a few fields such as ``seg.png`` little.
+    """
+    if samples is not None:
+        found = glance(samples.extensions, samples.extension_ids, samples.starts, names.__getitem__)
+        if found is not None:
+            return found
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        parts = split_stored_name(name)
+        if parts is not None:
+            groups.setdefault(parts[0], []).append(name)
+    return observe(groups.values())
+
+
+def glance(
+    extensions: Sequence[str],
+    extension_ids: npt.NDArray[np.integer[Any]],
+    starts: npt.NDArray[np.int64],
+    name: Callable[[int], str],
+) -> Evidence | None:
+    """Return what the names of samples by the first dot show, or ``None`` where each has to be looked at.
+
+    The arrays are those of `Samples`; ``name`` gives that of a member.
+    """
+    compound = np.array([not is_cut_alike(extension) for extension in extensions], np.bool_)
+    if not compound.any():
+        return Evidence()
+    counts = np.add.reduceat(compound[extension_ids].astype(np.int64), starts[:-1])
+    several = np.flatnonzero((counts > 0) & (np.diff(starts) > 1))
+    first = int(starts[several[0]]) if len(several) else -1
+    pair = None if first < 0 else (name(first), name(first + 1))
+    return skim(extensions, int(counts.sum()), pair)
 
 
 def _has_pairs(letters: npt.NDArray[np.uint8], letter: int) -> bool:

@@ -1,0 +1,61 @@
+"""The command ``columns`` as people run it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import wdsdist as library
+from tests.support.tars import plain_tar
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    members = [(f"{n:03}.json", json.dumps({"width": 100 * n}).encode() if n < 4 else b"{") for n in range(5)]
+    (folder / "0.tar").write_bytes(plain_tar([*members, ("005.txt", b"no json")]))
+    library.index(folder, workers=1)
+    return folder
+
+
+def test_columns_are_added_and_listed(wdsdist: Run, shards: Path, tmp_path: Path) -> None:
+    (tmp_path / "meta.csv").write_text("id,score\n001,0.5\n002,0.9\n002,0.1\nzzz,1\n")
+    arguments = ("--field", "json.width", "--join", tmp_path / "meta.csv", "--on", "key=id")
+    run = wdsdist("columns", shards, *arguments, "--list")
+    assert run.returncode == 0, run.stderr
+    lines = run.stdout.splitlines()
+    assert lines[:3] == [
+        "score: float, 2 values, 4 missing",
+        f"joined {tmp_path / 'meta.csv'} by key: rows 4, 1 of them without a sample, 1 with the key of an earlier "
+        f"one; samples matched 2, 4 without a row",
+        f"columns: in {shards / 'columns'}",
+    ]
+    assert "json.width: int, 4 values, 2 missing, 1 of them in members that cannot be read, such as 0.tar: 004: " in (
+        run.stderr
+    )
+    listed = [line.split("\t") for line in lines[3:]]
+    assert listed[0] == ["name", "kind", "missing", "made by"]
+    assert ["json.width", "int", "2", "field json.width"] in listed
+    assert ["score", "float", "4", f"join {tmp_path / 'meta.csv'}, on key"] in listed
+    assert ["key", "text", "", "the shards' indexes"] in listed
+
+
+def test_what_is_asked_for_wrongly_is_one_line(wdsdist: Run, shards: Path) -> None:
+    run = wdsdist("columns", shards)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == "wdsdist: error: say which columns: fields, probe or join (--field, --probe, --join)\n"
+    run = wdsdist("columns", shards, "--probe", "jpg.widht")
+    assert run.returncode == 2
+    assert "did you mean 'width'?" in run.stderr
+
+
+def test_quiet_says_only_what_is_wrong(wdsdist: Run, shards: Path) -> None:
+    run = wdsdist("columns", shards, "--field", "txt", "-q")
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")

@@ -1,0 +1,66 @@
+"""Names with dots, tars below folders, splits and classes, as people meet them on the command line."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import wdsdist as library
+from tests.packing.sources.test_folder import fill
+from tests.support.tars import plain_tar
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+DOTTED = [f"v1.5_{number}.{extension}" for number in range(3) for extension in ("jpg", "txt")]
+
+
+def test_the_rule_is_told_and_shown(wdsdist: Run, tmp_path: Path) -> None:
+    fill(tmp_path / "files", *DOTTED)
+    for word in ("packed", "packed already"):
+        run = wdsdist("pack", tmp_path / "files", tmp_path / "dest")
+        assert run.stdout.startswith(f"{word}: 3 samples in 1 shard")
+        assert "keys: by last-dot, with dots written as %2E" in run.stdout
+    assert "keys:        by last-dot in the source" in wdsdist("info", tmp_path / "dest").stdout
+    (tmp_path / "tars").mkdir()
+    (tmp_path / "tars" / "0.tar").write_bytes(plain_tar((name, b"") for name in DOTTED))
+    assert "keys: by last-dot, unlike other readers" in wdsdist("index", tmp_path / "tars").stdout
+    assert "keys:        by last-dot\n" in wdsdist("info", tmp_path / "tars").stdout
+    assert wdsdist("index", tmp_path / "tars", "--key", "first-dot").stdout.startswith("indexed: 1 sample in 1 shard")
+    assert "keys" not in wdsdist("info", tmp_path / "tars").stdout
+
+
+def test_a_rule_that_has_to_be_given_is_asked_for(wdsdist: Run, tmp_path: Path) -> None:
+    fill(tmp_path / "files", "cat.0.jpg", "cat.1.jpg")
+    run = wdsdist("pack", tmp_path / "files", tmp_path / "dest")
+    assert run.returncode == 2
+    assert "cat.0.jpg and cat.1.jpg: whether they are one sample does not show" in run.stderr
+    run = wdsdist("pack", tmp_path / "files", tmp_path / "dest", "--key", "last-dot")
+    assert run.stdout.startswith("packed: 2 samples")
+
+
+def test_splits_become_a_data_set_each_with_classes_alike(wdsdist: Run, tmp_path: Path) -> None:
+    root = fill(tmp_path / "photos", "train/cat/1.jpg", "train/dog/1.jpg", "train/owl/1.jpg", "val/owl/1.jpg")
+    fill(root, "val/cat/1.jpg", "test/dog/1.jpg")
+    run = wdsdist("pack", root, tmp_path / "dest")
+    assert run.returncode == 2
+    assert "holds the splits train, test, val: pack each one" in run.stderr
+    assert not (tmp_path / "dest").exists()
+    for word in ("packed", "packed already"):
+        run = wdsdist("pack", root, tmp_path / "dest", "--splits")
+        assert run.stdout.count(f"{word}: ") == 3, run.stderr
+    for split, samples in (("train", 3), ("val", 2), ("test", 1)):
+        packed = library.open(tmp_path / "dest" / split)
+        assert packed.extra["classes"] == ["cat", "dog", "owl"]
+        assert packed.num_samples == samples
+
+
+@pytest.mark.parametrize("option", ["--split", "--classes-from"])
+def test_what_is_not_there_is_an_error(wdsdist: Run, tmp_path: Path, option: str) -> None:
+    root = fill(tmp_path / "photos", "a/1.jpg", "b/1.jpg")
+    run = wdsdist("pack", root, tmp_path / "dest", option, "nosuch")
+    assert run.returncode == 2
+    assert "nosuch" in run.stderr
+    assert not (tmp_path / "dest").exists()

@@ -1,0 +1,164 @@
+"""Class folders as people have them: with strays, odd names, splits, and classes that another data set numbers."""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+from pathlib import Path
+
+import fsspec
+import pytest
+
+import wdsdist
+from tests.packing.sources.test_folder import extensions, fill, samples
+from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
+from wdsdist.packing.sources import find, splits_of
+from wdsdist.packing.sources.class_folders import SplitsError, known_classes
+from wdsdist.packing.sources.source import SourceOptions, sample_size
+
+SPLITS = ("train/cat/1.jpg", "train/dog/1.jpg", "train/owl/1.jpg", "val/cat/1.jpg", "val/owl/2.jpg")
+
+
+class TestStrays:
+    def test_notes_beside_the_folders_are_left_out_and_named(self, tmp_path: Path) -> None:
+        source = find(fill(tmp_path, "a/1.jpg", "b/1.jpg", "README.txt", "notes.json"))
+        assert source.extra()["classes"] == ["a", "b"]
+        assert source.extra()["skipped"] == {"file beside the class folders, such as README.txt": 2}
+        assert extensions(source) == {"a/1": ["cls", "jpg"], "b/1": ["cls", "jpg"]}
+        assert len(source.contents.sizes) == 2
+
+    def test_clutter_is_passed_over_in_folders_and_archives(self, tmp_path: Path) -> None:
+        clutter = ("Thumbs.db", "a/Thumbs.db", "desktop.ini", "a/._1.jpg", "__MACOSX/a.jpg", "@eaDir/a.jpg")
+        names = ("a/1.jpg", "b/1.jpg", *clutter, ".ipynb_checkpoints/1.jpg")
+        root = fill(tmp_path / "photos", *names)
+        with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
+            for name in names:
+                archive.write(root / name, name)
+        for source in (find(root), find(tmp_path / "photos.zip")):
+            assert list(extensions(source)) == ["a/1", "b/1"]
+            assert source.extra()["classes"] == ["a", "b"]
+            assert sum(source.extra()["skipped"].values()) == len(clutter) + 1
+
+    @pytest.mark.parametrize(
+        ("names", "doubt"),
+        [
+            (("a/1.jpg", "b/1.jpg", "top.jpg"), "top.jpg beside them"),
+            (("a/1.jpg", "a/2.jpg", "b/1.jpg", "b/2.txt"), "b/2.txt, which has no image"),
+        ],
+    )
+    def test_what_turns_class_folders_off_is_named(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, names: tuple[str, ...], doubt: str
+    ) -> None:
+        assert "classes" not in find(fill(tmp_path, *names)).extra()
+        assert doubt in caplog.text
+        assert "no classes" in caplog.text
+
+    def test_folders_that_do_not_look_like_classes_are_no_matter_of_warning(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        find(fill(tmp_path, "a/1.txt", "b/1.txt", "b/2.jpg"))
+        assert not caplog.messages
+
+
+class TestNames:
+    def test_each_image_is_a_sample_whatever_its_name(self, tmp_path: Path) -> None:
+        names = [f"{folder}/IMG.2021.{number:02}.jpg" for folder in "ab" for number in range(4)]
+        names += ["a/john.smith.jpg", "a/john.doe.jpg", "b/IMG.jpg", "b/IMG.1.jpg", "b/1.jpg", "b/100%.jpg"]
+        source = find(fill(tmp_path, *names))
+        assert len(source) == len(names)
+        assert source.extra()["source_key_rule"] == "last-dot"
+        found = {key for key, _ in samples(source)}
+        assert {"a/IMG%2E2021%2E00", "a/john%2Edoe", "b/IMG", "b/IMG%2E1", "b/100%25"} <= found
+
+    def test_sizes_count_the_escapes(self, tmp_path: Path) -> None:
+        fill(tmp_path, *(f"{folder}/{'x' * 60}{'.1' * 12}.jpg" for folder in "ab"))
+        source = find(tmp_path)
+        assert source.contents.sizes.tolist() == [sample_size(sample) for sample in samples(source)]
+
+    def test_names_without_further_dots_change_nothing(self, tmp_path: Path) -> None:
+        source = find(fill(tmp_path, "a/1%.jpg", "b/1.jpg"))
+        assert list(extensions(source)) == ["a/1%", "b/1"]
+        assert source.extra() == {"classes": ["a", "b"]}
+
+    def test_a_sample_of_several_images_is_a_warning_that_names_two(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        find(fill(tmp_path, "1.json", "1.1.jpg", "1.2.jpg", "2.png", "2.jpg"))
+        assert len(caplog.messages) == 1
+        assert "1.1.jpg and 1.2.jpg are one sample, by their names, as in 1 of 2 samples" in caplog.text
+
+
+class TestSplits:
+    @pytest.mark.parametrize("second", ["val", "validation", "test", "val2017"])
+    def test_a_root_of_splits_is_refused_with_the_commands_to_run(self, tmp_path: Path, second: str) -> None:
+        fill(tmp_path, "train/a/1.jpg", f"{second}/a/1.jpg", "notes/1.txt")
+        with pytest.raises(SplitsError) as raised:
+            find(tmp_path)
+        for command in (
+            f"`wdsdist pack {tmp_path} DEST/train --split train`",
+            f"`wdsdist pack {tmp_path} DEST/{second} --split {second} --classes-from DEST/train`",
+        ):
+            assert command in str(raised.value)
+
+    def test_they_are_data_when_the_user_says_so(self, tmp_path: Path) -> None:
+        fill(tmp_path, "train/1.jpg", "val/1.jpg")
+        assert find(tmp_path, class_folders=True).extra()["classes"] == ["train", "val"]
+        assert len(find(tmp_path, class_folders=False)) == 2
+
+    def test_a_class_that_is_called_train_is_none(self, tmp_path: Path) -> None:
+        assert find(fill(tmp_path, "train/1.jpg", "bus/1.jpg")).extra()["classes"] == ["bus", "train"]
+
+    @pytest.mark.parametrize("kind", ["folder", "zip", "tgz", "store"])
+    def test_each_can_be_packed_out_of_any_source(self, tmp_path: Path, kind: str) -> None:
+        root = fill(tmp_path / "photos", *SPLITS)
+        given: str | Path = root
+        if kind == "zip":
+            given = tmp_path / "photos.zip"
+            with zipfile.ZipFile(given, "w") as archive:
+                for name in SPLITS:
+                    archive.write(root / name, f"photos/{name}")
+        elif kind == "tgz":
+            given = tmp_path / "photos.tgz"
+            with tarfile.open(given, "w:gz") as tar:
+                tar.add(root, "photos")
+        elif kind == "store":
+            given = "memory://splits/photos"
+            fsspec.filesystem("memory").put(str(root), "/splits/photos", recursive=True)
+        assert splits_of(given) == ("train", "val")
+        source = find(given, split="val", classes=("cat", "dog", "owl"))
+        labels = {key: dict(members)["cls"] for key, members in samples(source)}
+        assert labels == {"cat/1": b"0", "owl/2": b"2"}
+        with pytest.raises((SourceError, SourceNotFoundError), match=r"holds no folder 'nosuch'|does not exist"):
+            len(find(given, split="nosuch"))
+        with pytest.raises(ArgumentError, match=r"split is '\.\./val'"):
+            find(given, split="../val")
+
+    def test_splits_of_a_source_without_any_is_an_error(self, tmp_path: Path) -> None:
+        with pytest.raises(SourceError, match="holds no folders such as train and val"):
+            splits_of(fill(tmp_path, "a/1.jpg", "b/1.jpg"))
+
+
+class TestClassesFrom:
+    def test_numbers_are_those_of_the_data_set_or_folder_given(self, tmp_path: Path) -> None:
+        root = fill(tmp_path / "photos", *SPLITS)
+        wdsdist.pack(root / "train", tmp_path / "train")
+        for given in (root / "train", tmp_path / "train"):
+            assert known_classes(given) == ("cat", "dog", "owl")
+        packed = wdsdist.pack(root / "val", tmp_path / "val", classes_from=tmp_path / "train")
+        assert packed.extra["classes"] == ["cat", "dog", "owl"]
+
+    def test_an_unknown_class_is_an_error(self, tmp_path: Path) -> None:
+        root = fill(tmp_path / "photos", *SPLITS, "val/zebra/1.jpg")
+        with pytest.raises(SourceError, match=r"val/zebra is none of the 3 classes given, cat to owl"):
+            wdsdist.pack(root / "val", tmp_path / "val", classes_from=root / "train")
+
+    def test_what_has_no_classes_gives_none(self, tmp_path: Path) -> None:
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(ArgumentError, match="empty, which has no classes"):
+            wdsdist.pack(fill(tmp_path / "a", "a/1.jpg"), tmp_path / "b", classes_from=tmp_path / "empty")
+
+    def test_other_kinds_of_sources_refuse_them(self, tmp_path: Path) -> None:
+        (tmp_path / "a.csv").write_text("id,n\n1,2\n")
+        with pytest.raises(ArgumentError, match="split is 'train', but"):
+            find(tmp_path / "a.csv", split="train")
+        assert SourceOptions(key="last-dot").given() == ["key"]

@@ -1,0 +1,166 @@
+"""Folders of MosaicML Streaming and LitData, as their libraries wrote them (`data`): bytes, order and labels are kept.
+
+Made by mosaicml-streaming 0.13.0 and litdata 0.2.76 from 12 samples: a JPEG in the grey ``20 n``, the label ``n % 3``,
+the caption ``picture n``, the weight ``n / 4``, and for MDS arrays and JSON.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from PIL import Image
+
+import wdsdist
+from wdsdist.errors import SourceError
+
+DATA = Path(__file__).parent / "data"
+KINDS = ("mds", "mds_zstd", "litdata")
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Callable[[str], Path]:
+    """Copies one of the folders, to be damaged."""
+    return lambda name: Path(shutil.copytree(DATA / name, tmp_path / name))
+
+
+def change(folder: Path, act: Callable[[Any], None]) -> None:
+    index = json.loads((folder / "index.json").read_text())
+    act(index)
+    (folder / "index.json").write_text(json.dumps(index))
+
+
+def packed(source: Path, dest: Path, **options: Any) -> wdsdist.StreamingDataset:
+    wdsdist.pack(source, dest, **{"shuffle_seed": None, "shard_samples": 5, "workers": 2, **options})
+    return wdsdist.StreamingDataset(dest)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_samples_keep_their_order_labels_and_bytes(name: str, tmp_path: Path) -> None:
+    dataset = packed(DATA / name, tmp_path / "dest")
+    stored = b"".join(path.read_bytes() for path in (DATA / name.removesuffix("_zstd")).glob("*-*.bin"))
+    stored += b"".join(path.read_bytes() for path in (DATA / name.removesuffix("_zstd")).glob("*.mds"))
+    assert dataset.num_samples == 12
+    for number in range(12):
+        sample = dataset[number]
+        assert sample["cls"] == str(number % 3).encode()
+        assert sample["txt"] == f"picture {number}".encode()
+        assert sample["jpg"] in stored
+        assert np.asarray(Image.open(io.BytesIO(sample["jpg"]))).mean() == pytest.approx(20 * number, abs=2)
+        assert json.loads(sample["json"])["weight"] == number / 4
+
+
+def test_arrays_and_json_of_mds_are_read_in_each_of_their_forms(tmp_path: Path) -> None:
+    dataset = packed(DATA / "mds", tmp_path / "dest")
+    for number in range(12):
+        sample = dataset[number]
+        box, tokens = (np.load(io.BytesIO(sample[name])) for name in ("box.npy", "tokens.npy"))
+        assert (box.dtype, box.tolist()) == (np.float32, [number, number + 1, number + 2, number + 3])
+        assert (tokens.dtype, tokens.tolist()) == (np.uint16, list(range(number + 1)))
+        assert json.loads(sample["json"])["meta"] == {"n": number}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_columns_can_be_mapped_and_shuffled_in_parallel(name: str, tmp_path: Path) -> None:
+    columns = {"caption": "", "label": "cls", "weight": "weight.json"}
+    dataset = packed(DATA / name, tmp_path / "dest", columns=columns, shuffle_seed=3)
+    assert sorted(float(dataset[number]["weight.json"]) for number in range(12)) == [n / 4 for n in range(12)]
+    assert all("txt" not in dataset[number] for number in range(12))
+
+
+def test_a_folder_of_such_folders_and_shards_without_their_index_are_refused(
+    copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    for name, kind in (("mds", "mds"), ("litdata", "litdata")):
+        folder = copied(name)
+        (tmp_path / f"all-{name}").mkdir()
+        folder.rename(tmp_path / f"all-{name}" / "train")
+        with pytest.raises(
+            SourceError, match=rf"holds data sets of the kind '{kind}' in train: pack each, for instance"
+        ):
+            packed(tmp_path / f"all-{name}", tmp_path / "dest")
+    (tmp_path / "all-mds" / "train" / "index.json").unlink()
+    with pytest.raises(SourceError, match=r"\.mds is a shard of MosaicML Streaming, but there is no index.json"):
+        packed(tmp_path / "all-mds" / "train", tmp_path / "dest")
+    assert not (tmp_path / "dest" / "index.json").exists()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_remote_folder_is_refused(name: str, tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    for path in (DATA / name).iterdir():
+        memory.pipe(f"memory://chunks/{name}/{path.name}", path.read_bytes())
+    with pytest.raises(SourceError, match=r"holds \d files of samples .*: download the folder, and pack that"):
+        wdsdist.pack(f"memory://chunks/{name}", tmp_path / "dest")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_missing_a_cut_and_a_damaged_file_are_errors_that_name_it(
+    name: str, copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copied(name)
+    file = sorted(path for path in folder.iterdir() if path.name != "index.json")[1]
+    whole = file.read_bytes()
+    for damaged in (whole[:-1], b"\xff" * len(whole), b""):
+        file.write_bytes(damaged)
+        with pytest.raises(wdsdist.errors.WdsdistError, match=file.name):
+            packed(folder, tmp_path / "dest")
+    file.unlink()
+    with pytest.raises(SourceError, match=rf"{file.name} does not exist, but .*index.json names it: fetch it again"):
+        packed(folder, tmp_path / "dest")
+
+
+def test_sizes_that_do_not_add_up_are_an_error(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = copied("litdata")
+    file = folder / "chunk-0-0.bin"
+    content = bytearray(file.read_bytes())
+    first = int.from_bytes(content[4:8], "little")
+    content[first] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(SourceError, match=r"chunk-0-0.bin, sample 0: has \d+ bytes, and its fields take \d+"):
+        packed(folder, tmp_path / "dest")
+
+
+@pytest.mark.parametrize(
+    ("name", "act", "message"),
+    [
+        ("mds", lambda index: index["shards"][1].update(samples=4), r"tells of 3 samples, its index of 4"),
+        ("mds", lambda index: index["shards"][1].update(format="json"), r"the format 'json', version 2, are not read"),
+        ("mds", lambda index: index["shards"][1].update(compression="br"), r"compression 'br' is not read here"),
+        ("mds", lambda index: index["shards"][1].pop("column_names"), r"cannot be read as that of mds \(KeyError"),
+        (
+            "mds",
+            lambda index: index["shards"][1]["raw_data"].update(basename="../../secret"),
+            r"names '../../secret', which lies outside its folder",
+        ),
+        (
+            "mds",
+            lambda index: [shard["column_encodings"].__setitem__(2, "pkl") for shard in index["shards"]],
+            r"stores 'image' as 'pkl', which is not read here: leave it out with .*--column image=.*encode=f",
+        ),
+        ("litdata", lambda index: index["config"].update(compression="zstd"), r"compression is 'zstd'.*encode=f"),
+        ("litdata", lambda index: index["config"].update(item_loader="TokensLoader"), r"item_loader is 'TokensLoader'"),
+        ("litdata", lambda index: index["config"]["data_format"].__setitem__(0, "pickle"), r"'image' as 'pickle'"),
+        ("litdata", lambda index: index["config"]["data_format"].pop(), r"cannot be read as that of litdata"),
+    ],
+)
+def test_what_cannot_be_read_is_one_error_with_what_to_do(
+    name: str, act: Callable[[Any], None], message: str, copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copied(name)
+    change(folder, act)
+    with pytest.raises(SourceError, match=message):
+        packed(folder, tmp_path / "dest")
+
+
+def test_a_field_that_cannot_be_read_may_be_left_out(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = copied("mds")
+    change(folder, lambda index: [one["column_encodings"].__setitem__(2, "pil") for one in index["shards"]])
+    assert "jpg" not in packed(folder, tmp_path / "dest", columns={"image": ""})[0]

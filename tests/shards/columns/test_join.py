@@ -1,0 +1,159 @@
+"""Joins against a dict of Python: rows in any order, without samples, samples without rows, keys that repeat."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import wdsdist
+from tests.support.examples import fewer
+from tests.support.tars import plain_tar
+from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceNotFoundError
+from wdsdist.shards.columns import add
+from wdsdist.shards.manifest import Manifest
+from wdsdist.storage.memory import MemoryStore
+
+KEYS = [f"{number:09}" for number in range(12)]
+UIDS = [f"{number % 9:032x}" for number in range(12)]  # of which three come twice
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    folder = tmp_path_factory.mktemp("data")
+    for shard in range(3):
+        members = [
+            (f"{KEYS[n]}.json", json.dumps({"uid": UIDS[n], "n": n}).encode()) for n in range(4 * shard, 4 * shard + 4)
+        ]
+        (folder / f"{shard}.tar").write_bytes(plain_tar(members))
+    wdsdist.index(folder, workers=1)
+    return wdsdist.open(folder)
+
+
+def values(data: Manifest, name: str) -> list[Any]:
+    column = data._column(name)
+    return [None if gone else one for one, gone in zip(column.array().tolist(), column.missing.tolist(), strict=True)]
+
+
+def table(path: Path, rows: list[dict[str, Any]]) -> Path:
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+@fewer(5)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([*KEYS, None, "nobody", "12"]), st.one_of(st.none(), st.integers(0, 9))), min_size=1
+    ),
+    st.integers(1, 3),
+)
+def test_rows_and_samples_are_matched_as_a_dict_does(
+    data: Manifest, tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[Any, Any]], parts: int
+) -> None:
+    folder = tmp_path_factory.mktemp("tables")
+    rows = [{"key": KEYS[5], "v": 7}, *({"key": key, "v": value} for key, value in pairs)]
+    schema = pa.schema([("key", pa.string()), ("v", pa.int64())])
+    cut = -(-len(rows) // parts)
+    for part in range(0, len(rows), cut):
+        pq.write_table(pa.Table.from_pylist(rows[part : part + cut], schema), folder / f"{part:05}.parquet")
+    added = add.add_columns(data, join_with=folder / "*.parquet", output=folder / "columns", workers=1)
+    first: dict[str, Any] = {}
+    for row in rows:
+        if row["key"] is not None:
+            first.setdefault(row["key"], row["v"])
+    assert values(data, "v") == [first.get(key) for key in KEYS]
+    report = added.join
+    assert report is not None
+    assert report.rows == len(rows)
+    assert report.samples_matched == len(set(KEYS) & set(first)) == len(KEYS) - report.samples_unmatched
+    assert report.rows_unmatched == sum(row["key"] not in KEYS for row in rows) - sum(
+        key not in KEYS and key is not None for key in (row["key"] for row in rows)
+    ) + len(set(first) - set(KEYS))
+    assert report.rows_repeated == sum(row["key"] is not None for row in rows) - len(first)
+
+
+def test_rows_belong_to_all_samples_with_their_value_of_another_column(
+    data: Manifest, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"uid": f"{number:032x}", "text": f"<{number}>", "x": number / 2} for number in (8, 3, 77, 0)]
+    path = table(tmp_path / "t.parquet", rows)
+    with caplog.at_level(logging.INFO, logger="wdsdist"):
+        data.add_columns(join=path, on="json.uid", output=tmp_path / "columns", workers=1)
+    assert values(data, "text") == [f"<{n % 9}>" if n % 9 in (8, 3, 0) else None for n in range(12)]
+    assert values(data, "x") == [n % 9 / 2 if n % 9 in (8, 3, 0) else None for n in range(12)]
+    assert values(data, "json.uid") == UIDS  # the column that was matched by is there now
+    assert (
+        "rows 4, 1 of them without a sample, 0 with the key of an earlier one; samples matched 4, 8 without a row"
+        in caplog.text
+    )
+
+
+def test_columns_of_other_names_are_matched_and_numbers_as_texts(data: Manifest, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("number,weight\n" + "".join(f"{n},{n}.5\n" for n in reversed(range(12))))
+    data.add_columns(join=tmp_path / "t.csv", on={"json.n": "number"}, output=tmp_path / "columns", workers=1)
+    assert values(data, "weight") == [n + 0.5 for n in range(12)]
+
+
+def test_keys_of_digits_in_a_csv_keep_their_zeros(data: Manifest, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("key,v\n" + "".join(f"{key},{key[-1]}\n" for key in KEYS))
+    data.add_columns(join=tmp_path / "t.csv", output=tmp_path / "columns")
+    assert values(data, "v") == [int(key[-1]) for key in KEYS]
+
+
+def test_a_table_that_matches_nothing_is_refused_and_shows_why(data: Manifest, tmp_path: Path) -> None:
+    path = table(tmp_path / "t.parquet", [{"key": 3, "v": 1}])
+    with pytest.raises(ArgumentError, match=r"by 'key': a sample has '000000000', a row 3; name the columns with on="):
+        data.add_columns(join=path, output=tmp_path / "columns")
+    assert not list((tmp_path / "columns").glob("*.wdscolumn"))
+
+
+def test_names_of_what_the_shards_say_are_left_out(
+    data: Manifest, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = table(tmp_path / "t.parquet", [{"uid": UIDS[0], "key": "mine", "bytes": 0, "v": 1}])
+    added = add.add_columns(data, join_with=path, on={"json.uid": "uid"}, output=tmp_path / "columns", workers=1)
+    assert [one.name for one in added.columns if one.name != "json.uid"] == ["v"]
+    assert "the column 'key' of" in caplog.text
+    assert data.column("key").tolist() == KEYS
+
+
+def test_only_some_columns_are_joined_from_several_tables_at_urls(data: Manifest, tmp_path: Path) -> None:
+    one = table(tmp_path / "a.parquet", [{"key": KEYS[0], "v": 1, "w": "x"}]).read_bytes()
+    other = table(tmp_path / "b.parquet", [{"key": KEYS[1], "v": 2.5}]).read_bytes()
+    with MemoryStore({"m/a.parquet": one, "m/b.parquet": other}) as store:
+        data.add_columns(join=f"{store.url}/m/*.parquet", only=["v"], output=tmp_path / "columns")
+        assert values(data, "v") == [1, 2.5, *[None] * 10]
+        assert "w" not in data.columns
+        with pytest.raises(SourceNotFoundError, match=r"m/\*.csv fits no file"):
+            data.add_columns(join=f"{store.url}/m/*.csv", output=tmp_path / "columns")
+
+
+def test_structured_arrays_are_joined(data: Manifest, tmp_path: Path) -> None:
+    np.save(tmp_path / "t.npy", np.array([(key, n) for n, key in enumerate(KEYS)], [("key", "U9"), ("v", "i4")]))
+    data.add_columns(join=[tmp_path / "t.npy"], output=tmp_path / "columns")
+    assert values(data, "v") == list(range(12))
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "message"),
+    [
+        ({"join": []}, ArgumentTypeError, "must be the path or URL of a table"),
+        ({"join": [3]}, ArgumentTypeError, "must be the path or URL of a table"),
+        ({"join": "t.parquet", "on": ["key"]}, ArgumentTypeError, "must be the name of a column, or a mapping"),
+        ({"join": "t.parquet", "on": "jsn.uid"}, ArgumentError, "of a member that no sample has"),
+        ({"join": "gone.parquet"}, SourceNotFoundError, "gone.parquet does not exist"),
+    ],
+)
+def test_what_cannot_be_joined_is_refused(
+    data: Manifest, tmp_path: Path, asked: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        data.add_columns(output=tmp_path / "columns", **asked)

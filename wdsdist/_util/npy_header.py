@@ -1,0 +1,65 @@
+"""Headers of ``.npy`` files: where the data starts, and the dtype and shape that are announced."""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+NPY_PREFIX = 12
+"""Bytes that tell where the data of any ``.npy`` file starts."""
+_LONGEST_HEADER = 12 + 10_000
+"""As numpy has it; headers are kept, so a longer one would be kept too."""
+_NO_HEADER = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class NpyLayout:
+    """What the header of a ``.npy`` file announces."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    is_fortran: bool
+
+    @property
+    def num_elements(self) -> int:
+        """Items of the array."""
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the array takes: a product of Python's integers, which do not wrap around as int64 does."""
+        return self.num_elements * self.dtype.itemsize
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether an array can have the shape; torch would find out later, and name no shard."""
+        return all(not isinstance(length, bool) and 0 <= length < 2**63 for length in self.shape)
+
+
+def npy_header_length(prefix: bytes) -> int:
+    """Return where the data of a ``.npy`` file starts, or more than any file has where numpy reads no header."""
+    # The format is that of numpy.lib.format: magic, two bytes of version, length of the header, header.
+    if prefix[:6] != b"\x93NUMPY" or len(prefix) < NPY_PREFIX or prefix[6] not in (1, 2, 3) or prefix[7]:
+        return _NO_HEADER
+    length = 10 + int.from_bytes(prefix[8:10], "little")
+    if prefix[6] > 1:
+        length = 12 + int.from_bytes(prefix[8:12], "little")
+    return length if length <= _LONGEST_HEADER else _NO_HEADER
+
+
+@functools.lru_cache(maxsize=64)
+def npy_layout(header: bytes) -> NpyLayout | None:
+    """Return the layout that a header announces, or ``None`` where numpy reads no header there."""
+    stream = io.BytesIO(header)
+    try:
+        version = np.lib.format.read_magic(stream)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, is_fortran, dtype = read(stream)
+    except Exception:  # of ast and tokenize too; `read_array` meets it again, and says what it is
+        return None
+    return NpyLayout(dtype, shape, bool(is_fortran))

@@ -1,0 +1,123 @@
+"""The key-value store in which the ranks of a job meet: of the process group or, before there is one, of the launcher.
+
+torchrun's agent hosts a store for its ranks, at ``MASTER_ADDR`` and ``MASTER_PORT``. Where no agent does
+(``TORCHELASTIC_USE_AGENT_STORE`` is not ``True``, as with these variables exported under ``srun``), rank 0 hosts one
+there, as it does in ``init_process_group``, which then shares it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from wdsdist.distributed.identity import Identity, identity, process_group
+from wdsdist.distributed.launch import this_run
+from wdsdist.distributed.membership import Member
+from wdsdist.errors import BarrierError, BarrierTimeoutError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+_PAUSE = 0.1
+"""Seconds between attempts to reach a store that is not there yet."""
+
+_launched: tuple[int, Store] | None = None
+"""This process, and its connection to the launcher's store: in rank 0 it may be the store itself, so it is kept."""
+
+
+def shared_store(dist: Any) -> Store:
+    """Return the store of the default process group of ``dist``, under a key prefix of our own."""
+    store: Store = dist.PrefixStore("wdsdist", dist.distributed_c10d._get_default_store())
+    return store
+
+
+def member_of(dist: Any) -> Member:
+    """Return this process as a `Member` of the default process group of ``dist``."""
+    group_store = dist.distributed_c10d._get_default_store()
+    return Member.of(group_store, shared_store(dist), dist.get_rank(), dist.get_world_size())
+
+
+def launched_member(here: Identity, seconds: float) -> Member:
+    """Return this process as a `Member` of the job that its launcher started, with no process group needed.
+
+    Waits up to ``seconds`` for the launcher's store. Raises `BarrierTimeoutError` where that is not there by then, and
+    `BarrierError` where the launcher names none.
+    """
+    store = _launcher_store(here, seconds)
+    return Member.of(store, store, here.rank, here.world_size)
+
+
+def store_at_hand() -> tuple[Store, int] | None:
+    """Return the store of this job and this process's rank; ``None`` for a single process, or with no store as yet."""
+    dist = process_group()
+    if dist is not None:
+        return shared_store(dist), dist.get_rank()
+    here = identity()
+    return None if here.world_size == 1 else (_launcher_store(here, 0), here.rank)
+
+
+def is_hosted_by_rank_0() -> bool:
+    """Return whether rank 0 hosts the launcher's store, and no agent of torchrun does."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+
+
+def _launcher_store(here: Identity, seconds: float) -> Store:
+    """Return the launcher's store, under a key prefix of this run; connect to it, or host it, at the first call."""
+    global _launched
+    if _launched is None or _launched[0] != os.getpid():  # a forked process cannot use its parent's connection
+        host, port = _address(here)
+        hosts = here.rank == 0 and is_hosted_by_rank_0()
+        if not hosts:
+            _await(here, host, port, seconds)
+        _launched = os.getpid(), _connect(here, host, port, hosts=hosts)
+    return _launched[1]
+
+
+def _address(here: Identity) -> tuple[str, int]:
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16):
+        raise BarrierError(
+            f"rank {here.rank} of {here.world_size} (from {here.source}) cannot meet the others, there is no process "
+            f"group, and MASTER_ADDR ({host!r}) and MASTER_PORT ({port!r}) name no store: call "
+            f"torch.distributed.init_process_group first, or set both as torchrun does"
+        )
+    return host, int(port)
+
+
+def _await(here: Identity, host: str, port: int, seconds: float) -> None:
+    """Wait until something listens at the store's address: c10d fills the log with stack traces where nothing does."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=max(1.0, min(seconds, 30.0))).close()
+            return
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                missing = f"rank 0 of {here.world_size}" if is_hosted_by_rank_0() else "the launcher"
+                raise BarrierTimeoutError(
+                    f"{missing} did not come to the barrier: rank {here.rank} waited {seconds:g} s for its store at "
+                    f"{host}:{port} ({error}). Look for an error or a stalled process there, or give the barrier a "
+                    f"longer timeout"
+                ) from error
+            time.sleep(_PAUSE)
+
+
+def _connect(here: Identity, host: str, port: int, *, hosts: bool) -> Store:
+    from torch._C import _distributed_c10d as dist  # the names of torch.distributed, where type checkers see them
+
+    try:
+        # multi_tenant lets init_process_group share the server in rank 0. Waiting for workers would wait for all ranks
+        # without a word about who is missing.
+        store = dist.TCPStore(
+            host, port, None, hosts, timedelta(seconds=30), wait_for_workers=False, multi_tenant=hosts
+        )
+    except RuntimeError as error:
+        raise BarrierError(
+            f"rank {here.rank} of {here.world_size} cannot open the store at {host}:{port} "
+            f"({str(error).splitlines()[0]}): see what else uses the port, or set another MASTER_PORT on all ranks"
+        ) from error
+    store.set_timeout(timedelta(minutes=5))
+    return dist.PrefixStore(f"wdsdist/{this_run(across_nodes=True).id}", store)

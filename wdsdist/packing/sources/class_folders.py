@@ -1,0 +1,223 @@
+"""Class folders: which folders of a listing are the classes of the samples below them, and which are splits."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist import storage
+from wdsdist._util.array_types import Int64s
+from wdsdist.errors import ArgumentError, SourceError
+from wdsdist.packing.sources.listing import Listing
+from wdsdist.packing.sources.scan import FOLDER, LINK, FolderEntries, is_passed_over
+from wdsdist.packing.sources.source import SourceOptions
+from wdsdist.shards import manifest as manifests
+from wdsdist.shards.open import open as open_shards
+
+# What torchvision's ImageFolder takes for an image, and what has come into use since.
+_IMAGE = re.compile(r"(?:.*\.)?(jpe?g|jpe|png|p[bgnp]m|bmp|gif|tiff?|webp|jp2|avif|hei[cf]|jxl)", re.IGNORECASE)
+_SPLIT = re.compile(r"(?:train|training|val|valid|validation|dev|test|testing|eval)(?:[-_]?\d{2,4})?", re.IGNORECASE)
+_OFF = "turn class folders off with class_folders=False (--no-class-folders)"
+
+_log = logging.getLogger("wdsdist")
+
+
+class SplitsError(SourceError):
+    """A source holds several splits, such as train and val, each in a folder."""
+
+    splits: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """The classes of a listing."""
+
+    names: tuple[str, ...] | None
+    """In the order of their numbers; ``None`` where folders are no classes."""
+    stray: Int64s
+    """int64: samples of files beside the class folders, which are not packed."""
+
+
+def refuse_splits(root: str, folders: list[str]) -> None:
+    """Raise `SplitsError` where the folders of a source are splits: they are data sets, and no classes."""
+    splits = sorted((name for name in folders if _SPLIT.fullmatch(name)), key=lambda name: ("train" not in name, name))
+    if len(splits) < 2:
+        return
+    first, second = splits[:2]
+    error = SplitsError(
+        f"{root} holds the splits {', '.join(splits)}: pack each one into a data set of its own, by `wdsdist pack "
+        f"{root} DEST/{first} --split {first}` and `wdsdist pack {root} DEST/{second} --split {second} --classes-from "
+        f"DEST/{first}`, or all of them by --splits. If they are no splits, --class-folders makes classes of them, "
+        f"--no-class-folders one data set without"
+    )
+    error.splits = tuple(splits)
+    raise error
+
+
+def split_folder(root: Path, split: str) -> Path:
+    """Return the folder of a split. Raises `SourceError` where there is none."""
+    if not (root / split).is_dir():
+        raise SourceError(f"{root} holds no folder {split!r}: name a folder that lies directly in it as --split")
+    return root / split
+
+
+def known_classes(location: str | os.PathLike[str] | None) -> tuple[str, ...] | None:
+    """Return the classes of a packed data set, or of a local folder that holds a folder for each; ``None`` of none.
+
+    Raises `ArgumentError` where there are none, and what `wdsdist.open` raises.
+    """
+    if location is None:
+        return None
+    where = storage.normalise(location)
+    if not storage.is_remote(where) and Path(where).is_dir() and not (Path(where) / manifests.FILE_NAME).exists():
+        entries = FolderEntries.of(os.fsencode(where))
+        names = [name for name, kind in entries if kind & ~LINK == FOLDER and not is_passed_over(name)]
+        found = sorted(map(os.fsdecode, names))
+    else:
+        found = open_shards(where).extra.get("classes", [])
+    if not found:
+        raise ArgumentError(
+            f"classes_from is {storage.shown(where)}, which has no classes: name what was packed with them"
+        )
+    return tuple(found)
+
+
+def are_image_folders(listing: Listing, folders: list[str], options: SourceOptions) -> bool:
+    """Return whether all files are images in class folders, so that each is a sample, whatever its name."""
+    if options.class_folders is False or not (len(folders) > 1 or options.class_folders or options.classes):
+        return False
+    inside = np.repeat([bool(top) for top in _top_folders(listing)], np.diff(listing.folder_files))
+    return bool(of_extensions(listing, _IMAGE.fullmatch)[listing.extension_ids[inside]].all() and inside.any())
+
+
+def find_classes(root: str, listing: Listing, folders: list[str], options: SourceOptions) -> Classes:
+    """Return the folders that are classes, sorted as torchvision's ``ImageFolder`` sorts them.
+
+    Where it looks so but something speaks against it, a warning names that.
+
+    Args:
+        root: what was listed, for messages.
+        listing: its samples.
+        folders: the folders directly under the root.
+        options: says whether they are classes, and of which list; by default it is as it looks.
+
+    Raises `SourceError` where they are to be classes but cannot, or would not mean what it seems.
+    """
+    none = Classes(None, np.empty(0, np.int64))
+    wanted = True if options.classes else options.class_folders
+    if wanted is False:
+        return none
+    loose, labelled = _loose(listing), _labelled(listing)
+    stray = np.empty(0, np.int64)
+    if wanted is None:
+        if labelled is not None or len(folders) < 2 or not (doubt := _doubt(listing, loose)) is not None:
+            return none
+        if doubt:
+            _log.warning(
+                "%s looks like class folders of images, but for %s: the samples get no classes. Move it away, or say "
+                "what they are by --class-folders or --no-class-folders (class_folders=)",
+                root,
+                doubt,
+            )
+            return none
+        stray = loose
+    elif len(loose):
+        path = listing.path(int(listing.sample_files[loose[0]]))
+        raise SourceError(f"{root} holds {path} beside the class folders: move it into one of them, or {_OFF}")
+    if labelled is not None:
+        raise SourceError(f"{root}/{labelled} gives a class already: remove it, or {_OFF}")
+    return Classes(_numbered(root, listing, folders, options.classes), stray)
+
+
+def _numbered(root: str, listing: Listing, folders: list[str], known: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the classes in the order of their numbers: those that are known already, or the folders."""
+    filled = set(_top_folders(listing)) - {""}
+    if known is not None:
+        unknown = sorted(filled - set(known))
+        if unknown:
+            raise SourceError(
+                f"{root}/{unknown[0]} is none of the {len(known):,} classes given, {known[0]} to {known[-1]}: rename "
+                f"it, or give the classes of a data set that has it (--classes-from)"
+            )
+        return known
+    empty = sorted(set(folders) - filled)
+    if empty:
+        raise SourceError(
+            f"class folder {root}/{empty[0]} holds no sample, and a number for it would shift those of the classes "
+            f"after it: remove it, give the classes by --classes-from, or {_OFF}"
+        )
+    return tuple(sorted(folders))
+
+
+def _doubt(listing: Listing, loose: Int64s) -> str | None:
+    """Return what speaks against class folders, or an empty text; ``None`` where it does not look like them at all."""
+    with_image = np.zeros(listing.num_samples, np.bool_)
+    images = of_extensions(listing, _IMAGE.fullmatch)
+    with_image[listing.samples_of(np.flatnonzero(images[listing.extension_ids]))] = True
+    inside = np.ones(listing.num_samples, np.bool_)
+    inside[loose] = False
+    if not inside.any() or 2 * with_image[inside].sum() <= inside.sum():
+        return None
+    if with_image[loose].any():
+        return f"{_first_path(listing, loose[with_image[loose]])} beside them"
+    bare = np.flatnonzero(inside & ~with_image)
+    return f"{_first_path(listing, bare)}, which has no image" if len(bare) else ""
+
+
+def _first_path(listing: Listing, samples: Int64s) -> str:
+    return listing.path(int(listing.sample_files[samples[0]]))
+
+
+def of_extensions(listing: Listing, holds: Callable[[str], object]) -> npt.NDArray[np.bool_]:
+    """bool [extensions]: for which of them, in lower case, something holds."""
+    return np.array([bool(holds(extension.lower())) for extension in listing.extensions], np.bool_)
+
+
+def _top_folders(listing: Listing) -> Iterator[str]:
+    """Yield the outermost folder of each run of files; empty for files that lie in none."""
+    return (listing.folder(run).partition("/")[0] for run in range(len(listing.folder_files) - 1))
+
+
+def _loose(listing: Listing) -> Int64s:
+    """int64: the samples that lie in no folder."""
+    starts = listing.folder_files.tolist()
+    runs = [run for run, top in enumerate(_top_folders(listing)) if not top]
+    files = [np.arange(starts[run], starts[run + 1]) for run in runs]
+    return np.unique(listing.samples_of(np.concatenate([np.empty(0, np.int64), *files])))
+
+
+def _labelled(listing: Listing) -> str | None:
+    labels = of_extensions(listing, lambda extension: extension == "cls")
+    return listing.path(int(labels[listing.extension_ids].argmax())) if labels.any() else None
+
+
+def warn_of_several_images(root: str, listing: Listing) -> None:
+    """Warn of samples with several images of one kind, which may be meant as a sample each."""
+    kinds = [found[1].lower() if (found := _IMAGE.fullmatch(one)) else "" for one in listing.extensions]
+    if max(Counter(filter(None, kinds)).values(), default=0) < 2:
+        return
+    numbers = np.array([sorted(set(kinds)).index(kind) if kind else -1 for kind in kinds])[listing.extension_ids]
+    files = np.flatnonzero(numbers >= 0)
+    samples = listing.samples_of(files) * (len(kinds) + 1) + numbers[files]
+    order = np.argsort(samples, kind="stable")
+    again = np.flatnonzero(samples[order[1:]] == samples[order[:-1]])
+    if len(again):
+        one, other = (listing.path(int(files[order[again[0] + place]])) for place in (0, 1))
+        count = len(np.unique(listing.samples_of(files[order[again]])))
+        _log.warning(
+            "%s: %s and %s are one sample, by their names, as in %d of %d samples. If each image is a sample, pack "
+            "with --key last-dot (key=)",
+            root,
+            one,
+            other,
+            count,
+            listing.num_samples,
+        )

@@ -1,0 +1,114 @@
+"""Tars among the files of a source, which are no members of samples; and the parts of tars that were split.
+
+``split`` names parts ``x.tar.aa``, ``x.tar.ab``, ...; others ``x.tar.part.aa``, ``x.tar.partaa``, ``x.tar.gz.001``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from wdsdist.errors import SourceError
+from wdsdist.packing.sources.source import Candidate
+from wdsdist.shards.tar import is_tar
+
+_PART = re.compile(
+    r"(?P<tar>.+\.(?:tar|tgz|tbz2?|txz|tzst|tar\.(?:gz|bz2|xz|zst)))"
+    r"(?:[._-]?part[._-]?(?P<told>\d{1,4}|[a-z]{1,3})|[._-](?P<bare>\d{2,4}|(?!bz)[a-d][a-z]))",
+    re.IGNORECASE,
+)
+_NOTES = re.compile(r".*\.(?:json|jsonl|ya?ml|md|txt|csv|parquet|sha256|md5|sum)|\..*|[^.]*", re.IGNORECASE)
+
+
+def holds_tar(name: str) -> bool:
+    """Return whether a file is a tar or a part of one, by its name.
+
+    >>> holds_tar("a.tar"), holds_tar("a.tar.part.ab"), holds_tar("a.tar.001"), holds_tar("a.tar.json")
+    (True, True, True, False)
+    """
+    return ".t" in name.lower() and (is_tar(name) or _PART.fullmatch(name) is not None)
+
+
+def refuse_tars(root: str, tars: list[str], *, is_archive: bool = False) -> None:
+    """Raise `SourceError` where a folder or an archive holds tars, however deep: their paths in it are given."""
+    if not tars:
+        return
+    first = min(tars)
+    folders = sorted({path.rpartition("/")[0] for path in tars})
+    where = f"{root}/{folders[0]}".rstrip("/")
+    more = f", and so in {len(folders) - 1:,} more folders" if len(folders) > 1 else ""
+    if not is_tar(first):
+        todo = f"they are parts of {_tar_of(first)}: name the first one of each tar to pack, or join them by `cat`"
+    elif is_archive:
+        todo = "unpack it, and pack the folders that hold them"
+    else:
+        todo = (
+            f"if they are WebDataset shards, run `wdsdist pack {where} DEST` or `wdsdist index {where}`{more}; if not, "
+            f"unpack them and pack the folder that results"
+        )
+    count = f"{len(tars):,} tar file{'s' * (len(tars) > 1)}"
+    raise SourceError(f"{root} holds {count}, such as {first}: {todo}")
+
+
+def find_parts(candidate: Candidate) -> list[Path]:
+    """Return the parts of a split tar in order, given by one of them or by a folder of nothing else; else nothing.
+
+    Raises `SourceError` where a part is missing.
+    """
+    path, entries = candidate.path, candidate.entries
+    if path is None:
+        return []
+    if entries is not None:
+        names: list[str] = []
+        for name in entries.texts():  # up to the first that is none, because there may be millions
+            if not _NOTES.fullmatch(name):
+                tar = _tar_of(name)
+                if not tar or (names and tar != _tar_of(names[0])):
+                    return []
+                names.append(name)
+        return _in_order(path, names) if names else []
+    if is_tar(path.name) or not _tar_of(path.name) or not path.is_file():
+        return []
+    return _in_order(
+        path.parent, [one.name for one in path.parent.iterdir() if _tar_of(one.name) == _tar_of(path.name)]
+    )
+
+
+def _tar_of(name: str) -> str:
+    """Return the name of the tar that a file is a part of; an empty text where it is none."""
+    found = _PART.fullmatch(name)
+    return found["tar"] if found and not is_tar(name) else ""
+
+
+def _in_order(folder: Path, names: Iterable[str]) -> list[Path]:
+    numbered: dict[int, str] = {}
+    for name in names:
+        number = _number(name)
+        if number in numbered:
+            raise SourceError(
+                f"{folder} holds {numbered[number]} and {name}, both of one number: remove one of the two"
+            )
+        numbered[number] = name
+    order = sorted(numbered)
+    start = min(order[0], 1) if numbered[order[0]][-1].isdigit() else 0
+    missing = [number for number in range(start, order[-1]) if number not in numbered]
+    if missing:
+        shown = _tar_of(numbered[order[0]])
+        raise SourceError(
+            f"{folder} holds {len(order):,} parts of {shown}, from {numbered[order[0]]} to {numbered[order[-1]]}, but "
+            f"not number {missing[0] + 1 - start} of them: fetch that one too"
+        )
+    return [folder / numbered[number] for number in order]
+
+
+def _number(name: str) -> int:
+    """Return the number of a part, counted as its name does: from ``a``, ``aa``, 0 or 1."""
+    found = _PART.fullmatch(name)
+    suffix = (found["told"] or found["bare"]).lower() if found else "0"
+    if suffix.isdigit():
+        return int(suffix)
+    number = 0
+    for letter in suffix:
+        number = 26 * number + ord(letter) - ord("a")
+    return number

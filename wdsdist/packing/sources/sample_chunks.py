@@ -1,0 +1,358 @@
+"""Folders of MosaicML Streaming (MDS) and LitData as tables: one row a sample, its bytes as they are stored.
+
+Both write files of samples, with a table of offsets at the start: uint32 ``n``, uint32 [n + 1], all from the start of
+the file. A sample is the sizes of its fields, uint32, then the fields; MDS leaves out sizes that are the same for all.
+Sources: ``streaming/base/format/mds`` of mosaicml-streaming 0.13, ``litdata/streaming`` of litdata 0.2.76.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import mmap
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist._util.array_types import Int64s
+from wdsdist.errors import SourceError
+from wdsdist.packing.sources.columns import Column, Content, extension_of
+from wdsdist.packing.sources.paths import lies_below
+from wdsdist.packing.sources.source import Blocks, FileStamp, LeftOut
+from wdsdist.packing.sources.table_rows import Length, Row
+from wdsdist.storage import compression
+
+Kind = Literal["mds", "litdata"]
+
+_INDEX = "index.json"
+_KEPT_BYTES = 256 << 20
+"""Of decompressed files that are read in turn, in each process."""
+_START = 16
+"""Bytes that tell what a field is."""
+_FILES = ("bytes", "image", "jpeg", "png", "video", "audio", "file", "pdf")
+"""Encodings of fields that hold a file; LitData writes its extension behind a colon."""
+_TEXTS = ("str", "text", "str_decimal")
+_NUMBERS = {"int": "int64", "float": "float64", **{name: name for name in ("float16", "float32", "float64")}}
+_NUMBERS |= {f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+_ARRAY_TYPES = dict(
+    zip(
+        (8, 9, 16, 17, 18, 32, 33, 34, 64, 65, 66),
+        ["uint8", "int8", "uint16", "int16", "float16", "uint32", "int32", "float32", "uint64", "int64", "float64"],
+        strict=True,
+    )
+)
+_BY_LIBRARY = {
+    "mds": "wdsdist.pack(streaming.StreamingDataset(local=FOLDER, shuffle=False), DEST, encode=f)",
+    "litdata": "wdsdist.pack(litdata.StreamingDataset(FOLDER), DEST, encode=f)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """One field of each sample."""
+
+    name: str
+    encoding: str
+    size: int | None = None
+    """Bytes, where samples do not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """One file of samples."""
+
+    stamp: FileStamp
+    samples: int
+    size: int
+    """Bytes, decompressed."""
+    is_compressed: bool = False
+
+
+def kind_of(folder: Path) -> Kind | None:
+    """Say whose samples a folder holds by its ``index.json``; ``None`` where it is of neither."""
+    try:
+        index = json.loads((folder / _INDEX).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(index, dict):
+        return None
+    shards = index.get("shards")
+    if isinstance(shards, list) and shards and isinstance(shards[0], dict) and "raw_data" in shards[0]:
+        return "mds"
+    return "litdata" if isinstance(index.get("chunks"), list) and isinstance(index.get("config"), dict) else None
+
+
+def is_chunk(name: str) -> bool:
+    """Return whether a file has such a name as those of samples have.
+
+    >>> is_chunk("shard.00000.mds.zstd"), is_chunk("chunk-0-12.bin"), is_chunk("photo.bin")
+    (True, True, False)
+    """
+    return re.search(r"\.mds(\.\w+)?$|^chunk-\d+-\d+(\.\w+)*\.bin$", name) is not None
+
+
+class ChunkTable:
+    """The samples of a folder as a table: its rows in order, and any of its rows.
+
+    Args:
+        folder: with ``index.json``.
+        kind: whose it is.
+        wanted: of ``columns=``; one that is left out may be of any encoding.
+
+    Raises `SourceError` for files that are missing or damaged, and for what cannot be read without the library.
+    """
+
+    def __init__(self, folder: Path, kind: str, wanted: Mapping[str, str]) -> None:
+        try:
+            index = json.loads((folder / _INDEX).read_bytes())
+            self._fields, self._files = (_mds if kind == "mds" else _litdata)(folder, index)
+        except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+            raise SourceError(
+                f"{folder / _INDEX} cannot be read as that of {kind} ({type(error).__name__}: {error}): fetch it again"
+            ) from error
+        self.stamps = tuple(file.stamp for file in self._files)
+        self._starts = np.cumsum([0, *(file.samples for file in self._files)], dtype=np.int64)
+        for field in self._fields:
+            if _decoder(field.encoding) is None and wanted.get(field.name) != "":
+                raise SourceError(
+                    f"{folder} stores {field.name!r} as {field.encoding!r}, which is not read here: leave it out with "
+                    f"columns={{{field.name!r}: ''}} (--column {field.name}=), or let the library read it, as in "
+                    f"{_BY_LIBRARY[kind]}"
+                )
+
+    def columns(self, root: str) -> list[Column]:
+        """Say what each field holds, by its encoding, and files by their first bytes; texts are never paths."""
+        first = next((_parts(file, 0, self._fields) for file in self._files if file.samples), None)
+        found = []
+        for place, field in enumerate(self._fields):
+            content = _content(field.encoding)
+            extension = ""
+            if content == "bytes" and first is not None:
+                extension = {"jpeg": "jpg"}.get(field.encoding, field.encoding.partition(":")[2])
+                extension = extension or extension_of(bytes(first[place][:_START]))
+            found.append(Column(field.name, content, extension))
+        return found
+
+    def rows(self, used: Sequence[int], columns: Sequence[Column]) -> Iterator[Row]:
+        """Yield all rows with the lengths of bytes in place of the bytes; fields that are not used stay empty."""
+        for file in self._files:
+            for number in range(file.samples):
+                parts = _parts(file, number, self._fields)
+                yield [
+                    None if place not in used
+                    else Length(len(part)) if columns[place].content == "bytes"
+                    else _decoded(file, number, self._fields[place], part)
+                    for place, part in enumerate(parts)
+                ]  # fmt: skip
+
+    def has_exact_sizes(self, used: Sequence[int], columns: Sequence[Column]) -> bool:
+        """Whether `rows` gives the length of each of the bytes."""
+        return True
+
+    def left_out(self) -> list[LeftOut]:
+        """Return the rows that cannot be listed: a sample that cannot be read is an error."""
+        return []
+
+    def blocks(self) -> Blocks | None:
+        """Return the files where they are decompressed as a whole."""
+        if not any(file.is_compressed for file in self._files):
+            return None
+        return Blocks(self._starts, np.array([file.size for file in self._files], np.int64), _KEPT_BYTES)
+
+    def place(self, index: int) -> str:
+        """Say where a row stands."""
+        if index >= self._starts[-1]:
+            return str(Path(self.stamps[0].path).parent) if self.stamps else _INDEX
+        return self.take(np.array([index]), ()).place(0)
+
+    def take(self, indices: Int64s, used: Sequence[int]) -> ChunkRows:
+        """Return some rows, by their numbers, to be read where they are written."""
+        files = np.searchsorted(self._starts, indices, side="right") - 1
+        needed, own = np.unique(files, return_inverse=True)
+        located = np.stack((own.reshape(-1), indices - self._starts[files]), axis=1)
+        return ChunkRows(tuple(self._files[number] for number in needed.tolist()), located, self._fields, tuple(used))
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRows:
+    """Some rows of a `ChunkTable`."""
+
+    files: tuple[_File, ...]
+    """Those that the rows lie in."""
+    located: Int64s
+    """int64 [rows, 2]: number among ``files``, and of the sample in the file."""
+    fields: tuple[_Field, ...]
+    used: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.located)
+
+    def __iter__(self) -> Iterator[Row]:
+        for file in self.files:
+            file.stamp.check()
+        for at, number in self.located.tolist():
+            parts = _parts(self.files[at], number, self.fields)
+            row: Row = [None] * len(self.fields)
+            for place in self.used:
+                row[place] = _decoded(self.files[at], number, self.fields[place], parts[place])
+            yield row
+
+    def place(self, number: int) -> str:
+        """Say where a row stands."""
+        at, sample = self.located[number].tolist()
+        return f"{self.files[at].stamp.path}, sample {sample:,}"
+
+
+def _mds(folder: Path, index: dict[str, Any]) -> tuple[tuple[_Field, ...], list[_File]]:
+    """Return the fields and files that an ``index.json`` of MosaicML Streaming lists."""
+    found, files = [], []
+    for shard in index["shards"]:
+        if (shard["format"], shard["version"]) != ("mds", 2):
+            raise ValueError(f"shards of the format {shard['format']!r}, version {shard['version']}, are not read here")
+        codec = shard["compression"]
+        if codec is not None and codec.partition(":")[0] not in ("zstd", "gz", "bz2"):
+            raise ValueError(f"compression {codec!r} is not read here: write the data set without it")
+        names = (shard["column_names"], shard["column_encodings"], shard["column_sizes"])
+        found.append(tuple(_Field(*one) for one in zip(*names, strict=True)))
+        stamp = _stamp(folder, shard["zip_data" if codec else "raw_data"]["basename"])
+        files.append(_File(stamp, int(shard["samples"]), int(shard["raw_data"]["bytes"]), codec is not None))
+    if len(set(found)) != 1:
+        raise ValueError("its shards have different columns")
+    return found[0], files
+
+
+def _litdata(folder: Path, index: dict[str, Any]) -> tuple[tuple[_Field, ...], list[_File]]:
+    """Return the fields and files that an ``index.json`` of LitData lists."""
+    config = index["config"]
+    for name, usual in (("compression", None), ("encryption", None), ("item_loader", "PyTreeLoader")):
+        if config.get(name) not in (None, usual):
+            raise ValueError(f"{name} is {config[name]!r}, which is not read here; as in {_BY_LIBRARY['litdata']}")
+    names = _leaves(json.loads(config["data_spec"])[1], "")
+    fields = tuple(_Field(*one) for one in zip(names, config["data_format"], strict=True))
+    chunks = index["chunks"]
+    return fields, [
+        _File(_stamp(folder, one["filename"]), int(one["chunk_size"]), int(one["chunk_bytes"])) for one in chunks
+    ]
+
+
+def _leaves(spec: dict[str, Any], name: str) -> list[str]:
+    """Return the names of what a sample is made of: keys and numbers, joined by dots, of torch's ``treespec_dumps``."""
+    if spec["type"] is None:
+        return [name or "value"]
+    children = spec["children_spec"]
+    keys = json.loads(spec["context"]) if spec["type"].endswith("dict") else [str(n) for n in range(len(children))]
+    pairs = zip(keys, children, strict=True)
+    return [leaf for key, child in pairs for leaf in _leaves(child, f"{name}.{key}" if name else str(key))]
+
+
+def _stamp(folder: Path, name: str) -> FileStamp:
+    path = os.path.normpath(folder / name)
+    if not lies_below(str(folder), path):
+        raise SourceError(f"{folder / _INDEX} names {name!r:.300}, which lies outside its folder: fetch it again")
+    try:
+        return FileStamp.of(path)
+    except FileNotFoundError as error:
+        raise SourceError(f"{path} does not exist, but {folder / _INDEX} names it: fetch it again") from error
+
+
+def _load(file: _File) -> tuple[memoryview, npt.NDArray[np.uint32]]:
+    """Return a file's bytes and the offsets of its samples, checked."""
+    path = file.stamp.path
+    with tempfile.TemporaryFile() if file.is_compressed else Path(path).open("rb") as stream:
+        if file.is_compressed:
+            compression.unpack(Path(path), Path(f"/dev/fd/{stream.fileno()}"), size=file.size, label=path)
+        size = os.fstat(stream.fileno()).st_size
+        if size != file.size or size < 4:
+            raise SourceError(f"{path} has {size:,} bytes, but its index says {file.size:,}: fetch it again")
+        view = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+    count = int.from_bytes(view[:4], "little")
+    first = 4 * (count + 2)
+    offsets = np.frombuffer(view[4:first], np.dtype("<u4"))
+    rises = len(offsets) == count + 1 and bool((np.diff(offsets.astype(np.int64)) >= 0).all())
+    if count != file.samples or not rises or offsets[0] < first or offsets[-1] != size:
+        raise SourceError(
+            f"{path} is damaged: its head tells of {count:,} samples, its index of {file.samples:,}, or their offsets "
+            f"do not fit its {size:,} bytes; fetch it again"
+        )
+    return view, offsets
+
+
+_opened = functools.lru_cache(maxsize=256)(_load)
+_unpacked = functools.lru_cache(maxsize=4)(_load)  # each is a temporary file
+
+
+def _parts(file: _File, number: int, fields: tuple[_Field, ...]) -> list[memoryview]:
+    """Return the fields of one sample as they are stored."""
+    view, offsets = (_unpacked if file.is_compressed else _opened)(file)
+    sample = view[offsets[number] : offsets[number + 1]]
+    head = 4 * sum(field.size is None for field in fields)
+    told = iter(np.frombuffer(sample[:head], np.dtype("<u4")).tolist()) if len(sample) >= head else iter(())
+    sizes = [next(told, 0) if field.size is None else field.size for field in fields]
+    if head + sum(sizes) != len(sample):
+        raise SourceError(
+            f"{file.stamp.path}, sample {number:,}: has {len(sample):,} bytes, and its fields take "
+            f"{head + sum(sizes):,}: fetch the file again"
+        )
+    ends = (head + np.cumsum(sizes)).tolist()
+    return [sample[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
+def _decoded(file: _File, number: int, field: _Field, part: memoryview) -> Any:
+    decoder = _decoder(field.encoding)
+    assert decoder is not None  # checked when the table was made
+    try:
+        return decoder(bytes(part))
+    except (ValueError, IndexError, KeyError, RecursionError) as error:
+        raise SourceError(
+            f"{file.stamp.path}, sample {number:,}: {field.name!r} does not decode as {field.encoding!r}: {error}"
+        ) from error
+
+
+def _content(encoding: str) -> Content:
+    kind = encoding.partition(":")[0]
+    if kind in _FILES:
+        return "bytes"
+    if kind in _TEXTS:
+        return "text"
+    if kind in _NUMBERS or kind in ("str_int", "str_float"):
+        return "number" if "float" in kind else "integer"
+    return "list" if kind == "ndarray" else "other"
+
+
+def _decoder(encoding: str) -> Callable[[bytes], Any] | None:
+    """Return what decodes a field; ``None`` for encodings that are not read here, such as pickles."""
+    kind, _, rest = encoding.partition(":")
+    if kind in _FILES:
+        return bytes
+    if kind in _NUMBERS:
+        return lambda data: np.frombuffer(data, np.dtype(_NUMBERS[kind]).newbyteorder("<")).item()
+    if kind == "ndarray":
+        return lambda data: _array(data, *rest.split(":") if rest else ())
+    decoders: dict[str, Callable[[bytes], Any]] = dict.fromkeys(_TEXTS, bytes.decode)
+    decoders |= {"str_int": int, "str_float": float, "json": json.loads, "bool": lambda data: data != b"\0"}
+    return decoders.get(kind)
+
+
+def _array(data: bytes, dtype: str = "", shape: str = "") -> npt.NDArray[Any]:
+    """Return an array of MDS: its type and shape come first, as far as the encoding does not tell them.
+
+    >>> _array(bytes([16, 1 << 2, 2, 7, 0, 9, 0])).tolist()
+    [7, 9]
+    """
+    at = 0
+    if not dtype:
+        dtype, at = _ARRAY_TYPES[data[0]], 1
+    if shape:
+        dimensions = [int(part) for part in shape.split(",")]
+    else:
+        ndim, width = data[at] >> 2, 1 << data[at] % 4
+        dimensions = np.frombuffer(data[at + 1 : at + 1 + ndim * width], np.dtype(f"<u{width}")).tolist()
+        at += 1 + ndim * width
+    return np.frombuffer(data[at:], np.dtype(dtype).newbyteorder("<")).reshape(dimensions)

@@ -1,0 +1,164 @@
+"""`ColumnSpec`: a column as it is asked for, such as ``"json.width"`` or ``"jpg.width"``, and how it is read."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from wdsdist._util.extras import extra
+from wdsdist._util.npy_header import NpyLayout
+from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.shards.columns import column_file, fields, from_index, headers
+from wdsdist.shards.columns.headers import Head
+
+Parse = Callable[[str, Head], Any]
+"""From the stored extension of a member, and its first bytes, to what several columns may be taken from."""
+
+_HEADER = 16 << 10
+"""Bytes of a member that are read first for its header: photographs with metadata have it within these."""
+
+
+def _field(extension: str, head: Head) -> Any:
+    if head.size > fields.MOST_BYTES:
+        raise ValueError(f"it has {head.size:,} bytes, more than the {fields.MOST_BYTES:,} of a small member")
+    return fields.decoded(extension, head(0, head.size))
+
+
+def _image(_: str, head: Head) -> Any:
+    return headers.image_size(head)
+
+
+def _layout(_: str, head: Head) -> Any:
+    return headers.array_layout(head)
+
+
+def _recording(_: str, head: Head) -> Any:
+    return headers.recording(head)
+
+
+def _shape(layout: NpyLayout) -> str:
+    return json.dumps(list(layout.shape))
+
+
+_PROBES: dict[str, tuple[Parse, Callable[[Any], Any]]] = {
+    "width": (_image, lambda size: size[0]),
+    "height": (_image, lambda size: size[1]),
+    "shape": (_layout, _shape),
+    "dtype": (_layout, lambda layout: str(layout.dtype)),
+    "tokens": (_layout, lambda layout: layout.num_elements),
+    "seconds": (_recording, lambda found: found.seconds),
+    "frames": (_recording, lambda found: found.frames),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a column's values are read from the members of one shard."""
+
+    extensions: tuple[str, ...]
+    """Of the members, in lower case; of a sample that has several, the first counts."""
+    parse: Parse
+    value: Callable[[Any], Any]
+    """From what ``parse`` returns to the column's value."""
+    first_bytes: int
+    """Bytes of a member that ``parse`` most likely needs; 0 for all."""
+    item_size: int = 0
+    """Bytes of an item in a raw array, whose number the size of the member tells; 0 where the member is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSpec:
+    """A column that is made from members."""
+
+    kind: Literal["field", "probe"]
+    name: str
+    dtype: str = ""
+    """Of the items of a raw array, for its number of tokens."""
+
+    @property
+    def made_by(self) -> dict[str, str]:
+        """What the column's file says that it was made by."""
+        return {self.kind: f"{self.name}:{self.dtype}" if self.dtype else self.name}
+
+    def reading(self, extensions: Sequence[str]) -> Reading | None:
+        """Return how the column is read where members have these extensions; ``None`` where none of them fits."""
+        known = {extension.lower() for extension in extensions}
+        if self.kind == "probe":
+            member, _, what = self.name.rpartition(".")
+            wanted = tuple(one for one in member.split(";") if one in known)
+            parse, value = _PROBES[what]
+            if what == "tokens" and all(fields.kind_of(one) in fields.JSON for one in wanted):
+                return Reading(wanted, _field, _num_items, 0) if wanted else None
+            item_size = np.dtype(self.dtype).itemsize if self.dtype else 0
+            return Reading(wanted, parse, value, 0 if parse is _recording else _HEADER, item_size) if wanted else None
+        parts = self.name.split(".")
+        for count in range(len(parts), 0, -1):
+            member, path = ".".join(parts[:count]), tuple(parts[count:])
+            wanted = tuple(one for one in (member, f"{member}.gz") if one in known)
+            if wanted:
+                return Reading(wanted, _field, _taker(member, path), 0)
+        return None
+
+
+def _taker(member: str, path: tuple[str, ...]) -> Callable[[Any], Any]:
+    if fields.kind_of(member) in fields.JSON:
+        return lambda found: fields.value_at(found, path)
+    if path == (fields.LENGTH,):
+        return lambda found: len(found) if isinstance(found, str) else None
+    return lambda found: None if path else found
+
+
+def _num_items(found: Any) -> int:
+    if not isinstance(found, list):
+        raise ValueError("its JSON is no list, of which the items could be counted")
+    return len(found)
+
+
+def parsed(field_names: Sequence[str], probes: Sequence[str]) -> list[ColumnSpec]:
+    """Return the columns that are asked for.
+
+    Raises `ArgumentError` for a name that is none, and `ExtraMissingError` where PyAV is needed and not installed.
+    """
+    for label, given in (("fields", field_names), ("probe", probes)):
+        if isinstance(given, str) or not all(isinstance(one, str) for one in given):
+            raise ArgumentTypeError(f"{label} is {given!r}: it must be a list of names such as ['json.width']")
+    specs = [_checked(ColumnSpec("field", name)) for name in field_names] + [_probe(one) for one in probes]
+    twice = sorted({one.name for one in specs if sum(one.name == other.name for other in specs) > 1})
+    if twice:
+        raise ArgumentError(f"the column {twice[0]!r} is asked for twice")
+    return specs
+
+
+def _probe(given: str) -> ColumnSpec:
+    name, _, dtype = given.partition(":")
+    member, _, what = name.rpartition(".")
+    if what not in _PROBES or not all(member.split(";")):
+        near = difflib.get_close_matches(what, _PROBES, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"the last part can be {', '.join(_PROBES)}"
+        raise ArgumentError(f"probe is {given!r}: it must be an extension and what to look for, as jpg.width; {hint}")
+    if dtype:
+        try:
+            is_number = np.dtype(dtype).kind in "biufc" and np.dtype(dtype).shape == ()
+        except TypeError:
+            is_number = False
+        if what != "tokens" or not is_number:
+            raise ArgumentError(
+                f"probe is {given!r}: behind the colon stands the dtype of a raw array, as in input_ids.tokens:uint16"
+            )
+    if what in ("seconds", "frames") and any(fields.kind_of(one) != "wav" for one in member.split(";")):
+        extra("av", "media", f"the column {name}")
+    return _checked(ColumnSpec("probe", f"{member.lower()}.{what}", dtype))
+
+
+def _checked(spec: ColumnSpec) -> ColumnSpec:
+    if not all(spec.name.split(".")):
+        raise ArgumentError(f"{spec.kind} is {spec.name!r}: it must be an extension, or a path such as json.size.width")
+    if from_index.is_free(spec.name):
+        raise ArgumentError(f"the column {spec.name!r} comes from the shards' indexes, and need not be added")
+    column_file.file_name(spec.name)
+    return spec
