@@ -245,6 +245,15 @@ def test_under_a_foreign_loader_set_epoch_looks(growing: Growing, workers: int) 
         assert sorted(played(iter(loader))) == list(range(SIZES[generation - 1]))
 
 
+def test_virtual_epochs_stay_with_the_data_set_that_was_opened(growing: Growing) -> None:
+    loader = growing.loader(samples_per_epoch=46)
+    assert Counter(played(loader)) == Counter([*range(23)] * 2)
+    growing.grow_to(2)
+    assert Counter(played(loader)) == Counter([*range(23)] * 2)
+    with pytest.raises(ArgumentError, match="need a data set that stays as it is"):
+        growing.dataset(samples_per_epoch=46, follow=True)
+
+
 # What another rank has found
 
 

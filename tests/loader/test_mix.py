@@ -22,6 +22,7 @@ from wdsdist import StreamingDataLoader
 from wdsdist.errors import ArgumentError, ArgumentTypeError, IndexNotFoundError, SampleError, StateMismatchError
 from wdsdist.samples.images.transforms import seeded
 from wdsdist.sampling.mix_order import MixOrder, Mixture
+from wdsdist.sampling.mix_schedule import schedule
 from wdsdist.sampling.order import OrderSettings, epoch_order
 from wdsdist.sampling.permutation import mix_key
 
@@ -104,7 +105,7 @@ def test_each_data_set_plays_its_own_epochs_one_after_another(
 ) -> None:
     weights = [Fraction(data.draw(st.integers(1, 9))) for _ in shards]
     mixture = Mixture(
-        counts=tuple(np.array(counts) for counts in shards), windows=(4,) * len(shards), weights=tuple(weights),
+        counts=tuple(np.array(counts) for counts in shards), windows=(4,) * len(shards), phases=schedule({0: weights}),
         num_samples=num_samples, stratified=stratified,
     )  # fmt: skip
     chosen = OrderSettings(seed=data.draw(st.integers(0, 9)), shuffle=shuffle, num_canonical_replicas=lanes)

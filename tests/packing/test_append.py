@@ -159,6 +159,9 @@ def test_classes_with_other_numbers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"class 0 is 'bird' in .*dest and 'ant' in .*second: labels would"):
         pack(photos("second", "ant", "bird", "dog"), dest, append=True)
     assert files(dest) == before
+    alike = pack(photos("fourth", "dog"), dest, append=True, classes_from=dest)
+    assert alike.extra["classes"] == ["bird", "dog"]
+    assert wdsdist.StreamingDataset(dest, decode={"cls": int})[2]["cls"] == 1
     assert pack(photos("third", "bird", "dog", "eel"), dest, append=True).extra["classes"] == ["bird", "dog", "eel"]
 
 

@@ -169,17 +169,24 @@ def test_ranks_that_divide_the_lanes_share_few_shards(world: World, ranks: int) 
     assert len(touched) <= len(world.counts) + lanes
 
 
+def runs(pairs: Pairs) -> list[int]:
+    """Return the lengths of the runs of samples that follow one another in their shards."""
+    breaks = [place for place, (one, next_one) in enumerate(pairwise(pairs), 1) if next_one != (one[0], one[1] + 1)]
+    return [end - start for start, end in pairwise([0, *breaks, len(pairs)])] if pairs else []
+
+
 @given(worlds(name="shard", shuffle=True))
-def test_a_lane_begins_inside_the_shard_that_it_holds_most_of(world: World) -> None:
+@example(shard_world([1, 6], window=3, num_canonical_replicas=2))  # a lane has both pieces of the shard that is cut
+def test_a_lane_begins_with_its_longest_run_of_samples_from_one_shard(world: World) -> None:
     lanes = world.settings.num_canonical_replicas
     order = world.epoch_pairs()
+    unmoved = World(world.counts, replace(world.settings, window=1), world.epoch).epoch_pairs()
     for lane in range(lanes):
-        shards = [shard for shard, _ in order[lane::lanes]]
-        if shards:
-            most = max(map(shards.count, shards))
-            first = shards[: min(most, world.settings.window)]
-            assert len(set(first)) == 1
-            assert shards.count(first[0]) == most
+        longest = runs(unmoved[lane::lanes])
+        if longest:
+            assert longest[0] == max(longest)
+            first = {shard for shard, _ in order[lane::lanes][: min(longest[0], world.settings.window)]}
+            assert len(first) == 1
 
 
 def windows_one_by_one(first: int, window: int, length: int) -> list[tuple[int, int, int]]:
@@ -210,8 +217,7 @@ def test_samples_move_only_within_the_windows_of_their_lane(world: World) -> Non
     order, unmoved = world.epoch_pairs(), still.epoch_pairs()
     for lane in range(lanes):
         mixed, plain = order[lane::lanes], unmoved[lane::lanes]
-        shards = [shard for shard, _ in plain]
-        first = max(map(shards.count, shards), default=1)
+        first = max(runs(plain), default=1)
         for _, start, size in windows_one_by_one(first, chosen.window, len(plain)):
             assert sorted(mixed[start : start + size]) == sorted(plain[start : start + size])
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from wdsdist._util.array_types import Int64s
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.mix_order import MixOrder, Mixture
+from wdsdist.sampling.mix_schedule import schedule
 from wdsdist.sampling.order import Order, OrderSettings, ShardOrder, epoch_order
 from wdsdist.sampling.shard_schedule import upcoming
 
@@ -89,7 +90,7 @@ def test_what_a_mix_has_left_behind_is_not_needed_any_more() -> None:
     mixture = Mixture(
         counts=(counts, counts),
         windows=(40, 40),
-        weights=(Fraction(1), Fraction(1)),
+        phases=schedule({0: (Fraction(1), Fraction(1))}),
         num_samples=2400,
         stratified=True,
     )

@@ -174,6 +174,12 @@ def make_state(
     }
 
 
+def check_state(state: object, place: str = "consumed") -> None:
+    """Raise `ArgumentTypeError` for what is no state, which has the place in its epoch under that name."""
+    if not isinstance(state, Mapping) or not {"version", "epoch", place} <= state.keys():
+        raise ArgumentTypeError(f"{state!r} is not the state of a StreamingDataLoader: pass what state_dict() returned")
+
+
 def version_in(state: Mapping[str, Any]) -> int:
     """Return the version of the order ``shard`` that a state was saved in; the latest where it names one unknown here.
 
@@ -196,8 +202,7 @@ def read_state(state: Mapping[str, Any], expected: State) -> Position:
     Traceback (most recent call last):
     wdsdist.errors.StateMismatchError: the state belongs to another run: seed is 2 in the state and 1 here
     """
-    if not isinstance(state, Mapping) or not {"version", "epoch", "consumed"} <= state.keys():
-        raise ArgumentTypeError(f"{state!r} is not the state of a StreamingDataLoader: pass what state_dict() returned")
+    check_state(state)
     if state["version"] != _VERSION:
         raise StateMismatchError(
             f"the state has version {state['version']!r}, this wdsdist reads {_VERSION}: use the release that saved it"

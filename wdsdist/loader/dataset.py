@@ -18,10 +18,10 @@ from wdsdist.cache import TIMEOUT, ShardCache
 from wdsdist.distributed import Identity
 from wdsdist.distributed.replica import Replica
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SampleIndexError
+from wdsdist.loader import growth
 from wdsdist.loader.bad_sample_log import BadSampleLog
-from wdsdist.loader.checkpoint import Position, State
+from wdsdist.loader.checkpoint import Position, State, check_state
 from wdsdist.loader.framework_guards import refuse_wrappers
-from wdsdist.loader.growth import Growth
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.plain_dataloader import PlainProgress, SampleStream
 from wdsdist.loader.worker_iterator import WorkerIterator
@@ -34,7 +34,6 @@ from wdsdist.samples.sample_spec import Decode, Decoder, SampleSpec
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderName, OrderSettings, default_window, split_line
-from wdsdist.shards import open as catalog
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.spellings import Shards
 
@@ -156,12 +155,10 @@ class StreamingDataset(IterableDataset[Any]):
         follow: bool | None = None,
     ) -> None:
         super().__init__()
-        reopen = functools.partial(
-            catalog.open, shards, storage_options=storage_options, download_timeout=download_timeout,
-            allow_elsewhere=allow_elsewhere,
+        self.manifest, self._growth = growth.opened(
+            shards, follow, is_virtual=samples_per_epoch is not None, storage_options=storage_options,
+            download_timeout=download_timeout, allow_elsewhere=allow_elsewhere,
         )  # fmt: skip
-        self.manifest = reopen()
-        self._growth = _growth(shards, self.manifest, reopen, follow)
         self.drop_last, self.mark_padding = _padding(drop_last, mark_padding)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
@@ -317,8 +314,9 @@ class StreamingDataset(IterableDataset[Any]):
         Raises `StateMismatchError` for the state of another data set, order, world size, batch size or number of
         workers, and lists the differences. A `StreamingDataLoader` goes on with other numbers.
         """
+        check_state(state, "taken")
         config = self.order_config.as_in(state)
-        self._progress.load(state, self._about(config))
+        self._progress.load(state, self._about(config) | config.expected(state, config.settings(self.identity())))
         self.order_config = config
         self._resumed = state["epoch"] if state["taken"] else None
 
@@ -360,15 +358,6 @@ def _length(samples_per_epoch: int | None, manifest: Manifest) -> int | None:
     if not manifest.num_samples:
         raise ArgumentError(f"samples_per_epoch is {samples_per_epoch!r}, but {manifest!r} has no samples to fill it")
     return check_integer("samples_per_epoch", samples_per_epoch, 1, 2**53)
-
-
-def _growth(shards: Shards, manifest: Manifest, reopen: Callable[[], Manifest], follow: bool | None) -> Growth | None:
-    """Return what looks for samples that are added to a data set; ``None`` where none are to be seen."""
-    if follow is not False and catalog.may_grow(shards, manifest):
-        return Growth(manifest, reopen, unchecked=bool(follow))
-    if follow:
-        raise ArgumentError("follow is True, but only a folder or URL with an index.json can grow: name that")
-    return None
 
 
 def _given(

@@ -7,15 +7,19 @@ nobody waits for a slower rank, and whoever starts the epoch later, after more w
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from wdsdist import storage
 from wdsdist.distributed.agreement import first_value
-from wdsdist.errors import DataMismatchError, WdsdistError
+from wdsdist.errors import ArgumentError, DataMismatchError, WdsdistError
+from wdsdist.shards import open as catalog
 from wdsdist.shards.manifest import Manifest, index_json
+from wdsdist.shards.spellings import Shards
 
 _MOST_TOLD = 64
 """Generations that a rank tells of, the last ones: enough to know a list that has not arrived from one that differs."""
@@ -27,6 +31,26 @@ _shared: Counter[str] = Counter()
 """Data sets at each place that this process has shared with other ranks: each has epochs of its own."""
 
 _log = logging.getLogger("wdsdist")
+
+
+def opened(shards: Shards, follow: bool | None, *, is_virtual: bool, **options: Any) -> tuple[Manifest, Growth | None]:
+    """Open a data set, and what finds its further generations: ``None`` where it is not to be followed.
+
+    Virtual epochs follow one another through the data set, so that their place in it depends on its size: it is fixed.
+
+    Raises `ArgumentError` where ``follow`` is true for what cannot grow, and what `wdsdist.open` raises.
+    """
+    reopen = functools.partial(catalog.open, shards, **options)
+    manifest = reopen()
+    if follow and is_virtual:
+        raise ArgumentError(
+            "follow is True, but epochs of samples_per_epoch need a data set that stays as it is: leave one out"
+        )
+    if follow is not False and not is_virtual and catalog.may_grow(shards, manifest):
+        return manifest, Growth(manifest, reopen, unchecked=bool(follow))
+    if follow:
+        raise ArgumentError("follow is True, but only a folder or URL with an index.json can grow: name that")
+    return manifest, None
 
 
 class Growth:

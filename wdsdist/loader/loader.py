@@ -13,7 +13,7 @@ from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import check_integer
 from wdsdist.distributed import Identity, check_same, identity
 from wdsdist.errors import ArgumentTypeError, DatasetTooSmallError
-from wdsdist.loader.checkpoint import Position, Progress, State, read_state
+from wdsdist.loader.checkpoint import Position, Progress, State, check_state, read_state
 from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
 from wdsdist.loader.framework_guards import (
@@ -228,14 +228,17 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         of the samples that it had; the epochs after it have all. Raises `StateMismatchError` for the state of another
         data set, seed or order, and lists the differences.
         """
+        check_state(state)
         config, here = self._latest.as_in(state), self.dataset.identity()
-        settings = config.settings(here, state) if isinstance(state, Mapping) else self._order_settings(here)
-        position = read_state(state, config.state(Position(0, 0), settings))
+        settings = config.settings(here, state)
+        position = read_state(state, config.expected(state, settings))
         position, self._block = planned_position(self._planned, position, state, self._block)
         self._heed_set_epoch()  # what was asked for before no longer counts
         finished = position.consumed >= config.num_samples
         self._progress.resume(position, asked=state.get("asked"), finished=finished)
         self._settings, self._config = settings, config
+        self._fixed = self._fixed and self._fixed.after(state)
+        self.dataset.order_config = self.dataset.order_config.after(state)
 
     def stats(self) -> LoaderStats:
         """Return throughput and cache use of the current epoch on this rank, or of the last one when none is under way.
@@ -397,7 +400,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
 
     def _renew_workers(self, config: OrderConfig) -> None:
         """Note the order of the epoch that begins, and end the workers where they have other samples than that."""
-        if self._worker_dataset.manifest is not config.manifest:
+        if not self._worker_dataset.plays(config):
             if self._iterator is not None:
                 self._stop_workers(self._iterator)
             reader = self.dataset.sample_reader.over(ShardReader(config.manifest, self.dataset.cache))

@@ -19,6 +19,7 @@ from wdsdist.loader.order_config import MixedOrderConfig
 from wdsdist.samples.bad_samples import STRICT, BadSamplePolicy
 from wdsdist.samples.fields import Fields
 from wdsdist.samples.sample_spec import Decoder, SampleSpec
+from wdsdist.sampling.mix_schedule import Schedule, schedule
 from wdsdist.shards import open as catalog
 from wdsdist.shards.concat_manifest import JoinedManifest, join
 from wdsdist.shards.manifest import Manifest
@@ -38,7 +39,13 @@ _MOST_UNEQUAL = 1_000_000
 
 
 def mix(
-    shares: Mapping[Any, Share], *, stratified: bool = True, samples_per_epoch: int | None = None, **options: Any
+    shares: Mapping[Any, Share | Source],
+    *,
+    weights: Mapping[Any, Any] | None = None,
+    change_weights: bool = False,
+    stratified: bool = True,
+    samples_per_epoch: int | None = None,
+    **options: Any,
 ) -> MixedDataset:
     """Mix data sets into one stream by weight; hand it to a `StreamingDataLoader` as any `StreamingDataset`.
 
@@ -53,6 +60,12 @@ def mix(
             or by a name of yours, with the location, as in ``{"web": ("s3://bucket/web", 0.7), ...}``. Weights need
             not sum to 1. A location is whatever `wdsdist.open` takes; or, where data sets differ in how samples are
             made, a `StreamingDataset` with ``fields``, ``decode`` and ``transform`` of its own.
+        weights: the weights by the names of the data sets, in place of those in ``shares``, which then maps names to
+            locations only; or a schedule of them, by the epochs of the mix from which on they hold, as in
+            ``{0: {"web": 0.9, "books": 0.1}, 10: {"web": 0.5, "books": 0.5}}``. A data set of weight 0 waits where it
+            is.
+        change_weights: continue a state that was saved with other weights: its epoch, if that has begun, is finished
+            with those, and ``weights`` hold from the next one on. Without it such a state is refused.
         stratified: give each batch of a rank its share of each data set: to within one sample of two data sets, two
             of three, four of any number, and exactly where all shares are whole numbers. That needs lanes that the
             world size divides, as those of a run that keeps its world size; other worlds share out the global batch
@@ -65,8 +78,9 @@ def mix(
         options: arguments of `StreamingDataset`, for all data sets alike, but for ``order``, which is ``"shard"``.
 
     Raises:
-        ArgumentError: a weight is not above 0, a data set has no samples, two have the same name, or one is a
-            `StreamingDataset` with an order of its own, such as a seed, or ``options`` say how its samples are made.
+        ArgumentError: a weight is not above 0, or below 0 in a schedule, a data set has no samples, two have the same
+            name, or one is a `StreamingDataset` with an order of its own, such as a seed, or ``options`` say how its
+            samples are made.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -81,23 +95,23 @@ def mix(
     """
     if not isinstance(shares, Mapping):
         raise ArgumentTypeError(f"shares is {shares!r}: it must map locations of data sets to their weights")
-    sources = [
-        (share if isinstance(share, tuple) and len(share) == 2 else (location, share), location)
-        for location, share in shares.items()
-    ]
-    weights = [_weight(label, weight) for (_, weight), label in sources]
-    if weights and max(weights) > _MOST_UNEQUAL * min(weights):
-        raise ArgumentError(
-            f"weights are {float(min(weights)):g} to {float(max(weights)):g}: the largest may be {_MOST_UNEQUAL:,} "
-            f"times the smallest"
-        )
+    if weights is None:
+        paired = {
+            name: one if isinstance(one, tuple) and len(one) == 2 else (name, one) for name, one in shares.items()
+        }
+        sources = [(source, label) for label, (source, _) in paired.items()]
+        phases = _phases({0: {label: weight for label, (_, weight) in paired.items()}}, list(paired))
+    else:
+        sources = [(_without_weight(source, label), label) for label, source in shares.items()]
+        phases = _phases(_by_epoch(weights), list(shares))
 
     def mixed(manifest: JoinedManifest) -> MixedDataset:
         return MixedDataset(
-            manifest, weights=weights, stratified=stratified, samples_per_epoch=samples_per_epoch, **options
-        )
+            manifest, phases=phases, change_weights=change_weights, stratified=stratified,
+            samples_per_epoch=samples_per_epoch, **options,
+        )  # fmt: skip
 
-    return _joined([(source, label) for (source, _), label in sources], options, mixed)
+    return _joined(sources, options, mixed)
 
 
 def concat(data_sets: Iterable[Source] | Mapping[str, Source], **options: Any) -> StreamingDataset:
@@ -141,7 +155,8 @@ class MixedDataset(StreamingDataset):
         self,
         manifest: JoinedManifest,
         *,
-        weights: list[Fraction],
+        phases: Schedule,
+        change_weights: bool,
         stratified: bool,
         samples_per_epoch: int | None,
         **options: Any,
@@ -159,7 +174,8 @@ class MixedDataset(StreamingDataset):
             lanes=self.order_config.lanes,
             window=self.order_config.window,
             cache_limit=self.order_config.cache_limit,
-            weights=tuple(weights),
+            phases=phases,
+            change_weights=bool(change_weights),
             stratified=bool(stratified),
             samples_per_epoch=check_integer("samples_per_epoch", length, 1, 2**53),
         )
@@ -279,10 +295,55 @@ def _label(name: Any) -> str:
     return str(name)
 
 
-def _weight(name: Any, weight: Any) -> Fraction:
+def _without_weight(source: Any, label: Any) -> Source:
+    """Return the location of a data set whose weight is given elsewhere."""
+    if isinstance(source, Real) or (isinstance(source, tuple) and len(source) == 2):
+        raise ArgumentError(f"the weight of {_label(label)!r} is given twice, in shares and in weights: name it in one")
+    location: Source = source
+    return location
+
+
+def _by_epoch(weights: Any) -> dict[int, Mapping[Any, Any]]:
+    """Return weights by the epochs from which on they hold. Raises `ArgumentError` where they do not begin at 0."""
+    if not isinstance(weights, Mapping):
+        raise ArgumentTypeError(f"weights is {weights!r}: it must map names of data sets to weights, or epochs to such")
+    if not all(isinstance(of_epoch, Mapping) for of_epoch in weights.values()):
+        return {0: weights}
+    found = {check_integer("an epoch of weights", epoch, 0): of_epoch for epoch, of_epoch in weights.items()}
+    if 0 not in found:
+        raise ArgumentError(f"weights begin with epoch {min(found, default=0):,}: give those from epoch 0 on too")
+    return found
+
+
+def _phases(by_epoch: Mapping[int, Mapping[Any, Any]], names: list[Any]) -> Schedule:
+    """Return the schedule of a mix, after checks that each phase has a weight for each data set."""
+    found: dict[int, list[Fraction]] = {}
+    for epoch, of_epoch in by_epoch.items():
+        where = f" from epoch {epoch:,} on" if len(by_epoch) > 1 else ""
+        odd = [*(name for name in of_epoch if name not in names), *(name for name in names if name not in of_epoch)]
+        if odd:
+            raise ArgumentError(
+                f"weights{where} are of {', '.join(map(_label, of_epoch))}, and the data sets of the mix are "
+                f"{', '.join(map(_label, names))}: give each a weight, such as {_label(odd[0])!r}"
+            )
+        chosen = [_weight(name, of_epoch[name], least_is_zero=len(by_epoch) > 1) for name in names]
+        above = [weight for weight in chosen if weight]
+        if names and not above:
+            raise ArgumentError(f"all weights{where} are 0: one must be above")
+        if above and max(above) > _MOST_UNEQUAL * min(above):
+            raise ArgumentError(
+                f"weights are {float(min(above)):g} to {float(max(above)):g}: the largest may be {_MOST_UNEQUAL:,} "
+                f"times the smallest"
+            )
+        found[epoch] = chosen
+    return schedule(found) if names else ()
+
+
+def _weight(name: Any, weight: Any, *, least_is_zero: bool) -> Fraction:
     """Return a weight as the fraction that was written: 0.1 is a tenth, not the binary number next to it."""
     if isinstance(weight, bool) or not isinstance(weight, Real):
         raise ArgumentTypeError(f"the weight of {_label(name)!r} is {weight!r}: it must be a number")
-    if not 0 < float(weight) < float("inf"):
-        raise ArgumentError(f"the weight of {_label(name)!r} is {weight!r}: it must be above 0 and finite")
+    if not 0 < float(weight) < float("inf") and not (least_is_zero and weight == 0):
+        least = "0 or more" if least_is_zero else "above 0"
+        raise ArgumentError(f"the weight of {_label(name)!r} is {weight!r}: it must be {least} and finite")
     return Fraction(str(weight))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from wdsdist.distributed import Identity
 from wdsdist.loader.checkpoint import VIEW, Position, State, make_state, version_in
 from wdsdist.sampling.mix_order import MixOrder, Mixture
+from wdsdist.sampling.mix_schedule import Schedule, changed, described, parsed
 from wdsdist.sampling.order import Order, OrderSettings, default_window, epoch_order
 from wdsdist.sampling.working_set import bytes_at_once, check_limit, fitting_window, readers_of
 from wdsdist.shards.concat_manifest import JoinedManifest
@@ -61,6 +62,14 @@ class OrderConfig:
         """Return the config that a state was saved in: of an older version of the order, or with fewer shards."""
         given = dataclasses.replace(self.given, version=version_in(state))
         return dataclasses.replace(self, given=given, manifest=self._manifest_in(state))
+
+    def after(self, state: Mapping[str, Any]) -> OrderConfig:
+        """Return the config of the epochs after the one that a state was saved in."""
+        return self
+
+    def expected(self, state: Mapping[str, Any], settings: OrderSettings) -> State:
+        """Return what a state that can be continued says, but for its position."""
+        return self.state(Position(0, 0), settings)
 
     def _manifest_in(self, state: Mapping[str, Any]) -> Manifest:
         """Return the first shards of the data set that a state was saved with; all, where none of them are."""
@@ -123,13 +132,15 @@ class MixedOrderConfig(OrderConfig):
     """The order of several data sets in one stream."""
 
     manifest: JoinedManifest
-    weights: tuple[Fraction, ...]
+    phases: Schedule
+    change_weights: bool
+    """Whether a state of other weights is continued: the epoch that it is in with its own, the next ones with these."""
     stratified: bool
 
     @property
     def mean_sample_bytes(self) -> int:
-        parts = zip(self.weights, self.manifest.parts, strict=True)
-        return int(sum(weight * part.mean_sample_bytes for weight, part in parts) / sum(self.weights))
+        sizes = [part.mean_sample_bytes for part in self.manifest.parts]
+        return max(int(sum(map(operator.mul, phase.weights, sizes))) for phase in self.phases)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -139,11 +150,30 @@ class MixedOrderConfig(OrderConfig):
 
     @property
     def notes(self) -> dict[str, str]:
-        total = sum(self.weights)
-        return {
-            "mix": " ".join(str(weight / total) for weight in self.weights),
-            "stratified": str(self.stratified),
-        }
+        return {"mix": described(self.phases), "stratified": str(self.stratified)}
+
+    def as_in(self, state: Mapping[str, Any]) -> OrderConfig:
+        return super(MixedOrderConfig, self.after(state)).as_in(state)
+
+    def after(self, state: Mapping[str, Any]) -> MixedOrderConfig:
+        before = self._phases_in(state)
+        if before == self.phases:
+            return self
+        has_begun = bool(state.get("consumed", state.get("taken")) or state.get("segments"))
+        return dataclasses.replace(self, phases=changed(before, self.phases, state["epoch"] + has_begun))
+
+    def expected(self, state: Mapping[str, Any], settings: OrderSettings) -> State:
+        return {**super().expected(state, settings), "mix": described(self._phases_in(state))}
+
+    def _phases_in(self, state: Mapping[str, Any]) -> Schedule:
+        """Return the weights that a state was saved with, if these may change to others; else those of this mix."""
+        if not self.change_weights:
+            return self.phases
+        try:
+            before = parsed(str(state.get("mix")))
+        except (ValueError, ZeroDivisionError):
+            return self.phases  # the state will be found to belong to another mix
+        return before if len(before[0].weights) == len(self.manifest.parts) else self.phases
 
     def bytes_at_once(self, settings: OrderSettings, here: Identity, ranks: int) -> int:
         parts = zip(self.manifest.parts, self._mixture.settings_of_each(settings), strict=True)
@@ -162,7 +192,7 @@ class MixedOrderConfig(OrderConfig):
         return Mixture(
             counts=tuple(part.counts for part in self.manifest.parts),
             windows=self._windows,
-            weights=self.weights,
+            phases=self.phases,
             num_samples=self.num_samples,
             stratified=self.stratified,
         )

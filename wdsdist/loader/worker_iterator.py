@@ -25,7 +25,6 @@ from wdsdist.sampling.epoch_plan import EpochPlan, Places
 from wdsdist.sampling.order import OrderSettings
 from wdsdist.sampling.planned_epoch import PlannedEpoch
 from wdsdist.sampling.shard_schedule import Use, upcoming
-from wdsdist.shards.manifest import Manifest
 
 Collate = Callable[[list[Any]], Any]
 
@@ -68,10 +67,9 @@ class WorkerDataset(IterableDataset[Any]):
         self.channel = Channel(shared_memory=shared_memory)
         self.counters = WorkerCounters(num_workers)
 
-    @property
-    def manifest(self) -> Manifest:
-        """The data set whose samples the workers have."""
-        return self._order_config.manifest
+    def plays(self, config: OrderConfig) -> bool:
+        """Return whether the workers have the samples of an order, and its weights where it is that of a mix."""
+        return self._order_config.manifest is config.manifest and self._order_config.notes == config.notes
 
     @property
     def is_light(self) -> bool:

@@ -65,13 +65,18 @@ def claim(place: Place, known: Manifest, job: Job, classes: object, *, overwrite
 
     Raises:
         DestinationExistsError: another append is unfinished, or a shard would replace a file that is none of ours.
-        DestinationError: the data set lists shards that lie elsewhere.
+        DestinationError: the data set lists shards that lie elsewhere, or whose keys end elsewhere than packing has it.
         ArgumentError: the source was added before and has changed since, or its classes have other numbers.
     """
     if known.base != place.location or known.is_named:
         raise DestinationError(
             f"the index.json of {place} lists shards that lie elsewhere: append where they lie, or pack into a folder "
             f"of its own and use both with wdsdist.concat"
+        )
+    if "key_rule" in known.extra:  # which scans of all of its shards go by
+        raise DestinationError(
+            f"the keys of the shards in {place} end by the rule {known.key_rule}, and those of packed ones at the first "
+            f"dot: pack into a folder of its own and use both with wdsdist.concat"
         )
     check_classes(known, classes, job)
     record = jobs.load(place)
@@ -109,7 +114,8 @@ def check_classes(known: Manifest, classes: object, job: Job) -> None:
         if old != new:
             raise ArgumentError(
                 f"class {number} is {old!r} in {storage.shown(known.base)} and {new!r} in {job.location}: labels would "
-                f"be mixed up; give the source a folder for each class that the data set has, in the same order"
+                f"be mixed up; number the source's classes alike with classes_from (--classes-from "
+                f"{storage.shown(known.base)})"
             )
 
 

@@ -98,9 +98,9 @@ class _Work:
 
 
 def _do(work: _Work) -> Any:
-    record, appended = jobs.load(work.place), append.latest(work.place)
-    here = [job for job in (None if record is None else record.job, appended) if job is not None]
-    if all(job.differences(work.job) for job in here):
+    record = jobs.load(work.place)
+    known = [job for job in (record.job if record else None, append.latest(work.place)) if job is not None]
+    if all(job.differences(work.job) for job in known):
         raise DestinationError(
             f"the worker on {platform.node()} does not see {work.place} as the packing process does: every worker "
             f"must reach it, so choose a folder on a shared file system, or a URL"

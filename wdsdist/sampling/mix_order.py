@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import check_integer
+from wdsdist.sampling.mix_schedule import Schedule, given_before, phase_number
 from wdsdist.sampling.order import Order, OrderSettings, epoch_order
 from wdsdist.sampling.permutation import mix_key
 from wdsdist.sampling.weighted_interleave import Deal
@@ -24,7 +24,8 @@ class Mixture:
     """Of each data set, int64 [shards]: samples in each shard."""
     windows: tuple[int, ...]
     """Of each data set, the samples that a lane shuffles together at most."""
-    weights: tuple[Fraction, ...]
+    phases: Schedule
+    """The weights of the data sets, from each epoch on at which they change."""
     num_samples: int
     """Samples in an epoch of the mix."""
     stratified: bool
@@ -47,12 +48,16 @@ class MixOrder:
     def __init__(self, mixture: Mixture, settings: OrderSettings, epoch: int) -> None:
         self._mixture = mixture
         self._settings = mixture.settings_of_each(settings)
+        epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
+        number = phase_number(mixture.phases, epoch)
         self._deal = Deal(
-            mixture.weights,
+            mixture.phases[number].weights,
             num_samples=mixture.num_samples,
             lanes=settings.num_canonical_replicas,
             seed=settings.seed,
-            epoch=check_integer("epoch", epoch, 0, 2**63 - 1),
+            epoch=epoch,
+            first_epoch=mixture.phases[number].first_epoch,
+            given=given_before(mixture.phases, number, mixture.num_samples, settings.seed),
             stratified=mixture.stratified,
         )
         self._first_shards = np.cumsum([0, *map(len, mixture.counts)])
