@@ -349,6 +349,8 @@ def planned_position(
     size, number = state.get("block_samples"), state.get("block")
     if type(size) is not int or type(number) is not int or size < 1 or number < 0:
         raise StateMismatchError(f"the state is damaged: block {number!r} of {size!r} samples")
+    if state.get("finished") and position.consumed:  # at the end of an epoch, which the state of the next one tells
+        return Position(position.epoch, position.consumed, Place(-(-position.consumed // size))), size
     return Position(position.epoch, position.consumed, Place(number, _segments(state.get("segments", "")))), size
 
 
