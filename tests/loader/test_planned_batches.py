@@ -118,6 +118,28 @@ def test_a_chain_of_resumes_on_other_worlds_has_each_sample_once(data: Manifest)
     assert (state["epoch"], state["consumed"], state["finished"]) == (1, 0, True)
 
 
+@pytest.mark.parametrize("way", [TOKENS, {"pack_to": 64, "length": "ids.tokens", "batch_size": 2}])
+def test_a_run_that_stops_after_each_batch_has_the_batches_of_one_that_never_stops(
+    data: Manifest, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planned_batches, "BLOCK_STEPS", 20)
+    whole = [batch["__key__"] for batch in loader(data, 1, 2, **way)]
+    # Who says what rank it is may be any process, such as one that plays both ranks of a run.
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    state, played = loader(data, 1, 2, **way).state_dict(), []
+    for _ in whole:
+        one = loader(data, 1, 2, **way)
+        one.load_state_dict(state)
+        assert len(one) == len(whole)
+        played.append(next(iter(one))["__key__"])
+        state = one.state_dict()
+        assert state["segments"].count(";") == 0
+    assert played == whole
+    assert state["epoch"] == 1
+
+
 def test_an_epoch_that_is_over_is_followed_by_the_next(data: Manifest) -> None:
     one = loader(data, **TOKENS)
     first = keys(one)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Literal
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +14,7 @@ from tests.support.examples import fewer
 from wdsdist._util.array_types import Int64s
 from wdsdist.sampling.block_plan import BatchRule, World
 from wdsdist.sampling.order import OrderSettings, epoch_order
-from wdsdist.sampling.planned_epoch import Batching, Place, PlannedEpoch, Segment
+from wdsdist.sampling.planned_epoch import Batching, Place, PlannedBatch, PlannedEpoch, Segment
 
 COUNTS = np.array([40, 0, 90, 7, 63])
 TOTAL = int(COUNTS.sum())
@@ -93,8 +95,25 @@ def test_workers_make_what_one_makes(ranks: int, workers: int, group: int) -> No
         assert list(told.values()) == list(epoch.steps())
     assert made.keys() == alone.keys()
     for number, batch in alone.items():
-        for one, other in zip(batch.places, made[number].places, strict=True):
-            assert one.tolist() == other.tolist()
+        assert listed(batch) == listed(made[number])
+
+
+def listed(batch: PlannedBatch) -> list[object]:
+    return [None if one is None else one.tolist() for one in batch.places]
+
+
+@pytest.mark.parametrize("kind", ["tokens", "rows", "groups"])
+def test_a_resume_on_the_same_world_goes_on_as_planned(kind: Literal["tokens", "rows", "groups"]) -> None:
+    rule, world = BatchRule(kind=kind, budget=0 if kind == "groups" else 300, most=2), World(3)
+    whole = [listed(batch) for _, batch in planned(rule, world, Place(0), 60, mark_padding=True).batches(rank=2)]
+    place, played = Place(0), []
+    for stop in (1, 2, 3, 1000):
+        epoch = planned(rule, world, place, 60, mark_padding=True)
+        steps = [listed(batch) for _, batch in epoch.batches(rank=2)]
+        assert whole[len(played) :] == steps
+        played += steps[:stop]
+        place = after(epoch, stop)
+    assert played == whole
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(16, 64), st.sampled_from(["split", "truncate"]))

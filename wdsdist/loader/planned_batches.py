@@ -19,7 +19,16 @@ from wdsdist.samples.packed_rows import pack_rows
 from wdsdist.sampling.block_plan import BatchRule, World
 from wdsdist.sampling.order import Order, OrderSettings
 from wdsdist.sampling.permutation import mix_key
-from wdsdist.sampling.planned_epoch import Batching, Long, Oversize, Pieces, Place, PlannedEpoch, Segment
+from wdsdist.sampling.planned_epoch import (
+    Batching,
+    Long,
+    Oversize,
+    Pieces,
+    Place,
+    PlannedEpoch,
+    Segment,
+    joined,
+)
 from wdsdist.shards.columns.lookup import ColumnLookup
 
 if TYPE_CHECKING:
@@ -315,8 +324,12 @@ def _fields(batching: Batching) -> dict[str, Any]:
 
 
 def world_of(here: Identity) -> World:
-    """Return the ranks that a block is dealt to, as those of this node see it."""
-    whole = here.world_size % here.local_world_size == 0
+    """Return the ranks that a block is dealt to, as those of this node see it.
+
+    Where rank and world size are arguments, or those of a mesh, nothing says how many of these ranks a node has. Their
+    plan must not depend on the processes of this node: one may play several ranks, or several one.
+    """
+    whole = here.source != "arguments" and here.world_size % here.local_world_size == 0
     return World(here.world_size, here.local_world_size if whole else 1)
 
 
@@ -342,6 +355,8 @@ def planned_position(
     size, number = state.get("block_samples"), state.get("block")
     if type(size) is not int or type(number) is not int or size < 1 or number < 0:
         raise StateMismatchError(f"the state is damaged: block {number!r} of {size!r} samples")
+    if state.get("finished") and position.consumed:  # at the end of an epoch, which the state of the next one tells
+        return Position(position.epoch, position.consumed, Place(-(-position.consumed // size))), size
     return Position(position.epoch, position.consumed, Place(number, _segments(state.get("segments", "")))), size
 
 
@@ -432,7 +447,8 @@ class PlannedProgress:
         segments = self.epoch.start.segments if self._block == self.epoch.start.block else ()
         if done:
             rule, world = self.epoch.batching.rule, self.epoch.world
-            segments = (*segments, Segment(world.num_replicas, world.per_node, rule.budget, rule.most, done))
+            own = Segment(world.num_replicas, world.per_node, rule.budget, rule.most, done)
+            segments = joined((*segments, own))
         return Place(self._block, segments)
 
     def is_complete(self, batches: int) -> bool:

@@ -82,6 +82,8 @@ class BlockPlan:
     bounds: Int64s
     """int64 [steps * ranks + 1]: where the samples of each step and rank start."""
     num_ranks: int
+    repeats: npt.NDArray[np.bool_] | None = None
+    """bool [m]: which are repeated only because ranks must be even; ``None`` to tell it from ``samples``."""
 
     def batch(self, step: int, rank: int) -> tuple[Int64s, Int64s]:
         """Return the samples of one batch, by their numbers in the block, and the row of each."""
@@ -96,6 +98,8 @@ class BlockPlan:
 
     @functools.cached_property
     def _is_repeated(self) -> npt.NDArray[np.bool_]:
+        if self.repeats is not None:
+            return self.repeats
         repeated = np.ones(len(self.samples), np.bool_)
         repeated[np.unique(self.samples, return_index=True)[1]] = False
         return repeated
@@ -103,6 +107,17 @@ class BlockPlan:
     def until(self, step: int) -> Int64s:
         """Return the samples of the first steps, by their numbers in the block."""
         return self.samples[: self.bounds[step * self.num_ranks]]
+
+    def after(self, step: int) -> BlockPlan:
+        """Return what is left after the first steps, as it was planned."""
+        if not step:
+            return self
+        bounds = self.bounds[min(step, self.steps) * self.num_ranks :]
+        cut = int(bounds[0])
+        steps = max(0, self.steps - step)
+        return BlockPlan(
+            steps, self.samples[cut:], self.rows[cut:], bounds - cut, self.num_ranks, self._is_repeated[cut:]
+        )
 
 
 def plan_block(samples: BlockSamples, rule: BatchRule, world: World, key: int) -> BlockPlan:

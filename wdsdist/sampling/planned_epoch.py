@@ -1,12 +1,13 @@
 """An epoch in planned batches: its order cut into blocks, each planned by itself, also after resumes in its middle.
 
 The state inside an epoch is the block and the steps that were taken of it; where the world changed inside a block, a
-short list of worlds and steps. What is left of a block is planned anew for each of them.
+short list of worlds and steps. What is left of a block is planned anew for each of them; on the same world it goes on
+as it was planned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -39,6 +40,20 @@ class Segment(NamedTuple):
     budget: int
     most: int
     steps: int
+
+
+def joined(segments: Iterable[Segment]) -> tuple[Segment, ...]:
+    """Return segments with those that follow one another on the same world as one: a resume there changes no plan.
+
+    >>> joined([Segment(2, 1, 512, 0, 5), Segment(2, 1, 512, 0, 3), Segment(4, 1, 512, 0, 1)])[0].steps
+    8
+    """
+    found: list[Segment] = []
+    for one in segments:
+        if found and found[-1][:-1] == one[:-1]:
+            one = one._replace(steps=found.pop().steps + one.steps)
+        found.append(one)
+    return tuple(found)
 
 
 class Place(NamedTuple):
@@ -195,9 +210,10 @@ class PlannedEpoch:
         buckets = None if self.batching.buckets is None else self.batching.buckets(shards, samples)
         left = np.arange(len(numbers))
         is_last = number == self.num_blocks - 1
-        segments = self.start.segments if number == self.start.block else ()
-        own = Segment(self.world.num_replicas, self.world.per_node, self._rule.budget, self._rule.most, -1)
-        worlds = [*segments, own]
+        segments = joined(self.start.segments) if number == self.start.block else ()
+        own = Segment(self.world.num_replicas, self.world.per_node, self._rule.budget, self._rule.most, 0)
+        # On the world of the last segment the block goes on as it was planned.
+        worlds = joined((*segments, own))
         for turn, segment in enumerate(worlds):
             chosen = left
             if self._rule.kind == "tokens" and self.batching.oversize == "drop":
@@ -212,9 +228,11 @@ class PlannedEpoch:
             rule = replace(self._rule, budget=segment.budget, most=segment.most, drops=self._rule.drops and is_last)
             world = World(segment.num_replicas, segment.per_node)
             plan = plan_block(known, rule, world, mix_key(self.key, _STEPS, number, turn))
-            if segment.steps >= 0:
+            if turn < len(worlds) - 1:
                 left = np.setdiff1d(left, chosen[plan.until(segment.steps)])
-        return Block(plan, shards, samples, epochs, numbers[chosen], starts[chosen], stops[chosen])
+        return Block(
+            plan.after(worlds[-1].steps), shards, samples, epochs, numbers[chosen], starts[chosen], stops[chosen]
+        )
 
     @property
     def _rule(self) -> BatchRule:
