@@ -246,7 +246,7 @@ def test_remote_shards_are_fetched_ahead_and_fit_a_limited_cache(
     limit = sum(len(content) for name, content in files.items() if name.endswith(".tar")) * 2 // 3
     with MemoryStore(files, name="tokens") as store:
         dataset = StreamingDataset(
-            store.url("train"), decode={"ids": np.int32}, num_replicas=1, rank=0, shuffle_window=60,
+            f"{store.url}/train", decode={"ids": np.int32}, num_replicas=1, rank=0, shuffle_window=60,
             cache_dir=tmp_path / "shards", cache_limit=limit if limited else None,
         )  # fmt: skip
         one = StreamingDataLoader(dataset, num_workers=0, collate_fn=listed, **TOKENS)
