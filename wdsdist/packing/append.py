@@ -75,8 +75,8 @@ def claim(place: Place, known: Manifest, job: Job, classes: object, *, overwrite
         )
     if "key_rule" in known.extra:  # which scans of all of its shards go by
         raise DestinationError(
-            f"the keys of the shards in {place} end by the rule {known.key_rule}, and those of packed ones at the first "
-            f"dot: pack into a folder of its own and use both with wdsdist.concat"
+            f"the keys of the shards in {place} end by the rule {known.key_rule}, and those of packed ones at the "
+            f"first dot: pack into a folder of its own and use both with wdsdist.concat"
         )
     check_classes(known, classes, job)
     record = jobs.load(place)
