@@ -15,6 +15,7 @@ import fsspec
 import pytest
 
 import wdsdist
+from tests.support import tars
 from tests.support.programs import command
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import (
@@ -176,6 +177,15 @@ def test_a_data_set_that_lists_shards_elsewhere_is_refused(dest: Path, new: Path
     indexing.index(dest, output=tmp_path / "indexes")
     with pytest.raises(DestinationError, match="lists shards that lie elsewhere"):
         pack(new, tmp_path / "indexes", append=True)
+
+
+def test_a_data_set_whose_keys_end_elsewhere_is_refused(new: Path, tmp_path: Path) -> None:
+    (tmp_path / "tars").mkdir()
+    members = [(f"v1.5_{number}.txt", b"text") for number in range(3)]
+    (tmp_path / "tars" / "0.tar").write_bytes(tars.plain_tar(members))
+    indexing.index(tmp_path / "tars", key="last-dot")
+    with pytest.raises(DestinationError, match="end by the rule last-dot, and those of packed ones at the first dot"):
+        pack(new, tmp_path / "tars", append=True)
 
 
 def test_packing_the_first_source_again_never_drops_what_was_appended(dest: Path, old: Path, new: Path) -> None:
