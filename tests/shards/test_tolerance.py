@@ -134,7 +134,7 @@ def test_a_member_named_like_what_readers_add_costs_only_its_sample(tars: Path) 
 
 def test_where_nothing_is_good_there_is_no_data_set(tmp_path: Path) -> None:
     (tmp_path / "b.tar").write_bytes(plain_tar(GOOD)[:700])
-    with pytest.raises(ShardDamagedError, match=r"no sample of .* can be indexed: .*b\.tar"):
+    with pytest.raises(ShardDamagedError, match=r"no sample for .* is left: .*b\.tar"):
         wdsdist.index(tmp_path, on_error="skip")
     with pytest.raises(SourceError, match="holds no sample"):
         wdsdist.pack(tmp_path, tmp_path / "dest", on_error="skip")

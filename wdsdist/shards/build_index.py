@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -113,7 +113,9 @@ def index(
     options = storage.named(storage_options, shards.stores or () if isinstance(shards, Manifest) else shards)
     locations = _tars(shards, options, together=output is None)
     if isinstance(shards, list) and locations != shards and name is None:
-        _warn_of_splits(shards[0], locations, options)
+        names = [storage.split(location)[1] for location in locations]
+        advice = f"`wdsdist index {storage.shown(shards[0])} --splits` makes one each"
+        foreign_notes.warn_of_splits(shards[0], names, options, advice)
     target = storage.split(locations[0])[0] if output is None else storage.normalise(output)
     names = locations if output is not None else [storage.split(location)[1] for location in locations]
     check_names(target, names, elsewhere=output is not None)
@@ -161,11 +163,11 @@ def index_splits(shards: Location, *, storage_options: Mapping[str, Any] | None 
     """
     (folder,) = expand(shards, storage_options)
     options = storage.named(storage_options, [folder])
-    splits = _splits(folder, _tars([folder], options, together=False), options)
+    splits = _splits(folder, options)
     where = storage.shown(folder)
     if len(splits.keys() - {""}) < 2:
         raise ArgumentError(f"{where} has no splits, by names of tars or notes of timm or Energon: index it whole")
-    if none := splits.get(""):
+    if none := list(splits.get("", ())):
         raise ArgumentError(f"{where} has {len(none):,} tars of no split, such as {none[0]}: index splits by patterns")
     return [
         index([storage.join(folder, tar) for tar in tars], name=split, storage_options=storage_options, **more)
@@ -173,21 +175,12 @@ def index_splits(shards: Location, *, storage_options: Mapping[str, Any] | None 
     ]
 
 
-def _splits(folder: str, locations: list[str], options: storage.StorageOptions) -> dict[str, list[str]]:
-    return foreign_notes.find_splits(folder, [storage.split(location)[1] for location in locations], options)
-
-
-def _warn_of_splits(folder: str, locations: list[str], options: storage.StorageOptions) -> None:
-    splits = {split: tars for split, tars in _splits(folder, locations, options).items() if split}
-    if len(splits) > 1:
-        where = storage.shown(folder)
-        counts = ", ".join(f"{split} ({len(tars):,} of the tars)" for split, tars in splits.items())
-        _log.warning(
-            "%s holds what look like splits, %s: they become one data set; `wdsdist index %s --splits` makes one each",
-            where,
-            counts,
-            where,
-        )
+def _splits(folder: str, options: storage.StorageOptions) -> Mapping[str, Iterable[str]]:
+    """Return the tars of each split in a folder, or below it where notes of another tool list them."""
+    if not tars_in(folder, options) and (notes := foreign_notes.find(folder, options)):
+        return notes.splits
+    names = [storage.split(location)[1] for location in _tars([folder], options, together=False)]
+    return foreign_notes.find_splits(folder, names, options)
 
 
 def _all_left_out(
@@ -196,7 +189,8 @@ def _all_left_out(
     """Return the lines of the report. Raises `ShardDamagedError` where no sample is left."""
     left_out = [one for location, index in zip(locations, found, strict=True) for one in _left_out(location, index)]
     if left_out and not any(one.num_samples for one in found if isinstance(one, ShardIndex)):
-        raise ShardDamagedError(f"no sample of {storage.shown(target)} can be indexed: {left_out[0]['reason']}")
+        advice = "mend or fetch it, or keep more by `--keep-first` and `--salvage`"
+        raise ShardDamagedError(f"no sample for {storage.shown(target)} is left: {left_out[0]['reason']}: {advice}")
     return left_out
 
 
@@ -296,7 +290,7 @@ def _index_one(job: _Job) -> ShardIndex | ShardDamagedError:
             found = scan_local.scan_shard(Path(job.location), **how)
     except ShardDamagedError as error:
         if not job.tolerance.skip:
-            raise
+            raise scan_local.advised(error) from None
         return error
     if not found.evidence:
         _save(found, job)

@@ -43,10 +43,10 @@ from wdsdist.packing.sources.source import (
     SourceOptions,
 )
 from wdsdist.sampling.permutation import mix_key, mix_keys
+from wdsdist.shards import foreign_notes, spellings, unindexed
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
 from wdsdist.shards import scan_local as tarindex
-from wdsdist.shards import spellings, unindexed
 from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
 from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.shards.tar import BLOCK, FIRST_DOT, PLAIN_NAME, SIZE_LIMIT, escaped, is_member_at, is_tar, stored_size
@@ -240,7 +240,12 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
     try:
         if is_pattern:
             return _source(_opened(source, options), options)
-        return _source(_opened(_tars(location, candidate) or location, options), options)
+        tars = _tars(location, candidate)
+        if tars:
+            own = storage.named(options.storage_options, [location])
+            advice = f"`wdsdist index {location} --splits` makes one each, to be packed by its index-SPLIT.json"
+            foreign_notes.warn_of_splits(location, [Path(tar).name for tar in tars], own, advice)
+        return _source(_opened(tars or location, options), options)
     except IndexNotFoundError as error:
         raise SourceNotFoundError(str(error)) from error
 
