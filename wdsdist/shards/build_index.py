@@ -6,7 +6,8 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import logging
-from collections import Counter
+import os
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,12 +24,13 @@ from wdsdist.errors import (
     ShardDamagedError,
     ShardNotFoundError,
 )
-from wdsdist.shards import foreign_notes, index_target, scan_local, scan_remote
+from wdsdist.shards import foreign_notes, index_target, quarantine, scan_local, scan_remote
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import ShardIndex, Tolerance, tolerance_of
 from wdsdist.shards.index_target import NAME_A_FOLDER
 from wdsdist.shards.manifest import Manifest, Shard, index_json, trusted_digests
 from wdsdist.shards.open import refuse_folders
+from wdsdist.shards.quarantine import BadEntry
 from wdsdist.shards.spellings import Location, Shards, expand
 from wdsdist.shards.tar import AUTO, FIRST_DOT, check_rule, decide, is_tar, merge
 from wdsdist.shards.unindexed import check_names, tars_below, tars_in
@@ -59,6 +61,7 @@ def index(
     on_error: Literal["raise", "skip"] = "raise",
     keep_first: bool = False,
     salvage: bool = False,
+    exclude: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
     allow_elsewhere: bool = False,
@@ -86,6 +89,8 @@ def index(
             Each is listed with its reason in ``index-report.jsonl``; ``manifest.extra["left_out"]`` is their number.
         keep_first: with ``"skip"``, of a member that is there twice keep the first copy.
         salvage: with ``"skip"``, index what precedes the damage of plain tars that are cut short or damaged.
+        exclude: a quarantine file, as `verify` and training write it: its samples are left out, and listed in the
+            report. A line without a shard means that key in all shards.
         workers: how many shards are read at once; by default one for each core, or 16 of a remote store.
         storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
         allow_elsewhere: let a list of shards in a file name what lies outside its folder.
@@ -107,6 +112,7 @@ def index(
     check_rule(key)
     check_integer("workers", 1 if workers is None else workers, 1)
     tolerance = tolerance_of(on_error, keep_first, salvage)
+    excluded = None if exclude is None else quarantine.read(exclude)
     file_name = index_json.file_name(name)
     if not isinstance(shards, Manifest):
         shards = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
@@ -128,14 +134,17 @@ def index(
     with _executor(locations, workers) as executor:
         sizes = list(executor.map(_size, locations, [options] * len(locations)))
         sidecars = [index_target.sidecar(target, location, mirrors) for location in locations]
-        places = zip(locations, sizes, sidecars, strict=True)
-        jobs = [_Job(*place, tolerance, key, options) for place in places]
+        tolerances = [tolerance] * len(locations) if excluded is None else _excluding(tolerance, excluded, locations)
+        places = zip(locations, sizes, sidecars, tolerances, strict=True)
+        jobs = [_Job(*place, key, options) for place in places]
         found = _index_all(executor, jobs, progress)
         found, key = _by_one_rule(executor, jobs, found)
     indexed = [(shard, one) for shard, one in zip(names, found, strict=True) if isinstance(one, ShardIndex)]
     left_out = _all_left_out(target, locations, found)
     extra = _notes([one for _, one in indexed], before, key)
     extra |= {"left_out": len(left_out), "on_error": on_error} if left_out else {}
+    if exclude is not None and not any(one.tolerance.excluded for _, one in indexed):
+        _log.warning("%s lists no sample that is in %s", exclude, storage.shown(target))
     extra |= {"mirrors": mirrors} if mirrors is not None else {}
     manifest = Manifest.of(
         target,
@@ -151,6 +160,7 @@ def index(
     _record(manifest)
     index_target.save(manifest, target, file_name, left_out, options)
     _warn(manifest)
+    warn_of_parts(target, indexed)
     return manifest
 
 
@@ -173,6 +183,23 @@ def index_splits(shards: Location, *, storage_options: Mapping[str, Any] | None 
         index([storage.join(folder, tar) for tar in tars], name=split, storage_options=storage_options, **more)
         for split, tars in splits.items()
     ]
+
+
+def _excluding(tolerance: Tolerance, entries: list[BadEntry], locations: list[str]) -> list[Tolerance]:
+    """Return the tolerance for each shard: what is listed of it, or without a shard, is left out."""
+    names = [storage.split(location)[1] for location in locations]
+    counts = Counter(names)
+    known = [
+        {location, storage.shown(location), *((name, storage.shown(name)) if counts[name] == 1 else ())}
+        for location, name in zip(locations, names, strict=True)
+    ]
+    every = set().union(*known)
+    keys: dict[str, set[str]] = defaultdict(set)
+    for entry in entries:
+        if entry.shard in every or not (entry.shard and entry.fingerprint):  # not of another data set's shard
+            keys[entry.shard if entry.shard in every else ""].add(entry.key)
+    found = (set().union(keys[""], *(keys[name] for name in own)) for own in known)
+    return [replace(tolerance, excluded=tuple(sorted(own))) for own in found]
 
 
 def _splits(folder: str, options: storage.StorageOptions) -> Mapping[str, Iterable[str]]:
@@ -201,6 +228,27 @@ def _left_out(location: str, found: ShardIndex | ShardDamagedError) -> list[dict
         reason = str(found).replace(storage.shown(location), shard)  # the report may move with the tars
         return [{"key": None, "shard": shard, "reason": reason}]
     return [{"key": key or None, "shard": shard, "reason": reason} for key, reason in found.left_out]
+
+
+def warn_of_parts(where: str, indexes: Iterable[tuple[str, ShardIndex]]) -> None:
+    """Log a warning where two tars begin with the same key and hold other fields, as in Lhotse's Shar format."""
+    first: dict[str, tuple[str, set[str]]] = {}
+    for name, one in indexes:
+        fields = {extension.lower() for extension in one.extensions}
+        key = one.key(0) if one.num_samples else ""
+        other, others = first.setdefault(key, (name, fields))
+        if key and fields - others and others - fields:
+            _log.warning(
+                "%s: sample %r of %s has %s, and of %s %s: here these are two samples. If the tars hold parts of the "
+                "same samples, name those of one kind by a pattern",
+                storage.shown(where),
+                key,
+                storage.shown(other),
+                ", ".join(sorted(others)),
+                storage.shown(name),
+                ", ".join(sorted(fields)),
+            )
+            return
 
 
 def _warn(manifest: Manifest) -> None:

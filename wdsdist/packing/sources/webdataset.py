@@ -47,6 +47,7 @@ from wdsdist.shards import foreign_notes, spellings, unindexed
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
 from wdsdist.shards import scan_local as tarindex
+from wdsdist.shards.build_index import warn_of_parts
 from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
 from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.shards.tar import BLOCK, FIRST_DOT, PLAIN_NAME, SIZE_LIMIT, escaped, is_member_at, is_tar, stored_size
@@ -317,6 +318,7 @@ def _source(manifest: Manifest, options: SourceOptions) -> Source:
     if not starts[-1]:
         reason = f": {left_out[0].reason}" if left_out else ""
         raise SourceError(f"{location} holds no sample in its {len(jobs):,} shards{reason}")
+    warn_of_parts(location, zip(names, indexes, strict=True))
     notes = {name: manifest.extra[name] for name in ("classes",) if name in manifest.extra}
     escape = manifest.key_rule != FIRST_DOT
     if escape:
