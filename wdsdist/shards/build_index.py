@@ -112,19 +112,15 @@ def index(
     check_rule(key)
     check_integer("workers", 1 if workers is None else workers, 1)
     tolerance = tolerance_of(on_error, keep_first, salvage)
-    excluded = None if exclude is None else quarantine.read(exclude)
+    excluded = [] if exclude is None else quarantine.read(exclude)
     file_name = index_json.file_name(name)
     if not isinstance(shards, Manifest):
         shards = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
     options = storage.named(storage_options, shards.stores or () if isinstance(shards, Manifest) else shards)
     locations = _tars(shards, options, together=output is None)
     if isinstance(shards, list) and locations != shards and name is None:
-        names = [storage.split(location)[1] for location in locations]
-        advice = f"`wdsdist index {storage.shown(shards[0])} --splits` makes one each"
-        foreign_notes.warn_of_splits(shards[0], names, options, advice)
-    target = storage.split(locations[0])[0] if output is None else storage.normalise(output)
-    names = locations if output is not None else [storage.split(location)[1] for location in locations]
-    check_names(target, names, elsewhere=output is not None)
+        _warn_of_splits(shards[0], locations, options)
+    target, names = _target(locations, output)
     mirrors = index_target.prepare(target, locations) if output is not None else None
     if storage.is_read_only(target):
         raise DestinationError(f"{storage.shown(target)} cannot be written: {NAME_A_FOLDER}")
@@ -134,8 +130,7 @@ def index(
     with _executor(locations, workers) as executor:
         sizes = list(executor.map(_size, locations, [options] * len(locations)))
         sidecars = [index_target.sidecar(target, location, mirrors) for location in locations]
-        tolerances = [tolerance] * len(locations) if excluded is None else _excluding(tolerance, excluded, locations)
-        places = zip(locations, sizes, sidecars, tolerances, strict=True)
+        places = zip(locations, sizes, sidecars, _excluding(tolerance, excluded, locations), strict=True)
         jobs = [_Job(*place, key, options) for place in places]
         found = _index_all(executor, jobs, progress)
         found, key = _by_one_rule(executor, jobs, found)
@@ -143,8 +138,6 @@ def index(
     left_out = _all_left_out(target, locations, found)
     extra = _notes([one for _, one in indexed], before, key)
     extra |= {"left_out": len(left_out), "on_error": on_error} if left_out else {}
-    if exclude is not None and not any(one.tolerance.excluded for _, one in indexed):
-        _log.warning("%s lists no sample that is in %s", exclude, storage.shown(target))
     extra |= {"mirrors": mirrors} if mirrors is not None else {}
     manifest = Manifest.of(
         target,
@@ -159,8 +152,7 @@ def index(
     manifest = replace(manifest, extra=extra | index_target.kept_notes(known, manifest))
     _record(manifest)
     index_target.save(manifest, target, file_name, left_out, options)
-    _warn(manifest)
-    warn_of_parts(target, indexed)
+    _warn(manifest, indexed, exclude)
     return manifest
 
 
@@ -187,7 +179,9 @@ def index_splits(shards: Location, *, storage_options: Mapping[str, Any] | None 
 
 def _excluding(tolerance: Tolerance, entries: list[BadEntry], locations: list[str]) -> list[Tolerance]:
     """Return the tolerance for each shard: what is listed of it, or without a shard, is left out."""
-    names = [storage.split(location)[1] for location in locations]
+    if not entries:
+        return [tolerance] * len(locations)
+    names = _names(locations)
     counts = Counter(names)
     known = [
         {location, storage.shown(location), *((name, storage.shown(name)) if counts[name] == 1 else ())}
@@ -202,12 +196,28 @@ def _excluding(tolerance: Tolerance, entries: list[BadEntry], locations: list[st
     return [replace(tolerance, excluded=tuple(sorted(own))) for own in found]
 
 
+def _target(locations: list[str], output: Location | None) -> tuple[str, list[str]]:
+    """Return the folder for the index.json, and the names of the tars in it, which are checked."""
+    target = storage.split(locations[0])[0] if output is None else storage.normalise(output)
+    names = locations if output is not None else _names(locations)
+    check_names(target, names, elsewhere=output is not None)
+    return target, names
+
+
+def _warn_of_splits(folder: str, locations: list[str], options: storage.StorageOptions) -> None:
+    advice = f"`wdsdist index {storage.shown(folder)} --splits` makes one each"
+    foreign_notes.warn_of_splits(folder, _names(locations), options, advice)
+
+
 def _splits(folder: str, options: storage.StorageOptions) -> Mapping[str, Iterable[str]]:
     """Return the tars of each split in a folder, or below it where notes of another tool list them."""
     if not tars_in(folder, options) and (notes := foreign_notes.find(folder, options)):
         return notes.splits
-    names = [storage.split(location)[1] for location in _tars([folder], options, together=False)]
-    return foreign_notes.find_splits(folder, names, options)
+    return foreign_notes.find_splits(folder, _names(_tars([folder], options, together=False)), options)
+
+
+def _names(locations: Iterable[str]) -> list[str]:
+    return [storage.split(location)[1] for location in locations]
 
 
 def _all_left_out(
@@ -251,7 +261,10 @@ def warn_of_parts(where: str, indexes: Iterable[tuple[str, ShardIndex]]) -> None
             return
 
 
-def _warn(manifest: Manifest) -> None:
+def _warn(manifest: Manifest, indexes: list[tuple[str, ShardIndex]], exclude: str | os.PathLike[str] | None) -> None:
+    warn_of_parts(manifest.base, indexes)
+    if exclude is not None and not any(one.tolerance.excluded for _, one in indexes):
+        _log.warning("%s lists no sample that is in %s", exclude, storage.shown(manifest.base))
     if scattered := manifest.extra.get("scattered"):
         _log.warning(
             "%s: the members of %s samples do not follow one another in their tars: they are read where they lie, with "
