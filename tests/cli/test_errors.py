@@ -10,10 +10,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 
 from tests.support import forked
 from tests.support.programs import command
+from wdsdist.cli import _as_typed
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -70,6 +72,21 @@ def test_a_destination_that_cannot_be_written(wdsdist: Run, photos: Path, tmp_pa
 def test_options_are_named_as_they_are_typed(wdsdist: Run, photos: Path, given: list[object], told: str) -> None:
     message = only_error(wdsdist(*[photos if part == "photos" else part for part in given]))
     assert message.startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("say where keys end by --key (key=): first-dot", "say where keys end by --key: first-dot"),
+        ("replace it with overwrite=True (--overwrite)", "replace it with --overwrite"),
+        ("name the folder with root= (--root), or", "name the folder with --root, or"),
+        ("as in columns={'file': 'txt'} (--column file=txt) if", "as in --column file=txt if"),
+    ],
+)
+def test_options_are_named_once_where_the_library_names_both(message: str, told: str) -> None:
+    context = click.Context(click.Group())
+    context.invoked_subcommand = "pack"
+    assert _as_typed(context, message) == told
 
 
 @pytest.mark.parametrize("command", ["info", "ls", "verify", "index"])

@@ -134,7 +134,7 @@ def test_a_member_named_like_what_readers_add_costs_only_its_sample(tars: Path) 
 
 def test_where_nothing_is_good_there_is_no_data_set(tmp_path: Path) -> None:
     (tmp_path / "b.tar").write_bytes(plain_tar(GOOD)[:700])
-    with pytest.raises(ShardDamagedError, match=r"no sample of .* can be indexed: .*b\.tar"):
+    with pytest.raises(ShardDamagedError, match=r"no sample for .* is left: .*b\.tar"):
         wdsdist.index(tmp_path, on_error="skip")
     with pytest.raises(SourceError, match="holds no sample"):
         wdsdist.pack(tmp_path, tmp_path / "dest", on_error="skip")
@@ -180,3 +180,62 @@ def test_wherever_a_tar_is_cut_what_is_salvaged_is_a_prefix_of_its_members(cut: 
     assert found.offsets.tolist() == whole.offsets[:count].tolist()
     assert count == int((whole.offsets + whole.sizes <= cut).sum())
     assert bool(found.damage) == (cut < content_end(plain_tar(GOOD)))
+
+
+def listed(path: Path, *entries: dict[str, str]) -> Path:
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return path
+
+
+def test_an_index_leaves_out_what_a_quarantine_file_lists_and_verify_agrees(tars: Path, tmp_path: Path) -> None:
+    (tars / "b.tar").write_bytes(plain_tar([*GOOD, ("6.jpg", b"6")]))
+    wdsdist.index(tars, workers=1)
+    bad = tmp_path / "bad.jsonl"
+    assert len(wdsdist.verify(tars, fields=("jpg", "txt"), quarantine=bad, workers=1)) == 1
+    made = wdsdist.index(tars, exclude=bad, workers=1)
+    assert [key for key, _ in samples(made)] == ["z", *"012345"]
+    assert [(line["shard"], line["key"]) for line in report(made)] == [("b.tar", "6")]
+    assert made.extra["left_out"] == 1
+    assert wdsdist.verify(tars, fields=("jpg", "txt"), workers=1) == []
+    assert wdsdist.index(tars, workers=1).num_samples == 8
+
+
+@pytest.mark.parametrize("shard", ["b.tar", "PATH/b.tar"])
+def test_a_listed_sample_is_left_out_of_its_own_shard_alone(tars: Path, tmp_path: Path, shard: str) -> None:
+    for name in ("b.tar", "c.tar"):
+        (tars / name).write_bytes(plain_tar(GOOD))
+    bad = listed(tmp_path / "bad.jsonl", {"key": "3", "shard": shard.replace("PATH", str(tars))})
+    made = wdsdist.index(tars, exclude=bad, output=tmp_path / "own", workers=1)
+    assert [line["shard"] for line in report(made)] == ["b.tar"]
+    assert made.num_samples == 12
+
+
+def test_a_listed_key_without_a_shard_is_left_out_of_all(tars: Path, tmp_path: Path) -> None:
+    for name in ("b.tar", "c.tar"):
+        (tars / name).write_bytes(plain_tar(GOOD))
+    made = wdsdist.index(tars, exclude=listed(tmp_path / "bad.jsonl", {"key": "3"}), workers=1)
+    assert [line["shard"] for line in report(made)] == ["b.tar", "c.tar"]
+
+
+def test_shards_of_equal_names_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+    for folder in ("256x256", "512x256"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "shard-0.tar").write_bytes(plain_tar(GOOD))
+    wdsdist.index(f"{tmp_path}/*/shard-0.tar", output=tmp_path / "own", workers=1)
+    place = str(tmp_path / "512x256" / "shard-0.tar")
+    bad = listed(tmp_path / "bad.jsonl", {"key": "3", "shard": place, "fingerprint": "of the index before"})
+    made = wdsdist.index(f"{tmp_path}/*/shard-0.tar", output=tmp_path / "own", exclude=bad, workers=1)
+    assert made.counts.tolist() == [6, 5]
+
+
+def test_a_sample_with_a_member_twice_may_be_excluded(tars: Path, tmp_path: Path) -> None:
+    (tars / "b.tar").write_bytes(plain_tar(TWICE))
+    made = wdsdist.index(tars, exclude=listed(tmp_path / "bad.jsonl", {"key": "1"}), workers=1)
+    assert [key for key, _ in samples(made)] == ["z", "0", "2", "3", "4", "5"]
+    assert wdsdist.verify(tars, workers=1) == []
+
+
+def test_a_list_of_other_samples_is_warned_of(tars: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bad = listed(tmp_path / "bad.jsonl", {"key": "z", "shard": "other.tar", "fingerprint": "of other shards"})
+    assert wdsdist.index(tars, exclude=bad, workers=1).num_samples == 1
+    assert "bad.jsonl lists no sample that is in" in caplog.text

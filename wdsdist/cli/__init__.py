@@ -75,6 +75,9 @@ def _clean_usage() -> Iterator[None]:
 def _as_typed(ctx: click.Context, message: str) -> str:
     """Return a message of the library with its arguments as the command's options: ``--max-side`` for ``max_side=``."""
     command = _wdsdist.commands.get(ctx.invoked_subcommand or "")
+    # Messages that name both say "overwrite=True (--overwrite)", or "--key (key=)".
+    message = re.sub(r"(?<!\w)\w+=(?:True|False|\{[^{}]*\})? \((--[^()]+)\)", r"\1", message)
+    message = re.sub(r"(--[^()]+) \(\w+=\)", r"\1", message)
     for option in command.params if command is not None else ():
         if isinstance(option, click.Option) and option.name:
             typed, name = max(option.opts, key=len), rf"(?<![\w./'\"-]){option.name}"

@@ -144,7 +144,7 @@ def _lines(world: World, found: EpochReport, workers: int) -> list[str]:
     plan, settings = world.plan, world.settings
     total = plan.num_samples
     window = f", windows of {settings.window:,} samples" if settings.name == "shard" and settings.shuffle else ""
-    lanes = f" in {settings.num_canonical_replicas:,} lanes" if settings.name == "shard" else ""
+    lanes = f" in {counted(settings.num_canonical_replicas, 'lane')}" if settings.name == "shard" else ""
     rows = {
         "data": f"{counted(int(world.counts.sum()), 'sample')} in {counted(len(world.counts), 'shard')}, "
         f"{human(int(world.sizes.sum()))}",

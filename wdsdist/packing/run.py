@@ -38,6 +38,7 @@ from wdsdist.packing.sources.source import (
 from wdsdist.packing.streaming import write_in_order
 from wdsdist.packing.writer import WrittenShard
 from wdsdist.samples.images.limits import check_max_pixels
+from wdsdist.shards import index_target
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.index import tolerance_of
 from wdsdist.shards.manifest import Manifest, Shard
@@ -212,6 +213,7 @@ def pack(
         exclude=excluded.digest if excluded else None,
     )
     place = Place(storage.normalise(dest), storage.named(storage_options, [os.fspath(dest)]))
+    index_target.refuse_tar_name("dest", place.location)
     files: dict[str, Any] = {"key": key, "class_folders": class_folders, "split": split, "encode": encode}
     table: dict[str, Any] = {"columns": columns, "root": root, "allow_outside": allow_outside}
     kept = tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None

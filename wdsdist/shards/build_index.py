@@ -6,8 +6,9 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import logging
-from collections import Counter
-from collections.abc import Callable, Mapping
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,12 +24,13 @@ from wdsdist.errors import (
     ShardDamagedError,
     ShardNotFoundError,
 )
-from wdsdist.shards import foreign_notes, index_target, scan_local, scan_remote
+from wdsdist.shards import foreign_notes, index_target, quarantine, scan_local, scan_remote
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import ShardIndex, Tolerance, tolerance_of
 from wdsdist.shards.index_target import NAME_A_FOLDER
 from wdsdist.shards.manifest import Manifest, Shard, index_json, trusted_digests
 from wdsdist.shards.open import refuse_folders
+from wdsdist.shards.quarantine import BadEntry
 from wdsdist.shards.spellings import Location, Shards, expand
 from wdsdist.shards.tar import AUTO, FIRST_DOT, check_rule, decide, is_tar, merge
 from wdsdist.shards.unindexed import check_names, tars_below, tars_in
@@ -59,6 +61,7 @@ def index(
     on_error: Literal["raise", "skip"] = "raise",
     keep_first: bool = False,
     salvage: bool = False,
+    exclude: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
     allow_elsewhere: bool = False,
@@ -86,6 +89,8 @@ def index(
             Each is listed with its reason in ``index-report.jsonl``; ``manifest.extra["left_out"]`` is their number.
         keep_first: with ``"skip"``, of a member that is there twice keep the first copy.
         salvage: with ``"skip"``, index what precedes the damage of plain tars that are cut short or damaged.
+        exclude: a quarantine file, as `verify` and training write it: its samples are left out, and listed in the
+            report. A line without a shard means that key in all shards.
         workers: how many shards are read at once; by default one for each core, or 16 of a remote store.
         storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
         allow_elsewhere: let a list of shards in a file name what lies outside its folder.
@@ -107,6 +112,7 @@ def index(
     check_rule(key)
     check_integer("workers", 1 if workers is None else workers, 1)
     tolerance = tolerance_of(on_error, keep_first, salvage)
+    excluded = [] if exclude is None else quarantine.read(exclude)
     file_name = index_json.file_name(name)
     if not isinstance(shards, Manifest):
         shards = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
@@ -114,9 +120,7 @@ def index(
     locations = _tars(shards, options, together=output is None)
     if isinstance(shards, list) and locations != shards and name is None:
         _warn_of_splits(shards[0], locations, options)
-    target = storage.split(locations[0])[0] if output is None else storage.normalise(output)
-    names = locations if output is not None else [storage.split(location)[1] for location in locations]
-    check_names(target, names, elsewhere=output is not None)
+    target, names = _target(locations, output)
     mirrors = index_target.prepare(target, locations) if output is not None else None
     if storage.is_read_only(target):
         raise DestinationError(f"{storage.shown(target)} cannot be written: {NAME_A_FOLDER}")
@@ -126,8 +130,8 @@ def index(
     with _executor(locations, workers) as executor:
         sizes = list(executor.map(_size, locations, [options] * len(locations)))
         sidecars = [index_target.sidecar(target, location, mirrors) for location in locations]
-        places = zip(locations, sizes, sidecars, strict=True)
-        jobs = [_Job(*place, tolerance, key, options) for place in places]
+        places = zip(locations, sizes, sidecars, _excluding(tolerance, excluded, locations), strict=True)
+        jobs = [_Job(*place, key, options) for place in places]
         found = _index_all(executor, jobs, progress)
         found, key = _by_one_rule(executor, jobs, found)
     indexed = [(shard, one) for shard, one in zip(names, found, strict=True) if isinstance(one, ShardIndex)]
@@ -148,7 +152,7 @@ def index(
     manifest = replace(manifest, extra=extra | index_target.kept_notes(known, manifest))
     _record(manifest)
     index_target.save(manifest, target, file_name, left_out, options)
-    _warn(manifest)
+    _warn(manifest, indexed, exclude)
     return manifest
 
 
@@ -161,11 +165,11 @@ def index_splits(shards: Location, *, storage_options: Mapping[str, Any] | None 
     """
     (folder,) = expand(shards, storage_options)
     options = storage.named(storage_options, [folder])
-    splits = _splits(folder, _tars([folder], options, together=False), options)
+    splits = _splits(folder, options)
     where = storage.shown(folder)
     if len(splits.keys() - {""}) < 2:
         raise ArgumentError(f"{where} has no splits, by names of tars or notes of timm or Energon: index it whole")
-    if none := splits.get(""):
+    if none := list(splits.get("", ())):
         raise ArgumentError(f"{where} has {len(none):,} tars of no split, such as {none[0]}: index splits by patterns")
     return [
         index([storage.join(folder, tar) for tar in tars], name=split, storage_options=storage_options, **more)
@@ -173,21 +177,47 @@ def index_splits(shards: Location, *, storage_options: Mapping[str, Any] | None 
     ]
 
 
-def _splits(folder: str, locations: list[str], options: storage.StorageOptions) -> dict[str, list[str]]:
-    return foreign_notes.find_splits(folder, [storage.split(location)[1] for location in locations], options)
+def _excluding(tolerance: Tolerance, entries: list[BadEntry], locations: list[str]) -> list[Tolerance]:
+    """Return the tolerance for each shard: what is listed of it, or without a shard, is left out."""
+    if not entries:
+        return [tolerance] * len(locations)
+    names = _names(locations)
+    counts = Counter(names)
+    known = [
+        {location, storage.shown(location), *((name, storage.shown(name)) if counts[name] == 1 else ())}
+        for location, name in zip(locations, names, strict=True)
+    ]
+    every = set().union(*known)
+    keys: dict[str, set[str]] = defaultdict(set)
+    for entry in entries:
+        if entry.shard in every or not (entry.shard and entry.fingerprint):  # not of another data set's shard
+            keys[entry.shard if entry.shard in every else ""].add(entry.key)
+    found = (set().union(keys[""], *(keys[name] for name in own)) for own in known)
+    return [replace(tolerance, excluded=tuple(sorted(own))) for own in found]
+
+
+def _target(locations: list[str], output: Location | None) -> tuple[str, list[str]]:
+    """Return the folder for the index.json, and the names of the tars in it, which are checked."""
+    target = storage.split(locations[0])[0] if output is None else storage.normalise(output)
+    names = locations if output is not None else _names(locations)
+    check_names(target, names, elsewhere=output is not None)
+    return target, names
 
 
 def _warn_of_splits(folder: str, locations: list[str], options: storage.StorageOptions) -> None:
-    splits = {split: tars for split, tars in _splits(folder, locations, options).items() if split}
-    if len(splits) > 1:
-        where = storage.shown(folder)
-        counts = ", ".join(f"{split} ({len(tars):,} of the tars)" for split, tars in splits.items())
-        _log.warning(
-            "%s holds what look like splits, %s: they become one data set; `wdsdist index %s --splits` makes one each",
-            where,
-            counts,
-            where,
-        )
+    advice = f"`wdsdist index {storage.shown(folder)} --splits` makes one each"
+    foreign_notes.warn_of_splits(folder, _names(locations), options, advice)
+
+
+def _splits(folder: str, options: storage.StorageOptions) -> Mapping[str, Iterable[str]]:
+    """Return the tars of each split in a folder, or below it where notes of another tool list them."""
+    if not tars_in(folder, options) and (notes := foreign_notes.find(folder, options)):
+        return notes.splits
+    return foreign_notes.find_splits(folder, _names(_tars([folder], options, together=False)), options)
+
+
+def _names(locations: Iterable[str]) -> list[str]:
+    return [storage.split(location)[1] for location in locations]
 
 
 def _all_left_out(
@@ -196,7 +226,8 @@ def _all_left_out(
     """Return the lines of the report. Raises `ShardDamagedError` where no sample is left."""
     left_out = [one for location, index in zip(locations, found, strict=True) for one in _left_out(location, index)]
     if left_out and not any(one.num_samples for one in found if isinstance(one, ShardIndex)):
-        raise ShardDamagedError(f"no sample of {storage.shown(target)} can be indexed: {left_out[0]['reason']}")
+        advice = "mend or fetch it, or keep more by `--keep-first` and `--salvage`"
+        raise ShardDamagedError(f"no sample for {storage.shown(target)} is left: {left_out[0]['reason']}: {advice}")
     return left_out
 
 
@@ -209,7 +240,31 @@ def _left_out(location: str, found: ShardIndex | ShardDamagedError) -> list[dict
     return [{"key": key or None, "shard": shard, "reason": reason} for key, reason in found.left_out]
 
 
-def _warn(manifest: Manifest) -> None:
+def warn_of_parts(where: str, indexes: Iterable[tuple[str, ShardIndex]]) -> None:
+    """Log a warning where two tars begin with the same key and hold other fields, as in Lhotse's Shar format."""
+    first: dict[str, tuple[str, set[str]]] = {}
+    for name, one in indexes:
+        fields = {extension.lower() for extension in one.extensions}
+        key = one.key(0) if one.num_samples else ""
+        other, others = first.setdefault(key, (name, fields))
+        if key and fields - others and others - fields:
+            _log.warning(
+                "%s: sample %r of %s has %s, and of %s %s: here these are two samples. If the tars hold parts of the "
+                "same samples, name those of one kind by a pattern",
+                storage.shown(where),
+                key,
+                storage.shown(other),
+                ", ".join(sorted(others)),
+                storage.shown(name),
+                ", ".join(sorted(fields)),
+            )
+            return
+
+
+def _warn(manifest: Manifest, indexes: list[tuple[str, ShardIndex]], exclude: str | os.PathLike[str] | None) -> None:
+    warn_of_parts(manifest.base, indexes)
+    if exclude is not None and not any(one.tolerance.excluded for _, one in indexes):
+        _log.warning("%s lists no sample that is in %s", exclude, storage.shown(manifest.base))
     if scattered := manifest.extra.get("scattered"):
         _log.warning(
             "%s: the members of %s samples do not follow one another in their tars: they are read where they lie, with "
@@ -296,7 +351,7 @@ def _index_one(job: _Job) -> ShardIndex | ShardDamagedError:
             found = scan_local.scan_shard(Path(job.location), **how)
     except ShardDamagedError as error:
         if not job.tolerance.skip:
-            raise
+            raise scan_local.advised(error) from None
         return error
     if not found.evidence:
         _save(found, job)

@@ -7,9 +7,9 @@ folder, and their counts are believed only until a shard is opened.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
+import logging
 import math
 import re
 import stat
@@ -28,6 +28,8 @@ _SPLIT = frozenset({"train", "training", "val", "valid", "validation", "dev", "e
 _LONGEST = 1000  # letters of a pattern
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 _WORD = re.compile(r"[a-z]+")
+
+_log = logging.getLogger("wdsdist")
 
 Counts = dict[str, int]
 """Samples by tar."""
@@ -81,10 +83,7 @@ def find_splits(folder: str, names: Iterable[str], options: storage.StorageOptio
     >>> find_splits("/none", ["in-train-00.tar", "in-train-01.tar", "in-validation-00.tar"], storage.named({}, []))
     {'train': ['in-train-00.tar', 'in-train-01.tar'], 'validation': ['in-validation-00.tar']}
     """
-    of_name: dict[str, str] = {}
-    with contextlib.suppress(IndexNotFoundError, StorageError):
-        notes = find(folder, options)
-        of_name = {name: split for split, counts in (notes.splits if notes else {}).items() for name in counts}
+    of_name = _noted_splits(folder, options)
     if len(set(of_name.values())) < 2:
         of_name = {}
     found: dict[str, list[str]] = {}
@@ -93,6 +92,33 @@ def find_splits(folder: str, names: Iterable[str], options: storage.StorageOptio
         split = of_name.get(name, "") if of_name else next((word for word in words if word in _SPLIT), "")
         found.setdefault(split, []).append(name)
     return found
+
+
+def warn_of_splits(folder: str, names: Iterable[str], options: storage.StorageOptions, advice: str) -> None:
+    """Log a warning where the tars of a folder, which are about to become one data set, look like several splits."""
+    splits = {split: tars for split, tars in find_splits(folder, names, options).items() if split}
+    if len(splits) > 1:
+        counts = ", ".join(f"{split} ({len(tars):,} of the tars)" for split, tars in splits.items())
+        where = storage.shown(folder)
+        _log.warning("%s holds what look like splits, %s: they become one data set; %s", where, counts, advice)
+
+
+def _noted_splits(folder: str, options: storage.StorageOptions) -> dict[str, str]:
+    """Return the split of each tar in a folder by the notes in it, or above it, where Megatron-Energon writes them."""
+    above, own = storage.split(folder)
+    for place, prefix in ((folder, ""), (above, f"{own}/")):
+        try:
+            notes = find(place, options) if place else None
+        except IndexNotFoundError as error:
+            reason = str(error).partition(": run ")[0]
+            _log.warning("%s: tars are indexed or packed without regard to that file", reason)
+            return {}
+        except StorageError:
+            return {}
+        if notes:
+            splits = notes.splits.items()
+            return {name.removeprefix(prefix): split for split, counts in splits for name in counts}
+    return {}
 
 
 def _read(folder: str, file: str, options: storage.StorageOptions) -> bytes | None:

@@ -20,6 +20,7 @@ from wdsdist.errors import (
     printable,
 )
 from wdsdist.shards.manifest import Manifest, index_json, index_name
+from wdsdist.shards.tar import is_tar
 
 NAME_A_FOLDER = "name a local folder for the indexes with `--output`"
 
@@ -31,6 +32,7 @@ def prepare(folder: str, locations: Sequence[str]) -> str | None:
     """
     if storage.is_remote(folder):
         raise ArgumentError(f"output is {storage.shown(folder)}: it must be a local folder")
+    refuse_tar_name("output", folder)
     for location, count in Counter(locations).most_common(1):
         if count > 1:
             raise IndexFormatError(f"{storage.shown(location)} is named {count} times: name each tar once")
@@ -48,6 +50,12 @@ def prepare(folder: str, locations: Sequence[str]) -> str | None:
         except OSError as error:
             raise DestinationError(f"{parent} cannot be made ({error.strerror})") from error
     return mirrors
+
+
+def refuse_tar_name(what: str, folder: str) -> None:
+    """Raise `ArgumentError` for a folder to write to with the name of a tar, by which it could not be opened."""
+    if is_tar(storage.split(folder)[1]):
+        raise ArgumentError(f"{what} is {storage.shown(folder)}: it is to be a folder, so give it no name of a tar")
 
 
 def _folder_around(locations: Sequence[str]) -> str:

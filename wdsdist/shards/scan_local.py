@@ -39,7 +39,10 @@ def shard_index(path: Path, *, listed_in: str | None = None, name: str = "", key
     """
     known = known_index(path, listed_in=listed_in, name=name)
     if known is None:
-        known = scan_shard(path, key_rule=key_rule)
+        try:
+            known = scan_shard(path, key_rule=key_rule)
+        except ShardDamagedError as error:
+            raise advised(error) from None
         if not known.evidence:
             keep(path, known, listed_in)
     return known
@@ -97,6 +100,22 @@ def scan_shard(
             members, size=len(content), sha256=digest, label=label, tolerance=tolerance, key_rule=key_rule
         )
         return index if tar == path else dataclasses.replace(index, stored=stored(path))
+
+
+def advised(error: ShardDamagedError) -> ShardDamagedError:
+    """Return what a scan without tolerance raised, with what to do next.
+
+    >>> print(advised(ShardDamagedError("a.tar: a sparse file starts at byte 0 of 10,240")))
+    a.tar: a sparse file starts at byte 0 of 10,240: unpack it by `tar xf`, and pack the files
+    """
+    if "--on-error" in str(error):
+        return error
+    if "a sparse file" in str(error):
+        return ShardDamagedError(f"{error}: unpack it by `tar xf`, and pack the files")
+    return ShardDamagedError(
+        f"{error}: fetch it again, or make it anew; or leave it out by `wdsdist index` or `wdsdist pack` with "
+        f"`--on-error skip`, or with `--salvage` too, which keeps its samples before the damage"
+    )
 
 
 def regular(path: Path) -> os.stat_result:

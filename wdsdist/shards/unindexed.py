@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import re
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 
@@ -12,6 +13,7 @@ from wdsdist.shards import foreign_notes
 from wdsdist.shards.manifest import Manifest, Shard, check_location, index_json
 from wdsdist.shards.tar import is_tar
 
+_FIRST_PART = re.compile(r"\.t(?:ar|gz)(?:\.\w+)?[._-](?:part[._-]?)?(?:a+|0*[01])", re.IGNORECASE)
 _LOOKS, _DEPTH = 50, 3
 """Folders that a hint looks into, and how deep."""
 
@@ -100,7 +102,10 @@ def tars_below(location: str, options: storage.StorageOptions) -> str:
         elif depth < _DEPTH:
             todo += [(storage.join(folder, name), depth + 1) for name in names if not PurePath(name).suffix]
     if not found:
-        return ""
+        parts = [name for name in storage.names(location, "", options) if _FIRST_PART.search(name)]
+        if parts:
+            return f": {parts[0]} is part of a tar that was split: join the parts by `cat`, or run `wdsdist pack`"
+        return f". `wdsdist pack {storage.shown(location)} DEST` makes a data set of files"
     where, first = storage.shown(location), storage.shown(found[0])
     if len(found) == 1:
         return f". Tars lie in {first}: name that"

@@ -25,6 +25,8 @@ from wdsdist.shards.open import open as open_shards
 # What torchvision's ImageFolder takes for an image, and what has come into use since.
 _IMAGE = re.compile(r"(?:.*\.)?(jpe?g|jpe|png|p[bgnp]m|bmp|gif|tiff?|webp|jp2|avif|hei[cf]|jxl)", re.IGNORECASE)
 _SPLIT = re.compile(r"(?:train|training|val|valid|validation|dev|test|testing|eval)(?:[-_]?\d{2,4})?", re.IGNORECASE)
+_TABLES = frozenset({"csv", "tsv", "jsonl", "ndjson", "parquet", "arrow"})
+_FEW = 10
 _OFF = "turn class folders off with class_folders=False (--no-class-folders)"
 
 _log = logging.getLogger("wdsdist")
@@ -197,6 +199,26 @@ def _loose(listing: Listing) -> Int64s:
 def _labelled(listing: Listing) -> str | None:
     labels = of_extensions(listing, lambda extension: extension == "cls")
     return listing.path(int(labels[listing.extension_ids].argmax())) if labels.any() else None
+
+
+def warn_of_tables(root: str, listing: Listing, stray: Int64s) -> None:
+    """Warn of a few tables that become samples of their own: their rows may be meant, as labels of the other files."""
+    tables = of_extensions(listing, _TABLES.__contains__)
+    if not tables.any():
+        return
+    others = np.unique(listing.samples_of(np.flatnonzero(~tables[listing.extension_ids])))
+    alone = np.setdiff1d(np.arange(listing.num_samples), np.concatenate([others, stray]))
+    if 0 < len(alone) <= max(_FEW, listing.num_samples // 100):
+        path = _first_path(listing, alone)
+        _log.warning(
+            "%s: %s is packed as a file, a sample of its own%s. If its rows are the samples, run `wdsdist pack "
+            "%s/%s DEST`",
+            root,
+            path,
+            f", as are {len(alone) - 1} more tables" if len(alone) > 1 else "",
+            root,
+            path,
+        )
 
 
 def warn_of_several_images(root: str, listing: Listing) -> None:

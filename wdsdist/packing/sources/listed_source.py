@@ -21,6 +21,7 @@ from wdsdist.packing.sources.class_folders import (
     of_extensions,
     refuse_splits,
     warn_of_several_images,
+    warn_of_tables,
 )
 from wdsdist.packing.sources.listing import Listing, cut
 from wdsdist.packing.sources.scan import shown
@@ -216,6 +217,7 @@ def packable(
         raise SourceError(f"{label}/{wrong[min(wrong)]}")
     classes = find_classes(label, listing, folders, options)
     warn_of_several_images(label, listing)
+    warn_of_tables(label, listing, classes.stray)
     numbers = None
     if wrong or len(classes.stray):
         numbers = np.setdiff1d(np.arange(listing.num_samples), np.append(classes.stray, sorted(wrong)).astype(np.int64))

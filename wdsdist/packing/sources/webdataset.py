@@ -43,10 +43,11 @@ from wdsdist.packing.sources.source import (
     SourceOptions,
 )
 from wdsdist.sampling.permutation import mix_key, mix_keys
+from wdsdist.shards import foreign_notes, spellings, unindexed
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
 from wdsdist.shards import scan_local as tarindex
-from wdsdist.shards import spellings, unindexed
+from wdsdist.shards.build_index import warn_of_parts
 from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
 from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.shards.tar import BLOCK, FIRST_DOT, PLAIN_NAME, SIZE_LIMIT, escaped, is_member_at, is_tar, stored_size
@@ -240,7 +241,12 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
     try:
         if is_pattern:
             return _source(_opened(source, options), options)
-        return _source(_opened(_tars(location, candidate) or location, options), options)
+        tars = _tars(location, candidate)
+        if tars:
+            own = storage.named(options.storage_options, [location])
+            advice = f"`wdsdist index {location} --splits` makes one each, to be packed by its index-SPLIT.json"
+            foreign_notes.warn_of_splits(location, [Path(tar).name for tar in tars], own, advice)
+        return _source(_opened(tars or location, options), options)
     except IndexNotFoundError as error:
         raise SourceNotFoundError(str(error)) from error
 
@@ -312,6 +318,7 @@ def _source(manifest: Manifest, options: SourceOptions) -> Source:
     if not starts[-1]:
         reason = f": {left_out[0].reason}" if left_out else ""
         raise SourceError(f"{location} holds no sample in its {len(jobs):,} shards{reason}")
+    warn_of_parts(location, zip(names, indexes, strict=True))
     notes = {name: manifest.extra[name] for name in ("classes",) if name in manifest.extra}
     escape = manifest.key_rule != FIRST_DOT
     if escape:

@@ -35,6 +35,7 @@ class ShardIndexBuilder:
     def __init__(self, label: str, tolerance: Tolerance = STRICT) -> None:
         self.label = label
         self._tolerance = tolerance
+        self._excluded = frozenset(tolerance.excluded)
         self._samples: dict[str, dict[str, tuple[str, int, int]]] = {}  # by key, and by extension in lower case
         self._key = ""
         self._is_scattered = False
@@ -43,6 +44,9 @@ class ShardIndexBuilder:
 
     def add(self, key: str, extension: str, offset: int, size: int) -> None:
         """Add the next member in file order."""
+        if key in self._excluded:
+            self._left_out[key] = "it is in the list of samples to exclude"
+            return
         lower = extension.lower()
         sample = self._samples.setdefault(key, {})
         self._is_scattered = self._is_scattered or bool(sample and key != self._key)
@@ -84,6 +88,7 @@ class ShardIndexBuilder:
         members = [member for own in samples.values() for member in own.values()]
         extensions = {extension: None for extension, _, _ in members}
         numbers = {extension: number for number, extension in enumerate(extensions)}
+        excluded = tuple(sorted(self._excluded & self._left_out.keys()))
         left_out = {**{key: why for key, why in self._doubled.items() if key in samples}, **self._left_out}
         return ShardIndex(
             size=size,
@@ -95,7 +100,7 @@ class ShardIndexBuilder:
             extension_ids=np.array([numbers[extension] for extension, _, _ in members], np.uint32),
             skipped=dict(skipped or {}),
             left_out=tuple((key.encode("utf-8", "backslashreplace").decode(), why) for key, why in left_out.items()),
-            tolerance=self._tolerance if left_out else STRICT,
+            tolerance=dataclasses.replace(self._tolerance, excluded=excluded) if left_out else STRICT,
             **_key_arrays([key.encode("utf-8", "surrogateescape") for key in samples]),
         )
 
@@ -129,7 +134,7 @@ def from_members(
     file: dict[str, Any] = {"size": size, "sha256": sha256}
     if key_rule not in (AUTO, FIRST_DOT):
         return _by_rule(members, file, ShardIndexBuilder(label, tolerance), key_rule)
-    samples = None if members.damage else group(members.names)
+    samples = None if members.damage or tolerance.excluded else group(members.names)
     found = evidence(members.names, samples) if key_rule == AUTO else Evidence()
     if samples is not None:
         return ShardIndex(

@@ -138,9 +138,12 @@ def _stored(given: dict[str, Any]) -> Stored:
 
 
 def _tolerance(given: dict[str, Any]) -> Tolerance:
-    if not all(isinstance(value, bool) for value in given.values()):
+    excluded = given.get("excluded", [])
+    flags = {name: value for name, value in given.items() if name != "excluded"}
+    are_keys = all(isinstance(key, str) for key in excluded)
+    if not are_keys or not all(isinstance(value, bool) for value in flags.values()):
         raise ValueError("the tolerance is not of its type")
-    return Tolerance(**given)
+    return Tolerance(**flags, excluded=tuple(excluded))
 
 
 def _check(index: ShardIndex) -> None:

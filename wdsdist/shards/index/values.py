@@ -30,6 +30,8 @@ class Tolerance:
     """Of a member that is there twice keep the first copy, rather than leaving out its sample."""
     salvage: bool = False
     """Index what precedes the damage of a tar that is cut short, damaged, or lacks its closing blocks."""
+    excluded: tuple[str, ...] = ()
+    """Keys of samples that are left out whatever they hold."""
 
 
 STRICT = Tolerance()

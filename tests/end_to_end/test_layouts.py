@@ -1,0 +1,183 @@
+"""Layouts that people have, built as their makers build them: nothing is lost, mixed or changed without a word."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import wdsdist
+from tests.support.tars import plain_tar
+from wdsdist.errors import ArgumentError, IndexNotFoundError, ShardDamagedError, ShardNotFoundError
+from wdsdist.shards.build_index import index_splits
+
+CAPTIONED = [(f"{key}.{extension}", b"x") for key in ("0", "1", "2") for extension in ("jpg", "txt")]
+
+
+def write(path: Path, content: bytes | str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> str:
+    return "\n".join(record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
+
+
+@pytest.fixture
+def energon(tmp_path: Path) -> Path:
+    """Two tars in a subfolder, with the notes of Megatron-Energon above them."""
+    for number in range(2):
+        write(tmp_path / f"energon/parts/data_{number}.tar", plain_tar(CAPTIONED))
+    counts = {f"parts/data_{number}.tar": 3 for number in range(2)}
+    write(tmp_path / "energon/.nv-meta/.info.json", json.dumps({"shard_counts": counts}))
+    splits = "exclude: []\nsplit_parts:\n  train: [parts/data_0.tar]\n  val: [parts/data_1.tar]\n  test: []\n"
+    write(tmp_path / "energon/.nv-meta/split.yaml", splits)
+    return tmp_path / "energon"
+
+
+@pytest.fixture
+def imagenet(tmp_path: Path) -> Path:
+    """Training and validation tars in one folder, as timm has them."""
+    for name in ("train-0000", "train-0001", "validation-00"):
+        members = [(f"{name}_{key}", data) for key, data in CAPTIONED]
+        write(tmp_path / f"imagenet/imagenet-{name}.tar", plain_tar(members))
+    return tmp_path / "imagenet"
+
+
+def test_splits_in_a_subfolder_are_those_of_the_notes_above_it(
+    energon: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wdsdist.index(energon / "parts", output=tmp_path / "own", workers=1)
+    assert "look like splits, train (1 of the tars), val (1 of the tars)" in warnings(caplog)
+
+
+def test_the_remedy_for_splits_in_a_subfolder_works(energon: Path) -> None:
+    with pytest.raises(IndexNotFoundError, match=r"`wdsdist index .*energon --splits`"):
+        wdsdist.open(energon)
+    made = index_splits(energon, workers=1)
+    assert [manifest.num_samples for manifest in made] == [3, 3]
+    assert wdsdist.open(energon / "parts" / "index-val.json").shards[0].name == "data_1.tar"
+
+
+def test_notes_that_exclude_tars_are_not_passed_over_without_a_word(
+    energon: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(energon / ".nv-meta/split.yaml", "exclude: [parts/data_1.tar]\nsplit_parts: {train: [parts/data_0.tar]}\n")
+    wdsdist.index(energon / "parts", output=tmp_path / "own", workers=1)
+    assert "split.yaml excludes samples or tars" in warnings(caplog)
+
+
+def test_packing_training_and_validation_tars_together_is_warned_of(
+    imagenet: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert wdsdist.pack(imagenet, tmp_path / "all", workers=1).num_samples == 9
+    assert f"`wdsdist index {imagenet} --splits` makes one each" in warnings(caplog)
+    index_splits(imagenet, workers=1)
+    train = wdsdist.pack(imagenet / "index-train.json", tmp_path / "train", workers=1)
+    assert train.num_samples == 6
+
+
+@pytest.mark.parametrize("command", ["index", "pack"])
+def test_tars_with_parts_of_the_same_samples_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, command: str
+) -> None:
+    """Lhotse's Shar format: a tar of recordings and a tar of features for the same cuts."""
+    for kind, extension in (("recording", "flac"), ("features", "llc")):
+        members = [(f"cut-{n}.{own}", b"x") for n in range(2) for own in (extension, "json")]
+        write(tmp_path / f"shar/{kind}.000000.tar", plain_tar(members))
+    made = tmp_path / "made"
+    if command == "index":
+        wdsdist.index(tmp_path / "shar", output=made, workers=1)
+    else:
+        wdsdist.pack(tmp_path / "shar", made, workers=1)
+    assert "has json, llc, and of" in warnings(caplog)
+    assert "name those of one kind by a pattern" in warnings(caplog)
+    caplog.clear()
+    assert wdsdist.index(f"{tmp_path}/shar/recording.*.tar", output=tmp_path / "one", workers=1).num_samples == 2
+    assert warnings(caplog) == ""
+
+
+def test_equal_keys_with_equal_fields_are_not_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """img2dataset repeats keys in other shards where settings differ."""
+    write(tmp_path / "00000.tar", plain_tar(CAPTIONED))
+    write(tmp_path / "00001.tar", plain_tar([member for member in CAPTIONED if member[0] != "0.txt"]))
+    assert wdsdist.index(tmp_path, workers=1).num_samples == 6
+    assert warnings(caplog) == ""
+
+
+def test_a_table_beside_its_images_is_warned_of_and_the_remedy_works(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("pyarrow")
+    for number in range(4):
+        write(tmp_path / f"data/img/{number}.jpg", b"\xff\xd8\xff\xe0 an image")
+    table = write(tmp_path / "data/train.csv", "file,label\nimg/0.jpg,cat\nimg/1.jpg,dog\n")
+    wdsdist.pack(tmp_path / "data", tmp_path / "as-files", workers=1)
+    assert f"run `wdsdist pack {table} DEST`" in warnings(caplog)
+    manifest = wdsdist.pack(table, tmp_path / "as-rows", workers=1)
+    assert (manifest.num_samples, manifest.extra["fields"]) == (2, ["cls", "jpg"])
+
+
+def test_a_table_with_each_sample_is_not_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(3):
+        write(tmp_path / f"data/{number}.wav", b"sound")
+        write(tmp_path / f"data/{number}.csv", "time,pitch\n")
+    wdsdist.pack(tmp_path / "data", tmp_path / "made", workers=1)
+    assert warnings(caplog) == ""
+
+
+def cut_short(folder: Path) -> None:
+    write(folder / "a.tar", plain_tar([*CAPTIONED, ("3.jpg", bytes(5000))])[:8000])
+
+
+def without_end(folder: Path) -> None:
+    write(folder / "a.tar", plain_tar(CAPTIONED).rstrip(b"\0") + bytes(511))
+
+
+@pytest.mark.parametrize("made", [cut_short, without_end])
+def test_a_damaged_tar_is_an_error_with_remedies_that_work(tmp_path: Path, made: object) -> None:
+    assert callable(made)
+    made(tmp_path / "tars")
+    write(tmp_path / "tars/b.tar", plain_tar([("9.jpg", b"x"), ("9.txt", b"x")]))
+    for command in (wdsdist.index, wdsdist.open):
+        with pytest.raises(ShardDamagedError, match=r"leave it out by `wdsdist index`.*`--on-error skip`.*`--salvage`"):
+            command(tmp_path / "tars" if command is wdsdist.index else tmp_path / "tars/a.tar")
+    left = wdsdist.index(tmp_path / "tars", on_error="skip", workers=1)
+    assert left.num_samples == 1
+    assert wdsdist.index(tmp_path / "tars", on_error="skip", salvage=True, workers=1).num_samples == 4
+    assert wdsdist.verify(tmp_path / "tars", workers=1) == []
+
+
+def test_a_sparse_tar_of_gnu_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with write(tmp_path / "tree/0.bin", b"").open("wb") as file:
+        file.seek(1 << 20)
+        file.write(b"end")
+    write(tmp_path / "tree/0.txt", "text")
+    (tmp_path / "tars").mkdir()
+    command = ["tar", "-cSf", str(tmp_path / "tars/a.tar"), "--format=gnu", "-C", str(tmp_path / "tree"), "."]
+    subprocess.run(command, check=True)
+    with pytest.raises(ShardDamagedError, match="unpack it by `tar xf`, and pack the files"):
+        wdsdist.index(tmp_path / "tars", workers=1)
+    manifest = wdsdist.pack(tmp_path / "tree", tmp_path / "made", workers=1)
+    assert len(wdsdist.StreamingDataset(manifest)[0]["bin"]) == (1 << 20) + 3
+
+
+def test_a_folder_of_files_or_of_parts_is_told_apart_from_shards(tmp_path: Path) -> None:
+    write(tmp_path / "photos/cat.jpg", b"x")
+    with pytest.raises(ShardNotFoundError, match=r"`wdsdist pack .*photos DEST`"):
+        wdsdist.index(tmp_path / "photos")
+    write(tmp_path / "parts/shard.tar.part.aa", b"x")
+    with pytest.raises(ShardNotFoundError, match=r"shard\.tar\.part\.aa is part of a tar that was split"):
+        wdsdist.index(tmp_path / "parts")
+
+
+def test_a_data_set_gets_no_name_of_a_tar(imagenet: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"dest is .*all\.tar: it is to be a folder"):
+        wdsdist.pack(imagenet, tmp_path / "all.tar")
+    with pytest.raises(ArgumentError, match=r"output is .*all\.tar: it is to be a folder"):
+        wdsdist.index(imagenet, output=tmp_path / "all.tar")
+    assert not (tmp_path / "all.tar").exists()
