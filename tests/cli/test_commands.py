@@ -135,6 +135,9 @@ class TestInfo:
             "classes": ["cat", "dog"],
             "source": {"kind": "folder"},
             "shuffle_seed": None,
+            "generations": [{"generation": 1, "shards": 3, "samples": 6}],
+            "columns": [],
+            "view": [],
         }
 
     def test_fields_of_foreign_tars_come_from_their_indexes(self, wdsdist: Run, shards: Path) -> None:
