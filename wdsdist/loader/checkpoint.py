@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from wdsdist.errors import ArgumentTypeError, IndexFormatError, LoaderStateError, StateMismatchError
@@ -37,7 +37,7 @@ class Position:
     epoch: int
     consumed: int
     """Of planned batches, those in whole blocks."""
-    place: Place | None = None
+    place: Place | None = field(default=None, repr=False)
     """The place in an epoch of planned batches; ``None`` at its start, and for other batches."""
 
     @property

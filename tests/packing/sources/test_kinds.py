@@ -21,7 +21,8 @@ def test_what_does_not_exist_is_not_found(tmp_path: Path) -> None:
 def test_other_files_are_refused_with_what_can_be_packed(tmp_path: Path) -> None:
     (tmp_path / "table.xlsx").write_text("a,b\n")
     with pytest.raises(
-        SourceError, match=r"table\.xlsx is of no kind that can be packed: that is a folder of files; .*; or WebDataset"
+        SourceError,
+        match=r"table\.xlsx is of no kind that can be packed: that is a folder of files; .*WebDataset shards",
     ):
         find(tmp_path / "table.xlsx")
 

@@ -265,8 +265,8 @@ def _are_shards(location: str, candidate: Candidate, options: SourceOptions) -> 
     name = storage.split(location)[1]
     if is_tar(name) or (storage.is_remote(location) and ("?" in location or Path(name).suffix not in ("", ".json"))):
         return False
-    if view_file.is_view(location, storage.named(options.storage_options, [location])):
-        return True
+    if not storage.is_remote(location) and view_file.is_view(location, storage.named(None, [])):
+        return True  # of one in a store only its user knows: such a URL may be anything
     index = location if location.endswith(".json") else storage.join(location, manifests.FILE_NAME)
     try:
         listed = manifests.load(index, options.storage_options, allow_elsewhere=options.allow_elsewhere)
