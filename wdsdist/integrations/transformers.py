@@ -55,7 +55,7 @@ class StreamingTrainerMixin:
     """
 
     def __init__(self: Any, *args: Any, batches: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[misc]
+        super().__init__(*args, **kwargs)
         has_collator = len(args) > 2 or kwargs.get("data_collator") is not None
         self._batches = _checked(dict(batches or {}), self.args, has_collator)
         self.add_callback(LoaderPosition())
