@@ -14,6 +14,7 @@ from tests.support import forked
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.slow
 def test_samples_of_a_scraped_data_set_are_chosen_and_trained_on(tmp_path: Path) -> None:
     found = forked.run(EXAMPLES / "choose_samples.py", "--work", str(tmp_path / "work"), cwd=tmp_path)
     assert found.returncode == 0, found.stdout + found.stderr

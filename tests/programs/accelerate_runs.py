@@ -95,6 +95,36 @@ def accumulation(shards: str) -> dict[str, Any]:
     return {"steps": steps, "after": engine.gradient_state.dataloader_references}
 
 
+def planned(shards: str, folder: str) -> dict[str, Any]:
+    """Play an epoch of planned batches in short blocks, the last without a batch; save, load anew, and go on."""
+    from wdsdist.loader import planned_batches
+
+    as_launched()
+    found: dict[str, Any] = {"classes": [], "synced": []}
+    usual, planned_batches.BLOCK_STEPS = planned_batches.BLOCK_STEPS, 1
+    try:
+        for place in ("whole", "resumed"):
+            engine = accelerator(gradient_accumulation_steps=4)
+            loader = wdsdist.StreamingDataLoader(make_dataset(shards), 3, group_by="cls.bytes", num_workers=1)
+            model, loader = engine.prepare(torch.nn.Linear(1, 1), loader)
+            found["length"] = len(loader)
+            if place == "resumed":
+                engine.load_state(folder)
+                found["rest"] = classes(loader)
+                continue
+            for batch in loader:
+                found["classes"] += classes([batch])
+                with engine.accumulate(model):
+                    engine.backward(model(batch["cls"].float()[:, None]).mean())
+                    found["synced"].append(engine.sync_gradients)
+                if len(found["classes"]) == 4:
+                    engine.wait_for_everyone()
+                    engine.save_state(folder)
+    finally:
+        planned_batches.BLOCK_STEPS = usual
+    return found
+
+
 def evaluation(shards: str) -> dict[str, Any]:
     """Gather an evaluation's classes, as tensors and as objects, and the sum of a metric over what is no padding."""
     as_launched()

@@ -123,6 +123,20 @@ def long_and_short(shards: str) -> list[Any]:
     return [make_loader(shards), make_loader(shards, batch_size=10, seed=1)]
 
 
+def planned(shards: str) -> wdsdist.StreamingDataLoader:
+    """Return a loader of batches of at most 8 bytes of classes."""
+    dataset = wdsdist.StreamingDataset(shards, decode=True)
+    return wdsdist.StreamingDataLoader(dataset, max_tokens=8, length="cls.bytes", num_workers=1)
+
+
+def planned_refusal(shards: str, folder: str) -> dict[str, str]:
+    """Train several epochs of planned batches, and return what Lightning is told."""
+    try:
+        return {"told": str(fit(shards, folder, loaders=planned, max_epochs=2, limit_val_batches=0))}
+    except RuntimeError as error:
+        return {"told": str(error)}
+
+
 def refusal(shards: str, folder: str) -> dict[str, Any]:
     """Train from torchdata's loader, and return what Lightning is told before it tells its own."""
     from torchdata.stateful_dataloader import StatefulDataLoader

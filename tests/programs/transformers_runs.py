@@ -49,10 +49,13 @@ def make_trainer(shards: str, folder: str, *, plain: bool = False, dataset: Any 
     AcceleratorState._reset_state(reset_partial_state=True)
     quiet = {"use_cpu": True, "disable_tqdm": True, "report_to": "none", "dataloader_pin_memory": False}
     sizes = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4}
+    own = {name: options.pop(name) for name in ("batches", "data_collator") if name in options}
     arguments = TrainingArguments(output_dir=folder, **{**quiet, **sizes, **options})
     kind = Trainer if plain else StreamingTrainer
     dataset = make_dataset(shards) if dataset is None else dataset
-    return kind(model=Model(), args=arguments, train_dataset=dataset, eval_dataset=make_dataset(shards, shuffle=False))
+    return kind(
+        model=Model(), args=arguments, train_dataset=dataset, eval_dataset=make_dataset(shards, shuffle=False), **own
+    )
 
 
 def seen_by(function: Any, *args: Any, **options: Any) -> list[list[int]]:
@@ -86,6 +89,32 @@ def training_on_a_mix(shards: str, folder: str) -> dict[str, list[list[int]]]:
     whole = seen_by(make_trainer(shards, folder, dataset=make_mix(shards), **options).train)
     again = make_trainer(shards, folder, dataset=make_mix(shards), **options)
     return {"all": whole, "rest": seen_by(again.train, resume_from_checkpoint=f"{folder}/checkpoint-3")}
+
+
+def training_on_planned_batches(shards: str, folder: str) -> dict[str, Any]:
+    """Train an epoch of planned batches, resume in its middle, and return what is refused."""
+    as_launched()
+    options: dict[str, Any] = {"num_train_epochs": 1, "save_steps": 5}
+    batches = {"max_tokens": 8, "length": "cls.bytes"}
+    trainer = make_trainer(shards, folder, batches=batches, dataloader_num_workers=1, **options)
+    found: dict[str, Any] = {"all": seen_by(trainer.train), "steps": trainer.state.global_step}
+    again = make_trainer(shards, folder, batches=batches, **options)
+    found["rest"] = seen_by(again.train, resume_from_checkpoint=f"{folder}/checkpoint-5")
+    cases: dict[str, dict[str, Any]] = {
+        "epochs": {"num_train_epochs": 2},
+        "accumulation": {"gradient_accumulation_steps": 2},
+        "budget": {"batches": {**batches, "max_tokens": 9}},
+        "both": {"train_sampling_strategy": "group_by_length"},
+        "collator": {"batches": {**batches, "pack_to": 16, "max_tokens": None}, "data_collator": list},
+        "unknown": {"batches": {"max_token": 8}},
+    }
+    for case, change in cases.items():
+        try:
+            trainer = make_trainer(shards, folder, **{"batches": batches, **options, **change})
+            found[case] = seen_by(trainer.train, resume_from_checkpoint=f"{folder}/checkpoint-5")
+        except WdsdistError as error:
+            found[case] = f"{type(error).__name__}: {error}"
+    return found
 
 
 def evaluations(shards: str, folder: str) -> dict[str, Any]:

@@ -6,16 +6,16 @@ consumed. This one takes a `StreamingDataset` and resumes from the position in i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import GeneratorType
 from typing import Any
 
 import torch
 
-from wdsdist.errors import LoaderStateError, StateMismatchError
+from wdsdist.errors import ArgumentError, LoaderStateError, StateMismatchError
 from wdsdist.loader.dataset import StreamingDataset
-from wdsdist.loader.framework_guards import AcceleratedBatches
+from wdsdist.loader.framework_guards import ONE_EPOCH, PLANNED, AcceleratedBatches
 from wdsdist.loader.loader import StreamingDataLoader
 from wdsdist.loader.mix import MixedDataset
 from wdsdist.samples.padding import PADDING
@@ -28,6 +28,13 @@ except ImportError as error:
     raise ImportError('StreamingTrainer needs Transformers: pip install "wdsdist[transformers]"') from error
 
 
+_BATCHES = {
+    *("max_tokens", "max_samples", "length", "cost", "oversize"),
+    *("group_by", "bucket_by", "pack_to", "long", "labels"),
+}
+"""The arguments of a `StreamingDataLoader` about planned batches."""
+
+
 class StreamingTrainerMixin:
     """Makes any ``Trainer`` take a `StreamingDataset` for training, evaluation and prediction.
 
@@ -35,15 +42,23 @@ class StreamingTrainerMixin:
     trainer's ``data_collator`` in the loader's workers, so give the data set a ``transform`` that makes the model's
     inputs, or a collator that does.
 
+    Args:
+        batches: planned batches to train on, as `StreamingDataLoader` takes them: ``{"max_tokens": 8192, "length":
+            "input_ids.tokens"}``, for instance. Of packed rows (``pack_to``) the model gets the columns that its
+            ``forward`` names; they take no ``data_collator``. Evaluation has batches of a fixed number of samples.
+
     Raises:
+        ArgumentError: for ``batches`` beside the trainer's own grouping by length, or over more than one epoch.
         LoaderStateError: on resuming from a checkpoint that holds no position of the loader.
         StateMismatchError: on resuming with another data set, or where the world or the batch size has changed:
             the trainer counts in steps, so that samples would be left out.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: Any, *args: Any, batches: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.add_callback(LoaderPosition())  # type: ignore[attr-defined]
+        has_collator = len(args) > 2 or kwargs.get("data_collator") is not None
+        self._batches = _checked(dict(batches or {}), self.args, has_collator)
+        self.add_callback(LoaderPosition())
         self._rest: Iterator[Any] | None = None
 
     @property
@@ -63,6 +78,7 @@ class StreamingTrainerMixin:
         return self._loader(
             self.train_dataset,
             self._train_batch_size,
+            **self._batches,
             drop_last=self.args.dataloader_drop_last,
             persistent_workers=self.args.dataloader_persistent_workers,
         )
@@ -91,7 +107,12 @@ class StreamingTrainerMixin:
             if self._rest is None:
                 self._rest = iter(loader)
             epoch_iterator = self._rest
-        return super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc]
+        found, items = super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc]
+        if "pack_to" in self._batches and self.args.remove_unused_columns:
+            self._set_signature_columns_if_needed()
+            known = set(self._signature_columns)
+            found = [{name: value for name, value in batch.items() if name in known} for batch in found]
+        return found, items
 
     def prediction_step(self: Any, model: Any, inputs: Any, prediction_loss_only: bool, *rest: Any, **more: Any) -> Any:
         """Return loss, logits and labels of a batch of evaluation; the loss is exact in the last batch too.
@@ -116,15 +137,23 @@ class StreamingTrainerMixin:
         return total, logits, labels
 
     def _loader(
-        self: Any, dataset: Any, batch_size: int, *, drop_last: bool = False, persistent_workers: bool = False
+        self: Any,
+        dataset: Any,
+        batch_size: int,
+        *,
+        drop_last: bool = False,
+        persistent_workers: bool = False,
+        **batches: Any,
     ) -> Any:
         """Return a prepared loader, by default with workers that end: Accelerate keeps each evaluation's loader."""
+        collator = _Unmarked(self.data_collator) if dataset.mark_padding else self.data_collator
         loader = StreamingDataLoader(
             _sized(dataset),
             batch_size,
+            **batches,
             drop_last=drop_last,
             persistent_workers=persistent_workers,
-            collate_fn=_Unmarked(self.data_collator) if dataset.mark_padding else self.data_collator,
+            collate_fn=None if "pack_to" in batches else collator,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
             prefetch_factor=self.args.dataloader_prefetch_factor,
@@ -135,6 +164,24 @@ class StreamingTrainerMixin:
 
 class StreamingTrainer(StreamingTrainerMixin, Trainer):  # type: ignore[misc]
     """A ``Trainer`` that takes a `StreamingDataset`: see `StreamingTrainerMixin`."""
+
+
+def _checked(batches: dict[str, Any], args: TrainingArguments, has_collator: bool) -> dict[str, Any]:
+    """Return the options of planned batches; raise where the trainer has another say in the same thing."""
+    unknown = sorted(batches.keys() - _BATCHES)
+    if unknown:
+        raise ArgumentError(f"batches has {', '.join(unknown)}: it can have {', '.join(sorted(_BATCHES))}")
+    if not batches:
+        return batches
+    theirs = getattr(args, "train_sampling_strategy", "random")
+    if theirs != "random" or getattr(args, "group_by_length", False):
+        raise ArgumentError(
+            f"batches={batches} and train_sampling_strategy={theirs!r} both decide which samples a batch has: leave "
+            "out the latter"
+        )
+    if "pack_to" in batches and has_collator:
+        raise ArgumentError("pack_to makes the batches itself: leave out data_collator, or pass max_tokens instead")
+    return batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +219,14 @@ class LoaderPosition(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self._loader: Any = None
+        self._counted: dict[str, Any] = {}
+        """What the count of steps in an epoch of planned batches depends on."""
 
     def state(self) -> dict[str, Any]:
         """Return the state of this callback for a checkpoint."""
-        position = self._loader.state_dict() if isinstance(self._loader, StreamingDataLoader) else None
-        return {"args": {}, "attributes": {"position": position}}
+        loader = self._loader if isinstance(self._loader, StreamingDataLoader) else None
+        position = None if loader is None else loader.state_dict()
+        return {"args": {}, "attributes": {"position": position, "counted": self._counted}}
 
     def on_train_begin(
         self,
@@ -188,16 +238,40 @@ class LoaderPosition(TrainerCallback, ExportableState):  # type: ignore[misc]
     ) -> None:
         """Load the checkpoint's position into the loader."""
         self._loader = train_dataloader
-        if not isinstance(train_dataloader, StreamingDataLoader) or not state.global_step:
+        if not isinstance(train_dataloader, StreamingDataLoader):
+            return
+        if train_dataloader.planned_by:
+            self._counted = _counted(train_dataloader, args)
+            if state.num_train_epochs > 1:
+                raise ArgumentError(
+                    f"Trainer would end each epoch after as many batches as the first one has, but epochs of {PLANNED} "
+                    f"differ, and {state.num_train_epochs} epochs are asked for: {ONE_EPOCH}, with num_train_epochs=1"
+                )
+        if not state.global_step:
             return
         kept = state.stateful_callbacks.get(type(self).__name__) or {}
-        position = kept.get("attributes", {}).get("position")
+        attributes = kept.get("attributes", {})
+        position = attributes.get("position")
         if position is None:
             raise LoaderStateError(
                 "the checkpoint holds no position of the loader, because no StreamingTrainer wrote it: "
                 "start a new run from its weights, without resume_from_checkpoint"
             )
-        _resume(train_dataloader, position, args, state.global_step)
+        if train_dataloader.planned_by and not args.ignore_data_skip and attributes.get("counted") != self._counted:
+            raise StateMismatchError(
+                f"the checkpoint counts its steps by {attributes.get('counted')}, this run by {self._counted}: resume "
+                "with the same, or pass ignore_data_skip=True to play the rest of that epoch, where the trainer's "
+                "count of steps will be off"
+            )
+        if train_dataloader.planned_by:
+            train_dataloader.load_state_dict(position)
+        else:
+            _resume(train_dataloader, position, args, state.global_step)
+
+
+def _counted(loader: StreamingDataLoader, args: TrainingArguments) -> dict[str, Any]:
+    world, accumulated = loader.dataset.identity().world_size, args.gradient_accumulation_steps
+    return {"world_size": world, "gradient_accumulation_steps": accumulated, "batches": loader.planned_by}
 
 
 def _resume(loader: StreamingDataLoader, position: dict[str, Any], args: TrainingArguments, step: int) -> None:

@@ -20,6 +20,9 @@ _SPLITTING_MODULES = ("accelerate.data_loader", "transformers.trainer_pt_utils")
 _SPLITTING_STAGES = ("split_by_node", "split_by_worker")
 """Stages of webdataset's pipelines that drop what is another's."""
 
+PLANNED = "planned batches (max_tokens, group_by, bucket_by or pack_to)"
+ONE_EPOCH = "make one epoch of several passes, StreamingDataset(..., samples_per_epoch=passes * samples)"
+
 
 def expect_a_length() -> None:
     """Keep Lightning from warning that the length of an ``IterableDataset`` may be wrong: a loader's is exact."""
@@ -84,6 +87,24 @@ def _refuse_split(kind: str, owner: Any, num_replicas: Callable[[], int]) -> Non
             "wdsdist.integrations.transformers instead of Trainer, or put its StreamingTrainerMixin before yours: "
             "class MyTrainer(StreamingTrainerMixin, Trainer): pass"
         )
+
+
+def refuse_first_length() -> None:
+    """Raise where Lightning would end every epoch of planned batches after as many as the first one has.
+
+    It asks a loader for its length once, and the epochs of planned batches differ by some.
+    """
+    for frame in _above(sys._getframe(1)):
+        owner: Any = frame.f_locals.get("self")
+        kind = type(owner).__name__
+        if kind == "_EvaluationLoop":
+            return
+        if kind == "_FitLoop" and owner.trainer.max_epochs != 1 and owner.trainer.limit_train_batches == 1.0:
+            raise LoaderStateError(
+                f"Lightning would end each epoch after as many batches as the first one has, but epochs of {PLANNED} "
+                f"differ, and max_epochs is {owner.trainer.max_epochs}: {ONE_EPOCH}, and pass max_epochs=1; or pass "
+                "limit_train_batches=<a number that every epoch has>"
+            )
 
 
 def is_counted_by_fabric() -> bool:

@@ -22,6 +22,7 @@ from wdsdist.loader.framework_guards import (
     expect_a_length,
     is_counted_by_fabric,
     refuse_copied_collation,
+    refuse_first_length,
 )
 from wdsdist.loader.ipc.channel import group_size
 from wdsdist.loader.ipc.workers import end_workers, guarded, has_lost_workers
@@ -180,9 +181,9 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         Of planned batches, those of the epoch that is played or comes next, which takes a pass over the lengths of all
         samples, once for each epoch and node.
         """
+        self._heed_set_epoch()
         if self._planned is not None:
             return self._planned_length(self._planned)
-        self._heed_set_epoch()
         samples = self._config_at(self._progress.position).num_samples
         return self._plan(Position(0, 0), self.dataset.identity(), samples).batches_per_rank
 
@@ -199,8 +200,17 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             return batches
         return AcceleratedBatches(batches, self._is_at_end, non_blocking=self.pin_memory)
 
+    @property
+    def planned_by(self) -> str:
+        """How batches are planned, by lengths or categories, so that epochs may differ in their number; else empty."""
+        return "" if self._planned is None else str(self._planned.options)
+
     def _is_at_end(self) -> bool:
         position = self._progress.position
+        if self._planned is not None and position.place is not None and not position.place.segments:
+            left = self._planned_epoch(self._planned, position, self.dataset.identity())
+            if position.place.block == left.num_blocks - 1:  # which may have too few samples for a batch on each rank
+                return not any(left.steps())
         return position.has_begun and position.consumed >= self._config_at(position).num_samples
 
     def set_epoch(self, epoch: int) -> None:
@@ -303,6 +313,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         """Return the batches from a position on."""
         if self._planned is None:
             return self._plan(position, here, self._config_at(position).num_samples)
+        refuse_first_length()
         return PlannedProgress(self._planned_epoch(self._planned, position, here), self._worker_dataset.block_steps)
 
     @property

@@ -45,6 +45,16 @@ def test_accumulated_gradients_are_applied_at_the_end_of_an_epoch(ranks: Ranks, 
         assert rank["after"] == [None]
 
 
+def test_planned_batches_resume_and_end_their_accumulation(ranks: Ranks, uneven: Path, tmp_path: Path) -> None:
+    found = play(ranks, accelerate_runs.planned, str(uneven), str(tmp_path))
+    seen = [number for rank in found for batch in rank["classes"] for number in batch]
+    assert len(seen) == len(set(seen)) == 60, "a last block of 1 sample has no batch for each rank"
+    for rank in found:
+        assert rank["synced"] == [False, False, False, True, False, False, False, True, False, True]
+        assert rank["length"] == 10
+        assert rank["rest"] == rank["classes"][4:]
+
+
 def test_what_is_gathered_for_metrics_has_each_sample_once(ranks: Ranks, uneven: Path) -> None:
     for rank in play(ranks, accelerate_runs.evaluation, str(uneven)):
         for batch_size, (classes, keys, total) in rank.items():

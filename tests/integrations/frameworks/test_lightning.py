@@ -87,6 +87,41 @@ def test_a_loader_that_is_played_several_times_an_epoch_resumes_too(ranks: Ranks
         assert [rank["seen"] for rank in resumed] == [rank["seen"][step:] for rank in found]
 
 
+def test_planned_batches_come_once_and_resume_in_the_middle_of_an_epoch(
+    ranks: Ranks, shards: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"loaders": lightning_runs.planned, "limit_val_batches": 0, "max_epochs": 1}
+    found = play(ranks, lightning_runs.fit, str(shards), str(tmp_path), every=5, **options)
+    assert samples(found, 0) == list(range(TOTAL))
+    assert found[0]["steps"] == len(found[0]["seen"]) > 5
+    resumed = play(ranks, lightning_runs.fit, str(shards), str(tmp_path), checkpoint="step=5.ckpt", **options)
+    assert [rank["seen"] for rank in resumed] == [rank["seen"][5:] for rank in found]
+
+
+def test_limited_epochs_of_planned_batches_resume_too(ranks: Ranks, shards: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"loaders": lightning_runs.planned, "limit_val_batches": 0, "limit_train_batches": 4}
+    found = play(ranks, lightning_runs.fit, str(shards), str(tmp_path), max_epochs=2, every=3, **options)
+    assert [[epoch for epoch, _ in rank["seen"]] for rank in found] == [[0] * 4 + [1] * 4] * 2
+    assert found[0]["seen"][0] != found[0]["seen"][4]
+    for step in (3, 6):
+        resumed = play(
+            ranks,
+            lightning_runs.fit,
+            str(shards),
+            str(tmp_path),
+            max_epochs=2,
+            checkpoint=f"step={step}.ckpt",
+            **options,
+        )
+        assert [rank["seen"] for rank in resumed] == [rank["seen"][step:] for rank in found]
+
+
+def test_planned_epochs_that_lightning_would_cut_are_refused(ranks: Ranks, shards: Path, tmp_path: Path) -> None:
+    for rank in play(ranks, lightning_runs.planned_refusal, str(shards), str(tmp_path)):
+        assert "epochs of planned batches (max_tokens, group_by, bucket_by or pack_to) differ" in rank["told"]
+        assert "samples_per_epoch=passes * samples), and pass max_epochs=1" in rank["told"]
+
+
 _REFUSAL = "a resumed run would leave that batch out: train from a wdsdist.StreamingDataLoader"
 
 

@@ -65,6 +65,22 @@ def test_a_mix_is_trained_on_and_resumed(ranks: Ranks, shards: Path, tmp_path: P
     assert all(rank["rest"] == rank["all"][3:] for rank in found)
 
 
+def test_planned_batches_come_once_and_resume_and_are_never_grouped_twice(
+    ranks: Ranks, shards: Path, tmp_path: Path
+) -> None:
+    found = play(ranks, transformers_runs.training_on_planned_batches, str(shards), str(tmp_path))
+    assert sorted(flat(flat([rank["all"] for rank in found]))) == list(range(TOTAL))
+    for rank in found:
+        assert rank["steps"] == len(rank["all"]) > 5
+        assert rank["rest"] == rank["all"][5:]
+        assert "ArgumentError: Trainer would end each epoch after as many batches as the first" in rank["epochs"]
+        assert "StateMismatchError: the checkpoint counts its steps by" in rank["accumulation"]
+        assert "StateMismatchError" in rank["budget"]
+        assert "train_sampling_strategy='group_by_length' both decide" in rank["both"]
+        assert "pack_to makes the batches itself: leave out data_collator" in rank["collator"]
+        assert "batches has max_token: it can have bucket_by" in rank["unknown"]
+
+
 def test_what_would_lose_samples_is_refused(ranks: Ranks, shards: Path, tmp_path: Path) -> None:
     for told in play(ranks, transformers_runs.refusals, str(shards), str(tmp_path)):
         for case in ("bare", "bare, evaluated"):
