@@ -223,7 +223,8 @@ def test_shards_of_equal_names_are_told_apart_by_their_paths(tmp_path: Path) -> 
         (tmp_path / folder / "shard-0.tar").write_bytes(plain_tar(GOOD))
     wdsdist.index(f"{tmp_path}/*/shard-0.tar", output=tmp_path / "own", workers=1)
     place = str(tmp_path / "512x256" / "shard-0.tar")
-    bad = listed(tmp_path / "bad.jsonl", {"key": "3", "shard": place, "fingerprint": "of the index before"})
+    either = {"key": "4", "shard": "shard-0.tar", "fingerprint": "of another index"}
+    bad = listed(tmp_path / "bad.jsonl", {"key": "3", "shard": place, "fingerprint": "of the index before"}, either)
     made = wdsdist.index(f"{tmp_path}/*/shard-0.tar", output=tmp_path / "own", exclude=bad, workers=1)
     assert made.counts.tolist() == [6, 5]
 
