@@ -100,7 +100,7 @@ def epoch_report(world: World) -> EpochReport:
     if plan.drop_last_batch:
         per_rank = plan.batches_per_rank * plan.batch_size
     taken = per_rank * plan.num_replicas
-    opened = [np.unique(np.concatenate([_shards_of(order, plan, rank) for rank in ranks])) for ranks in world.nodes()]
+    opened = shards_of_nodes(world)
     readers = world.readers()
     return EpochReport(
         batches_per_rank=plan.batches_per_rank,
@@ -114,6 +114,12 @@ def epoch_report(world: World) -> EpochReport:
         mixing=measure_mixing(order, world.counts, plan),
         uniform=uniform_mixing(world.counts, plan),
     )
+
+
+def shards_of_nodes(world: World) -> list[Int64s]:
+    """Return the shards that each node opens in an epoch, in ascending order."""
+    plan, order = world.plan, world.order()
+    return [np.unique(np.concatenate([_shards_of(order, plan, rank) for rank in ranks])) for ranks in world.nodes()]
 
 
 def _shards_of(order: Order, plan: EpochPlan, rank: int) -> Int64s:
