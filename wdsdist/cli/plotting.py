@@ -62,10 +62,10 @@ def draw_steps(found: StepFigures, path: Path, *, title: str) -> None:
     fill.set_title(title)
     cost.plot(steps, found.most_cost, ".", markersize=3, color="tab:red", label="slowest rank")
     cost.plot(steps, found.mean_cost, ".", markersize=3, color="tab:blue", label="mean of the ranks")
-    cost.set_ylim(bottom=0)
+    cost.set_ylim(0, 1.05 * float(found.most_cost.max(initial=1)))
     cost.set_ylabel("cost")
     cost.set_xlabel("step")
-    cost.legend(loc="lower right", markerscale=3)
+    figure.legend(loc="outside right upper", markerscale=3, frameon=False)
     _save(figure, path)
 
 

@@ -128,7 +128,9 @@ def _shards_of(order: Order, plan: EpochPlan, rank: int) -> Int64s:
         firsts = range(rank, plan.num_samples, _BLOCK * plan.num_replicas)
         ends = [min(first + _BLOCK * plan.num_replicas, plan.num_samples) for first in firsts]
         blocks = [np.arange(first, end, plan.num_replicas) for first, end in zip(firsts, ends, strict=True)]
-        return np.unique(np.concatenate([np.unique(order.locate(block)[0]) for block in blocks]))
+        # A rank beyond the samples has no block.
+        found = [np.zeros(0, np.int64), *(np.unique(order.locate(block)[0]) for block in blocks)]
+        return np.unique(np.concatenate(found))
     lanes = order.lanes_of(rank, plan.num_replicas)
     return np.concatenate([order.lane_shards(lane, *order.lane_stretches(lane)[[0, -1]].tolist()) for lane in lanes])
 
