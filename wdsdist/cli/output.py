@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -58,6 +58,16 @@ def counted(number: int, noun: str) -> str:
     ('1 shard', '6,553 samples')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def spread(values: Sequence[int], show: Callable[[int], str] = "{:,}".format) -> str:
+    """Return the least and the most of some numbers.
+
+    >>> spread([3000, 20]), spread([7, 7])
+    ('20 to 3,000', '7')
+    """
+    low, high = show(min(values)), show(max(values))
+    return low if low == high else f"{low} to {high}"
 
 
 def described(step: Mapping[str, Any]) -> str:

@@ -12,11 +12,13 @@ import click
 
 from wdsdist._util.validation import human
 from wdsdist.cli.options import allow_elsewhere, byte_count, opened
-from wdsdist.cli.output import counted, say, say_json
+from wdsdist.cli.output import counted, say, say_json, spread
+from wdsdist.cli.planned import CHOICES, PlannedBatching, batch_choices, plan_batches
 
 if TYPE_CHECKING:
     from wdsdist.diagnostics.epoch_report import EpochReport, World
     from wdsdist.sampling.epoch_plan import EpochPlan
+    from wdsdist.shards.manifest import Manifest
 
 _SHOWN = 8  # samples of a batch, and shards of a rank, that are printed before they are only counted
 
@@ -44,35 +46,47 @@ _SHOWN = 8  # samples of a batch, and shards of a rank, that are printed before 
     "--keep-tail", is_flag=True, help="Keep last batches that are not full, as drop_last=False of the loader."
 )
 @click.option("--rank", type=int, help="Show what this rank reads.")
+@batch_choices
 @allow_elsewhere
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
-    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw which shards ranks read (png, svg)."
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw which shards ranks read, or the fill and cost of planned steps (png, svg).",
 )
 def plan(rank: int | None, workers: int, as_json: bool, plot: Path | None, **options: Any) -> None:
     """Report an epoch over SHARDS before training, without reading any data.
 
-    For data that is not there yet, give --shards and --samples instead.
+    For data that is not there yet, give --shards and --samples instead. Of planned batches, as the loader's max_tokens,
+    group_by, bucket_by and pack_to make them, it reports fill and balance, from columns alone.
     """
     from wdsdist._util.validation import check_integer
     from wdsdist.diagnostics.epoch_report import epoch_report
 
     check_integer("workers", workers, 0)
-    world = _world(**options)
+    chosen = {name: options.pop(name) for name in CHOICES}
+    world, manifest = _world(**options)
+    planned = plan_batches(world, manifest, drop_last=not options["keep_tail"], **chosen)
+    if planned is not None and rank is not None:
+        raise click.UsageError("--rank shows batches of a fixed number of samples: leave it out for planned batches")
     if rank is not None:
         check_integer("rank", rank, 0, world.plan.num_replicas - 1)
     found = epoch_report(world)
     facts = _facts(world, found, workers)
+    facts = facts if planned is None else planned.facts(facts)
     of_rank = None if rank is None else _rank_facts(world, rank, workers)
     if as_json:
         say_json({**facts, **({} if of_rank is None else {"rank": of_rank})})
     else:
-        for line in [*_lines(world, found, workers), *(_rank_lines(of_rank) if of_rank else ())]:
+        for line in [*_lines(world, found, workers, planned), *(_rank_lines(of_rank) if of_rank else ())]:
             say(line)
     if plot is not None:
-        from wdsdist.cli.plotting import draw
+        from wdsdist.cli.plotting import draw, draw_steps
 
-        draw(world, plot, rank=rank)
+        if planned is None:
+            draw(world, plot, rank=rank)
+        else:
+            draw_steps(planned.figures, plot, title=planned.title)
         say(f"drawn: {plot}", err=True)
 
 
@@ -81,7 +95,7 @@ def _world(
     ranks_per_node: int, batch_size: int, epoch: int, samples_per_epoch: int | None, seed: int, order: str,
     no_shuffle: bool,
     shuffle_window: int | None, num_canonical_replicas: int | None, keep_tail: bool, allow_elsewhere: bool,
-) -> World:  # fmt: skip
+) -> tuple[World, Manifest | None]:  # fmt: skip
     import numpy as np
 
     from wdsdist._util.validation import MOST_PROCESSES, check_integer
@@ -91,6 +105,7 @@ def _world(
 
     if bool(shards) == bool(num_shards and samples):
         raise click.UsageError("give either SHARDS, or both --shards and --samples")
+    manifest = None
     if shards:
         manifest = opened(shards, allow_elsewhere=allow_elsewhere)
         counts = manifest.counts
@@ -119,7 +134,9 @@ def _world(
         drop_last=False,
         drop_last_batch=not keep_tail,
     )
-    return World(counts=counts, sizes=sizes, settings=settings, plan=plan, ranks_per_node=ranks_per_node, epoch=epoch)
+    return World(
+        counts=counts, sizes=sizes, settings=settings, plan=plan, ranks_per_node=ranks_per_node, epoch=epoch
+    ), manifest
 
 
 def _facts(world: World, found: EpochReport, workers: int) -> dict[str, Any]:
@@ -140,7 +157,7 @@ def _facts(world: World, found: EpochReport, workers: int) -> dict[str, Any]:
     }
 
 
-def _lines(world: World, found: EpochReport, workers: int) -> list[str]:
+def _lines(world: World, found: EpochReport, workers: int, planned: PlannedBatching | None) -> list[str]:
     plan, settings = world.plan, world.settings
     total = plan.num_samples
     window = f", windows of {settings.window:,} samples" if settings.name == "shard" and settings.shuffle else ""
@@ -154,11 +171,14 @@ def _lines(world: World, found: EpochReport, workers: int) -> list[str]:
         "batches": f"{found.batches_per_rank:,} of {world.plan.batch_size:,} samples on each rank",
         "samples": f"{found.samples_per_rank:,} on each rank; {found.samples_dropped:,} dropped, "
         f"{found.samples_repeated:,} repeated, of {total:,}",
-        "shards opened": f"{_range(found.shards_per_node)} on each node, {sum(found.shards_per_node):,} in all",
-        "bytes read": f"{_range(found.bytes_per_node, human)} on each node, {human(sum(found.bytes_per_node))} in all",
+        "shards opened": f"{spread(found.shards_per_node)} on each node, {sum(found.shards_per_node):,} in all",
+        "bytes read": f"{spread(found.bytes_per_node, human)} on each node, {human(sum(found.bytes_per_node))} in all",
         "cache needed": f"{human(found.cache_bytes_per_rank)} a rank, {human(found.cache_bytes_per_node)} a node, for "
         "the current and the next window",
     }
+    if planned is not None:
+        shown = {**{name: row for name, row in rows.items() if name in ("data", "world", "order")}, **planned.rows}
+        return _table({**shown, "cache needed": rows["cache needed"]}) + planned.warnings
     mixing = {
         "same shard": (found.mixing.same_shard, found.uniform.same_shard, "of neighbours in a batch", 3),
         "moved": (found.mixing.moved, found.uniform.moved, "of the data set, on average", 3),
@@ -171,7 +191,11 @@ def _lines(world: World, found: EpochReport, workers: int) -> list[str]:
         rows["mixing"] = "of this order, and of a uniform shuffle"
     for name, (ours, uniform, what, digits) in known.items():
         rows[f"  {name}"] = f"{ours:<7.{digits}f}{uniform:<7.{digits}f}{what}"
-    return [f"{name + ':':<15}{text}" for name, text in rows.items()] + _warnings(plan, missing=mixing.keys() - known)
+    return _table(rows) + _warnings(plan, missing=mixing.keys() - known)
+
+
+def _table(rows: dict[str, str]) -> list[str]:
+    return [f"{name + ':':<15}{text}" for name, text in rows.items()]
 
 
 def _warnings(plan: EpochPlan, *, missing: Collection[str]) -> list[str]:
@@ -186,11 +210,6 @@ def _warnings(plan: EpochPlan, *, missing: Collection[str]) -> list[str]:
     if missing:
         return ["note: how neighbours in a batch mix is not measured: batches of 2 samples or more are needed"]
     return []
-
-
-def _range(values: tuple[int, ...], show: Any = "{:,}".format) -> str:
-    low, high = show(min(values)), show(max(values))
-    return low if low == high else f"{low} to {high}"
 
 
 def _rank_facts(world: World, rank: int, workers: int) -> dict[str, Any]:

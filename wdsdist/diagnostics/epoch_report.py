@@ -100,7 +100,7 @@ def epoch_report(world: World) -> EpochReport:
     if plan.drop_last_batch:
         per_rank = plan.batches_per_rank * plan.batch_size
     taken = per_rank * plan.num_replicas
-    opened = [np.unique(np.concatenate([_shards_of(order, plan, rank) for rank in ranks])) for ranks in world.nodes()]
+    opened = shards_of_nodes(world)
     readers = world.readers()
     return EpochReport(
         batches_per_rank=plan.batches_per_rank,
@@ -116,13 +116,21 @@ def epoch_report(world: World) -> EpochReport:
     )
 
 
+def shards_of_nodes(world: World) -> list[Int64s]:
+    """Return the shards that each node opens in an epoch, in ascending order."""
+    plan, order = world.plan, world.order()
+    return [np.unique(np.concatenate([_shards_of(order, plan, rank) for rank in ranks])) for ranks in world.nodes()]
+
+
 def _shards_of(order: Order, plan: EpochPlan, rank: int) -> Int64s:
     """Return the shards that a rank reads."""
     if not isinstance(order, ShardOrder):
         firsts = range(rank, plan.num_samples, _BLOCK * plan.num_replicas)
         ends = [min(first + _BLOCK * plan.num_replicas, plan.num_samples) for first in firsts]
         blocks = [np.arange(first, end, plan.num_replicas) for first, end in zip(firsts, ends, strict=True)]
-        return np.unique(np.concatenate([np.unique(order.locate(block)[0]) for block in blocks]))
+        # A rank beyond the samples has no block.
+        found = [np.zeros(0, np.int64), *(np.unique(order.locate(block)[0]) for block in blocks)]
+        return np.unique(np.concatenate(found))
     lanes = order.lanes_of(rank, plan.num_replicas)
     return np.concatenate([order.lane_shards(lane, *order.lane_stretches(lane)[[0, -1]].tolist()) for lane in lanes])
 

@@ -107,6 +107,11 @@ class EpochIterator(Iterator[Any]):
 
 
 def _num_samples(batch: Any) -> int:
-    """Return the samples in a planned batch: the keys in a dict of columns, or else the items."""
+    """Return the samples in a planned batch: the keys in a dict of columns, or the items where it has a length."""
     keys = batch.get("__key__", ()) if isinstance(batch, dict) else batch
+    if not isinstance(keys, list | tuple):  # a tensor, or what else a collate_fn makes
+        try:
+            return len(keys)
+        except TypeError:
+            return 0
     return sum(len(one) if isinstance(one, list) else 1 for one in keys)

@@ -278,9 +278,12 @@ def lengths_of(manifest: Manifest, name: str, itemsizes: dict[str, int]) -> Leng
     extension = name.removesuffix(".tokens")
     try:
         return Lengths(ColumnLookup(manifest, name))
-    except ArgumentError:
-        if extension == name or extension not in itemsizes:
+    except ArgumentError as error:
+        if extension == name:
             raise
+        if extension not in itemsizes:
+            how = f'decode={{"{extension}": np.int32}}, or --dtype {extension}=int32, makes it of a raw array'
+            raise ArgumentError(f"{error}; {how}") from None
     return Lengths(ColumnLookup(manifest, f"{extension}.bytes"), itemsizes[extension])
 
 

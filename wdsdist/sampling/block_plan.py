@@ -23,15 +23,10 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError
+from wdsdist.sampling.block_deal import FILLED, Locality, even, level
 from wdsdist.sampling.permutation import shuffled
 
 Kind = Literal["tokens", "groups", "buckets", "rows"]
-
-_FILLED = 0.9995
-"""Share of the room of all bins up to which they are planned to be filled; whole samples leave gaps."""
-
-_UNEVEN = 1.005
-"""How many times the mean of all ranks one may have in tokens before it gives samples to others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +63,12 @@ class BlockSamples:
     """int64 [n]: the rank whose lane holds each."""
     buckets: Int64s | None = None
     """int64 [n]: the category of each; batches have one category only."""
+    shards: Int64s | None = None
+    """int64 [n]: the shard of each; what moves between nodes is of few."""
+
+    def locality(self, world: World) -> Locality:
+        """Return which nodes read which shards."""
+        return Locality.of(self.owners, self.shards, world.num_replicas, world.per_node)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,14 +158,16 @@ def _within_budget(samples: BlockSamples, rule: BatchRule, world: World, key: in
             return _empty(world)
         numbers = np.resize(np.argsort(lengths, kind="stable"), ranks)
     total = int(lengths[numbers].sum())
-    steps = max(1, -(-total // int(ranks * in_batch * rule.budget * _FILLED)), -(-len(numbers) // (ranks * most)))
+    locality = samples.locality(world)
+    steps = max(1, -(-total // int(ranks * in_batch * rule.budget * FILLED)), -(-len(numbers) // (ranks * most)))
     while True:
         if len(numbers) < ranks * steps:  # each step needs a sample on every rank
             if rule.drops and rule.kind == "tokens":
                 return _dropping(samples, lengths, rule, world, key, most)
             more = ranks * steps - len(numbers)
             numbers = np.concatenate((numbers, np.resize(np.argsort(lengths, kind="stable"), more)))
-        dealt = _level(lengths[numbers], samples.owners[numbers], world, steps, steps * in_batch * rule.budget)
+        owners, shards = samples.owners[numbers], locality.shards[numbers]
+        dealt = level(locality, lengths[numbers], owners, shards, steps, steps * in_batch * rule.budget)
         found = _spread_all(lengths[numbers], dealt, world, steps, in_batch, rule.budget, most)
         if found is not None:
             break
@@ -178,7 +181,8 @@ def _dropping(samples: BlockSamples, lengths: Int64s, rule: BatchRule, world: Wo
     ranks = world.num_replicas
     steps = len(lengths) // ranks
     numbers = np.arange(len(lengths))
-    dealt = _level(lengths, samples.owners, world, steps, steps * rule.budget)
+    locality = samples.locality(world)
+    dealt = level(locality, lengths, samples.owners, locality.shards, steps, steps * rule.budget)
     bins = np.full(len(lengths), -1, np.int64)
     for rank in range(ranks):
         own = np.flatnonzero(dealt == rank)
@@ -265,78 +269,18 @@ def _fit(lengths: list[int], bins: int, budget: int, most: int, *, least: int) -
     return found
 
 
-def _level(lengths: Int64s, owners: Int64s, world: World, least: int, room: int) -> Int64s:
-    """Return the rank of each sample: its owner, but where that has more than fits, or another less than it needs.
-
-    Args:
-        lengths, owners: int64 [n].
-        world: the ranks.
-        least: samples that every rank needs.
-        room: tokens that a rank has room for.
-    """
-    ranks = owners.copy()
-    loads = np.bincount(ranks, lengths, world.num_replicas).astype(np.int64)
-    counts = np.bincount(ranks, minlength=world.num_replicas)
-    mean = -(-int(lengths.sum()) // world.num_replicas)
-    limit = max(mean, min(int(room * _FILLED), int(mean * _UNEVEN)))
-    nodes = np.arange(world.num_replicas) // max(1, world.per_node)
-    for wanted in (True, False):  # within nodes, then between them
-        for giver in np.flatnonzero(loads > limit).tolist():
-            near = (nodes == nodes[giver]) if wanted else np.ones(len(nodes), np.bool_)
-            if near.sum() > 1:
-                _give_tokens(ranks, lengths, loads, counts, giver, near, limit)
-        for taker in np.flatnonzero(counts < least).tolist():
-            near = (nodes == nodes[taker]) if wanted else np.ones(len(nodes), np.bool_)
-            _take_samples(ranks, lengths, loads, counts, taker, near, least)
-    return ranks
-
-
-def _give_tokens(
-    ranks: Int64s, lengths: Int64s, loads: Int64s, counts: Int64s, giver: int, near: npt.NDArray[np.bool_], limit: int
-) -> None:
-    """Move samples of a rank that has too many tokens to those near it that have the fewest."""
-    own = np.flatnonzero(ranks == giver)
-    for sample in own[np.argsort(-lengths[own], kind="stable")].tolist():
-        excess, length = int(loads[giver]) - limit, int(lengths[sample])
-        if excess <= 0:
-            return
-        taker = int(np.argmin(np.where(near, loads, np.iinfo(np.int64).max)))
-        # One sample that is a little longer than the excess is better than many short ones.
-        if taker != giver and length <= 2 * excess and loads[taker] + length <= limit:
-            ranks[sample] = taker
-            loads[giver] -= length
-            loads[taker] += length
-            counts[giver] -= 1
-            counts[taker] += 1
-
-
-def _take_samples(
-    ranks: Int64s, lengths: Int64s, loads: Int64s, counts: Int64s, taker: int, near: npt.NDArray[np.bool_], least: int
-) -> None:
-    """Move short samples to a rank that has too few from those near it that have the most."""
-    while counts[taker] < least:
-        giver = int(np.argmax(np.where(near, counts, -1)))
-        if counts[giver] <= least:
-            return
-        own = np.flatnonzero(ranks == giver)
-        moved = own[np.argsort(lengths[own], kind="stable")][: min(counts[giver] - least, least - counts[taker])]
-        ranks[moved] = taker
-        for rank, sign in ((giver, -1), (taker, 1)):
-            loads[rank] += sign * int(lengths[moved].sum())
-            counts[rank] += sign * len(moved)
-
-
 # Batches of like samples.
 
 
 def _of_like(samples: BlockSamples, rule: BatchRule, world: World, key: int) -> BlockPlan:
     """Plan batches of a number of samples: of like lengths, and of one bucket where there are buckets."""
     buckets = np.zeros(len(samples.lengths), np.int64) if samples.buckets is None else samples.buckets
+    locality = samples.locality(world)
     parts = []
     steps = 0
     for bucket in np.unique(buckets).tolist():
         numbers = np.flatnonzero(buckets == bucket)
-        found = _in_bucket(samples, numbers, rule, world)
+        found = _in_bucket(samples, numbers, rule, locality)
         if found is not None:
             chosen, dealt, bins, more = found
             parts.append((chosen, dealt, bins + steps))
@@ -348,10 +292,10 @@ def _of_like(samples: BlockSamples, rule: BatchRule, world: World, key: int) -> 
 
 
 def _in_bucket(
-    samples: BlockSamples, numbers: Int64s, rule: BatchRule, world: World
+    samples: BlockSamples, numbers: Int64s, rule: BatchRule, locality: Locality
 ) -> tuple[Int64s, Int64s, Int64s, int] | None:
     """Return the samples of a bucket, the rank and the bin of each, and the number of bins."""
-    ranks = world.num_replicas
+    ranks = len(locality.nodes)
     steps = -(-len(numbers) // (ranks * rule.most))
     if len(numbers) < ranks * steps:
         if rule.drops:
@@ -361,37 +305,13 @@ def _in_bucket(
             numbers = numbers[: ranks * steps] if len(numbers) > ranks * steps * rule.most else numbers
         else:
             numbers = np.concatenate((numbers, np.resize(numbers, ranks * steps - len(numbers))))
-    ones = np.ones(len(numbers), np.int64)
-    fair = -(-len(numbers) // ranks)
-    dealt = _evened(samples.owners[numbers], world, fair)
-    bins = np.empty(len(ones), np.int64)
+    dealt = even(locality, samples.owners[numbers], locality.shards[numbers])
+    bins = np.empty(len(numbers), np.int64)
     for rank in range(ranks):
         own = np.flatnonzero(dealt == rank)
         own = own[np.argsort(-samples.lengths[numbers[own]], kind="stable")]
         bins[own] = np.arange(len(own)) * steps // max(1, len(own))
     return numbers, dealt, bins, steps
-
-
-def _evened(owners: Int64s, world: World, fair: int) -> Int64s:
-    """Return the rank of each sample such that all ranks have equally many, to within one."""
-    ranks = owners.copy()
-    counts = np.bincount(ranks, minlength=world.num_replicas)
-    # The first ranks have one more where it cannot be even.
-    goals = np.full(world.num_replicas, len(owners) // world.num_replicas)
-    goals[np.argsort(-counts, kind="stable")[: len(owners) - int(goals.sum())]] += 1
-    nodes = np.arange(world.num_replicas) // max(1, world.per_node)
-    for within in (True, False):
-        for giver in np.flatnonzero(counts > goals).tolist():
-            for taker in np.flatnonzero(counts < goals).tolist():
-                if within and nodes[giver] != nodes[taker]:
-                    continue
-                moved = np.flatnonzero(ranks == giver)[
-                    : min(counts[giver] - goals[giver], goals[taker] - counts[taker])
-                ]
-                ranks[moved] = taker
-                counts[giver] -= len(moved)
-                counts[taker] += len(moved)
-    return ranks
 
 
 # Bins to steps.

@@ -113,6 +113,8 @@ class Block:
     starts: Int64s
     stops: Int64s
     """int64 [n]: its tokens."""
+    costs: npt.NDArray[np.float64]
+    """float64 [n]."""
 
     def batch(self, step: int, rank: int, *, in_rows: bool, marks: bool = False) -> PlannedBatch:
         """Return one batch of one rank."""
@@ -224,15 +226,15 @@ class PlannedEpoch:
                 costs[chosen],
                 positions[of] % segment.num_replicas,
                 None if buckets is None else buckets[of],
+                shards[of],
             )
             rule = replace(self._rule, budget=segment.budget, most=segment.most, drops=self._rule.drops and is_last)
             world = World(segment.num_replicas, segment.per_node)
             plan = plan_block(known, rule, world, mix_key(self.key, _STEPS, number, turn))
             if turn < len(worlds) - 1:
                 left = np.setdiff1d(left, chosen[plan.until(segment.steps)])
-        return Block(
-            plan.after(worlds[-1].steps), shards, samples, epochs, numbers[chosen], starts[chosen], stops[chosen]
-        )
+        plan = plan.after(worlds[-1].steps)
+        return Block(plan, shards, samples, epochs, numbers[chosen], starts[chosen], stops[chosen], costs[chosen])
 
     @property
     def _rule(self) -> BatchRule:

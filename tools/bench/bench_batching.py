@@ -1,0 +1,204 @@
+"""What planned batches are like: how full, how even over the ranks, and what it costs to plan them.
+
+Lengths are lognormal (sigma 1). Measured in one process:
+
+- *fill*: useful tokens over the room of all batches or rows; *balance*: tokens of the fullest rank of a step over the
+  mean of its ranks, averaged over the steps;
+- *us a sample*: processor time to plan, or to pack, divided by the samples, for all ranks together;
+- token budgets and packed rows of 64 and 256 steps a block, for 1, 8 and 64 ranks on nodes of 8;
+- beside them: batches of 64 samples as they come, padded; rows packed from a buffer of 64 open rows on every rank by
+  itself, by first fit and by best fit. With ``pip install grain`` these are its iterators, else plain Python versions;
+- *transport*: tokens a second that a loader with 2 workers hands over, in batches of a fixed number of samples, of a
+  number of tokens, and in packed rows of the same data.
+
+The fill of planned batches is the mean of some blocks: one step more for a block of 64 takes 1.5 %. Steps of the
+buffers are compared up to the shortest rank, while every row counts for their fill.
+
+    python tools/bench/bench_batching.py [--ranks 1 8 64] [--steps 64 256] [--documents 20000] [--json FILE]
+
+Results are in docs/variable-lengths.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import wdsdist
+from wdsdist._util.array_types import Int64s
+from wdsdist.sampling.block_plan import BatchRule, BlockSamples, World, plan_block
+
+try:
+    import grain
+except ImportError:
+    grain = None
+
+MEAN = 512
+ROW = 8 * MEAN
+BATCH_ROWS = 4
+BUDGET = BATCH_ROWS * ROW
+BUFFER = 64
+"""Rows that are open at once in a packing buffer."""
+
+
+def lengths_of(count: int, seed: int = 0) -> Int64s:
+    """Return lognormal lengths with a mean of some 512, none longer than a row."""
+    drawn = np.random.default_rng(seed).lognormal(np.log(MEAN) - 0.5, 1, count)
+    return np.clip(drawn, 1, ROW).astype(np.int64)
+
+
+def planned(kind: str, ranks: int, steps: int, blocks: int) -> dict[str, Any]:
+    """Plan blocks of so many steps on average, cut by the mean length as a loader cuts them."""
+    count = int(ranks * steps * BUDGET / lengths_of(1_000_000).mean())
+    rule = BatchRule(kind="tokens", budget=BUDGET)
+    if kind == "rows":
+        rule = BatchRule(kind="rows", budget=ROW, most=BATCH_ROWS)
+    owners = np.arange(count) % ranks
+    shards = np.arange(count) // ranks // 500 * ranks + owners
+    found, took = [], 0.0
+    for seed in range(blocks):
+        lengths = lengths_of(count, seed)
+        samples = BlockSamples(lengths, lengths.astype(np.float64), owners, shards=shards)
+        started = time.process_time()
+        plan = plan_block(samples, rule, World(ranks, 8), seed)
+        took += time.process_time() - started
+        ends = np.concatenate(([0], np.cumsum(lengths[plan.samples])))
+        found.append((ends[plan.bounds[1:]] - ends[plan.bounds[:-1]]).reshape(plan.steps, ranks))
+    name = "token budget" if kind == "tokens" else "packed rows"
+    loads = np.concatenate(found)
+    return figures(f"wdsdist, {name}, {steps} steps a block", ranks, loads, BUDGET, took / (count * blocks))
+
+
+def figures(name: str, ranks: int, loads: Any, room: float, seconds: float | None) -> dict[str, Any]:
+    """Return a row of the table; ``loads`` are the tokens of [steps, ranks]."""
+    balance = float((loads.max(axis=1) / loads.mean(axis=1)).mean())
+    fill = float(loads.sum() / (loads.size * room))
+    return {"what": name, "ranks": ranks, "fill": fill, "balance": balance, "us": seconds and seconds * 1e6}
+
+
+def padded(ranks: int, count: int, size: int = 64) -> dict[str, Any]:
+    """Return what batches of a fixed number of samples are like, padded to the longest."""
+    lengths = lengths_of(ranks * size * max(1, count // (ranks * size))).reshape(-1, ranks, size)
+    found = figures(f"batches of {size} samples, padded", ranks, lengths.sum(axis=2), 1, None)
+    return found | {"fill": float(lengths.sum() / (lengths.max(axis=2).sum() * size))}
+
+
+def buffered(how: str, ranks: int, count: int) -> dict[str, Any]:
+    """Pack rows on every rank by itself from a buffer of open rows; steps that all ranks have are compared."""
+    lengths = lengths_of(count)
+    started = time.process_time()
+    rows = [(_grain if grain else _plain)(how, lengths[rank::ranks]) for rank in range(ranks)]
+    took = time.process_time() - started
+    steps = min(len(found) for found in rows) // BATCH_ROWS
+    loads = np.array([found[: steps * BATCH_ROWS] for found in rows]).reshape(ranks, steps, BATCH_ROWS).sum(axis=2).T
+    name = f"{'Grain' if grain else 'plain Python'}, {how}-fit buffer of {BUFFER} rows"
+    found = figures(name, ranks, loads, BUDGET, took / count)
+    # Every row counts, also those that a rank has more than others.
+    fill = float(lengths.sum() / (sum(len(of) for of in rows) * ROW))
+    return found | {"fill": fill, "us": None if grain else found["us"]}  # Grain makes the rows as well
+
+
+def _grain(how: str, lengths: Int64s) -> list[int]:
+    """Return the tokens of each row that Grain packs."""
+    of = {"first": "FirstFitPackIterDataset", "best": "BestFitPackIterDataset"}[how]
+    tokens = np.zeros(ROW, np.int32)
+    source = grain.MapDataset.source(lengths.tolist()).map(lambda length: {"ids": tokens[:length]}).to_iter_dataset()
+    packed = getattr(grain.experimental, of)(source, length_struct={"ids": ROW}, num_packing_bins=BUFFER)
+    return [int((row["ids_segment_ids"] > 0).sum()) for row in packed]
+
+
+def _plain(how: str, lengths: Int64s) -> list[int]:
+    """Put each length into the first, or the fullest, open row with room; without one, all rows are handed out."""
+    rooms: list[int] = []
+    done = []
+    for length in lengths.tolist():
+        fitting = [(room, place) for place, room in enumerate(rooms) if room >= length]
+        if not fitting and len(rooms) == BUFFER:
+            done += [ROW - room for room in rooms]
+            rooms = []
+        if not fitting:
+            rooms.append(ROW - length)
+        else:
+            place = min(fitting)[1] if how == "best" else fitting[0][1]
+            rooms[place] -= length
+    return done + [ROW - room for room in rooms]
+
+
+def ragged(samples: list[dict[str, Any]]) -> list[Any]:
+    """Collate samples of different lengths: a list of their tokens."""
+    return [sample["ids"] for sample in samples]
+
+
+def transport(folder: Path, count: int) -> list[dict[str, Any]]:
+    """Measure the tokens a second that a loader hands over, in the second of two epochs."""
+    lengths = lengths_of(count)
+    per_batch = int(BUDGET / lengths.mean())
+    ways: dict[str, tuple[Int64s, dict[str, Any]]] = {
+        f"{per_batch} samples of {BUDGET // per_batch} tokens, stacked": (
+            np.full(count, BUDGET // per_batch), {"batch_size": per_batch}
+        ),
+        f"{per_batch} samples of different lengths, a list": (
+            lengths, {"batch_size": per_batch, "collate_fn": ragged}
+        ),
+        f"up to {BUDGET:,} tokens, a list": (
+            lengths, {"max_tokens": BUDGET, "length": "ids.tokens", "collate_fn": ragged}
+        ),
+        f"{BATCH_ROWS} packed rows of {ROW:,}": (
+            lengths, {"pack_to": ROW, "length": "ids.tokens", "batch_size": BATCH_ROWS}
+        ),
+    }  # fmt: skip
+    found = []
+    for number, (name, (of, options)) in enumerate(ways.items()):
+        here = folder / str(number)
+        wdsdist.pack(({"ids": np.ones(length, np.int32).tobytes()} for length in of), here, shard_samples=1000)
+        dataset = wdsdist.StreamingDataset(here, decode={"ids": np.int32})
+        loader = wdsdist.StreamingDataLoader(dataset, num_workers=2, **options)
+        for epoch in range(2):
+            loader.set_epoch(epoch)
+            started = time.perf_counter()
+            batches = sum(1 for _ in loader)
+            took = time.perf_counter() - started
+        found.append({"what": name, "batches": batches, "tokens_a_second": int(of.sum()) / took})
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 8, 64], help="world sizes")
+    parser.add_argument("--steps", type=int, nargs="+", default=[64, 256], help="steps of a block")
+    parser.add_argument("--blocks", type=int, default=3, help="blocks that are planned of each")
+    parser.add_argument("--documents", type=int, default=20_000, help="for all that is not planned, and the transport")
+    parser.add_argument("--json", type=Path, help="where to write all figures")
+    options = parser.parse_args()
+    rows = [
+        planned(kind, ranks, steps, options.blocks)
+        for kind in ("tokens", "rows")
+        for steps in options.steps
+        for ranks in options.ranks
+    ]
+    beside = options.ranks[min(1, len(options.ranks) - 1)]
+    rows += [
+        padded(beside, options.documents),
+        *(buffered(how, beside, options.documents) for how in ("first", "best")),
+    ]
+    print("| batches | ranks | fill | balance | us a sample |\n| --- | --- | --- | --- | --- |")
+    for row in rows:
+        took = "" if row["us"] is None else f"{row['us']:.2f}"
+        print(f"| {row['what']} | {row['ranks']} | {row['fill']:.4f} | {row['balance']:.4f} | {took} |")
+    with tempfile.TemporaryDirectory() as folder:
+        moved = transport(Path(folder) / "tokens", options.documents)
+    print("\n| transport | million tokens a second |\n| --- | --- |")
+    for row in moved:
+        print(f"| {row['what']} | {row['tokens_a_second'] / 1e6:.1f} |")
+    if options.json:
+        options.json.write_text(json.dumps({"batching": rows, "transport": moved}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

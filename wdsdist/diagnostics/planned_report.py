@@ -1,0 +1,129 @@
+"""Report of planned batches before training: steps, fill, balance, and the shards that nodes open for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist._util.array_types import Int64s
+from wdsdist.diagnostics.epoch_report import World, shards_of_nodes
+from wdsdist.sampling.block_plan import BatchRule
+from wdsdist.sampling.planned_epoch import Block, PlannedEpoch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepFigures:
+    """Each step of an epoch, over all ranks: arrays of [steps]."""
+
+    tokens: Int64s
+    """Useful tokens; samples, where no column tells lengths."""
+    room: Int64s
+    """Tokens that there is room for, padding included."""
+    mean_cost: npt.NDArray[np.float64]
+    most_cost: npt.NDArray[np.float64]
+    """The cost of the slowest rank."""
+    samples: Int64s
+
+    @property
+    def balance(self) -> npt.NDArray[np.float64]:
+        """The cost of the slowest rank over the mean of all ranks."""
+        return np.divide(self.most_cost, self.mean_cost, out=np.ones(len(self.samples)), where=self.mean_cost > 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedReport:
+    """Report of one epoch of planned batches."""
+
+    steps: int
+    blocks: int
+    fill: float
+    """Useful tokens over those that there is room for, 0 to 1."""
+    balance: float
+    """The cost of the slowest rank of a step over the mean of its ranks, averaged over the steps; 1 is even."""
+    samples_per_step: float
+    """Of all ranks together, on average."""
+    least_samples_per_step: int
+    most_samples_per_step: int
+    samples_dropped: int
+    """Samples of the epoch that no rank has, or not all tokens of."""
+    samples_repeated: int
+    """Samples that come once more so that all ranks are even."""
+    shards_per_node: tuple[int, ...]
+    """Shards that each node opens."""
+    bytes_per_node: tuple[int, ...]
+    """Bytes of those shards, which each node fetches where they are remote."""
+    shards_over_plain: float
+    """Shards opened on all nodes over those that batches of a fixed number of samples open."""
+    bytes_over_plain: float
+
+
+def planned_report(world: World, epoch: PlannedEpoch) -> tuple[PlannedReport, StepFigures]:
+    """Report an epoch of planned batches, from the lengths of its samples alone.
+
+    Time grows with the samples, by some microseconds for each; memory with a block and the number of steps.
+    """
+    nodes = world.nodes()
+    node_of = np.repeat(np.arange(len(nodes)), [len(ranks) for ranks in nodes])
+    opened = np.zeros((len(nodes), len(world.counts)), np.bool_)
+    parts, dropped, repeated = [], 0, 0
+    for number in range(epoch.start.block, epoch.num_blocks):
+        block = epoch.block(number)
+        plan = block.plan
+        ranks = np.repeat(np.arange(len(plan.bounds) - 1) % plan.num_ranks, np.diff(plan.bounds))
+        opened[node_of[ranks], block.shards[block.numbers[plan.samples]]] = True
+        is_played = np.zeros(len(block.numbers), np.bool_)
+        is_played[plan.samples] = True
+        repeated += len(plan.samples) - int(is_played.sum())
+        whole = np.setdiff1d(block.numbers[is_played], block.numbers[~is_played])
+        dropped += len(block.shards) - len(whole)
+        parts.append(_steps_of(block, epoch.batching.rule))
+    figures = StepFigures(
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in StepFigures.__slots__}
+    )
+    plain = shards_of_nodes(world)
+    shards = tuple(np.count_nonzero(opened, axis=1).tolist())
+    sizes = tuple((opened @ world.sizes).tolist())
+    has_steps = len(figures.samples) > 0
+    return PlannedReport(
+        steps=len(figures.samples),
+        blocks=epoch.num_blocks,
+        fill=_ratio(int(figures.tokens.sum()), int(figures.room.sum())),
+        balance=float(figures.balance.mean()) if has_steps else float("nan"),
+        samples_per_step=float(figures.samples.mean()) if has_steps else 0.0,
+        least_samples_per_step=int(figures.samples.min(initial=np.iinfo(np.int64).max)) if has_steps else 0,
+        most_samples_per_step=int(figures.samples.max(initial=0)),
+        samples_dropped=dropped,
+        samples_repeated=repeated,
+        shards_per_node=shards,
+        bytes_per_node=sizes,
+        shards_over_plain=_ratio(sum(shards), sum(len(one) for one in plain)),
+        bytes_over_plain=_ratio(sum(sizes), sum(int(world.sizes[one].sum()) for one in plain)),
+    ), figures
+
+
+def _steps_of(block: Block, rule: BatchRule) -> StepFigures:
+    """Return the steps of one block."""
+    plan = block.plan
+    sizes = (block.stops - block.starts)[plan.samples]
+    ends = np.concatenate(([0], np.cumsum(sizes)))
+    counts = np.diff(plan.bounds)
+    tokens = ends[plan.bounds[1:]] - ends[plan.bounds[:-1]]
+    if rule.budget:
+        # A sample that is alone over its budget takes as much room as it has tokens.
+        room = np.maximum(tokens, rule.budget * (rule.most if rule.kind == "rows" else 1))
+    elif len(sizes) and sizes.max() > 1:
+        longest = np.zeros_like(tokens)
+        np.maximum.at(longest, np.repeat(np.arange(len(counts)), counts), sizes)
+        room = counts * longest
+    else:
+        room = np.full_like(tokens, rule.most)
+    batches = np.repeat(np.arange(len(counts)), counts)
+    costs = np.bincount(batches, block.costs[plan.samples], len(counts)).reshape(plan.steps, plan.num_ranks)
+    by_step = [column.reshape(plan.steps, plan.num_ranks).sum(axis=1) for column in (tokens, room, counts)]
+    return StepFigures(by_step[0], by_step[1], costs.mean(axis=1), costs.max(axis=1, initial=0), by_step[2])
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else float("nan")

@@ -1,0 +1,171 @@
+"""The rank of each sample of a block: ranks made even with as little moved from their own lanes as can be. Pure.
+
+Ranks of a node share a cache, so that samples move freely between them. A sample that moves to another node makes that
+node read its shard: first those move whose shard the other node reads anyway, then all of one shard before any of the
+next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist._util.array_types import Int64s
+
+FILLED = 0.9995
+"""Share of the room of all bins up to which they are planned to be filled; whole samples leave gaps."""
+
+_UNEVEN = 1.005
+"""How many times the mean of all ranks one may have in tokens before it gives samples to others."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Locality:
+    """The nodes of the ranks, and the shards that each node reads in a block."""
+
+    nodes: Int64s
+    """int64 [ranks]."""
+    shards: Int64s
+    """int64 [n]: the shard of each sample, numbered from 0 in this block."""
+    reads: npt.NDArray[np.bool_]
+    """bool [nodes, shards]: which a node reads; a move adds to it, so that later ones prefer the same shards."""
+
+    @classmethod
+    def of(cls, owners: Int64s, shards: Int64s | None, num_replicas: int, per_node: int) -> Locality:
+        """Return what is known before anything moves; without ``shards``, all samples are of one."""
+        nodes = np.arange(num_replicas) // max(1, per_node)
+        numbers = np.zeros_like(owners) if shards is None else np.unique(shards, return_inverse=True)[1]
+        reads = np.zeros((int(nodes[-1]) + 1, int(numbers.max(initial=0)) + 1), np.bool_)
+        reads[nodes[owners], numbers] = True
+        return cls(nodes, numbers, reads)
+
+
+def level(locality: Locality, lengths: Int64s, owners: Int64s, shards: Int64s, least: int, room: int) -> Int64s:
+    """Return the rank of each sample: its owner, but where that has more than fits, or another less than it needs.
+
+    Args:
+        locality: the nodes.
+        lengths, owners, shards: int64 [n]; shards as ``locality`` numbers them.
+        least: samples that every rank needs.
+        room: tokens that a rank has room for.
+    """
+    ranks, nodes = owners.copy(), locality.nodes
+    mean = -(-int(lengths.sum()) // len(nodes))
+    full = max(mean, int(room * FILLED))
+    limit = max(mean, min(full, int(mean * _UNEVEN)))
+    sizes = np.bincount(nodes)
+    if len(sizes) > 1:
+        _between_nodes(locality, ranks, lengths, shards, sizes * limit, sizes * mean)
+    loads = np.bincount(ranks, lengths, len(nodes)).astype(np.int64)
+    counts = np.bincount(ranks, minlength=len(nodes))
+    # What is left uneven within nodes moves between them only where it would not fit.
+    for within, most in ((True, limit), (False, full)):
+        for giver in np.flatnonzero(loads > most).tolist():
+            near = np.flatnonzero((nodes == nodes[giver]) | (not within))
+            if len(near) > 1:
+                _give_tokens(ranks, lengths, loads, counts, giver, near, most)
+        for taker in np.flatnonzero(counts < least).tolist():
+            near = np.flatnonzero((nodes == nodes[taker]) | (not within))
+            _take_samples(ranks, lengths, loads, counts, taker, near, least)
+    return ranks
+
+
+def even(locality: Locality, owners: Int64s, shards: Int64s) -> Int64s:
+    """Return the rank of each sample such that all ranks have equally many, to within one."""
+    ranks, nodes = owners.copy(), locality.nodes
+    counts = np.bincount(ranks, minlength=len(nodes))
+    # The first ranks have one more where it cannot be even.
+    goals = np.full(len(nodes), len(owners) // len(nodes))
+    goals[np.argsort(-counts, kind="stable")[: len(owners) - int(goals.sum())]] += 1
+    of_nodes = np.bincount(nodes, goals).astype(np.int64)
+    if len(of_nodes) > 1:
+        _between_nodes(locality, ranks, np.ones_like(owners), shards, of_nodes, of_nodes)
+        counts = np.bincount(ranks, minlength=len(nodes))
+    for giver in np.flatnonzero(counts > goals).tolist():
+        own = np.flatnonzero(ranks == giver)
+        for taker in np.flatnonzero((counts < goals) & (nodes == nodes[giver])).tolist():
+            moved, own = np.split(own, [min(counts[giver] - goals[giver], goals[taker] - counts[taker])])
+            ranks[moved] = taker
+            counts[giver] -= len(moved)
+            counts[taker] += len(moved)
+    return ranks
+
+
+def _between_nodes(
+    locality: Locality, ranks: Int64s, weights: Int64s, shards: Int64s, most: Int64s, goals: Int64s
+) -> None:
+    """Move samples of nodes that have more than ``most`` to those with less than their goals, from few shards.
+
+    Args:
+        locality: what the nodes read, which is noted there as it changes.
+        ranks: int64 [n], changed in place.
+        weights, shards: int64 [n].
+        most, goals: int64 [nodes], in units of the weights.
+    """
+    nodes, reads = locality.nodes, locality.reads
+    own = nodes[ranks]
+    loads = np.bincount(own, weights, len(goals)).astype(np.int64)
+    by_rank = np.bincount(ranks, weights, len(nodes))
+    for taker in np.argsort(loads - goals, kind="stable").tolist():
+        need = int(goals[taker] - loads[taker])
+        excess = loads - most
+        if need <= 0 or not (excess > 0).any():
+            return
+        offered = np.flatnonzero(excess[own] > 0)
+        many = np.bincount(shards[offered], minlength=reads.shape[1])
+        is_new, has_few = ~reads[taker], 2 * many < many.max()
+        of = shards[offered]
+        offered = offered[np.lexsort((-weights[offered], of, has_few[of], is_new[of]))]
+        givers = own[offered]
+        is_given = np.zeros(len(offered), np.bool_)
+        for giver in np.flatnonzero(excess > 0).tolist():
+            mine = np.flatnonzero(givers == giver)
+            taken = weights[offered[mine]]
+            is_given[mine] = np.cumsum(taken) - taken < excess[giver]
+        moved = offered[is_given]
+        moved = moved[np.cumsum(weights[moved]) <= need]
+        loads -= np.bincount(own[moved], weights[moved], len(loads)).astype(np.int64)
+        loads[taker] += int(weights[moved].sum())
+        here = np.flatnonzero(nodes == taker)
+        ranks[moved] = here[np.argmin(by_rank[here])]
+        own[moved] = taker
+        reads[taker, shards[moved]] = True
+
+
+def _give_tokens(
+    ranks: Int64s, lengths: Int64s, loads: Int64s, counts: Int64s, giver: int, near: Int64s, limit: int
+) -> None:
+    """Move samples of a rank that has too many tokens to those near it that have the fewest."""
+    own = np.flatnonzero(ranks == giver)
+    for sample in own[np.argsort(-lengths[own], kind="stable")].tolist():
+        excess, length = int(loads[giver]) - limit, int(lengths[sample])
+        if excess <= 0:
+            return
+        # One sample that is a little longer than the excess is better than many short ones.
+        if length > 2 * excess:
+            continue
+        taker = int(near[np.argmin(loads[near])])
+        if taker != giver and loads[taker] + length <= limit:
+            ranks[sample] = taker
+            loads[giver] -= length
+            loads[taker] += length
+            counts[giver] -= 1
+            counts[taker] += 1
+
+
+def _take_samples(
+    ranks: Int64s, lengths: Int64s, loads: Int64s, counts: Int64s, taker: int, near: Int64s, least: int
+) -> None:
+    """Move short samples to a rank that has too few from those near it that have the most."""
+    while counts[taker] < least:
+        giver = int(near[np.argmax(counts[near])])
+        if counts[giver] <= least:
+            return
+        own = np.flatnonzero(ranks == giver)
+        moved = own[np.argsort(lengths[own], kind="stable")][: min(counts[giver] - least, least - counts[taker])]
+        ranks[moved] = taker
+        for rank, sign in ((giver, -1), (taker, 1)):
+            loads[rank] += sign * int(lengths[moved].sum())
+            counts[rank] += sign * len(moved)
