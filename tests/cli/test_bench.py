@@ -67,7 +67,7 @@ def test_json_holds_the_figures(wdsdist: Run, shards: Path) -> None:
         (["--dtype", "bin"], "no pair such as bin=uint16"),
         (["--decode", "rgb9"], "rgb9"),
         (["--batch-size", "257"], "has 256 samples, fewer than a batch of 257"),
-        (["--batch-size", "0"], "batch_size is 0"),
+        (["--batch-size", "0"], "--batch-size is 0"),
     ],
 )
 def test_what_cannot_be_measured_is_said(wdsdist: Run, shards: Path, arguments: list[str], message: str) -> None:

@@ -157,7 +157,7 @@ def test_an_index_that_stands_elsewhere_is_made_anew_there(shards: Path, tmp_pat
 
 def test_what_is_still_wrong_afterwards_is_not_called_repaired(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lose_index(shards)
-    monkeypatch.setattr(tarindex, "write_index", lambda *_: None)
+    monkeypatch.setattr(tarindex, "write_index", lambda *_, **__: None)
     (left,) = mended(shards)
     assert not left.done
     assert left.what.startswith("indexed anew, but it has no index")

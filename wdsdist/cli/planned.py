@@ -136,7 +136,7 @@ def plan_batches(
         epoch=world.epoch,
         world=Ranks(ranks, local if ranks % local == 0 else 1),
         place=Place(0),
-        block=planned.usual_block(ranks),
+        block=planned.usual_block(ranks, None),
     )
     return PlannedBatching(options, *planned_report(world, epoch))
 

@@ -36,7 +36,9 @@ def packed(shards: list[list[str]]) -> tuple[list[str], str]:
     indexes = [index(shard) for shard in shards]
     found = Keys.of(indexes)
     starts = np.cumsum([0, *map(len, shards)], dtype=np.int64)
-    merged = Shards(["a.tar"] * len(shards), indexes, found.repeated(), found.separator(), starts)
+    merged = Shards(
+        ["a.tar"] * len(shards), indexes, found.repeated(), found.separator(), starts, ["a.tar"] * len(shards)
+    )
     return [key for key, *_ in merged.take(np.arange(starts[-1])).samples], merged.separator
 
 

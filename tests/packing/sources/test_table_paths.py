@@ -227,7 +227,9 @@ def test_roots_that_cannot_be_are_refused(folder: Path, tmp_path: Path) -> None:
     for root in (tmp_path / "none", folder / "t.csv", "s3://bucket/images"):
         with pytest.raises(ArgumentError, match="which is no local folder: name the folder that paths in the table"):
             find(source, root=root)
-    with pytest.raises(ArgumentError, match="only sources of the kind hf or parquet or arrow or csv or tsv or jsonl"):
+    with pytest.raises(
+        ArgumentError, match="only sources of the kind mds or litdata or hf or parquet or arrow or csv or tsv or jsonl"
+    ):
         find(folder, kind="folder", allow_outside=True)
 
 

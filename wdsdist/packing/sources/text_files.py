@@ -187,7 +187,7 @@ class _TextFile:
 
     def _leave_out(self, row: Any) -> str:
         """Decide for pyarrow what becomes of a row with too few or too many fields."""
-        if self.on_error == "raise" or row.number is None:
+        if row.number is None:
             return "error"
         self.bad[row.number] = f"it has {row.actual_columns:,} fields, and the first row names {row.expected_columns:,}"
         return "skip"
@@ -221,7 +221,7 @@ class _TextFile:
             delimiter=self._delimiter,
             quote_char=quote,
             newlines_in_values=not self.is_json,
-            invalid_row_handler=self._leave_out,
+            invalid_row_handler=None if self.on_error == "raise" else self._leave_out,
         )
         return csv.open_csv(source, read, parse, convert)
 
