@@ -81,5 +81,5 @@ def test_without_renewal_the_error_says_so_when_the_time_is_over(token: Callable
     with answering(lambda _: (400, {"Content-Type": "application/xml"}, EXPIRED)) as (url, asked):
         options = storage.named({"endpoint_url": url, "client_kwargs": {"region_name": "us-east-1"}}, [A_TAR])
         with pytest.raises(StorageError, match=r"the credentials have expired: renew them\) \(after \d+ attempts"):
-            storage.read(A_TAR, options, deadline=Deadline(0.5))
+            storage.read(A_TAR, options, deadline=Deadline(3.0))
         assert len(asked) > 1

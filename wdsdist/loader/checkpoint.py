@@ -177,7 +177,8 @@ def make_state(
 def check_state(state: object, place: str = "consumed") -> None:
     """Raise `ArgumentTypeError` for what is no state, which has the place in its epoch under that name."""
     if not isinstance(state, Mapping) or not {"version", "epoch", place} <= state.keys():
-        raise ArgumentTypeError(f"{state!r} is not the state of a StreamingDataLoader: pass what state_dict() returned")
+        kind = "StreamingDataLoader" if place == "consumed" else "StreamingDataset"
+        raise ArgumentTypeError(f"{state!r} is not the state of a {kind}: pass what state_dict() returned")
 
 
 def version_in(state: Mapping[str, Any]) -> int:

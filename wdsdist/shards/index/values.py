@@ -41,7 +41,7 @@ def tolerance_of(on_error: str, keep_first: bool, salvage: bool) -> Tolerance:
     """Return the tolerance that arguments ask for. Raises `ArgumentError` for those that contradict one another.
 
     >>> tolerance_of("skip", True, False)
-    Tolerance(skip=True, keep_first=True, salvage=False)
+    Tolerance(skip=True, keep_first=True, salvage=False, excluded=())
     """
     if on_error not in ("raise", "skip"):
         raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"')
