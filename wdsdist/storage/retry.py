@@ -138,6 +138,7 @@ class Attempts:
         self._patience = patience
         self._failed = 0
         self._misfits = 0
+        self._expired: PassingError | None = None
 
     def failed(self, error: FinalError | PassingError) -> float:
         """Return the seconds to wait after a failed attempt.
@@ -152,6 +153,7 @@ class Attempts:
         attempts = f"after {self._failed} attempt{'s'[: self._failed - 1]}"
         if isinstance(error, FinalError):
             raise StorageError(f"{error} ({attempts})" if self._failed > 1 else f"{error}") from None
+        self._expired = error if error.has_expired else self._expired
         self._misfits += error.is_misfit or error.is_vague
         most = min(policy().first_pause * 2 ** min(self._failed - 1, 10), policy().longest_pause)
         pause = (error.retry_after or 0.0) + random.uniform(0, most)
@@ -159,6 +161,8 @@ class Attempts:
             if pause < self._deadline.left():
                 return pause
             attempts = f"{attempts} in {self._deadline.seconds:g} s"
+        # The last attempt may have had no time for an answer, which says less than what others said before it.
+        error = self._expired or error
         is_answer = isinstance(error, UnfitError) or error.has_expired
         kind = WrongLengthError if error.is_misfit else StorageError if is_answer else AwayError
         raise kind(f"{error} ({attempts})") from None
