@@ -142,7 +142,7 @@ class Tree:
     def _root(self, *, single_class: bool) -> bytes:
         """Return the folder around everything, however deep, with a slash at its end; empty where there is none."""
         root = b""
-        while not self.keep_root and not self._folders[root].sizes:
+        while not self.keep_root and self._folders[root].is_empty:
             filled = self._filled_folders(root)
             if len(filled) != 1 or (single_class and not self._filled_folders(filled[0])):
                 break
@@ -360,7 +360,7 @@ def find_zip(candidate: Candidate, options: SourceOptions) -> Source | None:
             tree.add(name, info.file_size, place, _problem(info))
 
     def samples(taken: Taken) -> ZipSamples:
-        return ZipSamples(file, taken, {place: infos[place] for place in taken.places or ()})
+        return ZipSamples(file, taken, {place: infos[place] for place in taken.places})
 
     return tree.source("zip", options, file, samples)
 

@@ -54,7 +54,7 @@ class Taken:
     """The names of all files in their folders, a line for each."""
     sizes: list[int]
     """Bytes of each file."""
-    places: list[int] | None
+    places: list[int]
     """Where an archive holds each file."""
     labels: list[int] | None
     """What each sample's ``cls`` is to hold."""
@@ -66,7 +66,7 @@ class Taken:
         sizes = self.sizes
         names = self.names.split("\n")
         dots = self.dots or [name.find(".") for name in names]
-        files = zip(names, sizes, self.places or [0] * len(sizes), dots, strict=True)
+        files = zip(names, sizes, self.places, dots, strict=True)
         for number, (place, count) in enumerate(zip(self.in_folders, self.counts, strict=True)):
             folder = self.folders[place]
             members: list[tuple[str, Payload]] = []
@@ -146,7 +146,7 @@ class Listed:
             counts.tolist(),
             names.decode(),
             listing.sizes[files].tolist(),
-            None if listing.places is None else listing.places[files].tolist(),
+            listing.places[files].tolist(),
             None if labels is None else [labels[place] for place in in_folders.tolist()],
             None if listing.dots is None else listing.dots[files].tolist(),
         )

@@ -149,7 +149,7 @@ def _folder(url: str, options: SourceOptions) -> Source:
             tree.add(name, max(entry.size, 0), number, problem or _misnamed(url, entry.name))
 
     def samples(taken: Taken) -> RemoteSamples:
-        urls = {place: storage.join(url, entries[place].name) for place in taken.places or ()}
+        urls = {place: storage.join(url, entries[place].name) for place in taken.places}
         return RemoteSamples(taken, urls, bound)
 
     state = "\0".join(["folder", *(entry.stamp for entry in entries)])

@@ -8,7 +8,7 @@ import hashlib
 import os
 import stat
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,7 +19,16 @@ from wdsdist.errors import EncodeError, SourceError
 from wdsdist.packing.sources.columns import Column, Layout, suffix
 from wdsdist.packing.sources.items import broken, numbered
 from wdsdist.packing.sources.paths import Finder, Root
-from wdsdist.packing.sources.source import FilePayload, LeftOut, OnError, Payload, Sample, key_digest, payload_size
+from wdsdist.packing.sources.source import (
+    FilePayload,
+    FileStamp,
+    LeftOut,
+    OnError,
+    Payload,
+    Sample,
+    key_digest,
+    payload_size,
+)
 from wdsdist.samples.codecs import encode
 from wdsdist.shards.tar import split_name, stored_size
 
@@ -48,6 +57,73 @@ class Rows(Protocol):
     def place(self, number: int) -> str:
         """Say where the row with this number, among these, stands: ``"train.csv, row 7"``."""
         ...
+
+
+class TableFile(Protocol):
+    """One file of a table, whose rows lie in groups that are read together: small, and picklable."""
+
+    @property
+    def stamp(self) -> FileStamp: ...
+
+    def row(self, group: int, number: int, used: tuple[int, ...]) -> Row:
+        """Return one row; columns that are not used stay empty."""
+        ...
+
+    def place(self, group: int, number: int) -> str:
+        """Say where a row stands."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FileRows(Rows):
+    """Some rows of the files of a table."""
+
+    files: tuple[TableFile, ...]
+    """Those that the rows lie in."""
+    located: Int64s
+    """int64 [rows, 3]: number among ``files``, group of the file, row of the group."""
+    used: tuple[int, ...]
+    """Places of the columns that are read."""
+
+    def __iter__(self) -> Iterator[Row]:
+        for file in self.files:
+            file.stamp.check()
+        for at, group, number in self.located.tolist():
+            yield self.files[at].row(group, number, self.used)
+
+    def place(self, number: int) -> str:
+        at, group, row = self.located[number].tolist()
+        return self.files[at].place(group, row)
+
+
+class FileTable:
+    """Files with the same columns as one table: its rows in order, and any of its rows."""
+
+    def __init__(self, label: str, files: Sequence[TableFile], lengths: Sequence[Sequence[int]]) -> None:
+        self.label = label
+        self._files = tuple(files)
+        self.stamps = tuple(file.stamp for file in files)
+        self.starts = np.cumsum([0, *(length for of_file in lengths for length in of_file)], dtype=np.int64)
+        """int64 [groups + 1]: number of the first row of each, and of all rows."""
+        self.groups = np.array(
+            [(file, group) for file, of_file in enumerate(lengths) for group in range(len(of_file))], np.int64
+        ).reshape(-1, 2)
+        """int64 [groups, 2]: number of the file of each, and its own number there."""
+
+    def left_out(self) -> list[LeftOut]:
+        """Return the rows that cannot be parsed: these files have none."""
+        return []
+
+    def place(self, index: int) -> str:
+        """Say where a row stands."""
+        return self.label if index >= self.starts[-1] else self.take(np.array([index]), ()).place(0)
+
+    def take(self, indices: Int64s, used: Sequence[int]) -> Rows:
+        """Return some rows, by their numbers, to be read where they are written."""
+        at = np.searchsorted(self.starts, indices, side="right") - 1
+        needed, files = np.unique(self.groups[at, 0], return_inverse=True)
+        located = np.stack((files.reshape(-1), self.groups[at, 1], indices - self.starts[at]), axis=1)
+        return FileRows(tuple(self._files[number] for number in needed.tolist()), located, tuple(used))
 
 
 class _RowError(Exception):
