@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import IO
 
 from wdsdist.errors import ShardDamagedError, SourceError, StorageError
-from wdsdist.packing.sources.deferred import deferred
 from wdsdist.packing.sources.listed_source import Listed, Taken, listed_source, packable
 from wdsdist.packing.sources.listing import Folder, list_samples
 from wdsdist.packing.sources.nested_tars import find_parts, holds_tar, refuse_tars
@@ -46,6 +45,7 @@ from wdsdist.packing.sources.source import (
     Sample,
     Source,
     SourceOptions,
+    deferred,
 )
 from wdsdist.shards import tar as tarformat
 from wdsdist.shards.tar import BLOCK, Members, is_tar, is_text, split_name, why_skipped

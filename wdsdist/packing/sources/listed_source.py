@@ -269,11 +269,5 @@ def _unpackable(listing: Listing) -> dict[int, str]:
 def _same_but_for_case(listing: Listing) -> list[tuple[int, int]]:
     """Return pairs of files in one sample whose extensions differ in case only."""
     lower: dict[str, int] = {}
-    numbers = np.array([lower.setdefault(extension.lower(), len(lower)) for extension in listing.extensions])
-    if len(lower) == len(numbers):
-        return []
-    samples = np.repeat(np.arange(listing.num_samples), np.diff(listing.sample_files))
-    members = samples * len(lower) + numbers[listing.extension_ids]
-    order = np.argsort(members, kind="stable")
-    alike = np.flatnonzero(members[order[1:]] == members[order[:-1]])
-    return [(int(order[place]), int(order[place + 1])) for place in alike.tolist()]
+    kinds = [lower.setdefault(extension.lower(), len(lower)) for extension in listing.extensions]
+    return [] if len(lower) == len(kinds) else listing.repeats(kinds)

@@ -16,11 +16,10 @@ from urllib.parse import unquote
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, ShardNotFoundError, SourceError, SourceNotFoundError, StorageError
 from wdsdist.packing.sources.archive import Tree
-from wdsdist.packing.sources.deferred import deferred
 from wdsdist.packing.sources.listed_source import Taken, listed_source
 from wdsdist.packing.sources.nested_tars import holds_tar, refuse_tars
 from wdsdist.packing.sources.sample_chunks import is_chunk
-from wdsdist.packing.sources.source import BrokenPayload, Payload, RangePayload, Sample, Source, SourceOptions
+from wdsdist.packing.sources.source import BrokenPayload, Payload, RangePayload, Sample, Source, SourceOptions, deferred
 from wdsdist.packing.sources.table import SEVERAL
 from wdsdist.shards.manifest import check_location
 
