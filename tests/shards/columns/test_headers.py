@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import struct
 import wave
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from tests.support.tars import npy_bytes
+from wdsdist.samples.images import decode
 from wdsdist.shards.columns.headers import Head, ShortError, array_layout, image_size, recording
 
 ORIENTATION = 0x0112
@@ -218,3 +220,11 @@ def test_playlists_that_name_other_files_are_not_followed(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="PyAV does not read it"):
         read(recording, text.encode())
+
+
+def test_an_orientation_of_another_type_turns_neither_the_column_nor_the_decoded_image() -> None:
+    data = image("JPEG", 40, 30, 6)
+    odd = re.sub(rb"\x01\x12\x00\x03(....)\x00\x06", rb"\x01\x12\x00\x04\1\x00\x06", data)
+    assert odd != data
+    assert read(image_size, odd) == decode.image_size(odd) == (40, 30)
+    assert read(image_size, data) == decode.image_size(data) == (30, 40)
