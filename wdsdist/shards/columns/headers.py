@@ -39,6 +39,8 @@ class Head(NamedTuple):
     data: memoryview
     size: int
     """Bytes of the whole member."""
+    extension: str = ""
+    """That of the member, as stored."""
 
     def __call__(self, start: int, stop: int) -> bytes:
         """Return some of the bytes.
