@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import logging
 import os
@@ -30,26 +29,13 @@ from wdsdist.shards.index import ShardIndex, Tolerance, tolerance_of
 from wdsdist.shards.index_target import NAME_A_FOLDER
 from wdsdist.shards.manifest import Manifest, Shard, index_json, trusted_digests
 from wdsdist.shards.open import refuse_folders
+from wdsdist.shards.progress import ShardsProgress
 from wdsdist.shards.quarantine import BadEntry
 from wdsdist.shards.spellings import Location, Shards, expand
 from wdsdist.shards.tar import AUTO, FIRST_DOT, check_rule, decide, is_tar, merge
 from wdsdist.shards.unindexed import check_names, tars_below, tars_in
 
-_REMOTE_WORKERS = 16
-"""Shards that are read from a store at once: latency, not the CPU, limits the throughput there."""
-
 _log = logging.getLogger("wdsdist")
-
-
-@dataclass(frozen=True, slots=True)
-class IndexProgress:
-    """Progress of indexing."""
-
-    shards_done: int
-    shards: int
-    bytes_done: int
-    bytes: int
-    samples_done: int
 
 
 def index(
@@ -65,7 +51,7 @@ def index(
     workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
     allow_elsewhere: bool = False,
-    progress: Callable[[IndexProgress], None] | None = None,
+    progress: Callable[[ShardsProgress], None] | None = None,
 ) -> Manifest:
     """Index tars of other tools: write an index beside each, and ``index.json`` in their folder.
 
@@ -94,7 +80,7 @@ def index(
         workers: how many shards are read at once; by default one for each core, or 16 of a remote store.
         storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
         allow_elsewhere: let a list of shards in a file name what lies outside its folder.
-        progress: called with an `IndexProgress` before the first shard and after each.
+        progress: called with an `ShardsProgress` before the first shard and after each.
 
     Returns the manifest. Where anything is raised, no ``index.json`` is written.
 
@@ -127,7 +113,7 @@ def index(
     known = index_target.known(target, file_name, locations, options)
     before: Mapping[str, Any] = {} if known is None else known.extra
     key = _known_rule(before) if key == AUTO else key
-    with _executor(locations, workers) as executor:
+    with pool(workers, len(locations), remote=any(map(storage.is_remote, locations))) as executor:
         sizes = list(executor.map(_size, locations, [options] * len(locations)))
         sidecars = [index_target.sidecar(target, location, mirrors) for location in locations]
         places = zip(locations, sizes, sidecars, _excluding(tolerance, excluded, locations), strict=True)
@@ -294,14 +280,6 @@ def _refuse_links(manifest: Manifest) -> None:
             raise DestinationError(f"{location} lies outside {storage.shown(part.base)}: {NAME_A_FOLDER}")
 
 
-def _executor(
-    locations: list[str], workers: int | None
-) -> contextlib.AbstractContextManager[concurrent.futures.Executor]:
-    if any(map(storage.is_remote, locations)):
-        return concurrent.futures.ThreadPoolExecutor(min(workers or _REMOTE_WORKERS, len(locations)))
-    return pool(workers, len(locations))
-
-
 @dataclass(frozen=True, slots=True)
 class _Job:
     """One tar to index."""
@@ -316,7 +294,7 @@ class _Job:
 
 
 def _index_all(
-    executor: concurrent.futures.Executor, jobs: list[_Job], progress: Callable[[IndexProgress], None] | None
+    executor: concurrent.futures.Executor, jobs: list[_Job], progress: Callable[[ShardsProgress], None] | None
 ) -> list[ShardIndex | ShardDamagedError]:
     """Index all tars concurrently; return the indexes in the order of the tars, or why one has none."""
     futures = {executor.submit(_index_one, job): number for number, job in enumerate(jobs)}
@@ -324,20 +302,14 @@ def _index_all(
     total = sum(job.size or 0 for job in jobs)
     bytes_done = samples_done = 0
     if progress:
-        progress(IndexProgress(0, len(jobs), 0, total, 0))
-    try:
-        for future in concurrent.futures.as_completed(futures):
-            one = found[futures[future]] = future.result()
-            if isinstance(one, ShardIndex):
-                bytes_done += one.file.size
-                samples_done += one.num_samples
-            if progress:
-                known = max(total, bytes_done)
-                progress(IndexProgress(len(found), len(jobs), bytes_done, known, samples_done))
-    except BaseException:
-        for future in futures:
-            future.cancel()
-        raise
+        progress(ShardsProgress(0, len(jobs), 0, total, 0))
+    for future in concurrent.futures.as_completed(futures):
+        one = found[futures[future]] = future.result()
+        if isinstance(one, ShardIndex):
+            bytes_done += one.file.size
+            samples_done += one.num_samples
+        if progress:
+            progress(ShardsProgress(len(found), len(jobs), bytes_done, max(total, bytes_done), samples_done))
     return [found[number] for number in range(len(jobs))]
 
 

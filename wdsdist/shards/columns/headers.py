@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import struct
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from wdsdist._util import exif
@@ -33,7 +34,8 @@ class ShortError(Exception):
         self.needed = needed
 
 
-class Head(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Head:
     """The first bytes of a member."""
 
     data: memoryview
