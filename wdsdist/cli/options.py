@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,8 @@ from wdsdist._util.validation import byte_size
 from wdsdist.errors import ArgumentError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from wdsdist.shards.manifest import Manifest
 
 allow_elsewhere = click.option(
@@ -78,3 +80,25 @@ def byte_count(ctx: click.Context, param: click.Parameter, value: str) -> int:
         return byte_size(value)
     except ArgumentError as error:
         raise click.BadParameter(str(error), ctx, param) from None
+
+
+def dtypes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, np.dtype[Any]]:
+    """Read the values of ``--dtype``: extensions of raw arrays, each with the dtype of their items.
+
+    >>> from unittest.mock import Mock
+    >>> dtypes(Mock(), Mock(), ("input_ids=int32",))
+    {'input_ids': dtype('int32')}
+    """
+    import numpy as np
+
+    found = {}
+    for value in values:
+        extension, _, name = value.partition("=")
+        try:
+            if not (extension and name):
+                raise TypeError
+            found[extension] = np.dtype(name)
+        except TypeError:
+            problem = f"{value!r} is no extension with a dtype, such as input_ids=int32"
+            raise click.BadParameter(problem, ctx, param) from None
+    return found

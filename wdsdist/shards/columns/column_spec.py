@@ -80,11 +80,7 @@ class ColumnSpec:
             if what == "tokens" and all(fields.kind_of(one) in fields.JSON for one in wanted):
                 return Reading(wanted, _field, _num_items, 0)
             item_size = np.dtype(self.dtype).itemsize if self.dtype else 0
-            return (
-                Reading(wanted, parse, value, 0 if parse is headers.recording else _HEADER, item_size)
-                if wanted
-                else None
-            )
+            return Reading(wanted, parse, value, 0 if parse is headers.recording else _HEADER, item_size)
         parts = self.name.split(".")
         for count in range(len(parts), 0, -1):
             member, path = ".".join(parts[:count]), tuple(parts[count:])
