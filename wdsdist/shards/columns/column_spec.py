@@ -16,7 +16,7 @@ from wdsdist.shards.columns import column_file, fields, from_index, headers
 from wdsdist.shards.columns.headers import Head
 
 Parse = Callable[[Head], Any]
-"""From the first bytes of a member to what several columns may be taken from."""
+"""Function that parses the first bytes of a member; several columns may be taken from what it returns."""
 
 _HEADER = 16 << 10
 """Bytes of a member that are read first for its header: photographs with metadata have it within these."""
@@ -47,7 +47,7 @@ class Reading:
     """Of the members, in lower case; of a sample that has several, the first counts."""
     parse: Parse
     value: Callable[[Any], Any]
-    """From what ``parse`` returns to the column's value."""
+    """Function that gives the column's value, from what ``parse`` returns."""
     first_bytes: int
     """Bytes of a member that ``parse`` most likely needs; 0 for all."""
     item_size: int = 0

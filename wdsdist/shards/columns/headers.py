@@ -27,7 +27,7 @@ _CONTAINERS = (
 
 
 class ShortError(Exception):
-    """A header goes on behind the bytes that are there; ``needed`` is how many have to be."""
+    """A header is longer than the bytes read so far; ``needed`` is how many have to be read."""
 
     def __init__(self, needed: int) -> None:
         super().__init__(needed)
