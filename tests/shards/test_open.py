@@ -429,6 +429,15 @@ def test_indexing_a_tar_that_was_replaced_makes_its_index_anew(data_set: Path) -
     assert wdsdist.open(data_set / NAMES[2]).num_samples == 40
 
 
+def test_indexing_tars_without_a_sample_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_shard(tmp_path / "a.tar", 0)
+    assert wdsdist.index(tmp_path).num_samples == 0
+    assert f"{tmp_path} has no samples: its tars are empty" in caplog.text
+    (tmp_path / "b.tar").write_bytes(plain_tar([("README", b"")]))
+    wdsdist.index(tmp_path)
+    assert "hold nothing else than 1 x name without a key and an extension" in caplog.text
+
+
 def test_indexing_reports_each_shard(tars: Path) -> None:
     seen: list[ShardsProgress] = []
     wdsdist.index(tars, workers=2, progress=seen.append)

@@ -82,7 +82,8 @@ def index(
         allow_elsewhere: let a list of shards in a file name what lies outside its folder.
         progress: called with an `ShardsProgress` before the first shard and after each.
 
-    Returns the manifest. Where anything is raised, no ``index.json`` is written.
+    Returns the manifest. Where anything is raised, no ``index.json`` is written. Tars without a single sample are
+    indexed with a warning.
 
     Raises:
         ShardDamagedError: a tar cannot be read without losing samples.
@@ -249,6 +250,10 @@ def warn_of_parts(where: str, indexes: Iterable[tuple[str, ShardIndex]]) -> None
 
 def _warn(manifest: Manifest, indexes: list[tuple[str, ShardIndex]], exclude: str | os.PathLike[str] | None) -> None:
     warn_of_parts(manifest.base, indexes)
+    if not manifest.num_samples:
+        skipped = ", ".join(f"{count:,} x {what}" for what, count in manifest.extra.get("skipped", {}).items())
+        held = f"hold nothing else than {skipped}" if skipped else "are empty"
+        _log.warning("%s has no samples: its tars %s", storage.shown(manifest.base), held)
     if exclude is not None and not any(one.tolerance.excluded for _, one in indexes):
         _log.warning("%s lists no sample that is in %s", exclude, storage.shown(manifest.base))
     if scattered := manifest.extra.get("scattered"):
