@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -348,9 +347,3 @@ def _ordered(
 def _empty(world: World) -> BlockPlan:
     nothing = np.zeros(0, np.int64)
     return BlockPlan(0, nothing, nothing, np.zeros(1, np.int64), world.num_replicas)
-
-
-def useful_share(plan: BlockPlan, lengths: Int64s, budget: int) -> Iterator[float]:
-    """Yield, for each step of each rank, the share of a budget that its samples fill."""
-    ends = np.concatenate(([0], np.cumsum(lengths[plan.samples])))
-    yield from ((ends[plan.bounds[1:]] - ends[plan.bounds[:-1]]) / budget).tolist()

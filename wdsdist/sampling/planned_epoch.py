@@ -66,7 +66,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
-    """How an epoch is cut into blocks, and what is known of the samples."""
+    """Configuration of planned batches: the rule that makes them, the size of blocks, and the lengths of samples."""
 
     rule: BatchRule
     lengths: Values
