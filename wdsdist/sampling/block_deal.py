@@ -73,24 +73,16 @@ def level(locality: Locality, lengths: Int64s, owners: Int64s, shards: Int64s, l
 
 
 def even(locality: Locality, owners: Int64s, shards: Int64s) -> Int64s:
-    """Return the rank of each sample such that all ranks have equally many, to within one."""
+    """Return the node of each sample such that all ranks can have equally many, to within one."""
     ranks, nodes = owners.copy(), locality.nodes
-    counts = np.bincount(ranks, minlength=len(nodes))
-    # The first ranks have one more where it cannot be even.
     goals = np.full(len(nodes), len(owners) // len(nodes))
+    # The first ranks have one more where it cannot be even.
+    counts = np.bincount(ranks, minlength=len(nodes))
     goals[np.argsort(-counts, kind="stable")[: len(owners) - int(goals.sum())]] += 1
     of_nodes = np.bincount(nodes, goals).astype(np.int64)
     if len(of_nodes) > 1:
         _between_nodes(locality, ranks, np.ones_like(owners), shards, of_nodes, of_nodes)
-        counts = np.bincount(ranks, minlength=len(nodes))
-    for giver in np.flatnonzero(counts > goals).tolist():
-        own = np.flatnonzero(ranks == giver)
-        for taker in np.flatnonzero((counts < goals) & (nodes == nodes[giver])).tolist():
-            moved, own = np.split(own, [min(counts[giver] - goals[giver], goals[taker] - counts[taker])])
-            ranks[moved] = taker
-            counts[giver] -= len(moved)
-            counts[taker] += len(moved)
-    return ranks
+    return nodes[ranks]
 
 
 def _between_nodes(
