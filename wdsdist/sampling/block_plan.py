@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError
-from wdsdist.sampling.block_deal import FILLED, Locality, even, level
+from wdsdist.sampling.block_deal import FILLED, Locality, even, in_parts, level
 from wdsdist.sampling.permutation import shuffled
 
 Kind = Literal["tokens", "groups", "buckets", "rows"]
@@ -185,7 +185,7 @@ def _dropping(samples: BlockSamples, lengths: Int64s, rule: BatchRule, world: Wo
     locality = samples.locality(world)
     dealt = level(locality, lengths, samples.owners, locality.shards, steps, steps * rule.budget)
     bins = np.full(len(lengths), -1, np.int64)
-    for own in _in_parts(lengths, dealt, world.num_replicas):
+    for own in in_parts(lengths, dealt, world.num_replicas):
         bins[own] = _spread(lengths[own], steps, rule.budget, most, drops=True)
     kept = np.flatnonzero(bins >= 0)
     return _ordered(samples, numbers[kept], dealt[kept], bins[kept], steps, 1, world, key)
@@ -196,19 +196,12 @@ def _spread_all(
 ) -> Int64s | None:
     """Return the bin of each sample among those of its rank, or ``None`` where some rank's do not fit."""
     bins = np.empty(len(lengths), np.int64)
-    for own in _in_parts(lengths, dealt, world.num_replicas):
+    for own in in_parts(lengths, dealt, world.num_replicas):
         found = _into_bins(lengths[own], steps * in_batch, budget, most, least=steps)
         if found is None:
             return None
         bins[own] = found
     return bins
-
-
-def _in_parts(lengths: Int64s, dealt: Int64s, parts: int) -> list[Int64s]:
-    """Return the samples of each part that they are dealt to, the longest first."""
-    most = int(lengths.max(initial=0))
-    order = np.argsort(dealt * (most + 1) + most - lengths, kind="stable")
-    return np.split(order, np.searchsorted(dealt[order], np.arange(1, parts)))
 
 
 def _into_bins(lengths: Int64s, bins: int, budget: int, most: int, *, least: int) -> Int64s | None:
@@ -327,7 +320,7 @@ def _in_bucket(
     of_nodes = even(locality, samples.owners[numbers], locality.shards[numbers])
     dealt, bins = np.empty((2, len(numbers)), np.int64)
     first = 0
-    for own, size in zip(_in_parts(samples.lengths[numbers], of_nodes, len(sizes)), sizes.tolist(), strict=True):
+    for own, size in zip(in_parts(samples.lengths[numbers], of_nodes, len(sizes)), sizes.tolist(), strict=True):
         # Ranks of a node get like samples of each step by turns, to and fro: theirs are alike in cost.
         steps_of = np.arange(len(own)) * steps // max(1, len(own))
         turns, places = np.divmod(np.arange(len(own)) - np.searchsorted(steps_of, steps_of), size)
