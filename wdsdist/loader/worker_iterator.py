@@ -206,7 +206,7 @@ class WorkerIterator:
         finally:
             prefetch.close()
 
-    def _prefetching(self, uses: Iterator[Use]) -> Prefetch:
+    def _prefetching(self, uses: Iterator[Use | None]) -> Prefetch:
         self._prefetch = Prefetch(self.cache, self.order_config.manifest, uses, room=self._room(), job=self._job())
         return self._prefetch
 
