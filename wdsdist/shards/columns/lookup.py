@@ -43,10 +43,11 @@ class ColumnLookup:
 
         Raises `ArgumentError` for a sample that has no value.
         """
+        order = np.argsort(shards, kind="stable")
+        firsts = np.flatnonzero(np.diff(shards[order], prepend=-1))
         found: npt.NDArray[Any] | None = None
-        for shard in np.unique(shards).tolist():
-            here = shards == shard
-            values = self._values(shard, samples[here])
+        for here in np.split(order, firsts[1:]) if len(firsts) else ():
+            values = self._values(int(shards[here[0]]), samples[here])
             if found is None:
                 found = np.empty(len(shards), values.dtype)
             found[here] = values
