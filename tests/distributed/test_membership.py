@@ -146,6 +146,7 @@ def test_a_group_that_is_made_anew_begins_anew(attempts: Attempts) -> None:
     meet(ranks)
 
 
+@pytest.mark.slow
 def test_torchrun_starts_all_ranks_anew_and_they_meet_again(stage: Stage) -> None:
     words = stage.run_elastic("elastic_rank", meetings=("0-1", "1-1", "1-2", "1-3"))
     assert [word for word in words if word.startswith("ran")] == ["ran-in-0", "ran-in-1"]
