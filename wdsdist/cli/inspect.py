@@ -13,7 +13,6 @@ from wdsdist.cli.options import allow_elsewhere, opened
 from wdsdist.cli.output import counted, described, say, say_json, write_member
 
 if TYPE_CHECKING:
-    from wdsdist.samples.shard_reader import MappedShard
     from wdsdist.shards.manifest import Manifest
 
 _NAMED = 10  # classes that `info` names before it only counts
@@ -79,26 +78,28 @@ def cat(shards: str, sample: str, field: str | None, allow_elsewhere: bool) -> N
     SAMPLE is a key, or the number of a sample as `ls --samples` shows it; a key goes first where it could be either.
     Without FIELD, list the members of the sample instead. A terminal gets text only, with control characters escaped.
     """
-    from wdsdist import storage
     from wdsdist.cli.find_sample import find_sample, member
 
-    shard, number = find_sample(opened((shards,), allow_elsewhere=allow_elsewhere), sample)
+    manifest = opened((shards,), allow_elsewhere=allow_elsewhere)
+    found = find_sample(manifest, sample)
+    key = found.index.key(found.stored)
     if field is None:
-        say(shard.index.key(number), storage.shown(shard.name))
-        for extension, _, size in shard.index.members(number):
+        say(key, _shard_name(manifest, found.shard))
+        for extension, _, size in found.index.members(found.stored):
             say(extension, human(size))
     else:
-        write_member(member(shard, number, field), f"member {field!r} of sample {shard.index.key(number)!r}")
+        write_member(member(manifest, found, field), f"member {field!r} of sample {key!r}")
 
 
 def _facts(manifest: Manifest) -> dict[str, Any]:
     from wdsdist import storage
-    from wdsdist.cli.find_sample import mapped
     from wdsdist.shards.columns import from_index
 
     extra = manifest.extra
     if "fields" not in extra or "payload_bytes" not in extra:
-        extensions = {extension.lower() for _, shard in mapped(manifest) for extension in shard.index.extensions}
+        extensions = {
+            extension.lower() for _, one in from_index.shard_indexes(manifest) for extension in one.extensions
+        }
         payload = int(manifest.column("bytes").sum())
         extra = {"fields": sorted(extensions), **extra, "payload_bytes": payload}
     return {
@@ -144,16 +145,14 @@ def _shard_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
 
 
 def _sample_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
-    from wdsdist.cli.find_sample import mapped
+    from wdsdist.cli.find_sample import samples
 
-    for first, shard in mapped(manifest):
-        yield from _lines_of(first, shard)
+    for number, shard, index, stored in samples(manifest):
+        fields = ", ".join(f"{extension} ({human(size)})" for extension, _, size in index.members(stored))
+        yield str(number), index.key(stored), _shard_name(manifest, shard), fields
 
 
-def _lines_of(first: int, shard: MappedShard) -> Iterator[tuple[str, ...]]:
+def _shard_name(manifest: Manifest, number: int) -> str:
     from wdsdist import storage
 
-    for sample in range(shard.num_samples):
-        stored = shard.stored(sample)
-        fields = ", ".join(f"{extension} ({human(size)})" for extension, _, size in shard.index.members(stored))
-        yield str(first + sample), shard.index.key(stored), storage.shown(shard.name), fields
+    return storage.shown(storage.split(manifest.location(number))[1])

@@ -97,7 +97,7 @@ class ColumnLookup:
     def _column_of(self, shard: int) -> Column:
         if shard not in self._of_shards:
             part, number = self._manifest.part(shard)
-            column = from_index.columns_of_shard(part.whole, number, [self.name])[self.name]
+            column = from_index.column_of_shard(part.whole, number, self.name)
             if column.is_empty and self.name not in from_index.ALWAYS:
                 raise read.unknown(self.name, read.names(part.whole))
             self._of_shards[shard] = column

@@ -41,7 +41,7 @@ def stored_column(manifest: Manifest, name: str) -> Column:
                 )
             return found.column
     if from_index.is_free(name):
-        free = from_index.columns_of(manifest, [name])[name]
+        free = from_index.column_of(manifest, name)
         if name in from_index.ALWAYS or not free.is_empty:
             return free
     raise unknown(name, names(manifest))
