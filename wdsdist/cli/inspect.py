@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import human
-from wdsdist.cli.options import allow_elsewhere, opened
+from wdsdist.cli.options import allow_elsewhere, opened, storage_option
 from wdsdist.cli.output import counted, described, say, say_json, write_member
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ _NAMED = 10  # classes that `info` names before it only counts
 @click.command()
 @click.argument("shards", nargs=-1, required=True)
 @allow_elsewhere
+@storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(shards: tuple[str, ...], allow_elsewhere: bool, as_json: bool) -> None:
     """Show the contents of SHARDS: samples, shards, bytes, fields and classes."""
@@ -39,6 +40,7 @@ def info(shards: tuple[str, ...], allow_elsewhere: bool, as_json: bool) -> None:
         "mean sample": human(facts["mean_sample_bytes"]),
         "fields": ", ".join(facts["fields"]) or "none",
         **({"keys": facts["keys"]} if "keys" in facts else {}),
+        "checksums": _checksums(facts["with_checksums"], facts["shards"]),
         "classes": f"{len(classes):,}: {', '.join(classes[:_NAMED])}{', ...' if len(classes) > _NAMED else ''}"
         if classes
         else "not recorded",
@@ -56,6 +58,7 @@ def info(shards: tuple[str, ...], allow_elsewhere: bool, as_json: bool) -> None:
 @click.option("--samples", is_flag=True, help="List samples instead: number, key, shard, fields with sizes.")
 @click.option("--limit", type=click.IntRange(min=0), help="Most lines to print.  [default: all]")
 @allow_elsewhere
+@storage_option
 def ls(shards: tuple[str, ...], samples: bool, limit: int | None, allow_elsewhere: bool) -> None:
     """List the shards, one on each line: name, samples, size. With --samples, list the samples.
 
@@ -72,6 +75,7 @@ def ls(shards: tuple[str, ...], samples: bool, limit: int | None, allow_elsewher
 @click.argument("sample")
 @click.argument("field", required=False)
 @allow_elsewhere
+@storage_option
 def cat(shards: str, sample: str, field: str | None, allow_elsewhere: bool) -> None:
     """Write the data of one member, as it is stored, to standard output.
 
@@ -111,6 +115,7 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
         "payload_bytes": extra["payload_bytes"],
         "mean_sample_bytes": round(extra["payload_bytes"] / max(manifest.num_samples, 1), 1),
         "fields": extra["fields"],
+        "with_checksums": extra.get("with_checksums", 0),
         "classes": extra.get("classes"),
         **({"keys": keys} if (keys := _keys(manifest)) else {}),
         "source": extra.get("source"),
@@ -122,6 +127,17 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
         "columns": [name for name in manifest.columns if not from_index.is_free(name)],
         "view": list(manifest.made_by),
     }
+
+
+def _checksums(known: int, shards: int) -> str:
+    """Return how parts of shards are verified.
+
+    >>> _checksums(640, 640), _checksums(600, 640)[:23]
+    ('of each member', 'of 600 of 640 shards: p')
+    """
+    if known == shards:
+        return "of each member"
+    return f"of {known:,} of {shards:,} shards: parts of the others are checked by tar headers alone"
 
 
 def _generation(one: dict[str, int]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import human
-from wdsdist.cli.options import allow_elsewhere, byte_count, opened
+from wdsdist.cli.options import allow_elsewhere, byte_count, opened, storage_option
 from wdsdist.cli.output import counted, say, say_json, spread
 from wdsdist.cli.planned import CHOICES, PlannedBatching, batch_choices, plan_batches
 
@@ -48,6 +48,7 @@ _SHOWN = 8  # samples of a batch, and shards of a rank, that are printed before 
 @click.option("--rank", type=int, help="Show what this rank reads.")
 @batch_choices
 @allow_elsewhere
+@storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--plot",

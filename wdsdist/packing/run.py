@@ -368,6 +368,7 @@ def _manifest(
             # As readers match them: in lower case.
             "fields": sorted({extension.lower() for shard in shards for extension in shard.extensions}),
             "payload_bytes": sum(shard.payload_bytes for shard in shards),
+            "with_checksums": sum(shard.has_checksums for shard in shards),
             **({"left_out": left_out} if left_out else {}),
             **source.extra(),
             **({"images": how.reencoding.notes()} if how.reencoding else {}),
