@@ -95,7 +95,7 @@ class ColumnLookup:
             part, number = self._manifest.part(shard)
             column = None
             if from_index.is_free(self.name):
-                column = from_index.columns_of_shard(part.whole, number, [self.name])[self.name]
+                column = from_index.column_of_shard(part.whole, number, self.name)
             if column is None or (column.is_empty and self.name not in from_index.ALWAYS):
                 raise read.unknown(self.name, read.names(part.whole))
             self._of_shards[shard] = column
