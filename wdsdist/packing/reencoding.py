@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wdsdist._util.exif import UPRIGHT
 from wdsdist.errors import ArgumentError, DecodeError, SourceError
 from wdsdist.packing.reading import whole
 from wdsdist.packing.sources.source import BrokenPayload, Payload, Sample
@@ -102,7 +103,7 @@ class Reencoding:
         else:
             # A JPEG is decoded at a half, a quarter or an eighth of its size where that is still twice what is needed.
             image.thumbnail(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
-        upright = image if orientation.of_image(image) == orientation.UPRIGHT else ImageOps.exif_transpose(image)
+        upright = image if orientation.of_image(image) == UPRIGHT else ImageOps.exif_transpose(image)
         upright.info.pop("exif", None)
         upright.info.pop("xmp", None)
         buffer = io.BytesIO()

@@ -346,6 +346,7 @@ def _manifest(source: Source | Stream, job: Job, shards: list[WrittenShard], pla
             # As readers match them: in lower case.
             "fields": sorted({extension.lower() for shard in shards for extension in shard.extensions}),
             "payload_bytes": sum(shard.payload_bytes for shard in shards),
+            "with_checksums": sum(shard.has_checksums for shard in shards),
             **({"left_out": left_out} if left_out else {}),
             **source.notes,
             **({"images": images.notes()} if images else {}),
