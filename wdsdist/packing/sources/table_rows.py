@@ -92,7 +92,7 @@ class FileRows(Rows):
             yield self.files[at].row(group, number, self.used)
 
     def place(self, number: int) -> str:
-        at, group, row = self.located[number].tolist()
+        at, group, row = map(int, self.located[number])
         return self.files[at].place(group, row)
 
 
@@ -184,17 +184,10 @@ class TableListing:
         for row in rows:
             index = len(self.sizes)
             try:
-                found = list(_members(layout, row, finder))
-                members: list[tuple[str, Payload | Length]] = []
-                sizes = []
-                for extension, data in found:
-                    if isinstance(data, str):
-                        payload = self._file(data)
-                        if not isinstance(data, _Loose):
-                            sizes.append(payload.size)
-                        members.append((extension, payload))
-                    else:
-                        members.append((extension, data))
+                sizes: list[int] = []
+                members = [
+                    (extension, self._looked_up(data, sizes)) for extension, data in _members(layout, row, finder)
+                ]
                 key = _key(layout, row, index, members)
             except _RowError as error:
                 self._leave_out(index, row, SourceError(f"{place(index)}: {error}"))
@@ -211,11 +204,11 @@ class TableListing:
 
     def stored_sizes(self) -> Int64s:
         """int64 [rows]: bytes that each takes in a tar."""
-        return np.frombuffer(self.sizes, np.int64) if self.sizes else np.zeros(0, np.int64)
+        return np.frombuffer(self.sizes, np.int64)
 
     def file_sizes(self, rows: Int64s) -> Int64s:
         """int64 [members that are files, rows]: as `RowSamples` has them, of some rows."""
-        files = np.frombuffer(self.files, np.int64) if self.files else np.zeros(0, np.int64)
+        files = np.frombuffer(self.files, np.int64)
         return np.ascontiguousarray(files.reshape(len(self.sizes), -1)[rows].T)
 
     @functools.cached_property
@@ -243,7 +236,7 @@ class TableListing:
 
     def _check_keys(self, rows: Callable[[], Iterable[Row]], place: Callable[[int], str]) -> None:
         """Refuse a row whose key an earlier one has."""
-        digests = np.frombuffer(self.keys, np.uint64) if self.keys else np.zeros(0, np.uint64)
+        digests = np.frombuffer(self.keys, np.uint64)
         ordered = np.sort(digests)
         twice = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
         first: dict[str, int] = {}
@@ -266,12 +259,17 @@ class TableListing:
         key = _any_key(self.layout, row, index).encode("utf-8", "backslashreplace").decode()
         self.wrong[index] = LeftOut(key, str(error).replace(self.root.folder + os.sep, ""))
 
-    def _file(self, path: str) -> FilePayload:
-        status = _status(path)
+    def _looked_up(self, data: bytes | str | Length, sizes: list[int]) -> Payload | Length:
+        """Return what is known of a member's data; the size of a file is noted in ``sizes`` too."""
+        if not isinstance(data, str):
+            return data
+        status = _status(data)
         root = self.root.folder
-        relative = os.path.relpath(path, root) if path.startswith(root + os.sep) else path
+        relative = os.path.relpath(data, root) if data.startswith(root + os.sep) else data
         self.state.update(f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
-        return FilePayload(path, status.st_size)
+        if not isinstance(data, _Loose):
+            sizes.append(status.st_size)
+        return FilePayload(data, status.st_size)
 
 
 def _members(layout: Layout, row: Row, finder: Finder) -> Iterator[tuple[str, bytes | str | Length]]:
