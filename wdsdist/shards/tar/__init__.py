@@ -19,7 +19,6 @@ from wdsdist.shards.tar.key_rule import (
     is_cut_alike,
     merge,
     observe,
-    unescaped,
 )
 from wdsdist.shards.tar.member_at import is_member_at
 from wdsdist.shards.tar.naming import (
@@ -73,6 +72,5 @@ __all__ = [
     "split_name",
     "split_stored_name",
     "stored_size",
-    "unescaped",
     "why_skipped",
 ]
