@@ -4,9 +4,8 @@ Reads what GNU tar, bsdtar, Python and webdataset write (USTAR, PAX, GNU long na
 deterministic USTAR with a PAX header only where a name or size needs one.
 """
 
-from wdsdist.shards.tar.blocks import Readable
+from wdsdist.shards.tar.blocks import BLOCK, Readable
 from wdsdist.shards.tar.grouping import Samples, evidence, glance, group
-from wdsdist.shards.tar.headers import plain_headers
 from wdsdist.shards.tar.key_rule import (
     AUTO,
     FIRST_DOT,
@@ -33,7 +32,7 @@ from wdsdist.shards.tar.naming import (
     why_skipped,
 )
 from wdsdist.shards.tar.reader import Members, scan, scan_parts
-from wdsdist.shards.tar.writer import BLOCK, END, PLAIN_NAME, SIZE_LIMIT, header, padding, stored_size
+from wdsdist.shards.tar.writer import END, PLAIN_NAME, SIZE_LIMIT, header, padding, plain_headers, stored_size
 
 __all__ = [
     "AUTO",
