@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import human
-from wdsdist.cli.options import allow_elsewhere, dtypes, field_list, opened
+from wdsdist.cli.options import allow_elsewhere, dtypes, field_list, opened, storage_option
 from wdsdist.cli.output import contents, say, say_json
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> l
 )
 @click.option("--cache-dir", type=click.Path(file_okay=False), help="Where remote shards are kept.")
 @allow_elsewhere
+@storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def bench(
     shards: tuple[str, ...], workers: list[int], batch_size: int, seconds: float, step: float, as_json: bool, **how: Any

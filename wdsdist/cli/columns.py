@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wdsdist.cli.options import allow_elsewhere, opened
+from wdsdist.cli.options import allow_elsewhere, opened, storage_option
 from wdsdist.cli.output import counted, say
 from wdsdist.cli.progress import shards_meter
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 @click.option("--list", "lists", is_flag=True, help="List the columns that there are.")
 @click.option("--workers", type=int, help="Shards read at once.  [default: one for each core, 16 of a remote store]")
 @allow_elsewhere
+@storage_option
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
 def columns(
     shards: tuple[str, ...],

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist.cli.options import allow_elsewhere, key_rule, on_damage, opened
+from wdsdist.cli.options import allow_elsewhere, key_rule, on_damage, opened, storage_option, storage_options
 from wdsdist.cli.output import contents, counted, say
 from wdsdist.cli.progress import shards_meter
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 @key_rule
 @on_damage
 @allow_elsewhere
+@storage_option
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
 def index(
     shards: tuple[str, ...],
@@ -58,6 +59,7 @@ def index(
     manifests = [known] if known else []
     if not known:
         given |= {"output": output, "workers": workers, "allow_elsewhere": allow_elsewhere}
+        given["storage_options"] = storage_options()
         manifests = _indexed(shards, splits, quiet, given)
         for manifest in () if quiet else manifests:
             _sum_up(manifest, manifest.name if splits else given["name"])

@@ -382,6 +382,7 @@ def _notes(indexes: list[ShardIndex], known: Mapping[str, Any], key: str) -> dic
         payload += int(one.sizes.sum())
         skipped.update(one.skipped)
     notes: dict[str, Any] = {"source": {"kind": "tar"}, "fields": sorted(fields), "payload_bytes": payload}
+    notes["with_checksums"] = sum(one.checksums is not None for one in indexes)
     if skipped:
         notes["skipped"] = dict(sorted(skipped.items()))
     if scattered := sum(one.num_scattered for one in indexes):

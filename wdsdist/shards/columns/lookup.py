@@ -43,10 +43,11 @@ class ColumnLookup:
 
         Raises `ArgumentError` for a sample that has no value.
         """
+        order = np.argsort(shards, kind="stable")
+        firsts = np.flatnonzero(np.diff(shards[order], prepend=-1))
         found: npt.NDArray[Any] | None = None
-        for shard in np.unique(shards).tolist():
-            here = shards == shard
-            values = self._values(shard, samples[here])
+        for here in np.split(order, firsts[1:]) if len(firsts) else ():
+            values = self._values(int(shards[here[0]]), samples[here])
             if found is None:
                 found = np.empty(len(shards), values.dtype)
             found[here] = values
@@ -94,7 +95,7 @@ class ColumnLookup:
             part, number = self._manifest.part(shard)
             column = None
             if from_index.is_free(self.name):
-                column = from_index.columns_of_shard(part.whole, number, [self.name])[self.name]
+                column = from_index.column_of_shard(part.whole, number, self.name)
             if column is None or (column.is_empty and self.name not in from_index.ALWAYS):
                 raise read.unknown(self.name, read.names(part.whole))
             self._of_shards[shard] = column

@@ -27,7 +27,7 @@ def column(manifest: Manifest, name: str) -> Column:
     whole = manifest.whole
     found = of_file(whole, name)
     if found is None and from_index.is_free(name):
-        found = from_index.columns_of(whole, [name])[name]
+        found = from_index.column_of(whole, name)
         if found.is_empty and name not in from_index.ALWAYS:
             found = None
     if found is None:

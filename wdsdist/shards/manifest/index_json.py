@@ -214,7 +214,7 @@ def _check_generations(lengths: list[int] | None, shards: int) -> None:
 
 _NOTED: tuple[tuple[set[str], Callable[[Any], bool], str], ...] = (
     ({"classes", "fields", "appended"}, _are_names, "a list of names"),
-    ({"payload_bytes", "left_out", "excluded", "renamed_keys", "scattered"}, _is_count, "a count"),
+    ({"payload_bytes", "with_checksums", "left_out", "excluded", "renamed_keys", "scattered"}, _is_count, "a count"),
     ({"mirrors", "on_error"}, lambda value: isinstance(value, str), "a text"),
     ({"generations"}, lambda value: isinstance(value, list) and all(map(_is_count, value)), "a list of counts"),
     ({"skipped"}, lambda value: isinstance(value, dict) and all(map(_is_count, value.values())), "an object of counts"),

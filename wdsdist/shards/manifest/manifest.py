@@ -281,7 +281,7 @@ class Manifest(Choices):
             sizes=self.sizes[chosen],
             digests=self.digests[chosen],
             tar_sizes=self.tar_sizes[chosen],
-            extra={name: note for name, note in self.extra.items() if name not in NOTES_ON_ALL},
+            extra={name: note for name, note in self.extra.items() if name not in (*NOTES_ON_ALL, "with_checksums")},
             picks=None if self.picks is None else self.picks.of_shards(chosen),
         )
 
