@@ -4,8 +4,8 @@ Reads what GNU tar, bsdtar, Python and webdataset write (USTAR, PAX, GNU long na
 deterministic USTAR with a PAX header only where a name or size needs one.
 """
 
-from wdsdist.shards.tar.blocks import BLOCK, Readable
-from wdsdist.shards.tar.grouping import Samples, evidence, glance, group
+from wdsdist.shards.tar.blocks import BLOCK
+from wdsdist.shards.tar.grouping import evidence, glance, group
 from wdsdist.shards.tar.key_rule import (
     AUTO,
     FIRST_DOT,
@@ -23,7 +23,6 @@ from wdsdist.shards.tar.member_at import LONGEST_HEADERS, is_member_at
 from wdsdist.shards.tar.naming import (
     CLUTTER,
     CLUTTER_NAMES,
-    is_clutter,
     is_compressed,
     is_tar,
     is_text,
@@ -47,8 +46,6 @@ __all__ = [
     "Members",
     "PLAIN_NAME",
     "SIZE_LIMIT",
-    "Readable",
-    "Samples",
     "check_rule",
     "cutter",
     "decide",
@@ -57,7 +54,6 @@ __all__ = [
     "glance",
     "group",
     "header",
-    "is_clutter",
     "is_compressed",
     "is_cut_alike",
     "is_member_at",
