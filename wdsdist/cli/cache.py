@@ -83,9 +83,9 @@ def clean(sources: tuple[str, ...], older_than: float, everything: bool, cache_d
 
     SOURCE is the folder or URL of a data set, as `wdsdist cache info` shows it; what lies below it is meant too.
     """
-    from wdsdist.cache.contents import clean as remove
+    from wdsdist.cache.contents import clean as clean_up
 
-    done = remove(cache_dir, sources=sources, older_than=older_than, everything=everything)
+    done = clean_up(cache_dir, sources=sources, older_than=older_than, everything=everything)
     kept = f"; kept, for live jobs use them: {counted(done.in_use, 'shard')}" if done.in_use else ""
     say(f"removed: {counted(done.removed, 'shard')}, {human(done.bytes)}{kept}")
 

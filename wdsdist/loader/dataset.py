@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
 from wdsdist._util.validation import check_bytes, check_integer
 from wdsdist.cache import TIMEOUT, ShardCache
@@ -21,7 +22,7 @@ from wdsdist.errors import ArgumentError, ArgumentTypeError, SampleIndexError
 from wdsdist.loader import growth
 from wdsdist.loader.bad_sample_log import BadSampleLog
 from wdsdist.loader.checkpoint import Position, State, check_state
-from wdsdist.loader.framework_guards import refuse_wrappers
+from wdsdist.loader.framework_guards import is_counted_by_fabric, refuse_wrappers
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.plain_dataloader import PlainProgress, SampleStream
 from wdsdist.loader.worker_iterator import WorkerIterator
@@ -339,6 +340,22 @@ class StreamingDataset(IterableDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         refuse_wrappers(self._num_replicas)  # a spawned worker does not see who made it start
         return self.__dict__
+
+
+class EpochSampler(Sampler[None]):
+    """Stands where frameworks look for a ``DistributedSampler``: its ``set_epoch`` is the data set's."""
+
+    def __init__(self, dataset: StreamingDataset) -> None:
+        self._dataset = dataset
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration plays, unless Lightning Fabric asks: the loader counts better."""
+        if not is_counted_by_fabric():
+            self._dataset.chosen_epoch.choose(epoch)
+
+    def __iter__(self) -> Iterator[None]:
+        # torch asks for one index a batch; the data set needs none.
+        return itertools.repeat(None)
 
 
 def _padding(drop_last: bool, mark_padding: bool) -> tuple[bool, bool]:
