@@ -12,6 +12,8 @@ from wdsdist._util.validation import byte_size
 from wdsdist.errors import ArgumentError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from wdsdist.shards.manifest import Manifest
 
 allow_elsewhere = click.option(
@@ -73,7 +75,7 @@ key_rule = click.option(
 
 
 def on_damage(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say what becomes of samples and tars that cannot be read without losing some."""
+    """Add the options --on-error, --keep-first and --salvage: what becomes of damaged samples and tars."""
     for option in (
         click.option("--salvage", is_flag=True, help="With skip, keep the samples before the damage of a tar."),
         click.option("--keep-first", is_flag=True, help="With skip, keep the first of members that are there twice."),
@@ -121,3 +123,25 @@ def byte_count(ctx: click.Context, param: click.Parameter, value: str) -> int:
         return byte_size(value)
     except ArgumentError as error:
         raise click.BadParameter(str(error), ctx, param) from None
+
+
+def dtypes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, np.dtype[Any]]:
+    """Read the values of ``--dtype``: extensions of raw arrays, each with the dtype of their items.
+
+    >>> from unittest.mock import Mock
+    >>> dtypes(Mock(), Mock(), ("input_ids=int32",))
+    {'input_ids': dtype('int32')}
+    """
+    import numpy as np
+
+    found = {}
+    for value in values:
+        extension, _, name = value.partition("=")
+        try:
+            if not (extension and name):
+                raise TypeError
+            found[extension] = np.dtype(name)
+        except TypeError:
+            problem = f"{value!r} is no extension with a dtype, such as input_ids=int32"
+            raise click.BadParameter(problem, ctx, param) from None
+    return found

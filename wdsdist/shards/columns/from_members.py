@@ -113,9 +113,9 @@ def _read_group(index: ShardIndex, group: _Group, lengths: Int64s, content: Memb
         members = group.members[samples]
         places = zip(index.offsets[members].tolist(), index.sizes[members].tolist(), lengths.tolist(), strict=True)
         for sample, member, (offset, size, length) in zip(samples.tolist(), members.tolist(), places, strict=True):
-            head = Head(content[offset : offset + (size if content.is_whole else length)], size)
+            there = content[offset : offset + (size if content.is_whole else length)]
             try:
-                found = group.parse(index.extensions[index.extension_ids[member]], head)
+                found = group.parse(Head(there, size, index.extensions[index.extension_ids[member]]))
             except ShortError as error:
                 short[sample] = min(size, max(error.needed, _GROWTH * length))
                 continue

@@ -88,7 +88,7 @@ class Manifest(Choices):
     picks: Picks | None = None
     """The chosen samples of a view; ``None`` where a manifest has all samples of its shards."""
     made_by: tuple[dict[str, Any], ...] = ()
-    """How a view was made, step by step: what was asked for, and the samples before and after."""
+    """Provenance of a view, step by step: what was asked for, and the samples before and after."""
 
     @classmethod
     def of(cls, base: str, shards: Iterable[Shard], **more: Any) -> Manifest:
