@@ -105,6 +105,8 @@ class StreamingDataset(IterableDataset[Any]):
             agree on it: one rank does, and so do those of a process group of torch. ``True`` follows without one too:
             then nothing may be appended while some ranks have begun an epoch and others have not. A `Manifest` never
             grows.
+        stage: copy local shards too into ``cache_dir``, and read them there, as remote ones: for a slow mount, such as
+            NFS, Lustre or FUSE. ``wdsdist bench`` says when that pays.
 
     Raises:
         IndexNotFoundError: ``shards`` is a folder without ``index.json``.
@@ -154,11 +156,12 @@ class StreamingDataset(IterableDataset[Any]):
         storage_options: Mapping[str, Any] | None = None,
         allow_elsewhere: bool = False,
         follow: bool | None = None,
+        stage: bool = False,
     ) -> None:
         super().__init__()
         self.manifest, self._growth = growth.opened(
             shards, follow, is_virtual=samples_per_epoch is not None, storage_options=storage_options,
-            download_timeout=download_timeout, allow_elsewhere=allow_elsewhere,
+            download_timeout=download_timeout, allow_elsewhere=allow_elsewhere, stage=stage,
         )  # fmt: skip
         self.drop_last, self.mark_padding = _padding(drop_last, mark_padding)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
