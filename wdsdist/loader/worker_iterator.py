@@ -206,6 +206,15 @@ class WorkerIterator:
         finally:
             prefetch.close()
 
+    def fetch_ahead(self) -> Prefetch | None:
+        """Start to prefetch for the first batches of the rank, before its workers do; ``None`` where all is local."""
+        if not self.order_config.manifest.is_copied.any():
+            return None
+        order = self.order_config.order(self.settings, self.epoch)
+        prefetch = self._prefetching(upcoming(order, self.plan, rank=self.rank))
+        prefetch.reach(0)
+        return prefetch
+
     def _prefetching(self, uses: Iterator[Use | None]) -> Prefetch:
         self._prefetch = Prefetch(self.cache, self.order_config.manifest, uses, room=self._room(), job=self._job())
         return self._prefetch
