@@ -395,11 +395,10 @@ def _sample(opened: _Opened, sample: int, seed: int, padding: bool | None) -> An
         entries["__dataset__"] = shard.dataset
     for field, extension, place in opened.only_members or opened.members(sample):
         part = _EMPTY if place == ABSENT else shard.member(sample, place)
-        if len(part):
-            entries[field] = opened.decoded(sample, seed, field, extension, part)
-        elif field in spec.fields.optional:
+        is_empty = not len(part)
+        if is_empty and field in spec.fields.optional:
             entries[field] = None
-        elif spec.policy.replaces:
+        elif is_empty and spec.policy.replaces:
             raise opened.empty(sample, field, extension)
         else:
             entries[field] = opened.decoded(sample, seed, field, extension, part)
