@@ -13,8 +13,9 @@ import wdsdist
 from tests.support import forked
 from tests.support.pages import ROOT, blocks
 
+RAY = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 BLOCKS = [
-    pytest.param(block.text, id=f"{name}:{block.line}", marks=[pytest.mark.slow] if name == "ray" else [])
+    pytest.param(block.text, id=f"{name}:{block.line}", marks=RAY if name == "ray" else [])
     for name in ("pytorch", "ray", "webdataset")
     for block in blocks((ROOT / "docs" / "frameworks" / f"{name}.md").read_text())
 ]
