@@ -171,8 +171,8 @@ def with_seed(sample: dict[str, Any], seed: int) -> dict[str, Any]:
 
 
 def shared_files() -> set[Path]:
-    """The files in shared memory, without the semaphores of 32 bytes that Python's own queues have there."""
-    return {path for path in Path("/dev/shm").iterdir() if not path.name.startswith("sem.mp-")}
+    """The files in shared memory with the names that torch, Python and wdsdist give, but for semaphores of queues."""
+    return {path for path in Path("/dev/shm").iterdir() if path.name.startswith(("torch_", "psm_", "wdsdist"))}
 
 
 @pytest.mark.parametrize(
