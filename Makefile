@@ -47,7 +47,7 @@ check: $(INSTALLED)
 # What the default run leaves out because it takes minutes: each test by itself to the next process that is free.
 slow: $(INSTALLED)
 	@echo "== slow tests"
-	@$(BIN)/python -m pytest -m slow --numprocesses auto --dist loadgroup --durations 5
+	@$(BIN)/python -m pytest -m slow --numprocesses auto --dist loadgroup --timeout 600 --durations 5
 
 # Every link and anchor is checked. Nothing is fetched while it is built.
 docs: $(WRITERS)

@@ -37,7 +37,7 @@ class Iterable(torch.utils.data.IterableDataset[dict[str, str]]):
 
 
 def contents(source: Any) -> list[bytes]:
-    samples = source.in_order() if isinstance(source, Stream) else source.take(np.arange(len(source)))
+    samples = source.samples if isinstance(source, Stream) else source.take(np.arange(len(source)))
     return [members[0][1] for _, members in samples]
 
 
