@@ -16,6 +16,7 @@ from tests.support.gloo_ranks import Ranks
 from tests.support.playing import play
 from wdsdist.errors import LoaderStateError
 
+FRAMEWORK = "lightning.pytorch"
 TOTAL = 64
 STEPS = 8  # an epoch on each of two ranks, with batches of 4
 

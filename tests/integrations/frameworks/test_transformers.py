@@ -14,6 +14,7 @@ from tests.programs import transformers_runs
 from tests.support.gloo_ranks import Ranks
 from tests.support.playing import play
 
+FRAMEWORK = "transformers.trainer"
 TOTAL = 64
 BATCHES = 8
 
