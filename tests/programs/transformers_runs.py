@@ -124,7 +124,7 @@ def epochs_of_planned_batches(shards: str, folder: str, epochs: int) -> dict[str
     """Train several epochs of planned batches, with two of them an update, and resume after some updates."""
     as_launched()
     options: dict[str, Any] = {"num_train_epochs": epochs, "batches": {"bucket_by": "cls.bytes"}}
-    options |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    options |= {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2}
     trainer = make_trainer(shards, folder, save_steps=4, **options)
     loader = trainer.get_train_dataloader()
     lengths = [loader.planned_length(epoch) for epoch in range(epochs)]

@@ -125,16 +125,16 @@ def test_planned_epochs_that_lightning_would_cut_are_refused(ranks: Ranks, shard
 def test_several_epochs_of_planned_batches_have_their_own_lengths_and_resume_in_any(
     ranks: Ranks, shards: Path, tmp_path: Path
 ) -> None:
-    found = play(ranks, lightning_runs.planned_epochs, str(shards), str(tmp_path), 4, every=1)
+    found = play(ranks, lightning_runs.planned_epochs, str(shards), str(tmp_path), 2, every=5)
     lengths = found[0]["lengths"]
     assert len(set(lengths)) > 1
     for epoch, length in enumerate(lengths):
         assert set(samples(found, epoch)) == set(range(TOTAL))
         assert [len([step for step in rank["seen"] if step[0] == epoch]) for rank in found] == [length] * 2
-    assert {epoch for epoch, _ in found[0]["validated"]} == set(range(4))
-    for step in (2, lengths[0], lengths[0] + 3, sum(lengths) - 1):
+    assert {epoch for epoch, _ in found[0]["validated"]} == set(range(2))
+    for step in (5, sum(lengths) // 5 * 5):
         again = play(
-            ranks, lightning_runs.planned_epochs, str(shards), str(tmp_path), 4, checkpoint=f"step={step}.ckpt"
+            ranks, lightning_runs.planned_epochs, str(shards), str(tmp_path), 2, checkpoint=f"step={step}.ckpt"
         )
         assert [rank["seen"] for rank in again] == [rank["seen"][step:] for rank in found]
 
