@@ -307,3 +307,39 @@ def test_a_state_of_an_epoch_before_data_grew_is_counted_on(tmp_path: Path) -> N
     assert other.state_dict()["block"] == 0
     assert Counter(keys([*played, *iterator])) == Counter(f"d{number}" for number in range(40))
     assert len(keys(other)) == 80
+
+
+class _Spoiled:
+    """A transform that finds each fifth sample bad, but for the shortest."""
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        if int(sample["__key__"][1:]) % 5 == 0 and len(sample["ids"]) > 2:
+            raise wdsdist.BadSample("spoiled")
+        return sample
+
+
+@pytest.mark.parametrize("way", [TOKENS, {"pack_to": 64, "length": "ids.tokens", "batch_size": 4}])
+def test_what_replaces_a_bad_sample_fits_in_its_place(data: Manifest, way: dict[str, Any]) -> None:
+    dataset = StreamingDataset(
+        data, decode={"ids": np.int32}, num_replicas=1, rank=0, transform=_Spoiled(), on_error="replace"
+    )
+    one = StreamingDataLoader(dataset, num_workers=0, collate_fn=None if "pack_to" in way else listed, **way)
+    batches = list(one)
+    assert one.stats().bad_samples > DOCUMENTS // 10
+    assert not any(int(key[1:]) % 5 == 0 and SIZES[int(key[1:])] > 2 for batch in batches for key in _flat(batch))
+    if "pack_to" in way:
+        assert sum(int((batch["document_ids"] >= 0).sum()) for batch in batches) == SIZES.sum()
+    else:
+        assert all(sum(batch["sizes"]) <= 512 for batch in batches)
+
+
+def _flat(batch: dict[str, Any]) -> list[str]:
+    return [key for keys in batch["__key__"] for key in ([keys] if isinstance(keys, str) else keys)]
+
+
+def test_in_a_bucket_another_sample_of_it_replaces_a_bad_one(data: Manifest) -> None:
+    options = planned_batches.BatchOptions(batch_size=8, bucket_by="ids.bytes")
+    planned = planned_batches.PlannedBatches(data, options, {})
+    numbers = np.arange(60)[::-1]
+    misfits = planned.misfits(0, numbers, 7)
+    assert np.array_equal(misfits > 0, SIZES[numbers] != SIZES[numbers[7]])

@@ -206,6 +206,20 @@ class PlannedBatches:
         batching = replace(self._batching, block_samples=block)
         return PlannedEpoch(batching=batching, order=order, world=world, key=mix_key(seed, epoch), start=place)
 
+    def misfits(self, shard: int, numbers: Int64s, place: int) -> Int64s:
+        """Return how little samples of a shard fit in the place of one of them, ``numbers[place]``: 0 fits.
+
+        In a batch, one that is no longer fits; in rows, one that is no shorter, for its tokens may lie in several.
+        """
+        shards = np.full(len(numbers), shard)
+        lengths = self._batching.lengths(shards, numbers)
+        longer = lengths - lengths[place]
+        found = np.maximum(-longer if self.options.pack_to is not None else longer, 0)
+        if self._batching.buckets is not None:
+            buckets = self._batching.buckets(shards, numbers)
+            found[buckets != buckets[place]] += int(lengths.max()) + 1
+        return found
+
     def finisher(self) -> Finish | None:
         """Return what makes a batch of rows of samples and their pieces; ``None`` where batches are no rows."""
         if self.options.pack_to is None:

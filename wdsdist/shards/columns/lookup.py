@@ -96,7 +96,8 @@ class ColumnLookup:
         return taken.typed()
 
     def _column_of(self, shard: int) -> Column:
-        if shard not in self._of_shards:
+        column = self._of_shards.get(shard)
+        if column is None:
             part, number = self._manifest.part(shard)
             column = from_index.columns_of_shard(part.whole, number, [self.name])[self.name]
             if column.is_empty and self.name not in from_index.ALWAYS:
@@ -104,7 +105,7 @@ class ColumnLookup:
             self._of_shards[shard] = column
             while len(self._of_shards) > _SHARDS:
                 self._of_shards.popitem(last=False)
-        return self._of_shards[shard]
+        return column
 
 
 def hash_of(text: bytes) -> int:
