@@ -15,6 +15,7 @@ import wdsdist
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, StateMismatchError
 from wdsdist.loader import planned_batches
+from wdsdist.loader.checkpoint import Position
 from wdsdist.sampling.planned_epoch import Place
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage.memory import MemoryStore
@@ -307,6 +308,16 @@ def test_a_state_of_an_epoch_before_data_grew_is_counted_on(tmp_path: Path) -> N
     assert other.state_dict()["block"] == 0
     assert Counter(keys([*played, *iterator])) == Counter(f"d{number}" for number in range(40))
     assert len(keys(other)) == 80
+
+
+def test_a_piece_of_a_document_costs_by_its_own_length(data: Manifest) -> None:
+    for cost, expected in (("linear", 1.0), ("quadratic", 2.0), ("ids.bytes", 1.0)):
+        one = loader(data, pack_to=64, length="ids.tokens", batch_size=4, cost=cost)
+        block = one._what_is_left(Position(0, 0), one.dataset.identity()).epoch.block(0)  # type: ignore[union-attr]
+        sizes = (block.stops - block.starts).astype(float)
+        assert (sizes == 64).any()
+        scale = 4 if cost == "ids.bytes" else 1
+        assert np.allclose(block.costs, scale * sizes**expected)
 
 
 class _Spoiled:

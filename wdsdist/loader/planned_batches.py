@@ -307,28 +307,29 @@ def lengths_of(manifest: Manifest, name: str, itemsizes: dict[str, int]) -> Leng
     return Lengths(ColumnLookup(manifest, f"{extension}.bytes"), itemsizes[extension])
 
 
-def _cost(manifest: Manifest, cost: str) -> Callable[[Int64s, Int64s, Int64s], npt.NDArray[np.float64]]:
+def _cost(manifest: Manifest, cost: str) -> Callable[..., npt.NDArray[np.float64]]:
     if cost == "linear":
         return _linear
     return _quadratic if cost == "quadratic" else CostColumn(ColumnLookup(manifest, cost))
 
 
 class CostColumn:
-    """What samples cost, by a column."""
+    """Costs of samples by a column; a piece of a sample has its share of the tokens."""
 
     def __init__(self, values: ColumnLookup) -> None:
         self._values = values
 
-    def __call__(self, shards: Int64s, samples: Int64s, lengths: Int64s) -> npt.NDArray[np.float64]:
-        return self._values(shards, samples).astype(np.float64)
+    def __call__(self, shards: Int64s, samples: Int64s, lengths: Int64s, sizes: Int64s) -> npt.NDArray[np.float64]:
+        share = np.divide(sizes, lengths, out=np.ones(len(sizes)), where=lengths > 0)
+        return self._values(shards, samples).astype(np.float64) * share
 
 
-def _linear(shards: Int64s, samples: Int64s, lengths: Int64s) -> npt.NDArray[np.float64]:
-    return lengths.astype(np.float64)
+def _linear(shards: Int64s, samples: Int64s, lengths: Int64s, sizes: Int64s) -> npt.NDArray[np.float64]:
+    return sizes.astype(np.float64)
 
 
-def _quadratic(shards: Int64s, samples: Int64s, lengths: Int64s) -> npt.NDArray[np.float64]:
-    return lengths.astype(np.float64) ** 2
+def _quadratic(shards: Int64s, samples: Int64s, lengths: Int64s, sizes: Int64s) -> npt.NDArray[np.float64]:
+    return sizes.astype(np.float64) ** 2
 
 
 def _rows(samples: list[Any], *, pieces: Pieces, **how: Any) -> Batch:

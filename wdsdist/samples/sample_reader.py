@@ -43,7 +43,7 @@ _Error = TypeVar("_Error", SampleError, DecodeError)
 
 
 Misfits = Callable[[int, Int64s, int], Int64s]
-"""Returns, of a shard and int64 [n] of its samples, how little each fits in the place of the one at an index, from 0."""
+"""Returns, of a shard and int64 [n] of its samples, how badly each fits in the place of the one at an index; 0 fits."""
 
 
 class _Opened:
@@ -289,8 +289,8 @@ class SampleReader:
             self._note(opened, candidate, _unusual(field))
         raise SampleError(
             f"{opened.shard.name} has no good sample among its {opened.shard.num_samples:,} to take the place of "
-            f"{bad.key!r}, which is bad ({bad.field or 'sample'}: {bad.reason}): leave the shard out, or mend its data, "
-            f"fields=, decode= or transform="
+            f"{bad.key!r}, which is bad ({bad.field or 'sample'}: {bad.reason}): leave the shard out, or mend its "
+            f"data, fields=, decode= or transform="
         )
 
     def _candidates(self, opened: _Opened, sample: int, epoch: int) -> Iterator[int]:
