@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import json
 import re
@@ -95,6 +96,7 @@ def test_every_extra_that_is_named_exists() -> None:
     assert named <= extras
 
 
+@functools.cache
 def texts_of_the_program() -> str:
     """Return all texts in the package but docstrings, each after a zero, with a blank for each value filled in."""
     nodes = [node for path in (ROOT / "wdsdist").rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]

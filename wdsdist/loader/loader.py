@@ -12,13 +12,14 @@ from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import check_integer
 from wdsdist.cache.prefetch import Prefetch
 from wdsdist.distributed import Identity, check_same, identity
-from wdsdist.errors import ArgumentTypeError, DatasetTooSmallError
+from wdsdist.errors import ArgumentTypeError, DatasetTooSmallError, LoaderStateError
 from wdsdist.loader.checkpoint import Position, Progress, State, check_state, read_state
 from wdsdist.loader.dataset import EpochSampler, StreamingDataset
 from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
 from wdsdist.loader.framework_guards import (
     AcceleratedBatches,
     KnownToAccelerate,
+    epoch_that_lightning_sets_up,
     expect_a_length,
     refuse_copied_collation,
     refuse_first_length,
@@ -183,7 +184,8 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         """
         self._heed_set_epoch()
         if self._planned is not None:
-            return self._planned_length(self._planned)
+            epoch = epoch_that_lightning_sets_up()
+            return self.planned_length(self._progress.position.epoch if epoch is None else epoch)
         samples = self._config_at(self._progress.position).num_samples
         return self._plan(Position(0, 0), self.dataset.identity(), samples).batches_per_rank
 
@@ -320,9 +322,13 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             self._block = self._planned.usual_block(here.world_size, window)
         return self._block
 
-    def _planned_length(self, planned: PlannedBatches) -> int:
-        epoch = self._planned_epoch(planned, Position(self._progress.position.epoch, 0), self.dataset.identity())
-        return planned.count_steps(epoch, self._order_settings(self.dataset.identity()))
+    def planned_length(self, epoch: int) -> int:
+        """Return the planned batches that a whole epoch has on each rank, which differs by epoch."""
+        if self._planned is None:
+            raise LoaderStateError("this loader has batches of a fixed number of samples: ask for its len()")
+        here = self.dataset.identity()
+        planned = self._planned_epoch(self._planned, Position(epoch, 0), here)
+        return self._planned.count_steps(planned, self._order_settings(here))
 
     def _planned_epoch(self, planned: PlannedBatches, position: Position, here: Identity) -> PlannedEpoch:
         settings = self._order_settings(here)

@@ -59,6 +59,9 @@ class WorkerDataset(IterableDataset[Any]):
         self._order_config = order_config
         self._cache = cache
         self._sample_reader = sample_reader
+        if planned is not None:
+            self._sample_reader = sample_reader.of(sample_reader.specs)  # of its own: others may replace otherwise
+            self._sample_reader.misfits = planned.misfits
         self._collate_fn = collate_fn
         self._start = SharedNumbers([0] * EpochStart.width())
         self._planned = planned

@@ -309,10 +309,14 @@ class Manifest(Choices):
     def _restored(cls, values: dict[str, Any]) -> Manifest:
         return cls(**values)
 
+    @classmethod
+    def _arrived(cls, shared: SharedCopy) -> Manifest:
+        return cls._restored(shared.value())
+
     def __reduce__(self) -> tuple[Any, ...]:
         if is_spawning():  # else megabytes would go through the pipe to each worker
-            return _arrived, (type(self), self._shared)
-        return _restored, (type(self), self._values())
+            return type(self)._arrived, (self._shared,)
+        return type(self)._restored, (self._values(),)
 
     def __repr__(self) -> str:
         return (
@@ -334,14 +338,6 @@ def index_name(location: str, mirrors: str | None) -> str:
     if below == path or ".." in below.split("/"):
         below = storage.split(location)[1]
     return f"{below}{SUFFIX}"
-
-
-def _arrived(kind: type[Manifest], shared: SharedCopy) -> Manifest:
-    return kind._restored(shared.value())
-
-
-def _restored(kind: type[Manifest], values: dict[str, Any]) -> Manifest:
-    return kind._restored(values)
 
 
 def _encoded(name: str) -> bytes:
