@@ -23,12 +23,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from wdsdist.errors import ArgumentError, ShardNotFoundError, StorageError
-from wdsdist.storage.clients import StorageOptions, filesystem, renew, speaks
+from wdsdist.storage.clients import StorageOptions, renew, speaks
+from wdsdist.storage.direct import Answer, Direct, reader
 from wdsdist.storage.retry import (
     Attempts,
     Deadline,
     FinalError,
     MisfitError,
+    NoRangesError,
     PassingError,
     RequestPolicy,
     mapped,
@@ -133,7 +135,7 @@ def begin_fetch(
     """
     import fsspec.asyn
 
-    client, remote = filesystem(location, options, retries=False)
+    client, remote = reader(location, options, retries=False)
     copy = _Copy(location, path, options, client, remote, deadline, connections or _shared)
     return Fetching(copy, asyncio.run_coroutine_threadsafe(copy.run(size), fsspec.asyn.get_loop()))
 
@@ -287,7 +289,7 @@ class _Copy:
                     self.fault = error
                     pause = attempts.failed(error)
                     if self.client is client and renew(self.location, error):  # else another part has done it
-                        self.client, self.remote = filesystem(self.location, self.options, retries=False)
+                        self.client, self.remote = reader(self.location, self.options, retries=False)
                 self.retries += 1
                 await asyncio.sleep(pause)
 
@@ -320,19 +322,15 @@ async def _cancel(*tasks: asyncio.Future[Any]) -> None:
             task.exception()  # looked at, or asyncio would print it
 
 
-class NoRangesError(StorageError):
-    """A web server that serves whole files only, without ranges."""
-
-
 def pieces(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes, None]:
     """Yield the bytes of a range, or without one of the whole file, on the event loop.
 
     Raises what the back end raises, and `NoRangesError` where only the whole file can be had.
     """
+    if isinstance(client, Direct):
+        return _of_direct(client, path, wanted)
     if speaks(client, "http"):
         return _of_http(client, path, wanted)
-    if speaks(client, "s3"):
-        return _of_s3(client, path, wanted)
     return _at_once(client, path, wanted)
 
 
@@ -363,19 +361,18 @@ async def _of_http(client: Any, path: str, wanted: range | None) -> AsyncGenerat
             yield piece
 
 
-async def s3_answer(client: Any, path: str, wanted: range | None = None) -> Any:
-    bucket, key, version = client.split_path(path)
-    more = {"VersionId": version} if version else {}
-    if wanted:
-        more["Range"] = _header(wanted)
-    return await client._call_s3("get_object", Bucket=bucket, Key=key, **more)
-
-
-async def _of_s3(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes, None]:
-    answer = await s3_answer(client, path, wanted)
-    with contextlib.closing(answer["Body"]) as body:
-        while piece := await body.read(_PIECE):
-            yield piece
+async def _of_direct(client: Direct, path: str, wanted: range | None) -> AsyncGenerator[bytes, None]:
+    answer = await _in_thread(client.answer, "GET", path, wanted)
+    is_read = False
+    try:
+        if wanted and answer.status != 206:
+            raise NoRangesError
+        while pieces := await _in_thread(answer.pieces):
+            for piece in pieces:
+                yield piece
+        is_read = True
+    finally:
+        answer.close() if is_read else answer.abandon()
 
 
 def _header(wanted: range) -> str:
@@ -399,8 +396,10 @@ async def _in_thread(function: Callable[..., T], *arguments: Any) -> T:
     future: asyncio.Future[T] = loop.create_future()
 
     def deliver(settle: Callable[[Any], None], value: Any) -> None:
-        if not future.done():  # nobody waits any more
+        if not future.done():
             settle(value)
+        elif isinstance(value, Answer):  # nobody waits for it any more
+            value.close()
 
     def work() -> None:
         try:
