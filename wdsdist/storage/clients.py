@@ -22,6 +22,8 @@ from wdsdist.storage.urls import scrubbed, shown
 if TYPE_CHECKING:
     import aiohttp
 
+    from wdsdist.storage.s3_urls import S3Addresses
+
 T = TypeVar("T")
 _log = logging.getLogger("wdsdist")
 
@@ -36,7 +38,7 @@ _POOL = 128
 _OURS = {"host", "accept", "accept-encoding", "range", "connection"}
 """Headers of a request that are of no use to who should not have seen it."""
 
-signers: dict[tuple[Any, ...], Any] = {}
+signers: dict[tuple[str | None, ...], S3Addresses | None] = {}
 """What signs requests to S3, by store, options and environment; dropped where credentials have expired."""
 
 _used: dict[int, Any] = {}

@@ -23,11 +23,11 @@ import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.message import Message
-from typing import Any, Protocol
+from typing import Any, Literal
 
 from wdsdist.storage.clients import StorageOptions, filesystem, given_for, reach, store
 from wdsdist.storage.retry import NoRangesError, policy
-from wdsdist.storage.s3_urls import s3_addresses
+from wdsdist.storage.s3_urls import S3Addresses, s3_addresses
 
 _PIECE = 256 << 10  # bytes at most; what has arrived is given at once
 _TOGETHER = 1 << 20  # bytes
@@ -41,16 +41,6 @@ _CODE = re.compile(rb"<Code>(\w+)</Code>")
 _ERROR_BYTES = 4096
 _UNSAFE = re.compile(r"%(?![0-9A-Fa-f]{2})|[^\x21-\x7e]|[\"<>\\^`{|}]")
 """Characters that a URL may not hold as they are."""
-
-
-class Addresses(Protocol):
-    """The URLs that stand for locations of one store."""
-
-    def url(self, method: str, location: str) -> str:
-        """Return the URL of a request for a location."""
-
-    def moved(self, region: str) -> bool:
-        """Take note that the store is in another region; return whether that changes its URLs."""
 
 
 class StatusError(Exception):
@@ -68,7 +58,7 @@ class StatusError(Exception):
 class Direct:
     """A client that reads from one store."""
 
-    addresses: Addresses | None = None
+    addresses: S3Addresses | None = None
     """Of S3; a web server's locations are URLs already."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The user's."""
@@ -100,8 +90,9 @@ class Direct:
             return {"size": None if size is None else int(size), "type": "file", **stamps}
 
     def answer(
-        self, method: str, location: str, wanted: range | None = None, *, seconds: float | None = None
-    ) -> Answer:
+        self, method: Literal["GET", "HEAD"], location: str, wanted: range | None = None, *,
+        seconds: float | None = None,
+    ) -> Answer:  # fmt: skip
         """Ask for a file or a range of it; follows redirects, to other stores without what was given for this one.
 
         Raises `StatusError`, or what the connection raises.

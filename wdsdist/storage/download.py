@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import hashlib
 import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -54,6 +55,8 @@ class Transfer:
     """Requests made, with those that failed."""
     retries: int
     """Requests that repeated another one."""
+    sha256: str = ""
+    """Digest of the file, where it was asked for."""
 
 
 class Connections:
@@ -124,6 +127,7 @@ def begin_fetch(
     size: int | None = None,
     deadline: Deadline | None = None,
     connections: Connections | None = None,
+    digest: bool = False,
 ) -> Fetching:
     """Start what `fetch` does and return at once, so that one thread can run several downloads:
 
@@ -131,12 +135,14 @@ def begin_fetch(
             one.result()
             other.result()
 
-    Takes what `fetch` takes. Raises `StorageError` where there is no client for the location.
+    Takes what `fetch` takes, and whether to compute the file's digest while its bytes arrive. Raises `StorageError`
+    where there is no client for the location.
     """
     import fsspec.asyn
 
     client, remote = reader(location, options, retries=False)
     copy = _Copy(location, path, options, client, remote, deadline, connections or _shared)
+    copy.sha256 = hashlib.sha256() if digest else None
     return Fetching(copy, asyncio.run_coroutine_threadsafe(copy.run(size), fsspec.asyn.get_loop()))
 
 
@@ -201,6 +207,7 @@ class _Copy:
     fault: FinalError | PassingError | None = None
     """The last one."""
     file: int = -1
+    sha256: hashlib._Hash | None = None
     ended: threading.Event = field(default_factory=threading.Event)
     """Set when nothing is written any more."""
 
@@ -211,12 +218,12 @@ class _Copy:
             if size is None:
                 size = await self._persist(lambda _: size_of(self.client, self.remote))
             if size is None or size <= self.policy.part_bytes:
-                size = await self._part(None, size)
+                size = await self._whole(size)
             else:
                 try:
                     await self._parts(size)
                 except NoRangesError:
-                    await self._part(None, size)
+                    await self._whole(size)
             with self._kept():
                 if os.fstat(self.file).st_size != size:
                     os.ftruncate(self.file, size)
@@ -225,7 +232,12 @@ class _Copy:
             if file >= 0:
                 os.close(file)
             self.ended.set()
-        return Transfer(size, self.requests, self.retries)
+        return Transfer(size, self.requests, self.retries, self.sha256.hexdigest() if self.sha256 else "")
+
+    async def _whole(self, size: int | None) -> int:
+        size = await self._part(None, size)
+        await self._hash(0, size)
+        return size
 
     async def _parts(self, size: int) -> None:
         starts = range(0, size, self.policy.part_bytes)
@@ -233,10 +245,24 @@ class _Copy:
             asyncio.ensure_future(self._part(range(start, stop), stop - start))
             for start, stop in zip(starts, [*starts[1:], size], strict=True)
         ]
+        hashing = asyncio.ensure_future(self._hash_in_order(starts, tasks))
         try:
-            await asyncio.gather(*tasks)
+            await asyncio.gather(*tasks, hashing)
         finally:
-            await _cancel(*tasks)
+            await _cancel(*tasks, hashing)
+
+    async def _hash_in_order(self, starts: range, parts: Sequence[asyncio.Future[int]]) -> None:
+        for start, part in zip(starts, parts, strict=True):
+            await self._hash(start, start + await part)
+
+    async def _hash(self, start: int, stop: int) -> None:
+        """Add what has been written to the digest, in a thread, while later parts arrive."""
+        if self.sha256 is not None:
+            await _in_thread(self._update, self.sha256, start, stop)
+
+    def _update(self, sha256: hashlib._Hash, start: int, stop: int) -> None:
+        for at in range(start, stop, _PIECE):
+            sha256.update(os.pread(self.file, min(_PIECE, stop - at), at))
 
     async def _part(self, wanted: range | None, size: int | None) -> int:
         """Copy a range, or the whole file, whose size may be known; returns its size."""

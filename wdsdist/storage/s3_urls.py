@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from wdsdist.storage.clients import signers, store
 
@@ -44,7 +44,7 @@ class S3Addresses:
     _signer: tuple[Any, Any] = field(default=(None, None), repr=False)
     """What obstore signs with, and the credentials that it has."""
 
-    def url(self, method: str, location: str) -> str:
+    def url(self, method: Literal["GET", "HEAD"], location: str) -> str:
         """Return the URL of a request for an object."""
         import obstore
 
@@ -54,7 +54,7 @@ class S3Addresses:
         if self._signer[0] is None or self._signer[1] != frozen:
             self._signer = (self._made(frozen), frozen)
         key = location.partition("://")[2].partition("/")[2]
-        signed: str = obstore.sign(self._signer[0], method, key, _LIFE)  # type: ignore[arg-type]
+        signed = obstore.sign(self._signer[0], method, key, _LIFE)
         return signed if frozen else signed.partition("?")[0]
 
     def moved(self, region: str) -> bool:
@@ -87,10 +87,7 @@ def s3_addresses(location: str, given: Mapping[str, Any]) -> S3Addresses | None:
         if found is None:
             _log.debug("%s is read through s3fs%s", store(location), why)
         signers[name] = found
-    found = signers[name]
-    if found is not None and not _is_plain(location):
-        return None
-    return found
+    return signers[name] if _is_plain(location) else None
 
 
 _ENVIRONMENT = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_REGION",
