@@ -24,7 +24,7 @@ import pytest
 from tests.support import faults
 from tests.support.faults import Proxy, Rule
 from tests.support.programs import PROGRAMS, command
-from tests.support.web import served
+from tests.support.web import Answer, Asked, answering, served
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, ShardNotFoundError, StorageError
 from wdsdist.storage import Connections, Deadline, RequestPolicy, StorageOptions, Transfer, use_policy
@@ -137,6 +137,31 @@ def test_the_digest_is_that_of_a_file_from_a_server_without_ranges_too(tmp_path:
         storage.begin_fetch(f"{server.url}/a.tar", tmp_path / "copy", size=len(CONTENT), digest=True) as fetching,
     ):
         assert fetching.result().sha256 == hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.mark.skipif(NO_S3, reason="needs s3fs")
+@pytest.mark.parametrize("changes", [1, 99])
+def test_an_object_that_is_replaced_meanwhile_is_fetched_anew(tmp_path: Path, changes: int) -> None:
+    """Otherwise the file would hold some bytes of each."""
+    versions = [bytes([number]) * len(CONTENT) for number in range(100)]
+    answered: list[int] = []
+
+    def answer(asked: Asked) -> Answer:
+        start, stop = map(int, asked.headers["range"].removeprefix("bytes=").split("-"))
+        answered.append(start)
+        version = min(len(answered) // 10, changes)
+        return 206, {"ETag": f'"{version}"'}, versions[version][start : stop + 1]
+
+    with answering(answer) as (url, _):
+        options = storage.named({"key": "k", "secret": "s", "endpoint_url": url}, ["s3://bucket"])
+        path = tmp_path / "a.tar"
+        fetching = storage.begin_fetch("s3://bucket/a.tar", path, options, size=len(CONTENT), digest=True)
+        if changes == 1:
+            assert fetching.result().sha256 == hashlib.sha256(versions[1]).hexdigest()
+            assert path.read_bytes() == versions[1]
+        else:
+            with pytest.raises(StorageError, match=r"a\.tar is replaced again and again: try again once it is at rest"):
+                fetching.result()
 
 
 @pytest.mark.parametrize("there", [b"", b"x" * 10, b"x" * len(CONTENT), b"x" * (len(CONTENT) + 10)])

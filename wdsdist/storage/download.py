@@ -1,11 +1,7 @@
 """Download remote files to local ones: parts in parallel, each retried until it is there or the time is over.
 
-Everything runs as coroutines on the event loop of fsspec's thread, which writes the bytes as they arrive. So there are
-no threads to wait for, none is made before a fork, and what is cancelled writes no more.
-
-fsspec's own `cat_file` returns a range when all of it is there; through one event loop that reaches half of what the
-same number of plain connections does. Web servers and S3 are therefore read piece by piece, through the session that
-fsspec's client holds; other back ends with `cat_file`.
+Coroutines on the event loop of fsspec's thread write the bytes as they arrive; what blocks is in threads that nobody
+waits for, and none is made before a fork. So what is cancelled writes no more.
 """
 
 from __future__ import annotations
@@ -18,14 +14,15 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from wdsdist.errors import ArgumentError, ShardNotFoundError, StorageError
-from wdsdist.storage.clients import StorageOptions, renew, speaks
-from wdsdist.storage.direct import Answer, Direct, reader
+from wdsdist.storage.clients import StorageOptions, renew
+from wdsdist.storage.direct import reader
+from wdsdist.storage.pieces import ChangedError, in_thread, pieces, size_of
 from wdsdist.storage.retry import (
     Attempts,
     Deadline,
@@ -42,6 +39,8 @@ from wdsdist.storage.urls import shown
 T = TypeVar("T")
 _GRACE = 2.0
 """Seconds for what is cancelled to end."""
+_CHANGES = 3
+"""Times that an object may be replaced while it is downloaded."""
 _PIECE = 1 << 20  # bytes at most; what has arrived is given at once
 
 
@@ -208,6 +207,8 @@ class _Copy:
     """The last one."""
     file: int = -1
     sha256: hashlib._Hash | None = None
+    tags: set[str] = field(default_factory=set)
+    """ETags that answers of S3 gave; of a web server with several machines, each may have its own."""
     ended: threading.Event = field(default_factory=threading.Event)
     """Set when nothing is written any more."""
 
@@ -221,7 +222,7 @@ class _Copy:
                 size = await self._whole(size)
             else:
                 try:
-                    await self._parts(size)
+                    await self._parts_of_one_object(size)
                 except NoRangesError:
                     await self._whole(size)
             with self._kept():
@@ -238,6 +239,14 @@ class _Copy:
         size = await self._part(None, size)
         await self._hash(0, size)
         return size
+
+    async def _parts_of_one_object(self, size: int) -> None:
+        for _ in range(_CHANGES):
+            self.tags.clear()
+            self.sha256 = self.sha256 and hashlib.sha256()
+            with contextlib.suppress(ChangedError):
+                return await self._parts(size)
+        raise ChangedError(f"{shown(self.location)} is replaced again and again: try again once it is at rest")
 
     async def _parts(self, size: int) -> None:
         starts = range(0, size, self.policy.part_bytes)
@@ -258,7 +267,7 @@ class _Copy:
     async def _hash(self, start: int, stop: int) -> None:
         """Add what has been written to the digest, in a thread, while later parts arrive."""
         if self.sha256 is not None:
-            await _in_thread(self._update, self.sha256, start, stop)
+            await in_thread(self._update, self.sha256, start, stop)
 
     def _update(self, sha256: hashlib._Hash, start: int, stop: int) -> None:
         for at in range(start, stop, _PIECE):
@@ -270,7 +279,7 @@ class _Copy:
 
     async def _receive(self, wanted: range | None, size: int | None, watch: _Watch) -> int:
         start, got = wanted.start if wanted else 0, 0
-        async with contextlib.aclosing(pieces(self.client, self.remote, wanted)) as stream:
+        async with contextlib.aclosing(pieces(self.client, self.remote, wanted, self.tags)) as stream:
             async for piece in stream:
                 if size is not None and got + len(piece) > size:
                     raise MisfitError(f"more than {size:,} bytes")
@@ -346,94 +355,3 @@ async def _cancel(*tasks: asyncio.Future[Any]) -> None:
     for task in tasks:
         if task.done() and not task.cancelled():
             task.exception()  # looked at, or asyncio would print it
-
-
-def pieces(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes, None]:
-    """Yield the bytes of a range, or without one of the whole file, on the event loop.
-
-    Raises what the back end raises, and `NoRangesError` where only the whole file can be had.
-    """
-    if isinstance(client, Direct):
-        return _of_direct(client, path, wanted)
-    if speaks(client, "http"):
-        return _of_http(client, path, wanted)
-    return _at_once(client, path, wanted)
-
-
-async def size_of(client: Any, path: str) -> int | None:
-    """Return the size of a file in bytes; None where the store does not say."""
-    info = await (client._info(path) if client.async_impl else _in_thread(client.info, path))
-    return None if info.get("size") is None else int(info["size"])
-
-
-@contextlib.asynccontextmanager
-async def http_answer(client: Any, path: str, wanted: range | None = None) -> AsyncIterator[Any]:
-    session = await client.set_session()
-    options = dict(client.kwargs)
-    # A body that the server compresses on its way has neither the length nor the ranges of the file.
-    headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
-    if wanted:
-        headers["Range"] = _header(wanted)
-    async with session.get(client.encode_url(path), headers=headers, read_bufsize=_PIECE, **options) as answer:
-        answer.raise_for_status()
-        yield answer
-
-
-async def _of_http(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes, None]:
-    async with http_answer(client, path, wanted) as answer:
-        if wanted and answer.status != 206:
-            raise NoRangesError
-        async for piece in answer.content.iter_any():
-            yield piece
-
-
-async def _of_direct(client: Direct, path: str, wanted: range | None) -> AsyncGenerator[bytes, None]:
-    answer = await _in_thread(client.answer, "GET", path, wanted)
-    is_read = False
-    try:
-        if wanted and answer.status != 206:
-            raise NoRangesError
-        while pieces := await _in_thread(answer.pieces):
-            for piece in pieces:
-                yield piece
-        is_read = True
-    finally:
-        answer.close() if is_read else answer.abandon()
-
-
-def _header(wanted: range) -> str:
-    return f"bytes={wanted.start}-{wanted.stop - 1}"
-
-
-async def _at_once(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes, None]:
-    start, stop = (wanted.start, wanted.stop) if wanted else (None, None)
-    if client.async_impl:
-        yield await client._cat_file(path, start=start, end=stop)
-    else:
-        yield await _in_thread(client.cat_file, path, start, stop)
-
-
-async def _in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Call something that blocks, in a thread that may be left alone: neither this call nor the process waits for it.
-
-    The threads of an executor would keep the process from ending as long as one of them hangs.
-    """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def deliver(settle: Callable[[Any], None], value: Any) -> None:
-        if not future.done():
-            settle(value)
-        elif isinstance(value, Answer):  # nobody waits for it any more
-            value.close()
-
-    def work() -> None:
-        try:
-            outcome: tuple[Callable[[Any], None], Any] = (future.set_result, function(*arguments))
-        except BaseException as error:
-            outcome = (future.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # the loop has been closed
-            loop.call_soon_threadsafe(deliver, *outcome)
-
-    threading.Thread(target=work, name="wdsdist-storage", daemon=True).start()
-    return await future

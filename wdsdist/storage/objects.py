@@ -16,7 +16,7 @@ from typing import IO, Any, TypeVar
 from wdsdist.errors import StorageError
 from wdsdist.storage.clients import StorageOptions, asked, awaited, filesystem, persist, speaks
 from wdsdist.storage.direct import reader
-from wdsdist.storage.download import http_answer
+from wdsdist.storage.pieces import http_answer
 from wdsdist.storage.retry import Deadline, FinalError, MisfitError, NoRangesError
 from wdsdist.storage.urls import is_remote, shown, split
 
