@@ -112,7 +112,7 @@ class Direct:
             else:
                 return answer
             answer.close()
-        raise http.client.HTTPException(f"more than {_HOPS} redirects")
+        raise ValueError(f"more than {_HOPS} redirects")
 
     def _headers(self, url: str, wanted: range | None) -> dict[str, str]:
         # A body that the server compresses on its way has neither the length nor the ranges of the file.
