@@ -22,6 +22,7 @@ from wdsdist.cli.pack import pack
 from wdsdist.cli.plan import plan
 from wdsdist.cli.select import select, split
 from wdsdist.cli.verify import verify
+from wdsdist.cli.view import view
 from wdsdist.errors import WdsdistError, printable
 
 __all__ = ["main"]
@@ -108,7 +109,7 @@ def _wdsdist() -> None:
     """
 
 
-for _command in (pack, index, columns, select, split, info, ls, cat, verify, plan, bench):
+for _command in (pack, index, columns, select, split, info, ls, cat, view, verify, plan, bench):
     _wdsdist.add_command(_command)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,8 @@ from wdsdist._util.validation import byte_size
 from wdsdist.errors import ArgumentError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from wdsdist.shards.manifest import Manifest
 
 allow_elsewhere = click.option(
@@ -78,3 +80,23 @@ def byte_count(ctx: click.Context, param: click.Parameter, value: str) -> int:
         return byte_size(value)
     except ArgumentError as error:
         raise click.BadParameter(str(error), ctx, param) from None
+
+
+def extension_dtype(text: str) -> tuple[str, np.dtype[Any]]:
+    """Read the value of ``--dtype``: the extension of raw arrays and their dtype.
+
+    >>> extension_dtype("input_ids=uint16")
+    ('input_ids', dtype('uint16'))
+    """
+    import numpy as np
+
+    extension, _, name = text.partition("=")
+    try:
+        dtype = np.dtype(name) if name and extension else None
+    except TypeError:
+        dtype = None
+    if dtype is None or dtype.hasobject or not dtype.itemsize:
+        raise click.BadParameter(
+            f"{text!r} is no extension with a dtype, such as input_ids=int32", param_hint="--dtype"
+        )
+    return extension.lower(), dtype

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import human
+from wdsdist.cli.options import extension_dtype
 from wdsdist.cli.output import counted, spread
 
 if TYPE_CHECKING:
@@ -127,7 +128,9 @@ def plan_batches(
         return None
     if manifest is None:
         raise click.UsageError("planned batches need the lengths of samples: give SHARDS, not --shards and --samples")
-    planned = PlannedBatches(manifest, options, dict(map(_itemsize, dtypes)))
+    planned = PlannedBatches(
+        manifest, options, {extension: one.itemsize for extension, one in map(extension_dtype, dtypes)}
+    )
     planned.check_lengths()
     local = min(world.ranks_per_node, ranks)
     epoch = planned.epoch(
@@ -139,18 +142,3 @@ def plan_batches(
         block=planned.usual_block(ranks, None),
     )
     return PlannedBatching(options, *planned_report(world, epoch))
-
-
-def _itemsize(text: str) -> tuple[str, int]:
-    import numpy as np
-
-    extension, _, name = text.partition("=")
-    try:
-        size = np.dtype(name).itemsize if name else 0
-    except TypeError:
-        size = 0
-    if not size or not extension:
-        raise click.BadParameter(
-            f"{text!r} is no extension with a dtype, such as input_ids=int32", param_hint="--dtype"
-        )
-    return extension, size

@@ -1,0 +1,105 @@
+"""The commands ``view`` and ``show``: a page in a browser, and a contact sheet or a listing, of samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from wdsdist.cli.options import allow_elsewhere, extension_dtype, opened
+from wdsdist.cli.output import counted, say
+from wdsdist.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from wdsdist.diagnostics.view.server import View
+    from wdsdist.shards.manifest import Manifest
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+_dtypes = click.option(
+    "--dtype", "dtypes", metavar="EXT=DTYPE", multiple=True, help="The dtype of a raw array, as in input_ids=uint16."
+)
+_max_pixels = click.option("--max-pixels", type=click.IntRange(min=1), help="Of an image.  [default: 89,478,485]")
+
+
+@click.command()
+@click.argument("shards", nargs=-1, required=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of the page.  [default: a free one]")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to serve on; the URL then has a token.")
+@click.option("--token", "with_token", is_flag=True, help="Ask for a token on this machine too, if others use it.")
+@click.option("--save-to", metavar="DIR", help="Let the page save views in this folder.")
+@click.option("--quarantine", metavar="FILE", multiple=True, help="Show the bad samples that this file lists.")
+@click.option("--transform", metavar="MODULE:NAME", help="Show batches with this transform, as training does.")
+@click.option("--decode", metavar="HOW", help="Of batches: an image specification such as rgb8.  [default: by type]")
+@_dtypes
+@_max_pixels
+@allow_elsewhere
+def view(
+    shards: tuple[str, ...],
+    port: int,
+    host: str,
+    with_token: bool,
+    save_to: str | None,
+    quarantine: tuple[str, ...],
+    transform: str | None,
+    decode: str | None,
+    dtypes: tuple[str, ...],
+    max_pixels: int | None,
+    allow_elsewhere: bool,
+) -> None:
+    """Look at the samples of SHARDS in a browser: open the URL that is printed.
+
+    The page shows images, audio, video, texts, JSON, token ids and arrays, finds samples by key and by expressions over
+    columns, and shows what each rank reads in an epoch. Of remote shards only what is looked at is fetched. On another
+    machine, forward the port first: `ssh -L 8000:127.0.0.1:8000 HOST wdsdist view SHARDS --port 8000`.
+    """
+    from wdsdist.diagnostics.view import server
+
+    found = _view(
+        shards, allow_elsewhere=allow_elsewhere, dtypes=dtypes, max_pixels=max_pixels, quarantine=quarantine,
+        save_to=save_to,
+    )  # fmt: skip
+    token = server.new_token() if with_token or host not in _LOOPBACK else ""
+
+    def ready(url: str) -> None:
+        manifest = found.manifest
+        say(f"{url}: {counted(manifest.num_samples, 'sample')} in {counted(len(manifest.counts), 'shard')}")
+        say("ends with Ctrl-C", err=True)
+
+    server.serve(found, host=host, port=port, token=token, ready=ready)
+
+
+def _view(
+    shards: tuple[str, ...],
+    *,
+    allow_elsewhere: bool,
+    dtypes: tuple[str, ...],
+    max_pixels: int | None,
+    quarantine: tuple[str, ...] = (),
+    save_to: str | None = None,
+) -> View:
+    from wdsdist.diagnostics.view.describe import Style
+    from wdsdist.diagnostics.view.server import View
+    from wdsdist.shards import quarantine as quarantine_files
+
+    manifest = opened(shards, allow_elsewhere=allow_elsewhere)
+    folder = None if save_to is None else Path(save_to)
+    if folder is not None and not folder.is_dir():
+        raise ArgumentError(f"--save-to is {save_to!r}: it must be a folder that exists")
+    classes = tuple(map(str, manifest.extra.get("classes") or ()))
+    return View(
+        manifest=manifest,
+        given=_code(shards, manifest),
+        style=Style(classes, dict(map(extension_dtype, dtypes)), max_pixels),
+        quarantined=[entry for path in quarantine for entry in quarantine_files.read(path)],
+        save_to=folder,
+    )
+
+
+def _code(shards: tuple[str, ...], manifest: Manifest) -> str:
+    """Return Python that opens the data set; URLs without credentials."""
+    from wdsdist import storage
+
+    named = [storage.shown(one) for one in shards]
+    return f"wdsdist.StreamingDataset({named[0] if len(named) == 1 else named!r}, decode=True)"
