@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -31,7 +31,7 @@ _max_pixels = click.option("--max-pixels", type=click.IntRange(min=1), help="Of 
 @click.option("--save-to", metavar="DIR", help="Let the page save views in this folder.")
 @click.option("--quarantine", metavar="FILE", multiple=True, help="Show the bad samples that this file lists.")
 @click.option("--transform", metavar="MODULE:NAME", help="Show batches with this transform, as training does.")
-@click.option("--decode", metavar="HOW", help="Of batches: an image specification such as rgb8.  [default: by type]")
+@click.option("--decode", metavar="HOW", help="Of batches: as rgb8, or MODULE:NAME of a mapping.")
 @_dtypes
 @_max_pixels
 @allow_elsewhere
@@ -58,7 +58,7 @@ def view(
 
     found = _view(
         shards, allow_elsewhere=allow_elsewhere, dtypes=dtypes, max_pixels=max_pixels, quarantine=quarantine,
-        save_to=save_to,
+        save_to=save_to, decode=decode, transform=transform,
     )  # fmt: skip
     token = server.new_token() if with_token or host not in _LOOPBACK else ""
 
@@ -78,6 +78,8 @@ def _view(
     max_pixels: int | None,
     quarantine: tuple[str, ...] = (),
     save_to: str | None = None,
+    decode: str | None = None,
+    transform: str | None = None,
 ) -> View:
     from wdsdist.diagnostics.view.describe import Style
     from wdsdist.diagnostics.view.server import View
@@ -94,7 +96,18 @@ def _view(
         style=Style(classes, dict(map(extension_dtype, dtypes)), max_pixels),
         quarantined=[entry for path in quarantine for entry in quarantine_files.read(path)],
         save_to=folder,
+        decode=True if decode is None else _named(decode) if ":" in decode else decode,
+        transform=None if transform is None else _named(transform),
     )
+
+
+def _named(text: str) -> Any:
+    from wdsdist.packing.sources.python import named_object
+
+    module, _, name = text.partition(":")
+    if not module or not name:
+        raise click.UsageError(f"{text!r} is no name of Python's, such as my_module:transform")
+    return named_object(module, name)
 
 
 def _code(shards: tuple[str, ...], manifest: Manifest) -> str:

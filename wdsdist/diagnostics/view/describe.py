@@ -325,6 +325,8 @@ def value(field_name: str, found: Any, limits: Limits, style: Style) -> Descript
         described = member(field_name, len(data), lambda start, stop: data[start:stop], limits, style)
         if described["kind"] == "image":
             return {**described, "url": data_url(*pictures.of_image(data, pictures.TILE, max_pixels=style.max_pixels))}
+        if described["kind"] in ("audio", "video"):
+            return {"kind": "bytes", "hex": "", "note": f"{described['kind']}, {len(data):,} bytes"}
         return described
     if isinstance(found, str):
         return {"kind": "text", "text": found[: limits.text], "is_cut": len(found) > limits.text}

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from wdsdist import storage
 from wdsdist._util.extras import extra
 from wdsdist.diagnostics.view import describe, figures, pictures, search
+from wdsdist.diagnostics.view.epoch import EpochChoice, EpochPages
 from wdsdist.diagnostics.view.member_reader import Member, MemberReader, Place
 from wdsdist.errors import ArgumentError, DestinationExistsError, SampleIndexError, WdsdistError
 from wdsdist.shards.columns import from_index
@@ -56,6 +57,9 @@ class View:
     quarantined: Sequence[BadEntry] = ()
     save_to: Path | None = None
     """The folder that views are saved in; by default none are."""
+    decode: Any = True
+    transform: Callable[[Any], Any] | None = None
+    """Of the samples of batches, as `StreamingDataset` takes both."""
 
 
 class _Pages:
@@ -64,6 +68,7 @@ class _Pages:
     def __init__(self, view: View) -> None:
         self.view = view
         self.reader = MemberReader(view.manifest)
+        self._epochs = EpochPages(view.manifest, view.style, decode=view.decode, transform=view.transform)
         self._choice = figures.Choice(view.manifest)
         self._drawing = threading.Semaphore(_DRAWN_AT_ONCE)
         self._readers = ThreadPoolExecutor(8, thread_name_prefix="view")
@@ -183,6 +188,15 @@ class _Pages:
         name = request.query_params.get("name", "")
         return figures.of_column(self.view.manifest, name, chosen, self.view.style.classes)
 
+    def epoch(self, request: Request) -> Any:
+        """Return which shards each rank reads for each batch of an epoch."""
+        return self._epochs.picture(_epoch(request))
+
+    def batch(self, request: Request) -> Any:
+        """Return one batch as training gets it."""
+        rank, batch = _integer(request, "rank", 0), _integer(request, "batch", 0)
+        return self._epochs.batch(_epoch(request), rank=rank, batch=batch)
+
     def save(self, request: Request, asked: Any) -> Any:
         """Save the samples for which an expression is true as a view, under a name in the folder for that."""
         where, name, folder = asked.get("where"), asked.get("name"), self.view.save_to
@@ -251,7 +265,7 @@ def app(view: View, *, hosts: Sequence[str] | None = None, token: str = "") -> A
 
     pages = _Pages(view)
     routes = [Route("/", _answering(pages.file)), Route("/static/{name}", _answering(pages.file))]
-    for name in ("data", "samples", "keys", "problems", "columns", "column"):
+    for name in ("data", "samples", "keys", "problems", "columns", "column", "epoch", "batch"):
         routes.append(Route(f"/api/{name}", _answering(getattr(pages, name))))
     routes += [
         Route("/api/sample/{number:int}", _answering(pages.sample)),
@@ -280,7 +294,7 @@ def serve(view: View, *, host: str, port: int, token: str, ready: Callable[[str]
         listener = socket.create_server(found[4][:2], family=found[0])
     except OSError as error:
         raise ArgumentError(
-            f"cannot listen on {host}, port {port}: {error.strerror or error}; port 0 takes a free one"
+            f"cannot listen on {host}, port {port}: {os.strerror(error.errno or 0)}; port 0 takes a free one"
         ) from error
     address, number = listener.getsockname()[:2]
     # Behind a wildcard any name may lead here; there is a token then, which no other site knows.
@@ -359,6 +373,13 @@ def _finite(found: Any) -> Any:
     if isinstance(found, (list, tuple)):
         return [_finite(one) for one in found]
     return None if isinstance(found, float) and found - found != 0 else found
+
+
+def _epoch(request: Request) -> EpochChoice:
+    """Return the epoch that a request is about."""
+    names = ("ranks", "batch_size", "epoch", "seed", "crop")
+    numbers = {name: _integer(request, name, 0) for name in names if request.query_params.get(name)}
+    return EpochChoice(order=request.query_params.get("order") or "shard", **numbers)
 
 
 def _integer(request: Request, name: str, default: int) -> int:
