@@ -22,7 +22,7 @@ from wdsdist.cli.pack import pack
 from wdsdist.cli.plan import plan
 from wdsdist.cli.select import select, split
 from wdsdist.cli.verify import verify
-from wdsdist.cli.view import view
+from wdsdist.cli.view import show, view
 from wdsdist.errors import WdsdistError, printable
 
 __all__ = ["main"]
@@ -109,7 +109,7 @@ def _wdsdist() -> None:
     """
 
 
-for _command in (pack, index, columns, select, split, info, ls, cat, view, verify, plan, bench):
+for _command in (pack, index, columns, select, split, info, ls, cat, show, view, verify, plan, bench):
     _wdsdist.add_command(_command)
 
 

@@ -116,3 +116,47 @@ def _code(shards: tuple[str, ...], manifest: Manifest) -> str:
 
     named = [storage.shown(one) for one in shards]
     return f"wdsdist.StreamingDataset({named[0] if len(named) == 1 else named!r}, decode=True)"
+
+
+@click.command()
+@click.argument("shards", nargs=-1, required=True)
+@click.option("-n", "count", type=click.IntRange(1, 10_000), default=16, show_default=True, help="Samples to show.")
+@click.option("--html", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Write a contact sheet.")
+@click.option("--where", metavar="SQL", help="Only samples for which this is true, such as '\"jpg.width\" >= 256'.")
+@click.option("--random", "seed", type=click.IntRange(min=0), metavar="SEED", help="A random choice, by this seed.")
+@_dtypes
+@_max_pixels
+@allow_elsewhere
+def show(
+    shards: tuple[str, ...],
+    count: int,
+    html: Path | None,
+    where: str | None,
+    seed: int | None,
+    dtypes: tuple[str, ...],
+    max_pixels: int | None,
+    allow_elsewhere: bool,
+) -> None:
+    """Show the first samples of SHARDS, or a random choice: as lines, or with --html as one file with their pictures.
+
+    Columns are separated by tabs. The file can be opened and sent anywhere; it has no script.
+    """
+    from wdsdist import storage
+    from wdsdist.diagnostics.view import contact_sheet
+    from wdsdist.diagnostics.view.figures import Choice
+    from wdsdist.diagnostics.view.member_reader import MemberReader
+
+    found = _view(shards, allow_elsewhere=allow_elsewhere, dtypes=dtypes, max_pixels=max_pixels)
+    chosen = None if where is None else Choice(found.manifest).numbers(where)
+    total = found.manifest.num_samples if chosen is None else len(chosen)
+    numbers = contact_sheet.chosen(total, count, seed)
+    numbers = numbers if chosen is None else chosen[numbers].tolist()
+    reader = MemberReader(found.manifest)
+    if html is None:
+        for line in contact_sheet.lines(reader, numbers, found.style):
+            say(*line)
+        return
+    name = storage.split(storage.shown(shards[0]))[1] or shards[0]
+    title = f"{name}: {len(numbers):,} of {counted(total, 'sample')}"
+    contact_sheet.write(reader, numbers, html, title=title, style=found.style)
+    say(f"{html}: {counted(len(numbers), 'sample')}")
