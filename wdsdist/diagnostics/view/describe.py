@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import base64
 import codecs
+import gzip
 import io
 import json
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -304,7 +304,7 @@ def _headers_of_npz(data: bytes) -> list[dict[str, Any]]:
 
 
 def _unzipped(data: bytes) -> bytes:
-    unpacked = zlib.decompressobj(wbits=31).decompress(data, _MOST_UNPACKED + 1)
+    unpacked = gzip.GzipFile(fileobj=io.BytesIO(data)).read(_MOST_UNPACKED + 1)
     if len(unpacked) > _MOST_UNPACKED:
         raise DecodeError(f"a compressed member of {len(data):,} bytes unpacks to over {_MOST_UNPACKED:,} bytes")
     return unpacked

@@ -103,9 +103,8 @@ class EpochPages:
         with self._lock:  # a sample reader is made for one thread
             dataset, order, plan = self._opened(choice, rank)
             if batch >= plan.batches_per_rank:
-                raise ArgumentError(
-                    f"rank {rank} has {plan.batches_per_rank:,} batches, numbered from 0: not {batch:,}"
-                )
+                count = plan.batches_per_rank
+                raise ArgumentError(f"there is no batch {batch:,}: each rank has {count:,}, numbered from 0")
             positions = plan.positions(rank=rank, batch=batch)[:_MOST_SAMPLES]
             shards, samples = order.locate(positions)
             found = zip(shards.tolist(), samples.tolist(), order.epochs(positions).tolist(), strict=True)

@@ -289,13 +289,7 @@ def serve(view: View, *, host: str, port: int, token: str, ready: Callable[[str]
     Raises `ArgumentError` where the address cannot be had, and `ExtraMissingError` without the extra ``view``.
     """
     uvicorn = extra("uvicorn", "view", "`wdsdist view`")
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.create_server(found[4][:2], family=found[0])
-    except OSError as error:
-        raise ArgumentError(
-            f"cannot listen on {host}, port {port}: {os.strerror(error.errno or 0)}; port 0 takes a free one"
-        ) from error
+    listener = listening(host, port)
     address, number = listener.getsockname()[:2]
     # Behind a wildcard any name may lead here; there is a token then, which no other site knows.
     hosts = [] if address in ("0.0.0.0", "::") else [host, address, "localhost", "127.0.0.1", "::1"]
@@ -306,6 +300,16 @@ def serve(view: View, *, host: str, port: int, token: str, ready: Callable[[str]
     name = socket.gethostname() if not hosts else host
     ready(f"http://{f'[{name}]' if ':' in name else name}:{number}/{f'{token}/' if token else ''}")
     uvicorn.Server(config).run(sockets=[listener])
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address; port 0 takes a free one. Raises `ArgumentError` where none can."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(found[4][:2], family=found[0])
+    except OSError as error:
+        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise ArgumentError(f"cannot listen on {host}, port {port}: {reason}; port 0 takes a free one") from error
 
 
 def new_token() -> str:
