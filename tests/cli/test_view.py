@@ -36,7 +36,7 @@ def test_the_page_is_at_the_url_that_is_printed_until_it_is_interrupted(shards: 
         with urllib.request.urlopen(f"{url}api/samples?count=1") as answer:
             assert b'"cat/000"' in answer.read()
     finally:
-        assert ended(process) in (0, 130)
+        assert ended(process) == 0
 
 
 def test_on_another_address_the_url_has_a_token(shards: Path) -> None:
@@ -77,7 +77,7 @@ def test_samples_are_listed_without_control_characters(wdsdist: Run, tmp_path: P
     (tmp_path / "files" / "a.txt").write_text("red \x1b[31m text\nand a line")
     assert wdsdist("pack", tmp_path / "files", tmp_path / "shards").returncode == 0
     done = wdsdist("show", tmp_path / "shards")
-    assert done.stdout.splitlines() == ["0\ta\tshard-000000.tar", "\ttxt\t24 B\tred \\x1b[31m text and a line"]
+    assert done.stdout.splitlines() == ["0\ta\tshard-000000.tar", "\ttxt\t25 B\tred \\x1b[31m text and a line"]
 
 
 def test_a_contact_sheet_is_one_file(wdsdist: Run, shards: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -299,7 +300,8 @@ def serve(view: View, *, host: str, port: int, token: str, ready: Callable[[str]
     )  # fmt: skip
     name = socket.gethostname() if not hosts else host
     ready(f"http://{f'[{name}]' if ':' in name else name}:{number}/{f'{token}/' if token else ''}")
-    uvicorn.Server(config).run(sockets=[listener])
+    with contextlib.suppress(KeyboardInterrupt):  # the usual end, which uvicorn raises once it has closed
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def listening(host: str, port: int) -> socket.socket:
