@@ -19,6 +19,8 @@ LOCK = ".lock"
 READERS = "readers"
 STAMP = ".wdsstamp"
 PART = ".wdspart"
+SOURCE = ".wdssource"
+"""Name of the file, beside the copies from one folder or URL, that says which that is."""
 
 _STORE = re.compile(r"[0-9a-f]{24}")
 

@@ -54,7 +54,8 @@ class PrefetchSchedule:
     """Decides which shards to prefetch. Pure: nothing is fetched.
 
     Args:
-        uses: the shards that the process needs from its first batch on, as `shard_schedule.upcoming` yields them.
+        uses: the shards that the process needs from its first batch on, as `shard_schedule.upcoming` yields them;
+            ``None`` where the next one is not known yet.
         sizes: int64 [shards]: bytes that the copy of each takes.
         room: bytes of shards up to which to look ahead.
 
@@ -68,7 +69,7 @@ class PrefetchSchedule:
     Ahead(first_use={5: 2, 6: 4}, urgent=frozenset())
     """
 
-    def __init__(self, uses: Iterator[Use], sizes: Int64s, *, room: int) -> None:
+    def __init__(self, uses: Iterator[Use | None], sizes: Int64s, *, room: int) -> None:
         self._uses = uses
         self._sizes = sizes
         self._room = room
@@ -81,7 +82,7 @@ class PrefetchSchedule:
         if batch <= self._until:
             return None
         is_first = self._until < 0
-        if is_first:
+        if self._following is None:
             self._following = next(self._uses, None)
         known = [use for use in self._known if use.last >= batch]
         ahead = int(self._sizes[list({use.shard for use in known})].sum())
@@ -174,7 +175,9 @@ class Prefetch:
         job: the same for all processes that go through the same batches.
     """
 
-    def __init__(self, cache: ShardCache, manifest: Manifest, uses: Iterator[Use], *, room: int, job: str = "") -> None:
+    def __init__(
+        self, cache: ShardCache, manifest: Manifest, uses: Iterator[Use | None], *, room: int, job: str = ""
+    ) -> None:
         self._cache = cache
         self._manifest = manifest
         self._job = job

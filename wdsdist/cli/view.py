@@ -7,19 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist.cli.options import allow_elsewhere, extension_dtype, opened
+from wdsdist.cli.options import allow_elsewhere, dtypes, opened, storage_option
 from wdsdist.cli.output import counted, say
 from wdsdist.errors import ArgumentError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from wdsdist.diagnostics.view.server import View
     from wdsdist.shards.manifest import Manifest
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 _dtypes = click.option(
-    "--dtype", "dtypes", metavar="EXT=DTYPE", multiple=True, help="The dtype of a raw array, as in input_ids=uint16."
-)
+    "--dtype", "dtypes", metavar="EXT=DTYPE", multiple=True, callback=dtypes,
+    help="The dtype of a raw array, as in input_ids=uint16.",
+)  # fmt: skip
 _max_pixels = click.option("--max-pixels", type=click.IntRange(min=1), help="Of an image.  [default: 89,478,485]")
 
 
@@ -35,6 +38,7 @@ _max_pixels = click.option("--max-pixels", type=click.IntRange(min=1), help="Of 
 @_dtypes
 @_max_pixels
 @allow_elsewhere
+@storage_option
 def view(
     shards: tuple[str, ...],
     port: int,
@@ -44,7 +48,7 @@ def view(
     quarantine: tuple[str, ...],
     transform: str | None,
     decode: str | None,
-    dtypes: tuple[str, ...],
+    dtypes: dict[str, np.dtype[Any]],
     max_pixels: int | None,
     allow_elsewhere: bool,
 ) -> None:
@@ -74,7 +78,7 @@ def _view(
     shards: tuple[str, ...],
     *,
     allow_elsewhere: bool,
-    dtypes: tuple[str, ...],
+    dtypes: dict[str, np.dtype[Any]],
     max_pixels: int | None,
     quarantine: tuple[str, ...] = (),
     save_to: str | None = None,
@@ -93,7 +97,7 @@ def _view(
     return View(
         manifest=manifest,
         given=_code(shards, manifest),
-        style=Style(classes, dict(map(extension_dtype, dtypes)), max_pixels),
+        style=Style(classes, dtypes, max_pixels),
         quarantined=[entry for path in quarantine for entry in quarantine_files.read(path)],
         save_to=folder,
         decode=True if decode is None else _named(decode) if ":" in decode else decode,
@@ -127,13 +131,14 @@ def _code(shards: tuple[str, ...], manifest: Manifest) -> str:
 @_dtypes
 @_max_pixels
 @allow_elsewhere
+@storage_option
 def show(
     shards: tuple[str, ...],
     count: int,
     html: Path | None,
     where: str | None,
     seed: int | None,
-    dtypes: tuple[str, ...],
+    dtypes: dict[str, np.dtype[Any]],
     max_pixels: int | None,
     allow_elsewhere: bool,
 ) -> None:

@@ -29,7 +29,7 @@ class Tolerance:
     keep_first: bool = False
     """Of a member that is there twice keep the first copy, rather than leaving out its sample."""
     salvage: bool = False
-    """Index what precedes the damage of a tar that is cut short, damaged, or lacks its closing blocks."""
+    """Index the samples before the damage of a tar that is cut short, garbled, or lacks its closing blocks."""
     excluded: tuple[str, ...] = ()
     """Keys of samples that are left out whatever they hold."""
 
@@ -85,6 +85,9 @@ class ShardIndex:
     """The shard's file where it is compressed: all other fields describe the decompressed tar."""
     tolerance: Tolerance = STRICT
     """What the tar was indexed with, where it holds what this index leaves out: another scan needs the same."""
+    checksums: npt.NDArray[np.uint32] | None = None
+    """uint32 [m]: of each member's data, as `index.checksums` computes it; ``None`` where its bytes were not read, or
+    the index was made before there were any."""
 
     @property
     def file(self) -> Stored:
@@ -130,6 +133,7 @@ class ShardIndex:
             offsets=self.offsets[members],
             sizes=self.sizes[members],
             extension_ids=self.extension_ids[members],
+            checksums=None if self.checksums is None else self.checksums[members],
             key_starts=key_starts,
             key_bytes=self.key_bytes[letters],
         )
