@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +28,9 @@ _MOST_SAMPLES = 256
 """Of a batch that are made."""
 _MOST_LISTED = 50_000_000
 """Samples up to which the order of ``DistributedSampler`` is made, which holds all of them."""
+
+_MOST_PLANNED = 5_000_000
+"""Samples up to which planned batches are shown, which takes microseconds for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +113,39 @@ class EpochPages:
             found = zip(shards.tolist(), samples.tolist(), order.epochs(positions).tolist(), strict=True)
             made = [self._made(dataset, shard, sample, epoch) for shard, sample, epoch in found]
         return {"rank": rank, "batch": batch, "size": plan.batch_size, "samples": made}
+
+    def planned(self, choice: EpochChoice, **options: Any) -> dict[str, Any]:
+        """Return how full planned batches are, step by step, as JSON has it.
+
+        ``options`` are those of a `StreamingDataLoader`, such as ``max_tokens`` and ``length``.
+        """
+        from wdsdist.diagnostics.epoch_report import World
+        from wdsdist.diagnostics.planned_report import report_of
+        from wdsdist.loader.planned_batches import BatchOptions
+
+        count = self._manifest.num_samples
+        if count > _MOST_PLANNED:
+            raise ArgumentError(
+                f"{count:,} samples are more than the {_MOST_PLANNED:,} that are planned here: run `wdsdist plan`"
+            )
+        chosen = BatchOptions(batch_size=choice.batch_size, **options)
+        if chosen.is_plain:
+            raise ArgumentError("give max_tokens or pack_to with length, or group_by")
+        dataset, _, plan = self._opened(choice)
+        world = World(
+            counts=self._manifest.counts, sizes=self._manifest.read_sizes.clip(0), plan=plan, epoch=choice.epoch,
+            settings=dataset.order_config.settings(dataset.identity()), ranks_per_node=min(8, choice.ranks),
+        )  # fmt: skip
+        itemsizes = {name: dtype.itemsize for name, dtype in self._style.dtypes.items()}
+        report, figures = report_of(world, self._manifest, chosen, itemsizes)
+        steps = np.array(_spread(report.steps, _STEPS), np.int64)
+        fill = figures.tokens[steps] / np.maximum(figures.room[steps], 1)
+        return {
+            **asdict(report),
+            "shown": steps.tolist(),
+            "fills": fill.tolist(),
+            "samples": figures.samples[steps].tolist(),
+        }
 
     def _opened(self, choice: EpochChoice, rank: int = 0) -> tuple[StreamingDataset, Order, EpochPlan]:
         """Return the data set of a rank, the order of the epoch, and the batches that a `StreamingDataLoader` makes."""

@@ -6,12 +6,14 @@ is decompressed into the cache first. Any number of threads may read at once.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -21,9 +23,9 @@ from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.order import split_line
 from wdsdist.shards import scan_local
 from wdsdist.shards.columns import from_index
-from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.index import ShardIndex, checksums
 from wdsdist.shards.manifest import Manifest
-from wdsdist.shards.tar import is_member_at
+from wdsdist.shards.tar import BLOCK
 
 _INDEXES = 64
 """Indexes of shards that are kept."""
@@ -31,7 +33,6 @@ _TOGETHER = 256 << 10
 """Bytes of a remote sample up to which its members are fetched by one request."""
 _KEPT = 64 << 20
 """Bytes of remote samples that are kept."""
-_BLOCK = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class Member:
     offset: int
     """Bytes, in the decompressed tar."""
     size: int
+    number: int
+    """Among all members of the shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,9 @@ class MemberReader:
         part, own = self.manifest.part(shard)
         stored = sample if part.picks is None else int(part.picks.of_shard(own)[sample])
         index = self.index(shard)
-        return Place(number, shard, stored, index.key(stored), tuple(Member(*one) for one in index.members(stored)))
+        first = int(index.sample_starts[stored])
+        members = tuple(Member(*one, first + place) for place, one in enumerate(index.members(stored)))
+        return Place(number, shard, stored, index.key(stored), members)
 
     def shard_of(self, number: int) -> tuple[int, int]:
         """Return the shard of a sample, and its number among those that the data set has of it."""
@@ -96,13 +101,14 @@ class MemberReader:
         """
         stop = member.size if stop is None else min(stop, member.size)
         first, last = member.offset + start, member.offset + max(stop, start)
-        manifest, number = self.manifest.part(place.shard)
-        location, name = manifest.location(number), f"{place.key}.{member.extension}"
-        if manifest.shard(number).is_compressed:
-            return self._unpacked(place.shard, first, last)
-        if not storage.is_remote(location):
-            return self._local(place.shard, location, member, name, (first, last))
-        return self._remote(place, location, member, name, (first, last))
+        with self._content(place, first, last) as content:
+            index = self.index(place.shard)
+            # Of a part, the header before the member tells whether it is there.
+            known = index if last - first == member.size else replace(index, checksums=None)
+            if len(checksums.wrong(known, np.array([member.number]), content)):
+                manifest, number = self.manifest.part(place.shard)
+                raise checksums.damage(known, member.number, manifest.shown_name(number))
+            return bytes(content[first:last])
 
     def _index(self, shard: int) -> ShardIndex:
         index = from_index.shard_index(self.manifest, shard)
@@ -110,65 +116,73 @@ class MemberReader:
         part.check_count(number, index.num_samples, part.shown_name(number))
         return index
 
-    def _local(self, shard: int, location: str, member: Member, name: str, span: tuple[int, int]) -> bytes:
-        path = storage.local_path(location)
+    @contextlib.contextmanager
+    def _content(self, place: Place, first: int, last: int) -> Iterator[checksums.Content]:
+        """Open the tar of a sample, of which the bytes from ``first`` up to ``last`` are wanted."""
+        manifest, number = self.manifest.part(place.shard)
+        location = manifest.location(number)
+        if manifest.shard(number).is_compressed:
+            with self._lock:  # a shard reader is made for one thread
+                try:
+                    yield self._shards.shard(place.shard).content
+                finally:
+                    self._shards.release()
+        elif storage.is_remote(location):
+            yield _Ranges(self._fetching(place, location, manifest.client_options, first, last))
+        else:
+            descriptor = self._opened(place.shard, storage.local_path(location))
+            try:
+                yield _Ranges(lambda start, stop: os.pread(descriptor, stop - start, start))
+            finally:
+                os.close(descriptor)
+
+    def _opened(self, shard: int, path: Path) -> int:
+        """Return a descriptor of a local shard, whose size is that of its index."""
         try:
             size = scan_local.regular(path).st_size
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise ShardNotFoundError(f"shard {path} does not exist") from None
-        try:
-            if size != self.index(shard).size:
-                raise ShardDamagedError(
-                    f"shard {path} has {size:,} bytes but its index says {self.index(shard).size:,}: fetch or pack it "
-                    f"again"
-                )
+        if size == self.index(shard).size:
+            return descriptor
+        os.close(descriptor)
+        raise ShardDamagedError(
+            f"shard {path} has {size:,} bytes but its index says {self.index(shard).size:,}: fetch or pack it again"
+        )
 
-            def read(start: int, stop: int) -> bytes:
-                return os.pread(descriptor, stop - start, start)
+    def _fetching(
+        self, place: Place, location: str, options: storage.StorageOptions, first: int, last: int
+    ) -> Callable[[int, int], bytes]:
+        """Return a function that reads a remote shard, of which the range around some bytes is fetched at once.
 
-            self._check(read, member, name, str(path))
-            return read(*span)
-        finally:
-            os.close(descriptor)
-
-    def _remote(self, place: Place, location: str, member: Member, name: str, span: tuple[int, int]) -> bytes:
-        options = self.manifest.part(place.shard)[0].client_options
-        first = max(0, min(one.offset for one in place.members) - _BLOCK)
-        last = max(one.offset + one.size for one in place.members)
-        if last - first > _TOGETHER:
-            first, last = max(0, span[0] - _BLOCK), max(span[1], span[0])
-        key = place.shard, first, last
+        That is all of a small sample, with the headers before it, so that its members take one request together.
+        """
+        start = max(0, min(one.offset for one in place.members) - BLOCK)
+        stop = max(one.offset + one.size for one in place.members)
+        if stop - start > _TOGETHER:
+            start, stop = max(0, first - BLOCK), last
         with self._lock:
-            held = self._kept.get(key)
-        if held is None:
-            held = storage.read_range(location, first, last, options)
-            with self._lock:
-                self._kept[key] = held
-                while sum(map(len, self._kept.values())) > _KEPT:
-                    self._kept.popitem(last=False)
-        content = held
-
-        def read(start: int, stop: int) -> bytes:
-            if first <= start and stop <= last:
-                return content[start - first : stop - first]
-            return storage.read_range(location, start, stop, options)
-
-        if span[0] == member.offset:  # the header of a later range was looked at with the first
-            self._check(read, member, name, storage.shown(location))
-        return read(*span)
-
-    def _unpacked(self, shard: int, first: int, last: int) -> bytes:
+            held = self._kept.get((place.shard, start, stop))
+        content = held or storage.read_range(location, start, stop, options)
         with self._lock:
-            try:
-                return bytes(self._shards.shard(shard).content[first:last])
-            finally:
-                self._shards.release()
+            self._kept[place.shard, start, stop] = content
+            self._kept.move_to_end((place.shard, start, stop))
+            while sum(map(len, self._kept.values())) > _KEPT:
+                self._kept.popitem(last=False)
 
-    @staticmethod
-    def _check(read: Callable[[int, int], bytes], member: Member, name: str, label: str) -> None:
-        if not is_member_at(read, member.offset, name, member.size):
-            raise ShardDamagedError(
-                f"shard {label} does not hold what its index says ({name!r} is not at byte {member.offset:,}): it was "
-                f"replaced by another; fetch or pack it again"
-            )
+        def read(low: int, high: int) -> bytes:
+            if start <= low and high <= stop:
+                return content[low - start : high - start]
+            return storage.read_range(location, low, high, options)
+
+        return read
+
+
+class _Ranges:
+    """Bytes of a tar by their offsets there, read when they are asked for; those read last are kept."""
+
+    def __init__(self, read: Callable[[int, int], bytes]) -> None:
+        self._read = functools.lru_cache(1)(read)
+
+    def __getitem__(self, place: slice, /) -> bytes:
+        return self._read(place.start, place.stop)

@@ -198,6 +198,13 @@ class _Pages:
         rank, batch = _integer(request, "rank", 0), _integer(request, "batch", 0)
         return self._epochs.batch(_epoch(request), rank=rank, batch=batch)
 
+    def planned(self, request: Request) -> Any:
+        """Return how full planned batches are."""
+        given = request.query_params
+        options: dict[str, Any] = {name: given[name] for name in ("length", "group_by") if given.get(name)}
+        options |= {name: _integer(request, name, 0) for name in ("max_tokens", "pack_to") if given.get(name)}
+        return self._epochs.planned(_epoch(request), **options)
+
     def save(self, request: Request, asked: Any) -> Any:
         """Save the samples for which an expression is true as a view, under a name in the folder for that."""
         where, name, folder = asked.get("where"), asked.get("name"), self.view.save_to
@@ -266,7 +273,7 @@ def app(view: View, *, hosts: Sequence[str] | None = None, token: str = "") -> A
 
     pages = _Pages(view)
     routes = [Route("/", _answering(pages.file)), Route("/static/{name}", _answering(pages.file))]
-    for name in ("data", "samples", "keys", "problems", "columns", "column", "epoch", "batch"):
+    for name in ("data", "samples", "keys", "problems", "columns", "column", "epoch", "batch", "planned"):
         routes.append(Route(f"/api/{name}", _answering(getattr(pages, name))))
     routes += [
         Route("/api/sample/{number:int}", _answering(pages.sample)),

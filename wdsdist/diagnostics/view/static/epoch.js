@@ -78,6 +78,33 @@ function epochPicture(found, open) {
   return el("div", { class: "plan" }, canvas, tip);
 }
 
+const PLANNED_FIELDS = { max_tokens: "65536", length: "input_ids.tokens", pack_to: "8192", group_by: "txt.bytes" };
+
+// How full the batches are that a loader with max_tokens, pack_to or group_by plans.
+function plannedBox(query, asked, isCurrent) {
+  const inputs = Object.entries(PLANNED_FIELDS).map(([name, example]) => el("label", {}, el("span", {}, name.replace("_", " ")),
+    el("input", { name, type: "text", spellcheck: "false", placeholder: example, value: query.get(name) ?? "" })));
+  const form = el("form", { autocomplete: "off" }, ...inputs, el("button", { type: "submit" }, "Plan"));
+  const shown = el("div", { class: "card", hidden: true });
+  const plan = async () => {
+    const chosen = Object.fromEntries(new FormData(form));
+    history.replaceState(null, "", link("epoch", { ...asked, ...chosen }));
+    shown.hidden = false;
+    shown.replaceChildren(el("p", {}, "planning…"));
+    try {
+      const found = await api("planned", { ...asked, ...chosen });
+      if (!isCurrent()) return;
+      const titles = found.shown.map((step, place) => `step ${thousands(step)}: fill ${found.fills[place].toFixed(3)}, ${counted(found.samples[place], "sample")}`);
+      shown.replaceChildren(el("p", {}, `${counted(found.steps, "step")} on each rank; fill ${(found.fill ?? 0).toFixed(3)}, the useful share of what there is `
+        + `room for; balance ${(found.balance ?? 0).toFixed(3)}, the slowest rank over the mean; ${thousands(found.samples_dropped)} dropped`), chart(found.fills, 1, titles));
+    } catch (error) { if (isCurrent()) shown.replaceChildren(el("div", { class: "error" }, error.message)); }
+  };
+  form.addEventListener("submit", (event) => { event.preventDefault(); plan(); });
+  const isAsked = Object.keys(PLANNED_FIELDS).some((name) => query.get(name));
+  if (isAsked) plan();
+  return el("details", { open: isAsked }, el("summary", {}, "Planned batches"), form, shown);
+}
+
 async function epochPage(isCurrent) {
   const { query } = where();
   const asked = Object.fromEntries(Object.keys(EPOCH_FIELDS).map((name) => [name, query.get(name) ?? ""]));
@@ -101,7 +128,7 @@ async function epochPage(isCurrent) {
         el("p", { class: "dim" }, "as training gets it: decoded and transformed"), el("div", { class: "grid" }, ...tiles));
     } catch (error) { if (isCurrent()) batch.replaceChildren(el("div", { class: "error" }, error.message)); }
   };
-  byId("page").firstChild.append(epochPicture(found, open), batch);
+  byId("page").firstChild.append(epochPicture(found, open), plannedBox(query, asked, isCurrent), batch);
   if (query.has("batch")) await open(query.get("rank") || "0", query.get("batch"));
 }
 

@@ -268,25 +268,32 @@ async function columnsPage(isCurrent) {
 
 const short = (number) => (Math.abs(number) >= 1000 ? thousands(Math.round(number)) : Number(number.toPrecision(4)).toString());
 
+// Bars of some heights, each with a title to hover.
+function chart(values, most, titles) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const width = 100 / values.length;
+  svg.setAttribute("viewBox", "0 0 100 100");
+  svg.setAttribute("preserveAspectRatio", "none");
+  values.forEach((value, number) => {
+    const bar = document.createElementNS(svg.namespaceURI, "rect");
+    const height = most ? Math.max(value / most * 100, value ? 1 : 0) : 0;
+    for (const [name, one] of Object.entries({ x: number * width, y: 100 - height, width: width * 0.92, height })) bar.setAttribute(name, one);
+    const title = document.createElementNS(svg.namespaceURI, "title");
+    title.textContent = titles[number];
+    bar.append(title);
+    svg.append(bar);
+  });
+  return svg;
+}
+
 function figure(found) {
   const missing = found.missing ? `, ${thousands(found.missing)} missing` : "";
   const lines = [el("p", {}, `${found.kind}, ${counted(found.samples - found.missing, "value")}${missing}`)];
   if (found.median !== undefined) lines.push(el("p", {}, `median ${short(found.median)}, mean ${short(found.mean)}`));
   if (found.counts) {
-    const most = Math.max(...found.counts), width = 100 / found.counts.length;
-    const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-    svg.setAttribute("viewBox", "0 0 100 100");
-    svg.setAttribute("preserveAspectRatio", "none");
-    found.counts.forEach((count, number) => {
-      const bar = document.createElementNS(svg.namespaceURI, "rect");
-      const height = most ? Math.max(count / most * 100, count ? 1 : 0) : 0;
-      for (const [name, value] of Object.entries({ x: number * width, y: 100 - height, width: width * 0.92, height })) bar.setAttribute(name, value);
-      const title = document.createElementNS(svg.namespaceURI, "title");
-      title.textContent = `${short(found.edges[number])} to ${short(found.edges[number + 1])}: ${counted(count, "sample")}`;
-      bar.append(title);
-      svg.append(bar);
-    });
-    lines.push(svg, el("div", { class: "ends" }, el("span", {}, short(found.least)), el("span", {}, short(found.most))));
+    const titles = found.counts.map((count, number) =>
+      `${short(found.edges[number])} to ${short(found.edges[number + 1])}: ${counted(count, "sample")}`);
+    lines.push(chart(found.counts, Math.max(...found.counts), titles), el("div", { class: "ends" }, el("span", {}, short(found.least)), el("span", {}, short(found.most))));
   } else if (found.bars) {
     const most = Math.max(1, ...found.bars.map(([, count]) => count));
     const rows = found.bars.flatMap(([value, count]) => {
