@@ -34,6 +34,7 @@ _max_pixels = click.option("--max-pixels", type=click.IntRange(min=1), help="Of 
 @click.option("--save-to", metavar="DIR", help="Let the page save views in this folder.")
 @click.option("--quarantine", metavar="FILE", multiple=True, help="Show the bad samples that this file lists.")
 @click.option("--transform", metavar="MODULE:NAME", help="Show batches with this transform, as training does.")
+@click.option("--weight", "weights", type=float, multiple=True, help="Of several data sets: that of each in a mix.")
 @click.option("--decode", metavar="HOW", help="Of batches: as rgb8, or MODULE:NAME of a mapping.")
 @_dtypes
 @_max_pixels
@@ -47,6 +48,7 @@ def view(
     save_to: str | None,
     quarantine: tuple[str, ...],
     transform: str | None,
+    weights: tuple[float, ...],
     decode: str | None,
     dtypes: dict[str, np.dtype[Any]],
     max_pixels: int | None,
@@ -62,7 +64,7 @@ def view(
 
     found = _view(
         shards, allow_elsewhere=allow_elsewhere, dtypes=dtypes, max_pixels=max_pixels, quarantine=quarantine,
-        save_to=save_to, decode=decode, transform=transform,
+        save_to=save_to, decode=decode, transform=transform, weights=weights,
     )  # fmt: skip
     token = server.new_token() if with_token or host not in _LOOPBACK else ""
 
@@ -84,25 +86,45 @@ def _view(
     save_to: str | None = None,
     decode: str | None = None,
     transform: str | None = None,
+    weights: tuple[float, ...] = (),
 ) -> View:
     from wdsdist.diagnostics.view.describe import Style
     from wdsdist.diagnostics.view.server import View
     from wdsdist.shards import quarantine as quarantine_files
 
-    manifest = opened(shards, allow_elsewhere=allow_elsewhere)
+    manifest = _opened(shards, allow_elsewhere)
     folder = None if save_to is None else Path(save_to)
     if folder is not None and not folder.is_dir():
         raise ArgumentError(f"--save-to is {save_to!r}: it must be a folder that exists")
+    if weights and len(weights) != len(shards):
+        raise ArgumentError(
+            f"--weight is given {len(weights)} times, but there are {len(shards)} SHARDS: give each one"
+        )
     classes = tuple(map(str, manifest.extra.get("classes") or ()))
     return View(
         manifest=manifest,
+        name=" + ".join(_name(one) for one in shards[:3]) + (" + ..." if len(shards) > 3 else ""),
         given=_code(shards, manifest),
         style=Style(classes, dtypes, max_pixels),
         quarantined=[entry for path in quarantine for entry in quarantine_files.read(path)],
         save_to=folder,
         decode=True if decode is None else _named(decode) if ":" in decode else decode,
         transform=None if transform is None else _named(transform),
+        weights=weights,
     )
+
+
+def _opened(shards: tuple[str, ...], allow_elsewhere: bool) -> Manifest:
+    """Open a data set, or several as one: of tars and patterns one is made, of folders and views each is one."""
+    from wdsdist import storage
+    from wdsdist.shards.concat_manifest import join
+    from wdsdist.shards.spellings import is_pattern
+    from wdsdist.shards.tar import is_tar
+
+    if len(shards) == 1 or any(is_pattern(one) or is_tar(storage.split(one)[1]) for one in shards):
+        return opened(shards, allow_elsewhere=allow_elsewhere)
+    labels = [storage.shown(one) for one in shards]
+    return join([opened((one,), allow_elsewhere=allow_elsewhere) for one in shards], labels)
 
 
 def _named(text: str) -> Any:
@@ -114,11 +136,20 @@ def _named(text: str) -> Any:
     return named_object(module, name)
 
 
+def _name(shards: str) -> str:
+    from wdsdist import storage
+
+    shown = storage.shown(shards).rstrip("/")
+    return storage.split(shown)[1] or shown
+
+
 def _code(shards: tuple[str, ...], manifest: Manifest) -> str:
     """Return Python that opens the data set; URLs without credentials."""
     from wdsdist import storage
 
     named = [storage.shown(one) for one in shards]
+    if manifest.label(0):
+        return f"wdsdist.concat({named!r}, decode=True)"
     return f"wdsdist.StreamingDataset({named[0] if len(named) == 1 else named!r}, decode=True)"
 
 
@@ -146,7 +177,6 @@ def show(
 
     Columns are separated by tabs. The file can be opened and sent anywhere; it has no script.
     """
-    from wdsdist import storage
     from wdsdist.diagnostics.view import contact_sheet
     from wdsdist.diagnostics.view.figures import Choice
     from wdsdist.diagnostics.view.member_reader import MemberReader
@@ -161,7 +191,6 @@ def show(
         for line in contact_sheet.lines(reader, numbers, found.style):
             say(*line)
         return
-    name = storage.split(storage.shown(shards[0]))[1] or shards[0]
-    title = f"{name}: {len(numbers):,} of {counted(total, 'sample')}"
+    title = f"{found.name}: {len(numbers):,} of {counted(total, 'sample')}"
     contact_sheet.write(reader, numbers, html, title=title, style=found.style)
     say(f"{html}: {counted(len(numbers), 'sample')}")

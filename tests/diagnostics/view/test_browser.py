@@ -43,7 +43,9 @@ def serve() -> Iterator[Any]:
     servers = []
 
     def start(manifest: Manifest, **more: Any) -> str:
-        view = server.View(manifest=manifest, given="wdsdist.StreamingDataset('shards')", style=Style(), **more)
+        view = server.View(
+            manifest=manifest, name="shards", given="wdsdist.StreamingDataset('shards')", style=Style(), **more
+        )
         listener = server.listening("127.0.0.1", 0)
         config = uvicorn.Config(server.app(view), log_level="error", ws="none", lifespan="off")
         running = uvicorn.Server(config)

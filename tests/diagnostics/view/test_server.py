@@ -130,6 +130,23 @@ def test_a_shard_that_was_replaced_by_one_of_its_size_is_an_error_in_its_members
     assert "does not hold what its index says" in picture.json()["error"]
 
 
+def test_altered_bytes_are_an_error_of_their_member_alone(shards: Manifest) -> None:
+    path = Path(shards.base, "shard-000000.tar")
+    path.write_bytes(path.read_bytes().replace(b"caption 1", b"CAPTION 1"))
+    found = about(client_of(shards), 1)
+    assert "the data of member 'txt' of sample '0001'" in found["txt"]["message"]
+    assert found["cls"]["kind"] == "number"
+
+
+def test_several_data_sets_are_shown_as_one_with_the_columns_of_all(data: Manifest, tmp_path: Path) -> None:
+    other = wdsdist.pack(({"txt": str(n), "cls": 1} for n in range(3)), tmp_path / "other", shuffle_seed=None)
+    client = client_of(wdsdist.concat({"one": data, "other": other.add_columns(fields=["cls"])}).manifest)
+    names = [one["name"] for one in client.get("/api/columns").json()["columns"]]
+    assert names == ["bytes", "cls.bytes", "txt.bytes", "cls"]
+    found = client.get("/api/samples", params={"where": '"cls" = 1'}).json()
+    assert [one["dataset"] for one in found["samples"]] == ["one"] * 4 + ["other"] * 3
+
+
 def test_quarantined_samples_are_listed_with_their_numbers(data: Manifest) -> None:
     listed = [BadEntry("0003", "shard-000000.tar", "jpg", "is cut"), BadEntry("gone", "shard-000001.tar", "", "bad")]
     found = client_of(data, quarantined=listed).get("/api/problems").json()["items"]

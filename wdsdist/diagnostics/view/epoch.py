@@ -14,6 +14,7 @@ from wdsdist._util.validation import MOST_PROCESSES, check_integer
 from wdsdist.diagnostics.view import describe
 from wdsdist.errors import ArgumentError, WdsdistError
 from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.shards.concat_manifest import JoinedManifest
 from wdsdist.shards.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class EpochPages:
         style: what is known of it for descriptions.
         decode: as `StreamingDataset` takes it.
         transform: as it takes it.
+        weights: of each data set, where several are joined, as in `mix`; without them they are concatenated.
     """
 
     def __init__(
@@ -73,10 +75,12 @@ class EpochPages:
         *,
         decode: Any = True,
         transform: Callable[[Any], Any] | None = None,
+        weights: tuple[float, ...] = (),
     ) -> None:
         self._manifest = manifest
         self._style = style
         self._decode, self._transform = decode, transform
+        self._weights = weights
         self._lock = threading.Lock()
 
     def picture(self, choice: EpochChoice) -> dict[str, Any]:
@@ -150,15 +154,22 @@ class EpochPages:
     def _opened(self, choice: EpochChoice, rank: int = 0) -> tuple[StreamingDataset, Order, EpochPlan]:
         """Return the data set of a rank, the order of the epoch, and the batches that a `StreamingDataLoader` makes."""
         from wdsdist.loader.dataset import StreamingDataset
+        from wdsdist.loader.mix import mix
 
         if choice.order == "sampler" and self._manifest.num_samples > _MOST_LISTED:
             raise ArgumentError(
                 f"the order 'sampler' lists all samples, and is shown for {_MOST_LISTED:,} at most: look at 'shard'"
             )
-        dataset = StreamingDataset(
-            self._manifest, decode=self._decoding(choice), transform=self._transform, num_replicas=choice.ranks,
-            rank=rank, seed=choice.seed, order="sampler" if choice.order == "sampler" else "shard",
-        )  # fmt: skip
+        options: dict[str, Any] = {
+            "decode": self._decoding(choice), "transform": self._transform, "num_replicas": choice.ranks, "rank": rank,
+            "seed": choice.seed, "order": choice.order,
+        }  # fmt: skip
+        manifest = self._manifest
+        if self._weights and isinstance(manifest, JoinedManifest):
+            mixed = zip(manifest.labels, manifest.parts, self._weights, strict=True)
+            dataset: StreamingDataset = mix({label: (part, weight) for label, part, weight in mixed}, **options)
+        else:
+            dataset = StreamingDataset(manifest, **options)
         config = dataset.order_config
         plan = EpochPlan(
             num_samples=dataset.num_samples, num_replicas=choice.ranks, batch_size=choice.batch_size, drop_last=False,
@@ -189,6 +200,8 @@ class EpochPages:
         for name, value in made.items():
             if name == "__key__":
                 found["key"] = str(value)
+            elif name == "__dataset__":
+                found["dataset"] = str(value)
             elif name != "__shard__":
                 found["members"].append({"extension": str(name), "about": self._described(str(name), value)})
         return found

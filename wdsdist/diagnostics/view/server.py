@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wdsdist import storage
 from wdsdist._util.extras import extra
 from wdsdist.diagnostics.view import describe, figures, pictures, search
 from wdsdist.diagnostics.view.epoch import EpochChoice, EpochPages
@@ -52,6 +51,7 @@ class View:
     """A data set to be looked at, and what is known beyond it."""
 
     manifest: Manifest
+    name: str
     given: str
     """How the user named the data set, as Python code that opens it."""
     style: describe.Style
@@ -61,6 +61,8 @@ class View:
     decode: Any = True
     transform: Callable[[Any], Any] | None = None
     """Of the samples of batches, as `StreamingDataset` takes both."""
+    weights: tuple[float, ...] = ()
+    """Of each data set, where several are mixed."""
 
 
 class _Pages:
@@ -69,7 +71,9 @@ class _Pages:
     def __init__(self, view: View) -> None:
         self.view = view
         self.reader = MemberReader(view.manifest)
-        self._epochs = EpochPages(view.manifest, view.style, decode=view.decode, transform=view.transform)
+        self._epochs = EpochPages(
+            view.manifest, view.style, decode=view.decode, transform=view.transform, weights=view.weights
+        )
         self._choice = figures.Choice(view.manifest)
         self._drawing = threading.Semaphore(_DRAWN_AT_ONCE)
         self._readers = ThreadPoolExecutor(8, thread_name_prefix="view")
@@ -91,7 +95,7 @@ class _Pages:
         manifest = self.view.manifest
         return {
             "location": self.view.given,
-            "name": storage.split(storage.shown(manifest.base))[1] or storage.shown(manifest.base),
+            "name": self.view.name,
             "samples": manifest.num_samples,
             "shards": len(manifest.counts),
             "bytes": manifest.num_bytes,
