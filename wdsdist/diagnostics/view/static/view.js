@@ -53,6 +53,9 @@ const ORDER = ["image", "video", "array", "audio", "number", "text", "tokens", "
 function picture(url, name, about, caption) {
   const image = el("img", { src: url, alt: name, loading: "lazy", decoding: "async", class: about.kind === "array" ? "fine" : null });
   const stage = el("span", { class: "stage" }, image, el("small", {}, caption || name));
+  image.addEventListener("load", () => {  // small ones are enlarged: their pixels are what there is to see
+    if (Math.max(image.naturalWidth, image.naturalHeight) <= 64) image.classList.add("fine");
+  });
   image.addEventListener("error", async () => {
     let message = "the picture cannot be shown";
     try { await answer(await fetch(url)); } catch (error) { message = error.message; }
