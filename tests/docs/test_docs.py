@@ -9,6 +9,7 @@ import json
 import re
 from pathlib import Path
 
+import click
 import pytest
 
 import wdsdist
@@ -47,7 +48,9 @@ def test_what_is_not_run_is_python_or_names_commands_and_options_that_exist(bloc
     if block.language == "python":
         ast.parse(block.text)
     for _, (command, *arguments) in commands(block):
-        known = {option for parameter in _wdsdist.commands[command].params for option in parameter.opts}
+        found = _wdsdist.commands[command]
+        found = found.commands[arguments[0]] if isinstance(found, click.Group) else found
+        known = {option for parameter in found.params for option in parameter.opts}
         assert {one.partition("=")[0] for one in arguments if one.startswith("-")} <= known
     pytest.skip(f"not run: {block.reason}")
 
