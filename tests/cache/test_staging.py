@@ -14,6 +14,7 @@ from wdsdist.cache import ShardCache
 from wdsdist.cli import _wdsdist
 from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError
 from wdsdist.shards import index as shardindex
+from wdsdist.shards.manifest import Manifest, Shard
 
 SHARDS, SAMPLES = 4, 20
 
@@ -60,6 +61,7 @@ def test_data_sets_that_are_joined_are_staged_too(mount: Path, tmp_path: Path) -
     mixed = wdsdist.mix({"one": (mount, 1.0)}, **options)
     assert len(keys_of(joined)) == len(keys_of(mixed)) == SHARDS * SAMPLES
     assert (joined.cache.fetches, mixed.cache.fetches) == (SHARDS, 0)
+    assert mixed.order_config.manifest.is_copied.all()  # so that they are prefetched
 
 
 def test_a_limit_is_kept(mount: Path, tmp_path: Path) -> None:
@@ -78,6 +80,17 @@ def test_a_shard_that_was_packed_anew_is_copied_anew(mount: Path, cache: ShardCa
     with cache.pin(wdsdist.open(mount).staged(), 1) as pinned:
         assert pinned.index.key(0) == "other1-0000"
     assert cache.fetches == 2
+
+
+def test_a_shard_without_a_digest_is_copied_anew_once_its_file_has_changed(mount: Path, cache: ShardCache) -> None:
+    manifest = Manifest.of(str(mount), [Shard("01.tar", SAMPLES, -1, "")]).staged()
+    cache.pin(manifest, 0).close()
+    cache.pin(manifest, 0).close()
+    assert cache.fetches == 1
+    write_shard(mount / "01.tar", SAMPLES, prefix="other1-")
+    wdsdist.index(mount)
+    with cache.pin(manifest, 0) as pinned:
+        assert pinned.index.key(0) == "other1-0000"
 
 
 def test_a_shard_that_was_altered_is_an_error(mount: Path, cache: ShardCache) -> None:
