@@ -35,6 +35,11 @@ settings.register_profile("ci", settings.get_profile("here"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Number of test processes: one more than there are cores, as some tests wait for processes and time limits."""
+    return min(4, len(os.sched_getaffinity(0)) + 1)
+
+
 @pytest.fixture(scope="session")
 def homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of all `user_cache` folders: `mktemp` looks through what it has made, which thousands make slow."""

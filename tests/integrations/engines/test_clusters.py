@@ -14,6 +14,9 @@ import pytest
 from tests.support.programs import PROGRAMS
 from wdsdist.packing import pack
 
+# Ray notes in /tmp where its cluster is, so that of the tests with one only one may run at a time.
+pytestmark = pytest.mark.xdist_group("ray")
+
 PACKAGES = {"dask": "distributed", "ray": "ray"}
 
 

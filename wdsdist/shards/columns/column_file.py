@@ -76,9 +76,8 @@ def save(
 
 def arrays_of(column: Column) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a column, as they are written."""
-    arrays = {"values": column.values, "starts": column.starts, "is_missing": column.missing}
-    if column.is_missing is None:
-        arrays["is_missing"] = column.missing[:0]
+    is_missing = np.zeros(0, np.uint8) if column.is_missing is None else column.is_missing
+    arrays = {"values": column.values, "starts": column.starts, "is_missing": is_missing}
     return {
         name: np.ascontiguousarray(array, _ARRAYS[column.kind][name])
         for name, array in arrays.items()
