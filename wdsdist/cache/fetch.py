@@ -84,7 +84,7 @@ def _fetch_once(request: ShardRequest, count_retries: Callable[[int], None]) -> 
             with _begin_fetch(request, part, digest=True) as shard:
                 _ = request.sidecar  # fetched while the shard is
                 done = shard.result()
-            count_retries(done.retries)
+                count_retries(done.retries)
             file = tar = Stored(done.bytes, done.sha256)
         else:
             _copy(request, part)
