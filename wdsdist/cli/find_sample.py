@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,7 +17,8 @@ from wdsdist.shards.index import ShardIndex, checksums
 from wdsdist.shards.manifest import Manifest
 
 
-class Located(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Located:
     """A sample, and where it lies."""
 
     number: int
@@ -37,14 +38,14 @@ def samples(manifest: Manifest) -> Iterator[Located]:
             yield Located(first + sample, shard, index, stored)
 
 
-def find_sample(manifest: Manifest, wanted: str) -> Located:
-    """Find a sample by its key or its number.
+def find_sample(manifest: Manifest, wanted: str, *, by_number: bool = False) -> Located:
+    """Find a sample by its key or its number; by its number alone the index of one shard is read.
 
     Raises `SampleError` where there is no such sample, or several with the key.
     """
     found = [
         Located(int(manifest.ends[shard] - manifest.counts[shard]) + sample, shard, index, stored)
-        for shard, index in shard_indexes(manifest)
+        for shard, index in (() if by_number else shard_indexes(manifest))
         for stored in with_key(index, wanted)
         for sample, chosen in enumerate(_stored(manifest, shard, index))
         if chosen == stored
@@ -56,6 +57,8 @@ def find_sample(manifest: Manifest, wanted: str) -> Located:
         )
     if found:
         return found[0]
+    if by_number and not wanted.isdecimal():
+        raise SampleError(f"{wanted!r} is no number of a sample: leave --number out to find it by its key")
     if not wanted.isdecimal():
         raise SampleError(f"no sample has the key {wanted!r}: `wdsdist ls --samples` lists all keys")
     number = int(wanted)
