@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wdsdist.diagnostics.view.search import with_key
 from wdsdist.errors import SampleError
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.order import split_line
@@ -45,7 +46,7 @@ def find_sample(manifest: Manifest, wanted: str, *, by_number: bool = False) -> 
     found = [
         Located(int(manifest.ends[shard] - manifest.counts[shard]) + sample, shard, index, stored)
         for shard, index in (() if by_number else shard_indexes(manifest))
-        for stored in _with_key(index, wanted)
+        for stored in with_key(index, wanted)
         for sample, chosen in enumerate(_stored(manifest, shard, index))
         if chosen == stored
     ]
@@ -98,17 +99,3 @@ def _stored(manifest: Manifest, shard: int, index: ShardIndex) -> list[int]:
     """Return where the samples of the data set lie in a shard, by their numbers there: in a view, the chosen ones."""
     part, place = manifest.part(shard)
     return list(range(index.num_samples)) if part.picks is None else part.picks.of_shard(place).tolist()
-
-
-def _with_key(index: ShardIndex, key: str) -> list[int]:
-    """Return the samples of a shard with a key; an index has at most one."""
-    text, wanted = index.key_bytes.tobytes(), key.encode("utf-8", "surrogateescape")
-    found = []
-    place = text.find(wanted)
-    while place >= 0:
-        # The keys are concatenated: a match counts only where it spans exactly one key.
-        sample = int(np.searchsorted(index.key_starts, place, side="right")) - 1
-        if index.key_starts[sample] == place and index.key_starts[sample + 1] == place + len(wanted):
-            found.append(sample)
-        place = text.find(wanted, place + 1)
-    return found

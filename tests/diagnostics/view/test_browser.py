@@ -21,16 +21,17 @@ FLAGS = [
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="there is no Chromium: install one, as by `apt-get install chromium`"
-)
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: install one, as by `apt-get install chromium`"),
+    pytest.mark.timeout(400),  # a browser starts slowly on a busy machine
+]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as started:
-        found = started.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)
+        found = started.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS, timeout=0)
         yield found
         found.close()
 
@@ -63,7 +64,7 @@ def serve() -> Iterator[Any]:
 @pytest.fixture
 def page(browser: Any) -> Iterator[Any]:
     context = browser.new_context(viewport={"width": 1200, "height": 800})
-    context.set_default_timeout(60_000)
+    context.set_default_timeout(180_000)
     found = context.new_page()
     found.problems = []
     found.on("pageerror", lambda error: found.problems.append(str(error)))
@@ -153,9 +154,8 @@ def test_nothing_in_hostile_data_runs_or_leaves(page: Any, serve: Any, hostile: 
     assert page.problems == []
 
 
-def test_the_page_fits_a_phone(browser: Any, serve: Any, data: Manifest) -> None:
-    context = browser.new_context(viewport={"width": 390, "height": 800})
-    page = context.new_page()
+def test_the_page_fits_a_phone(page: Any, serve: Any, data: Manifest) -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
     url = serve(data)
     for part in ("samples", "sample/1", "columns", "epoch"):
         page.goto("about:blank")
@@ -163,4 +163,3 @@ def test_the_page_fits_a_phone(browser: Any, serve: Any, data: Manifest) -> None
         page.wait_for_selector("main > *")
         page.wait_for_selector("body:not([aria-busy])")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, part
-    context.close()

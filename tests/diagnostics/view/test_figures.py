@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import wdsdist
 from wdsdist.diagnostics.view import figures
@@ -30,6 +31,12 @@ def test_counts_are_of_the_chosen_samples(data: Manifest) -> None:
     assert chosen.tolist() == [1, 4, 7, 10]
     found = figures.of_column(data, "json.width", chosen)
     assert (found["samples"], found["least"], found["most"], found["median"]) == (4, 101, 110, 105.5)
+
+
+def test_of_very_many_values_some_are_counted(data: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "_MOST_COUNTED", 4)
+    found = figures.of_column(data, "json.width", None)
+    assert (found["samples"], found["of"], found["least"], found["most"]) == (4, 12, 100, 111)
 
 
 def test_missing_values_and_values_beyond_the_most_frequent_are_counted(tmp_path: Path) -> None:

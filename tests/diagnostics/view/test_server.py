@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -130,6 +131,18 @@ def test_a_shard_that_was_replaced_by_one_of_its_size_is_an_error_in_its_members
     assert "does not hold what its index says" in picture.json()["error"]
 
 
+def test_requests_at_the_same_time_get_their_own_samples(client: TestClient) -> None:
+    with ThreadPoolExecutor(8) as users:
+        found = list(users.map(lambda number: about(client, number % 12)["txt"]["text"], range(48)))
+    assert found == [f"caption {number % 12}" for number in range(48)]
+
+
+def test_of_a_mixture_no_view_is_saved(data: Manifest, tmp_path: Path) -> None:
+    joined = wdsdist.concat({"one": data, "two": data.select('"cls" = 1')}).manifest
+    refused = client_of(joined, save_to=tmp_path).post("/api/save", json={"name": "x", "where": '"cls" = 1'})
+    assert refused.json()["error"].startswith("a view is of one data set")
+
+
 def test_altered_bytes_are_an_error_of_their_member_alone(shards: Manifest) -> None:
     path = Path(shards.base, "shard-000000.tar")
     path.write_bytes(path.read_bytes().replace(b"caption 1", b"CAPTION 1"))
@@ -191,7 +204,10 @@ def test_a_view_is_saved_under_a_plain_name_only(data: Manifest, tmp_path: Path)
         assert refused.status_code == 422, name
     assert "exists" in refused.json()["error"]
     assert sorted(one.name for one in tmp_path.iterdir()) == ["wide"]
-    assert client.post("/api/save", data={"name": "form", "where": '"cls" = 1'}).status_code == 422
+    # Another site can have a browser post this type without asking first.
+    plain = {"content": json.dumps({"name": "form", "where": '"cls" = 1'}), "headers": {"content-type": "text/plain"}}
+    assert client.post("/api/save", **plain).status_code == 422
+    assert not (tmp_path / "form").exists()
     assert client_of(data).post("/api/save", json={"name": "x", "where": '"cls" = 1'}).status_code == 422
 
 

@@ -15,6 +15,8 @@ from wdsdist.shards.views import query
 
 _BINS = 32
 _BARS = 20
+_MOST_COUNTED = 5_000_000
+"""Values that are counted; of more, so many that are spread evenly, which bounds time and memory."""
 _FEW = 20
 """Different integers up to which each has a bar of its own."""
 _CHOICES = 8
@@ -46,8 +48,11 @@ def of_column(manifest: Manifest, name: str, chosen: Int64s | None, classes: tup
     column = manifest._column(name)
     if chosen is not None:
         column = column.take(chosen)
+    total = len(column)
+    if total > _MOST_COUNTED:
+        column = column.take(np.linspace(0, total - 1, _MOST_COUNTED).astype(np.int64))
     missing = int(column.missing.sum())
-    about = {"name": name, "kind": column.kind, "samples": len(column), "missing": missing}
+    about = {"name": name, "kind": column.kind, "samples": len(column), "missing": missing, "of": total}
     if column.kind == "text" or column.kind == "bool":
         return about | _bars(_texts(column))
     values = column.typed()[column.missing == 0]

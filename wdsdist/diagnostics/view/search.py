@@ -88,7 +88,7 @@ def problems(reader: MemberReader, quarantined: Sequence[BadEntry], *, shard: in
             return [asdict(Problem("damaged", name, "", str(error)))]
         found = [Problem("left out", name, key, reason) for key, reason in index.left_out]
         for entry in by_shard.get(storage.split(name)[1], ()):
-            numbers = [one for stored in _with_key(index, entry.key) for one in _numbers(reader, number, stored)]
+            numbers = [one for stored in with_key(index, entry.key) for one in _numbers(reader, number, stored)]
             reason = f"{entry.field}: {entry.reason}" if entry.field else entry.reason
             found.append(Problem("quarantined", name, entry.key, reason, numbers[0] if numbers else None))
         return [asdict(one) for one in found]
@@ -130,5 +130,6 @@ def _with_text(index: ShardIndex, wanted: bytes) -> Iterator[int]:
             place = text.find(wanted, place + 1)
 
 
-def _with_key(index: ShardIndex, key: str) -> list[int]:
+def with_key(index: ShardIndex, key: str) -> list[int]:
+    """Return the samples of a shard with a key; an index has at most one."""
     return [sample for sample in _with_text(index, key.encode("utf-8", "surrogateescape")) if index.key(sample) == key]

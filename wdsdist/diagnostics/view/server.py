@@ -216,6 +216,8 @@ class _Pages:
             raise ArgumentError("no folder for views was named: start `wdsdist view` with --save-to DIR")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ArgumentError(f"the name is {name!r}: it may have letters, digits, dots, - and _, at most 100")
+        if self.view.manifest.label(0):
+            raise ArgumentError("a view is of one data set: start `wdsdist view` with that alone")
         if (folder / name).exists():
             raise DestinationExistsError(f"{folder / name} exists: choose another name")
         made = self.view.manifest.select(where)

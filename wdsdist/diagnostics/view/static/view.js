@@ -291,7 +291,8 @@ function chart(values, most, titles) {
 
 function figure(found) {
   const missing = found.missing ? `, ${thousands(found.missing)} missing` : "";
-  const lines = [el("p", {}, `${found.kind}, ${counted(found.samples - found.missing, "value")}${missing}`)];
+  const part = found.of > found.samples ? `; every ${Math.round(found.of / found.samples)}th of ${counted(found.of, "sample")}` : "";
+  const lines = [el("p", {}, `${found.kind}, ${counted(found.samples - found.missing, "value")}${missing}${part}`)];
   if (found.median !== undefined) lines.push(el("p", {}, `median ${short(found.median)}, mean ${short(found.mean)}`));
   if (found.counts) {
     const titles = found.counts.map((count, number) =>
