@@ -76,7 +76,7 @@ def read_by_ranks(store: web.Web, cache: Path, world: int, limit: int, batch_siz
         subprocess.Popen(command("one_rank", *arguments, rank), env=environment, stdout=subprocess.PIPE)
         for rank in range(world)
     ]
-    return [json.loads(rank.communicate(timeout=60)[0]) for rank in ranks]
+    return [json.loads(rank.communicate(timeout=280)[0]) for rank in ranks]
 
 
 def read_locally(stored: Path, world: int, batch_size: int) -> list[Any]:
