@@ -181,7 +181,7 @@ def test_a_program_may_end_in_the_middle_of_an_epoch(store: web.Web, tmp_path: P
         "next(batches)\n"
     )
     command = [sys.executable, "-c", program, store.url, str(tmp_path), str(workers)]
-    ended = subprocess.run(command, stderr=subprocess.PIPE, timeout=60)
+    ended = subprocess.run(command, stderr=subprocess.PIPE, timeout=280)
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
