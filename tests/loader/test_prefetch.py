@@ -50,6 +50,12 @@ def keys_of(loader: wdsdist.StreamingDataLoader) -> list[str]:
     return [key for batch in loader for key in batch["__key__"]]
 
 
+def elsewhere(dataset: wdsdist.StreamingDataset, store: MemoryStore) -> wdsdist.StreamingDataset:
+    """Return the same data set with an empty cache."""
+    cache_dir = f"{dataset.cache.folder}-elsewhere"
+    return wdsdist.StreamingDataset(f"{store.url}/train", cache_dir=cache_dir, num_replicas=1, rank=0)
+
+
 def ended() -> None:
     """Wait until the threads that prefetch have ended."""
     for thread in threading.enumerate():
@@ -93,10 +99,7 @@ def test_what_a_loaded_state_needs_comes_first(dataset: wdsdist.StreamingDataset
     del batches
     ended()
     before = len(fetched(store))
-    again = wdsdist.StreamingDataset(
-        f"{store.url}/train", cache_dir=Path(str(dataset.cache.folder) + "2"), num_replicas=1, rank=0
-    )
-    resumed = loader_of(again)
+    resumed = loader_of(elsewhere(dataset, store))
     resumed.load_state_dict(state)
     resumed.prefetch()
     rest = keys_of(resumed)
@@ -112,10 +115,14 @@ def test_after_a_state_of_a_finished_epoch_it_is_the_next_one(
     loader = loader_of(dataset, batch_size=7)  # which leaves a rest that is dropped
     keys_of(loader)
     state = loader.state_dict()
-    again = loader_of(dataset, batch_size=7)
+    again = loader_of(elsewhere(dataset, store), batch_size=7)
     again.load_state_dict(state)
     assert again._plan(again._progress.position, dataset.identity(), SHARDS * SAMPLES).is_over
+    stall = Fault("train/*.tar", "stall")
+    store.plant(stall)
     again.prefetch()
+    assert stall.reached.wait(10)
+    stall.release()
     assert len(keys_of(again)) == SHARDS * SAMPLES // 7 * 7
 
 

@@ -81,12 +81,14 @@ def _fetch_once(request: ShardRequest, count_retries: Callable[[int], None]) -> 
         tar = scan_local.stored(part)
     else:
         if request.is_remote:
-            with _begin_fetch(request, part) as shard:
+            with _begin_fetch(request, part, digest=True) as shard:
                 _ = request.sidecar  # fetched while the shard is
-                count_retries(shard.result().retries)
+                done = shard.result()
+                count_retries(done.retries)
+            file = tar = Stored(done.bytes, done.sha256)
         else:
             _copy(request, part)
-        file = tar = scan_local.stored(part)
+            file = tar = scan_local.stored(part)
         _check(request, "index.json", file, _listed(request))
     if request.made_of() != made_of:
         raise ShardDamagedError(f"{request.shown} has changed while it was read: try again once it is at rest")
@@ -138,9 +140,11 @@ def _compressed_file(request: ShardRequest, count_retries: Callable[[int], None]
         yield path
 
 
-def _begin_fetch(request: ShardRequest, path: Path) -> storage.Fetching:
+def _begin_fetch(request: ShardRequest, path: Path, *, digest: bool = False) -> storage.Fetching:
     size = request.listed.size if request.listed.size >= 0 else None
-    return storage.begin_fetch(request.location, path, request.options, size=size, deadline=request.deadline)
+    return storage.begin_fetch(
+        request.location, path, request.options, size=size, deadline=request.deadline, digest=digest
+    )
 
 
 def _listed(request: ShardRequest) -> Stored:

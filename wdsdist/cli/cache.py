@@ -134,6 +134,7 @@ def _first(
     from wdsdist._util.validation import MOST_PROCESSES, check_integer
     from wdsdist.cache.warm import first_shards
     from wdsdist.distributed.identity import Identity, identity
+    from wdsdist.errors import DatasetTooSmallError
     from wdsdist.loader.order_config import OrderConfig
     from wdsdist.sampling.epoch_plan import EpochPlan
     from wdsdist.sampling.order import OrderSettings, default_window
@@ -167,6 +168,11 @@ def _first(
         drop_last=False,
         drop_last_batch=not keep_tail,
     )
+    if not plan.batches_per_rank:
+        raise DatasetTooSmallError(
+            f"no rank gets a batch: {counted(plan.num_samples, 'sample')} are fewer than {ranks:,} x {batch_size:,}: "
+            f"give the --ranks and --batch-size of training, or --keep-tail"
+        )
     epoch_order = config.order(settings, epoch)
     uses = (upcoming(epoch_order, plan, rank=one) for one in mine)
     room = config.bytes_at_once(settings, here, len(mine)) if room is None else room

@@ -165,9 +165,9 @@ def _shard_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
 def _sample_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
     from wdsdist.cli.find_sample import samples
 
-    for number, shard, index, stored in samples(manifest):
-        fields = ", ".join(f"{extension} ({human(size)})" for extension, _, size in index.members(stored))
-        yield str(number), index.key(stored), _shard_name(manifest, shard), fields
+    for one in samples(manifest):
+        fields = ", ".join(f"{extension} ({human(size)})" for extension, _, size in one.index.members(one.stored))
+        yield str(one.number), one.index.key(one.stored), _shard_name(manifest, one.shard), fields
 
 
 def _shard_name(manifest: Manifest, number: int) -> str:

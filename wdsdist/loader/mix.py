@@ -9,7 +9,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import zip_longest
 from numbers import Real
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -181,7 +181,7 @@ class MixedDataset(StreamingDataset):
                 raise ArgumentError(f"the data set {label!r} has no samples: leave it out of the mix")
         length = manifest.num_samples if samples_per_epoch is None else samples_per_epoch
         self.order_config = MixedOrderConfig(
-            manifest=cast("JoinedManifest", self.manifest),  # which may be staged
+            manifest=self.manifest,  # which may be staged
             given=self.order_config.given,
             lanes=self.order_config.lanes,
             window=self.order_config.window,

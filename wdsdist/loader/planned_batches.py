@@ -214,7 +214,7 @@ class PlannedBatches:
         shards = np.full(len(numbers), shard)
         lengths = self._batching.lengths(shards, numbers)
         longer = lengths - lengths[place]
-        found = np.maximum(-longer if self.options.pack_to is not None else longer, 0)
+        found: Int64s = np.maximum(-longer if self.options.pack_to is not None else longer, 0)
         if self._batching.buckets is not None:
             buckets = self._batching.buckets(shards, numbers)
             found[buckets != buckets[place]] += int(lengths.max()) + 1

@@ -96,11 +96,7 @@ def parse(content: bytes | Path, label: str, more: Mapping[str, str]) -> tuple[C
     Raises `IndexFormatError` for what is damaged, and ``FileNotFoundError``.
     """
 
-    def load(dtypes: Mapping[str, str]) -> array_file.ArrayFile:
-        if isinstance(content, Path):
-            return array_file.load(content, _MAGIC, _VERSION, dtypes, what="column")
-        return array_file.parse(content, _MAGIC, _VERSION, dtypes, what="column", label=label)
-
+    load = functools.partial(array_file.load, content, _MAGIC, _VERSION, what="column", label=label)
     kind = load({}).header.get("kind")
     if kind not in _ARRAYS:
         raise IndexFormatError(f"{label} is a column of the unknown kind {kind!r}: make it anew with `wdsdist columns`")

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING
 from wdsdist.errors import ArgumentError
 from wdsdist.shards.columns import column_file, from_index
 from wdsdist.shards.columns.column import Column
+from wdsdist.shards.concat_manifest import JoinedManifest
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
 
 def names(manifest: Manifest) -> list[str]:
-    """Return the names of a data set's columns: the free ones, then those of files."""
+    """Return the names of a data set's columns: the free ones, then those of files; of several, what all have."""
+    if isinstance(manifest, JoinedManifest):
+        of_parts = [names(part) for part in manifest.parts]
+        return [name for name in of_parts[0] if all(name in others for others in of_parts)]
     free = [*from_index.ALWAYS, *(f"{extension}.bytes" for extension in from_index.extensions_in(manifest))]
     return free + [name for name in column_file.names(manifest) if name not in free]
 
