@@ -64,7 +64,7 @@ def check(rank: int, outcome: Outcome, stored: Path) -> None:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("rounds", [1, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [1, 20])
 def test_whoever_is_killed_a_restart_completes_and_nothing_is_left(
     web: Store, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int
 ) -> None:
