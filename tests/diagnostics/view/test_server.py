@@ -186,6 +186,14 @@ def test_of_a_remote_shard_only_what_is_looked_at_is_fetched(tmp_path: Path) -> 
         assert web.bytes_of["shard-000000.tar"] < 20_000
 
 
+def test_a_shard_whose_server_has_no_ranges_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    wdsdist.pack(({"txt": f"text {n}"} for n in range(4)), tmp_path / "shards", shuffle_seed=None)
+    with served(tmp_path, ranges=False) as web:
+        client = client_of(wdsdist.open(f"{web.url}/shards"))
+        assert [about(client, number)["txt"]["text"] for number in (2, 3)] == ["text 2", "text 3"]
+
+
 def test_compressed_shards_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     manifest = wdsdist.pack(

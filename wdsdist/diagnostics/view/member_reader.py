@@ -1,7 +1,8 @@
 """`MemberReader`: the samples of a data set by number, and the bytes of their members, of which only these are read.
 
 A shard is not loaded: a local one is read where its members lie, of a remote one ranges are fetched. A compressed shard
-is decompressed into the cache first. Any number of threads may read at once.
+is decompressed into the cache first, and one whose server has no ranges is fetched into it. Any number of threads may
+read at once.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from wdsdist import storage
-from wdsdist.errors import SampleIndexError, ShardDamagedError, ShardNotFoundError
+from wdsdist.errors import SampleIndexError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.order import split_line
 from wdsdist.shards import scan_local
@@ -69,6 +70,7 @@ class MemberReader:
         self.index = functools.lru_cache(_INDEXES)(self._index)
         """Returns the index of a shard, by its number."""
         self._shards = ShardReader(manifest)
+        self._whole: set[int] = set()  # remote shards that cannot be read in parts
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[int, int, int], bytes] = OrderedDict()
 
@@ -121,14 +123,21 @@ class MemberReader:
         """Open the tar of a sample, of which the bytes from ``first`` up to ``last`` are wanted."""
         manifest, number = self.manifest.part(place.shard)
         location = manifest.location(number)
-        if manifest.shard(number).is_compressed:
+        is_whole, fetched = manifest.shard(number).is_compressed or place.shard in self._whole, None
+        if storage.is_remote(location) and not is_whole:
+            try:
+                fetched = self._fetching(place, location, manifest.client_options, first, last)
+            except StorageError:  # a server without ranges may still give the whole
+                self._whole.add(place.shard)
+                is_whole = True
+        if fetched is not None:
+            yield _Ranges(fetched)
+        elif is_whole:
             with self._lock:  # a shard reader is made for one thread
                 try:
                     yield self._shards.shard(place.shard).content
                 finally:
                     self._shards.release()
-        elif storage.is_remote(location):
-            yield _Ranges(self._fetching(place, location, manifest.client_options, first, last))
         else:
             descriptor = self._opened(place.shard, storage.local_path(location))
             try:
