@@ -216,6 +216,22 @@ def test_a_state_of_other_batches_is_refused_inside_an_epoch_only(data: Manifest
     assert (plain.state_dict()["epoch"], plain.state_dict()["finished"]) == (1, True)
 
 
+@pytest.mark.parametrize("other", [{"cost": "quadratic"}, {"oversize": "alone"}, {"drop_last": False}])
+def test_a_state_inside_a_block_that_was_dealt_in_another_way_is_refused(data: Manifest, other: dict[str, Any]) -> None:
+    one, then = loader(data, **TOKENS), loader(data, **TOKENS, **other)
+    iterator = iter(one)
+    next(iterator)
+    state = one.state_dict()
+    assert state["segments"]
+    with pytest.raises(StateMismatchError, match="dealt with cost=linear, oversize=error, drop_last=True, and here"):
+        then.load_state_dict(state)
+    then.load_state_dict({name: value for name, value in state.items() if name != "dealing"})  # of before
+    while one.state_dict()["segments"]:
+        next(iterator)
+    then.load_state_dict(one.state_dict())
+    assert Counter(keys(iterator)) == Counter(keys(then))
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

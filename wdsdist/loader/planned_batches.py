@@ -115,6 +115,11 @@ class BatchOptions:
             return f"rows of {self.pack_to} by {self.length}, long={self.long}"
         return f"{self.rule.kind} by {self.length or self.group_by or ''} {self.bucket_by or ''}".strip()
 
+    @property
+    def dealing(self) -> str:
+        """What must be the same for a state to be continued inside a block, beside what its segments tell."""
+        return f"cost={self.cost}, oversize={self.oversize}, drop_last={self.drop_last}"
+
 
 class PlannedBatches:
     """Makes the planned epochs of a data set.
@@ -236,7 +241,8 @@ class PlannedBatches:
         """Return what a loader's state has of a place: flat, of strings and numbers."""
         place = place or Place(0)
         segments = ";".join(",".join(map(str, one)) for one in place.segments)
-        return {"batches": self.options.label, "block_samples": block, "block": place.block, "segments": segments}
+        rules = {"batches": self.options.label, "dealing": self.options.dealing}
+        return {**rules, "block_samples": block, "block": place.block, "segments": segments}
 
     def agreed(self, here: Identity, block: int) -> str:
         """Return what all ranks must have alike for their plans to be one."""
@@ -358,7 +364,8 @@ def planned_position(
 ) -> tuple[Position, int]:
     """Return the position of a state with its place in planned batches, and the size of its blocks.
 
-    Raises `StateMismatchError` where the state was taken inside an epoch of other batches.
+    Raises `StateMismatchError` where the state was taken inside an epoch of other batches, or inside a block that was
+    dealt in another way.
     """
     stated = str(state.get("batches", ""))
     inside = (position.consumed or state.get("block") or state.get("segments")) and (
@@ -372,6 +379,12 @@ def planned_position(
         )
     if planned is None or stated != own:
         return position, block
+    dealing = state.get("dealing", planned.options.dealing)  # states of before do not tell
+    if state.get("segments") and dealing != planned.options.dealing:
+        raise StateMismatchError(
+            f"the state was taken inside a block of batches that was dealt with {dealing}, and here it would be with "
+            f"{planned.options.dealing}: finish that epoch with its own, or begin an epoch"
+        )
     size, number = state.get("block_samples"), state.get("block")
     if type(size) is not int or type(number) is not int or size < 1 or number < 0:
         raise StateMismatchError(f"the state is damaged: block {number!r} of {size!r} samples")
