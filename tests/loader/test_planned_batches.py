@@ -292,6 +292,18 @@ def test_the_lengths_of_all_samples_are_looked_at_once_for_a_loader(
     assert not looked
 
 
+def test_the_length_of_a_loader_follows_a_column_that_was_replaced(tmp_path: Path) -> None:
+    samples = ({"__key__": str(number), "txt": "x"} for number in range(40))
+    data = wdsdist.pack(samples, tmp_path / "shards")
+    for sizes in ([50, 50], [1, 99]):  # the mean, by which blocks are cut, is the same
+        rows = (f"{number},{sizes[number % 2]}\n" for number in range(40))
+        (tmp_path / "sizes.csv").write_text("key,size\n" + "".join(rows))
+        data.add_columns(join=tmp_path / "sizes.csv")
+        dataset = StreamingDataset(data, num_replicas=1, rank=0)
+        one = StreamingDataLoader(dataset, max_tokens=99, length="size", num_workers=0)
+        assert len(one) == len(list(one))
+
+
 def test_an_epoch_is_complete_only_once_all_its_blocks_were_reached() -> None:
     steps = planned_batches.BlockSteps()
     epoch = cast(Any, SimpleNamespace(start=Place(0), num_blocks=3))

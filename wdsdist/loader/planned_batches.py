@@ -252,6 +252,9 @@ class PlannedBatches:
         """Return the steps of an epoch: counted once on a node, and kept in the user's cache folder."""
         about = f"{self.manifest.fingerprint} {self.options} {epoch.world} {epoch.key} {epoch.batching.block_samples}"
         about += f" {epoch.num_samples} {settings}"
+        looked_up = (self._batching.lengths, self._batching.costs, self._batching.buckets)
+        for one in looked_up:
+            about += f" {one.values.digest}" if isinstance(one, (Lengths, CostColumn, Codes)) else ""
         return kept_count(about, lambda: sum(epoch.steps()))
 
     def _lengths_in(self, number: int) -> Int64s:
@@ -278,10 +281,10 @@ class Codes:
     """Categories as integers: of numbers the numbers, of texts a hash."""
 
     def __init__(self, values: ColumnLookup) -> None:
-        self._values = values
+        self.values = values
 
     def __call__(self, shards: Int64s, samples: Int64s) -> Int64s:
-        found = self._values(shards, samples)
+        found = self.values(shards, samples)
         return found.view(np.int64) if found.itemsize == 8 else found.astype(np.int64)
 
 
@@ -289,13 +292,13 @@ class Lengths:
     """Lengths of samples, in tokens: a column, which may count bytes of a fixed number for each token."""
 
     def __init__(self, values: ColumnLookup, divisor: int = 1) -> None:
-        self._values = values
+        self.values = values
         self._divisor = divisor
 
     def __call__(self, shards: Int64s, samples: Int64s) -> Int64s:
-        found = self._values(shards, samples)
+        found = self.values(shards, samples)
         if found.dtype == np.uint64 or (len(found) and float(found.min()) < 0):
-            raise ArgumentError(f"the column {self._values.name!r} holds no lengths: they must be numbers from 0 on")
+            raise ArgumentError(f"the column {self.values.name!r} holds no lengths: they must be numbers from 0 on")
         return np.ceil(found / self._divisor).astype(np.int64) if self._divisor > 1 else found.astype(np.int64)
 
 
@@ -323,11 +326,11 @@ class CostColumn:
     """Costs of samples by a column; a piece of a sample has its share of the tokens."""
 
     def __init__(self, values: ColumnLookup) -> None:
-        self._values = values
+        self.values = values
 
     def __call__(self, shards: Int64s, samples: Int64s, lengths: Int64s, sizes: Int64s) -> npt.NDArray[np.float64]:
         share = np.divide(sizes, lengths, out=np.ones(len(sizes)), where=lengths > 0)
-        return self._values(shards, samples).astype(np.float64) * share
+        return self.values(shards, samples).astype(np.float64) * share
 
 
 def _linear(shards: Int64s, samples: Int64s, lengths: Int64s, sizes: Int64s) -> npt.NDArray[np.float64]:
