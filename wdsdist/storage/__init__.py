@@ -8,7 +8,7 @@ ends leave here as `StorageError` or ``FileNotFoundError`` with the location in 
 """
 
 from wdsdist.storage.clients import StorageOptions, named, options_for, store
-from wdsdist.storage.download import Connections, Fetching, Transfer, begin_fetch, fetch
+from wdsdist.storage.download import Connections, Fetching, NoRangesError, Transfer, begin_fetch, fetch
 from wdsdist.storage.objects import (
     Entry,
     entry,
@@ -41,6 +41,7 @@ __all__ = [
     "Deadline",
     "Entry",
     "Fetching",
+    "NoRangesError",
     "RequestPolicy",
     "StorageOptions",
     "Transfer",

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,6 +39,8 @@ from wdsdist.storage.urls import shown
 T = TypeVar("T")
 _GRACE = 2.0
 """Seconds for what is cancelled to end."""
+_PAUSE = 0.005
+"""Seconds between looks whether others still need the line."""
 _PIECE = 1 << 20  # bytes at most; what has arrived is given at once
 
 
@@ -122,6 +124,8 @@ def begin_fetch(
     size: int | None = None,
     deadline: Deadline | None = None,
     connections: Connections | None = None,
+    ranges: Sequence[range] | None = None,
+    pauses: Callable[[], bool] | None = None,
 ) -> Fetching:
     """Start what `fetch` does and return at once, so that one thread can run several downloads:
 
@@ -129,12 +133,20 @@ def begin_fetch(
             one.result()
             other.result()
 
-    Takes what `fetch` takes. Raises `StorageError` where there is no client for the location.
+    Takes what `fetch` takes, and:
+
+    Args:
+        ranges: of bytes, which alone are fetched, each to its place; the rest of the local file stays what it is. A
+            store that gives whole files only is a `NoRangesError`.
+        pauses: asked before each request and between the pieces of its answer: as long as it is true, the download
+            reads nothing and leaves the line to others.
+
+    Raises `StorageError` where there is no client for the location.
     """
     import fsspec.asyn
 
     client, remote = filesystem(location, options, retries=False)
-    copy = _Copy(location, path, options, client, remote, deadline, connections or _shared)
+    copy = _Copy(location, path, options, client, remote, deadline, connections or _shared, ranges, pauses)
     return Fetching(copy, asyncio.run_coroutine_threadsafe(copy.run(size), fsspec.asyn.get_loop()))
 
 
@@ -193,6 +205,8 @@ class _Copy:
     remote: str
     deadline: Deadline | None
     connections: Connections
+    ranges: Sequence[range] | None = None
+    pauses: Callable[[], bool] | None = None
     requests: int = 0
     retries: int = 0
     policy: RequestPolicy = field(default_factory=policy)
@@ -206,13 +220,16 @@ class _Copy:
         try:
             with self._kept():
                 self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            if self.ranges is not None:
+                await self._parts(self.ranges)
+                return Transfer(sum(map(len, self.ranges)), self.requests, self.retries)
             if size is None:
                 size = await self._persist(lambda _: size_of(self.client, self.remote))
             if size is None or size <= self.policy.part_bytes:
                 size = await self._part(None, size)
             else:
                 try:
-                    await self._parts(size)
+                    await self._parts([range(size)])
                 except NoRangesError:
                     await self._part(None, size)
             with self._kept():
@@ -225,12 +242,10 @@ class _Copy:
             self.ended.set()
         return Transfer(size, self.requests, self.retries)
 
-    async def _parts(self, size: int) -> None:
-        starts = range(0, size, self.policy.part_bytes)
-        tasks = [
-            asyncio.ensure_future(self._part(range(start, stop), stop - start))
-            for start, stop in zip(starts, [*starts[1:], size], strict=True)
-        ]
+    async def _parts(self, ranges: Sequence[range]) -> None:
+        most = self.policy.part_bytes
+        parts = [wanted[at : at + most] for wanted in ranges for at in range(0, len(wanted), most)]
+        tasks = [asyncio.ensure_future(self._part(part, len(part))) for part in parts]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -248,6 +263,7 @@ class _Copy:
                     raise MisfitError(f"more than {size:,} bytes")
                 self._write(piece, start + got)
                 got += len(piece)
+                await self._let_pass()
                 watch.moved = time.monotonic()
         if size is not None and got != size:
             raise MisfitError(f"{got:,} bytes where there should be {size:,}")
@@ -278,6 +294,7 @@ class _Copy:
         watch = _Watch(min(stall, self.deadline.seconds / 4) if self.deadline else stall)
         async with self.connections.slot():
             while True:
+                await self._let_pass()
                 self.requests += 1
                 client = self.client
                 try:
@@ -290,6 +307,11 @@ class _Copy:
                         self.client, self.remote = filesystem(self.location, self.options, retries=False)
                 self.retries += 1
                 await asyncio.sleep(pause)
+
+    async def _let_pass(self) -> None:
+        """Pause while others need the line."""
+        while self.pauses is not None and self.pauses():
+            await asyncio.sleep(_PAUSE)
 
     async def _watched(self, action: Callable[[_Watch], Coroutine[Any, Any, T]], watch: _Watch) -> T:
         """Await a request as long as bytes come, and drop its connection when none do."""
