@@ -389,6 +389,8 @@ def _differences(known: ShardIndex, scanned: ShardIndex) -> list[str]:
         _same(known, scanned, name) for name in ("sample_starts", "extension_ids", "offsets", "sizes")
     ):
         found.append("members")
+    elif known.checksums is not None and not _same(known, scanned, "checksums"):
+        found.append("checksums of members")
     return found
 
 

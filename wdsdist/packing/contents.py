@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
@@ -48,6 +49,7 @@ class Contents:
         self._stored_kinds: list[int] = []
         self._offsets: list[Int64s] = []
         self._sizes: list[int] = []
+        self._checksums: list[npt.NDArray[np.uint32]] = []
         self._left_out: list[tuple[str, str]] = []
 
     def batches(self, samples: Iterable[Sample], most: int) -> Iterator[Batch]:
@@ -101,12 +103,13 @@ class Contents:
         shown = key.encode("utf-8", "backslashreplace").decode()
         self._left_out.append((shown, str(error).replace(self._root, "")))
 
-    def add(self, batch: Batch, offsets: Int64s) -> None:
-        """Note samples that were written, and where the data of their members starts."""
+    def add(self, batch: Batch, offsets: Int64s, checksums: npt.NDArray[np.uint32]) -> None:
+        """Note samples that were written, where the data of their members starts, and its checksums."""
         self._keys += batch.keys
         self._stored_kinds += batch.kinds
         self._sizes += batch.sizes
         self._offsets.append(offsets)
+        self._checksums.append(checksums)
 
     def index(self, *, size: int, sha256: str) -> ShardIndex:
         """Return the index of the shard, given the size and digest of its tar."""
@@ -131,6 +134,7 @@ class Contents:
             key_starts=np.cumsum([0, *map(len, keys)], dtype=np.int64),
             key_bytes=np.frombuffer(b"".join(keys), np.uint8),
             left_out=tuple(self._left_out),
+            checksums=np.concatenate([np.empty(0, np.uint32), *self._checksums]),
         )
 
     def _given(self, samples: Iterable[Sample]) -> Iterator[Sample]:

@@ -15,7 +15,7 @@ from wdsdist.packing.output import BUFFER, TarOutput
 from wdsdist.packing.reading import opened, read_all
 from wdsdist.packing.sources.source import LeftOut, OnError, Sample
 from wdsdist.shards import index as shardindex
-from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.index import ShardIndex, checksums
 from wdsdist.shards.tar import BLOCK, END, header, padding, plain_headers
 
 
@@ -148,7 +148,7 @@ def _write_batch(out: TarOutput, contents: Contents, batch: Batch) -> None:
             blocks[plain] = plain_headers(names, sizes)
         failed = read_all(batch.payloads, batch.sizes, view, starts.tolist())
         if not failed:
-            contents.add(batch, out.position + starts)
+            contents.add(batch, out.position + starts, checksums.of_data(view, starts, sizes))
             out.send(used)
             return
         batch = contents.without(batch, failed)
@@ -158,6 +158,7 @@ def _write_large(out: TarOutput, contents: Contents, batch: Batch) -> None:
     """Write a single sample piece by piece; go back to where it started if it cannot be read to its end."""
     before = out.checkpoint()
     offsets: list[int] = []
+    digests: list[int] = []
     try:
         for name, payload, size in zip(batch.names, batch.payloads, batch.sizes, strict=True):
             with opened(payload) as read:
@@ -166,20 +167,23 @@ def _write_large(out: TarOutput, contents: Contents, batch: Batch) -> None:
                 view[: len(head)] = head
                 filled, left = len(head), size
                 offsets.append(out.position + filled)
+                digest = checksums.Running()
                 while left:
                     if filled == BUFFER:
                         out.send(filled)
                         view, filled = out.buffer(), 0
                     count = read(view[filled : min(BUFFER, filled + left)])
+                    digest.add(view[filled : filled + count])
                     filled, left = filled + count, left - count
                 out.send(filled)
+                digests.append(digest.value)
             out.buffer()[: -size % BLOCK] = padding(size)
             out.send(-size % BLOCK)
     except SourceError as error:
         out.go_back(before)
         contents.without(batch, {0: error})
     else:
-        contents.add(batch, np.array(offsets, np.int64))
+        contents.add(batch, np.array(offsets, np.int64), np.array(digests, np.uint32))
 
 
 def summary(name: str, index: ShardIndex) -> WrittenShard:

@@ -21,7 +21,18 @@ from wdsdist._util.files import atomic_write, lies_in, sha256
 from wdsdist._util.host import user_cache_dir
 from wdsdist._util.ownership import is_own_file
 from wdsdist.errors import DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
-from wdsdist.shards.index import STRICT, SUFFIX, ShardIndex, Stored, Tolerance, beside, dumps, from_members, load
+from wdsdist.shards.index import (
+    STRICT,
+    SUFFIX,
+    ShardIndex,
+    Stored,
+    Tolerance,
+    beside,
+    checksums,
+    dumps,
+    from_members,
+    load,
+)
 from wdsdist.shards.tar import FIRST_DOT, Members, is_compressed, scan
 from wdsdist.storage import compression
 
@@ -99,6 +110,8 @@ def scan_shard(
         index = from_members(
             members, size=len(content), sha256=digest, label=label, tolerance=tolerance, key_rule=key_rule
         )
+        with memoryview(content) as data:
+            index = checksums.added(index, data)
         return index if tar == path else dataclasses.replace(index, stored=stored(path))
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import IndexFormatError
+from wdsdist.shards.index import checksums
 from wdsdist.shards.index.values import STRICT, ShardIndex, Stored, Tolerance
 from wdsdist.shards.tar import FIRST_DOT
 
@@ -36,6 +37,8 @@ _ARRAYS = {
     "key_starts": "<i8",
     "key_bytes": "|u1",
 }
+_CHECKSUMS = "checksums", "<u4"
+"""An array that indexes may lack, and that readers of before ignore."""
 
 
 def beside(tar: Path) -> Path:
@@ -51,7 +54,7 @@ def dumps(index: ShardIndex) -> bytes:
     """Serialize an index to the bytes of its file; the same index always gives the same bytes."""
     arrays: dict[str, tuple[int, int]] = {}
     data = bytearray()
-    for name, dtype in _ARRAYS.items():
+    for name, dtype in (*_ARRAYS.items(), *([_CHECKSUMS] if index.checksums is not None else [])):
         data += bytes(-len(data) % _ALIGNMENT)
         array = getattr(index, name).astype(dtype)
         arrays[name] = (len(data), len(array))
@@ -66,6 +69,7 @@ def dumps(index: ShardIndex) -> bytes:
             **({"key_rule": index.key_rule} if index.key_rule != FIRST_DOT else {}),
             **({"stored": asdict(index.stored)} if index.stored else {}),
             **({"tolerance": asdict(index.tolerance)} if index.tolerance != STRICT else {}),
+            **({"checksum": checksums.FUNCTION} if index.checksums is not None else {}),
             "arrays": arrays,
         },
         ensure_ascii=True,
@@ -108,7 +112,8 @@ def loads(content: bytes | memoryview, label: str) -> ShardIndex:
 
 def _parsed(header: dict[str, Any], data: memoryview) -> ShardIndex:
     arrays: dict[str, Any] = {}
-    for name, dtype in _ARRAYS.items():
+    has_checksums = header.get("checksum") == checksums.FUNCTION
+    for name, dtype in (*_ARRAYS.items(), *([_CHECKSUMS] if has_checksums else [])):
         start, count = header["arrays"][name]
         if not (type(start) is type(count) is int and start >= 0 <= count):  # -1 would mean all that is left
             raise ValueError(f"{name} has {count!r} items from byte {start!r} on")
@@ -151,6 +156,7 @@ def _check(index: ShardIndex) -> None:
     samples, members = len(index.sample_starts) - 1, len(index.offsets)
     for what, fits in (
         ("lengths", len(index.sizes) == len(index.extension_ids) == members and len(index.key_starts) == samples + 1),
+        ("checksums", index.checksums is None or len(index.checksums) == members),
         ("samples", _is_divided(index.sample_starts, members) and bool((np.diff(index.sample_starts) > 0).all())),
         ("keys", _is_divided(index.key_starts, len(index.key_bytes))),
         ("extensions", not members or int(index.extension_ids.max()) < len(index.extensions)),

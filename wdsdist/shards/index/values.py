@@ -85,6 +85,9 @@ class ShardIndex:
     """The shard's file where it is compressed: all other fields describe the decompressed tar."""
     tolerance: Tolerance = STRICT
     """What the tar was indexed with, where it holds what this index leaves out: another scan needs the same."""
+    checksums: npt.NDArray[np.uint32] | None = None
+    """uint32 [m]: of each member's data, as `index.checksums` computes it; ``None`` where its bytes were not read, or
+    the index was made before there were any."""
 
     @property
     def file(self) -> Stored:
@@ -130,6 +133,7 @@ class ShardIndex:
             offsets=self.offsets[members],
             sizes=self.sizes[members],
             extension_ids=self.extension_ids[members],
+            checksums=None if self.checksums is None else self.checksums[members],
             key_starts=key_starts,
             key_bytes=self.key_bytes[letters],
         )

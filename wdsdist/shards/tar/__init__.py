@@ -21,7 +21,7 @@ from wdsdist.shards.tar.key_rule import (
     observe,
     unescaped,
 )
-from wdsdist.shards.tar.member_at import is_member_at
+from wdsdist.shards.tar.member_at import LONGEST_HEADERS, is_member_at
 from wdsdist.shards.tar.naming import (
     CLUTTER,
     CLUTTER_NAMES,
@@ -45,6 +45,7 @@ __all__ = [
     "Evidence",
     "FIRST_DOT",
     "LAST_DOT",
+    "LONGEST_HEADERS",
     "Members",
     "PLAIN_NAME",
     "SIZE_LIMIT",

@@ -17,7 +17,7 @@ from wdsdist.shards.tar.blocks import (
     short_name,
 )
 
-_LONGEST = 1 << 20
+LONGEST_HEADERS = 1 << 20
 """Most bytes of the extended headers of one member: enough for any path, and the attributes of any file system."""
 
 
@@ -58,7 +58,7 @@ def is_member_at(read: Callable[[int, int], bytes], offset: int, name: str, size
 def _extended_headers(read: Callable[[int, int], bytes], offset: int) -> Iterator[tuple[int, bytes]]:
     """Yield the type and content of the extended headers before the header at an offset, the nearest first."""
     end = start = offset
-    while start >= BLOCK and offset - start < _LONGEST:
+    while start >= BLOCK and offset - start < LONGEST_HEADERS:
         start -= BLOCK
         block = read(start, start + BLOCK)
         size = number(block[124:136]) if len(block) == BLOCK and block[156] in EXTENDED else -1

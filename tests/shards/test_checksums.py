@@ -1,0 +1,133 @@
+"""Checksums of members: what verifies parts of a shard, in indexes that are made anew and in those made before."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import wdsdist
+from tests.support.tars import plain_tar
+from wdsdist.errors import IndexFormatError
+from wdsdist.shards import index as shardindex
+from wdsdist.shards import scan_local
+from wdsdist.shards.index import ShardIndex, checksums
+
+LONG = "n" * 200
+"""A name that needs headers of its own in a tar."""
+
+
+@pytest.fixture
+def tar(tmp_path: Path) -> Path:
+    """Three samples of a text and a label, one with a long name, and a hidden file between them."""
+    members = [("0.txt", b"zero"), ("0.cls", b"7"), (".hidden", b"x" * 3000), (f"{LONG}.txt", b"long" * 500)]
+    path = tmp_path / "00.tar"
+    path.write_bytes(plain_tar([*members, (f"{LONG}.cls", b"8"), ("2.txt", b""), ("2.cls", b"9")], format=1))
+    return path
+
+
+@pytest.fixture
+def index(tar: Path) -> ShardIndex:
+    return scan_local.scan_shard(tar)
+
+
+def all_of(index: ShardIndex) -> np.ndarray:
+    return np.arange(len(index.offsets))
+
+
+def without(index: ShardIndex) -> ShardIndex:
+    """Return an index as it was made before there were checksums."""
+    return dataclasses.replace(index, checksums=None)
+
+
+def fetched(content: bytes, offsets: np.ndarray, lengths: np.ndarray) -> bytes:
+    """Return what a sparse copy of a tar holds: zeros where nothing was fetched."""
+    found = bytearray(len(content))
+    for start, stop in zip(offsets.tolist(), (offsets + lengths).tolist(), strict=True):
+        found[start:stop] = content[start:stop]
+    return bytes(found)
+
+
+def test_a_scan_gives_each_member_the_checksum_of_its_data(index: ShardIndex, tar: Path) -> None:
+    assert index.checksums is not None
+    assert len(set(index.checksums.tolist())) == len(index.offsets) == 6
+    again = shardindex.loads(shardindex.dumps(index), "x")
+    assert again.checksums is not None
+    assert again.checksums.tolist() == index.checksums.tolist()
+    assert again.of_samples(np.array([2, 0])).checksums.tolist() == index.checksums[[4, 5, 0, 1]].tolist()  # type: ignore[union-attr]
+
+
+def test_packing_writes_the_checksums_that_a_scan_finds(tmp_path: Path) -> None:
+    large = bytes(range(256)) * (3 << 12)  # more than one buffer
+    samples = [{"__key__": str(number), "txt": b"text" * number, "bin": large[: number << 20]} for number in range(4)]
+    packed = wdsdist.pack(samples, tmp_path / "shards")
+    shard = tmp_path / "shards" / packed.shard(0).name
+    written, scanned = shardindex.load(shardindex.beside(shard)), scan_local.scan_shard(shard)
+    assert written.checksums is not None
+    assert written.checksums.tolist() == scanned.checksums.tolist()  # type: ignore[union-attr]
+
+
+def test_altered_data_is_found_by_its_member(index: ShardIndex, tar: Path) -> None:
+    content = bytearray(tar.read_bytes())
+    assert not len(checksums.wrong(index, all_of(index), content))
+    content[index.offsets[2] + 5] ^= 1
+    assert checksums.wrong(index, all_of(index), content).tolist() == [2]
+    assert not len(checksums.wrong(index, np.array([0, 1, 3]), content))
+    said = str(checksums.damage(index, 2, "s3://bucket/00.tar"))
+    assert (
+        f"shard s3://bucket/00.tar does not hold what its index says: the data of member 'txt' of sample '{LONG}'"
+        in said
+    )
+
+
+@pytest.mark.parametrize("has_checksums", [True, False])
+def test_what_is_needed_suffices_to_check_any_member(index: ShardIndex, tar: Path, has_checksums: bool) -> None:
+    index = index if has_checksums else without(index)
+    for member in all_of(index):
+        chosen = np.array([member])
+        offsets, lengths = checksums.needed(index, chosen)
+        assert not len(checksums.wrong(index, chosen, fetched(tar.read_bytes(), offsets, lengths)))
+        assert int(index.offsets[member]) + int(index.sizes[member]) == int(offsets[0] + lengths[0])
+        assert lengths[0] == index.sizes[member] or not has_checksums
+
+
+def test_without_checksums_another_tar_is_found_by_its_headers(index: ShardIndex, tar: Path) -> None:
+    old = without(index)
+    other = plain_tar([("0.txt", b"zerO"), ("1.cls", b"7")]) + bytes(tar.stat().st_size)
+    assert checksums.wrong(old, np.array([0, 1]), other).tolist() == [1]
+    assert "the tar header of member 'cls' of sample '0'" in str(checksums.damage(old, 1, "00.tar"))
+
+
+def test_an_index_without_checksums_loads_and_gets_them_from_the_whole_tar(index: ShardIndex, tar: Path) -> None:
+    old = shardindex.loads(shardindex.dumps(without(index)), "x")
+    assert old.checksums is None
+    assert old.of_samples(np.array([0])).checksums is None
+    assert shardindex.dumps(checksums.added(old, tar.read_bytes())) == shardindex.dumps(index)
+
+
+def altered(content: bytes, change: str, to: str) -> bytes:
+    """Return an index file with another text in its header, and a right checksum of the file."""
+    length = struct.unpack_from("<I", content, 12)[0]
+    header = content[24 : 24 + length].replace(change.encode(), to.encode())
+    rest = header.strip().ljust(length) + content[24 + length :]
+    return content[:16] + struct.pack("<II", zlib.crc32(rest, length), 0) + rest
+
+
+def test_checksums_of_an_unknown_function_are_ignored(index: ShardIndex) -> None:
+    found = shardindex.loads(altered(shardindex.dumps(index), '"checksum": "xxh3"', '"checksum": "xxh9"'), "x")
+    assert found.checksums is None
+    assert found.num_samples == 3
+
+
+def test_too_few_checksums_are_an_error(index: ShardIndex) -> None:
+    content = shardindex.dumps(index)
+    header = json.loads(content[24 : 24 + struct.unpack_from("<I", content, 12)[0]])
+    start, count = header["arrays"]["checksums"]
+    spoilt = altered(content, f'"checksums": [{start}, {count}]', f'"checksums": [{start}, {count - 1}]')
+    with pytest.raises(IndexFormatError, match="checksums do not fit"):
+        shardindex.loads(spoilt, "x")

@@ -1,0 +1,108 @@
+"""Checksums of members: the low 32 bits of XXH3-64 of each member's data, by which parts of a shard are verified.
+
+One for each member, because training on labels alone reads one member of a sample. XXH3 digests 8 GB/s where
+``zlib.crc32`` digests 1.9 and SHA-256 1.1 (members of 70 KB, one core). With two members a sample, the index grows from
+65 to 73 bytes a sample.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from wdsdist._util.array_types import Int64s
+from wdsdist.errors import ShardDamagedError
+from wdsdist.shards.index.values import ShardIndex
+from wdsdist.shards.tar import BLOCK, LONGEST_HEADERS, is_member_at
+
+FUNCTION = "xxh3"
+"""Name of the function in index files: an index with checksums of another function is read as one without."""
+_MASK = 0xFFFFFFFF
+
+
+class Content(Protocol):
+    """Bytes of a tar by their offsets there: a map of it, or what was fetched of it."""
+
+    def __getitem__(self, place: slice, /) -> bytes | memoryview: ...
+
+
+class Running:
+    """The checksum of one member whose data comes piece by piece."""
+
+    def __init__(self) -> None:
+        self._state = xxhash.xxh3_64()
+        self.add: Callable[[bytes | memoryview], None] = self._state.update
+
+    @property
+    def value(self) -> int:
+        return self._state.intdigest() & _MASK
+
+
+def of_data(content: Content, offsets: Int64s, sizes: Int64s) -> npt.NDArray[np.uint32]:
+    """Return the checksums of the data from ``offsets`` on.
+
+    >>> of_data(b"12345", np.array([0, 2]), np.array([2, 3])).tolist()
+    [747937652, 2985832502]
+    """
+    digest = xxhash.xxh3_64_intdigest
+    places = zip(offsets.tolist(), (offsets + sizes).tolist(), strict=True)
+    return np.array([digest(content[start:stop]) & _MASK for start, stop in places], np.uint32)
+
+
+def added(index: ShardIndex, content: Content) -> ShardIndex:
+    """Return an index with checksums, computed from the whole tar where it has none."""
+    if index.checksums is not None:
+        return index
+    return dataclasses.replace(index, checksums=of_data(content, index.offsets, index.sizes))
+
+
+def needed(index: ShardIndex, members: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the offsets and lengths of the bytes of a tar by which members can be read and checked.
+
+    Those are their data, and without checksums also the headers before it.
+    """
+    offsets, sizes = index.offsets[members], index.sizes[members]
+    if index.checksums is not None:
+        return offsets, sizes
+    ends = np.sort(index.offsets + index.sizes)
+    before = np.append(0, ends)[np.searchsorted(ends, offsets - BLOCK, side="right")]
+    starts = np.maximum(before + -before % BLOCK, offsets - LONGEST_HEADERS)
+    return starts, offsets + sizes - starts
+
+
+def wrong(index: ShardIndex, members: Int64s, content: Content) -> Int64s:
+    """Return those of the members whose bytes are not what the index says, by what `needed` returns for them.
+
+    Without checksums only their headers are checked, which finds another tar, but not altered data.
+    """
+    offsets, sizes = index.offsets[members], index.sizes[members]
+    if index.checksums is not None:
+        return members[of_data(content, offsets, sizes) != index.checksums[members]]
+    samples = np.searchsorted(index.sample_starts, members, side="right") - 1
+    places = zip(samples.tolist(), index.extension_ids[members].tolist(), offsets.tolist(), sizes.tolist(), strict=True)
+
+    def read(start: int, stop: int) -> bytes:
+        return bytes(content[start:stop])
+
+    is_right = [
+        is_member_at(read, offset, f"{index.key(sample)}.{index.extensions[kind]}", size)
+        for sample, kind, offset, size in places
+    ]
+    return members[~np.array(is_right, np.bool_)]
+
+
+def damage(index: ShardIndex, member: int, shard: str) -> ShardDamagedError:
+    """Return the error for a member whose bytes are wrong, also when they were fetched once more."""
+    sample = int(np.searchsorted(index.sample_starts, member, side="right")) - 1
+    extension = index.extensions[index.extension_ids[member]]
+    what = "data" if index.checksums is not None else "tar header"
+    return ShardDamagedError(
+        f"shard {shard} does not hold what its index says: the {what} of member {extension!r} of sample "
+        f"{index.key(sample)!r} (byte {int(index.offsets[member]):,}) is wrong: run `wdsdist verify` on it, and "
+        f"upload it again, or run `wdsdist index` if it was replaced on purpose"
+    )
