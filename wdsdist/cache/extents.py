@@ -10,9 +10,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.cache import folders, stamps
@@ -89,7 +91,7 @@ def coalesced(ranges: Int64s) -> Int64s:
     [[0, 9000], [1000000, 1000500]]
     """
 
-    def chosen(gaps: Int64s) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def chosen(gaps: Int64s) -> npt.NDArray[np.bool_]:
         by_size = np.argsort(gaps, kind="stable")
         larger = np.where(gaps[by_size] > _SMALL_GAP, gaps[by_size], 0)
         fits = np.cumsum(larger) <= _EXCESS * int((ranges[:, 1] - ranges[:, 0]).sum())
@@ -100,23 +102,25 @@ def coalesced(ranges: Int64s) -> Int64s:
     return _joined(ranges, chosen)
 
 
-def covered(ranges: Int64s, extents: Int64s) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def covered(ranges: Int64s, extents: Int64s) -> npt.NDArray[np.bool_]:
     """Return for each range whether all of it is in one of the extents, which are merged.
 
     >>> covered(np.array([[0, 2], [3, 5], [8, 9]]), np.array([[0, 4], [8, 10]])).tolist()
     [True, False, True]
     """
     if not len(extents):
-        return ranges[:, 0] == ranges[:, 1]
+        extents = np.zeros((1, 2), np.int64)
     place = np.maximum(np.searchsorted(extents[:, 0], ranges[:, 0], side="right") - 1, 0)
     inside = (extents[place, 0] <= ranges[:, 0]) & (ranges[:, 1] <= extents[place, 1])
-    return inside | (ranges[:, 0] == ranges[:, 1])
+    found: npt.NDArray[np.bool_] = inside | (ranges[:, 0] == ranges[:, 1])
+    return found
 
 
-def _joined(ranges: Int64s, chosen) -> Int64s:  # type: ignore[no-untyped-def]
+def _joined(ranges: Int64s, is_joined: Callable[[Int64s], npt.NDArray[np.bool_]]) -> Int64s:
+    """Return sorted ranges, each as one with the next where a function of the gaps between them says so."""
     if not len(ranges):
         return ranges.reshape(0, 2)
     ranges = ranges[np.argsort(ranges[:, 0], kind="stable")]
     stops = np.maximum.accumulate(ranges[:, 1])
-    is_first = np.append(True, ~chosen(ranges[1:, 0] - stops[:-1]))
+    is_first = np.append(True, ~is_joined(ranges[1:, 0] - stops[:-1]))
     return np.stack((ranges[is_first, 0], stops[np.append(is_first[1:], True)]), axis=1)

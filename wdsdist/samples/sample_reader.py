@@ -197,7 +197,7 @@ class SampleReader:
         """
         self._places, self._bad = 0, {}
         seed = mix_key(self._seed, epoch, _AUGMENTATION, shard, sample) >> 1 if self._needs_seeds else 0
-        self._reader.hold((shard,))
+        self._reader.hold((shard,), lambda number: (self._spec(number).fields, np.array([sample])))
         try:
             opened = _Opened(shard, self._reader.shard(shard), self._spec(shard))
             row = opened, opened.shard.stored(sample), seed, padding
@@ -221,7 +221,7 @@ class SampleReader:
         """
         self._places, self._bad = 0, {}
         needed = np.unique(shards).tolist()
-        self._reader.hold(needed)
+        self._reader.hold(needed, lambda number: (self._spec(number).fields, samples[shards == number]))
         seeds = self._seeds(shards, samples, epochs)
         try:
             opened = {number: _Opened(number, self._reader.shard(number), self._spec(number)) for number in needed}
