@@ -50,8 +50,8 @@ class PartNeeds:
     """What a reader needs of a shard."""
 
     now: Members
-    epoch: Members
-    """What an epoch reads of it."""
+    epoch: Members | None = None
+    """What an epoch reads of it; ``None`` where that is all."""
     pinned: Pinned | None = None
     """The shard, where the reader has it open."""
 
@@ -152,7 +152,7 @@ class PartFetcher:
         """
         with ThreadPoolExecutor(min(len(wanted), _CONNECTIONS)) as pool:
             run = map if len(wanted) == 1 else pool.map
-            opened = list(run(lambda one: self._open(*one, batch), wanted.values()))
+            opened = list(run(lambda one: self._open(one[0], one[1], batch), wanted.values()))
         found = {number: one for number, one in zip(wanted, opened, strict=True) if one is not None}
         missing: dict[int, Int64s] = {}
         for number, (part, members) in list(found.items()):
@@ -184,10 +184,10 @@ class PartFetcher:
         index = request.known_index() if part is None else part.index
         if index is None or index.size != request.size or request.listed.sha256 not in ("", index.sha256):
             return None
-        members = needs.epoch(index) if is_ahead else needs.now(index)
+        members = needs.now(index)
         if part is not None and not len(members := part.missing(members)):
             return part, members
-        needed = int(index.sizes[needs.epoch(index)].sum())
+        needed = request.size if needs.epoch is None else int(index.sizes[needs.epoch(index)].sum())
         asked, had = int(index.sizes[members].sum()), 0 if part is None else part.num_bytes
         is_coming = is_ahead or self._space.reader.expects(request.paths.key)
         if is_ahead:

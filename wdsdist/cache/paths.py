@@ -18,6 +18,7 @@ from wdsdist.shards.manifest import Manifest
 
 LOCK = ".lock"
 READERS = "readers"
+WAITING = ".waiting"
 STAMP = ".wdsstamp"
 PART = ".wdspart"
 SPARSE = ".wdssparse"

@@ -19,11 +19,12 @@ from wdsdist.cache.counters import Counters
 from wdsdist.cache.fetch import fetch
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses
 from wdsdist.cache.parts import LEAST_BYTES, Members, PartFetcher, PartNeeds, PinnedPart
-from wdsdist.cache.paths import copy_key, copy_paths
+from wdsdist.cache.paths import WAITING, copy_key, copy_paths
 from wdsdist.cache.pins import Pinned
 from wdsdist.cache.priorities import Need
 from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.space import CacheSpace, Refusal
+from wdsdist.cache.urgency import Urgency
 from wdsdist.cache.verify_copy import verified_index, verify_bytes
 from wdsdist.errors import CacheError, ShardDamagedError, WdsdistError
 from wdsdist.shards import scan_local
@@ -184,7 +185,7 @@ class ShardCache:
             return {}
         began = time.monotonic()
         try:
-            with self._clear_errors(f"parts of {len(wanted)} shards"):
+            with self._clear_errors(f"parts of {len(wanted)} shards"), self._urgency.waiting():
                 return self._parts.pin(wanted, {copy_key(manifest, number) for number in (*wanted, *batch)})
         finally:
             self.seconds_waited += time.monotonic() - began
@@ -297,7 +298,8 @@ class ShardCache:
             if refusal := self._space.reserve(part, request, batch):
                 self._space.give_up(part, paths, request.deadline)
                 return refusal
-            fetched = fetch(request, self._count_retries)
+            with contextlib.nullcontext() if batch is not None else self._urgency.pauses() as pauses:
+                fetched = fetch(request, self._count_retries, pauses)
             # Before other processes find it, which may end the epoch before this thread continues.
             self.fetches += 1
             self.bytes_fetched += fetched.index.size
@@ -311,6 +313,10 @@ class ShardCache:
         if part.lock(alone=False) and part.is_at(paths.copy):
             return Pinned(paths.copy, fetched.index, part)
         return _EVICTED
+
+    @functools.cached_property
+    def _urgency(self) -> Urgency:
+        return Urgency(self._space.root / WAITING)
 
     @functools.cached_property
     def _parts(self) -> PartFetcher:

@@ -208,7 +208,10 @@ class WorkerIterator:
             prefetch.close()
 
     def _prefetching(self, uses: Iterator[Use]) -> Prefetch:
-        self._prefetch = Prefetch(self.cache, self.order_config.manifest, uses, room=self._room(), job=self._job())
+        epoch = self.sample_reader.epoch_members
+        self._prefetch = Prefetch(
+            self.cache, self.order_config.manifest, uses, room=self._room(), job=self._job(), epoch=epoch
+        )
         return self._prefetch
 
     def _job(self) -> str:

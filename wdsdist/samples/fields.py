@@ -41,6 +41,11 @@ class Fields:
         """Names of the fields that a sample may lack, such as ``"txt?"``."""
         self._known: dict[tuple[str, ...], Chosen] = {}
 
+    @property
+    def are_all(self) -> bool:
+        """Whether all members of a sample are read."""
+        return self._alternatives is None
+
     def choose(self, layout: tuple[str, ...]) -> Chosen:
         """Return (entry name, extension, place) for each field; the entry has the name of the first alternative.
 

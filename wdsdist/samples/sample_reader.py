@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
+from wdsdist.cache import Members
 from wdsdist.errors import BadSample, DecodeError, SampleError
 from wdsdist.samples.bad_samples import (
     ADVICE,
@@ -183,6 +184,10 @@ class SampleReader:
 
     def _spec(self, shard: int) -> SampleSpec:
         return self._specs[bisect_right(self._first_shards, shard) - 1]
+
+    def epoch_members(self, shard: int) -> Members | None:
+        """Return which members of a shard an epoch reads; ``None`` where that is all of them."""
+        return self._reader.epoch_members(shard, self._spec(shard).fields)
 
     def release(self) -> None:
         """Let the shards that were read be evicted from the cache, once no view of them is left."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.cache import PartNeeds, Pinned, PinnedPart, ShardCache
+from wdsdist.cache import Members, PartNeeds, Pinned, PinnedPart, ShardCache
 from wdsdist.errors import ShardDamagedError, ShardNotFoundError
 from wdsdist.samples.fields import Fields
 from wdsdist.shards.manifest import Manifest
@@ -268,16 +268,19 @@ class ShardReader:
             self._altered.add(number)
         return False
 
+    def epoch_members(self, number: int, fields: Fields) -> Members | None:
+        """Return which members of a shard an epoch reads; ``None`` where that is all of them."""
+        picks = _picks(self._manifest, number)
+        if picks is None and fields.are_all:
+            return None
+        chosen = slice(None) if picks is None else np.unique(picks)
+        return lambda index: fields.members(index, np.arange(index.num_samples)[chosen])
+
     def _needs(self, number: int, fields: Fields, samples: Int64s) -> PartNeeds:
         """Return which members are read of a shard: now, and in an epoch."""
-        manifest, of_part = self._manifest.part(number)
-        picks = None if manifest.picks is None else manifest.picks.of_shard(of_part)
+        picks = _picks(self._manifest, number)
         stored = samples if picks is None else picks[samples].astype(np.int64)
-        chosen = slice(None) if picks is None else np.unique(picks)
-        return PartNeeds(
-            now=lambda index: fields.members(index, stored),
-            epoch=lambda index: fields.members(index, np.arange(index.num_samples)[chosen]),
-        )
+        return PartNeeds(lambda index: fields.members(index, stored), self.epoch_members(number, fields))
 
     def _pin_parts(self, needs: dict[int, PartNeeds], batch: Collection[int]) -> Collection[int]:
         """Open those shards of which parts are best, with what is needed of them; return their numbers."""
@@ -304,12 +307,18 @@ class ShardReader:
         return _map_shard(self._manifest, number, self._cache.pin(self._manifest, number))
 
 
+def _picks(manifest: Manifest, number: int) -> npt.NDArray[np.uint32] | None:
+    """Return the samples of a shard that a view has, by their numbers there; ``None`` where it is no view."""
+    manifest, number = manifest.part(number)
+    return None if manifest.picks is None else manifest.picks.of_shard(number)
+
+
 def _map_shard(manifest: Manifest, number: int, pinned: Pinned) -> MappedShard:
     path, index = pinned.path, pinned.index
     dataset = manifest.label(number)
+    picks = _picks(manifest, number)
     manifest, number = manifest.part(number)
     listed = manifest.whole.shard(number)
-    picks = None if manifest.picks is None else manifest.picks.of_shard(number)
     try:
         with path.open("rb") as stream:
             content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
