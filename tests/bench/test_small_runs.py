@@ -23,8 +23,9 @@ RUNS = {
         [
             *("--systems", "wdsdist", "--samples", "256", "--rounds", "1", "--workers", "1", "--data", "{tmp}"),
             *("--shards", "2", "--shard-bytes", "100000", "--latency", "0.001"),
+            *("--measure", "fetch", "epoch", "wire", "--links", "1e9", "--spinning", "1"),
         ],
-        "| wdsdist, S3 | 1 of 1 |",
+        "A link of 1,000 MB/s, programs that spin beside: 1",
     ),
 }
 

@@ -14,6 +14,10 @@ local disk and the transfer of one shard (93 ms, its parts side by side); 3 time
 the server counts. CPU seconds are those of all processes of the loader. The others read as their documentation says:
 webdataset through curl, by its own reader of http URLs; MosaicML Streaming and LitData from S3, with a local cache.
 
+*wire*: the same epochs over one link that all connections share, each process paying for the clients that it imports,
+on quiet cores and with programs beside it that keep cores busy. What limits is the link, or the cores.
+
+    python tools/bench/bench_remote.py --measure wire --samples 6000 --workers 2 --rounds 3
     python tools/bench/bench_remote.py --measure fetch        # 5 rounds of 16 connections
     python tools/bench/bench_remote.py --measure fetch --connections 32 --rate 45e6
     python tools/bench/bench_remote.py --measure epoch --python .venv-peers/bin/python
@@ -41,18 +45,20 @@ not end within 80 s, and the first batch of the others came after 60 s, so its f
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import http.client
 import json
 import os
 import queue
 import resource
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2])]
@@ -136,13 +142,17 @@ BARE = (16, 64)
 def main() -> None:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--measure", nargs="+", default=["fetch", "epoch"], choices=["fetch", "epoch"])
+    parser.add_argument("--measure", nargs="+", default=["fetch", "epoch"], choices=["fetch", "epoch", "wire"])
     parser.add_argument("--shards", type=int, default=12, help="that are fetched")
     parser.add_argument("--shard-bytes", type=int, default=64 << 20)
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--latency", type=float, default=0.02, help="seconds to the first byte")
     parser.add_argument("--rate", type=float, default=90e6, help="bytes per second of one connection")
+    links = "bytes per second of all connections together, for wire"
+    parser.add_argument("--links", type=float, nargs="+", default=[100e6, 1e9], help=links)
+    spinning = "programs beside each run of wire that do nothing but spin"
+    parser.add_argument("--spinning", type=int, nargs="+", default=[0, 2], help=spinning)
     parser.add_argument("--samples", type=int, default=OBJECTS.samples, help="in an epoch")
     parser.add_argument("--workers", type=int, default=4, help="of each rank")
     parser.add_argument("--systems", nargs="+", choices=sorted({reader.system for reader in READERS}))
@@ -155,29 +165,51 @@ def main() -> None:
         fetches(arguments)
     if "epoch" in arguments.measure:
         epochs(arguments)
+    if "wire" in arguments.measure:
+        for link in arguments.links:
+            for programs in arguments.spinning:
+                print(f"\nA link of {link / 1e6:,.0f} MB/s, programs that spin beside: {programs}\n")
+                with busy_cores(programs):
+                    epochs(arguments, link)
 
 
-def epochs(arguments: argparse.Namespace) -> None:
-    """Measure whole epochs from an empty cache."""
-    readers = [reader for reader in READERS if not arguments.systems or reader.system in arguments.systems]
+@contextlib.contextmanager
+def busy_cores(programs: int) -> Iterator[None]:
+    """Keep so many cores busy until the block ends."""
+    with contextlib.ExitStack() as running:
+        for _ in range(programs):
+            program = running.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            running.callback(program.kill)
+        yield
+
+
+def epochs(arguments: argparse.Namespace, link: float = 0.0) -> None:
+    """Measure whole epochs from an empty cache, over a link that limits all connections where one is given."""
+    chosen = arguments.systems or ({"wdsdist", "webdataset"} if link else {reader.system for reader in READERS})
+    readers = [
+        reader for reader in READERS if reader.system in chosen and not (link and (reader.workers or reader.ranks > 1))
+    ]
     pythons = {reader.system: arguments.python for reader in readers} | {"wdsdist": sys.executable}
     made = prepare(readers, pythons, arguments.data, arguments.samples, arguments.limit)
     sizes = {path.name: path.stat().st_size for path in made.packed("wdsdist").glob("*.tar")}
     gigabytes = sum(sizes.values()) / 1e9
     measured: list[dict[str, dict[str, float]]] = []
-    with started(made.files.parents[1], latency=arguments.latency, rate=arguments.rate) as store:
+    place = made.files.parents[1]
+    with started(place, latency=arguments.latency, rate=arguments.rate, total=link) as store:
         for _ in range(arguments.rounds):
             row: dict[str, dict[str, float]] = {}
-            for connections in BARE:
+            for connections in BARE[:1] if link else BARE:
                 url = f"{store.url}/{made.files.parent.name}/wdsdist"
                 found = timed(functools.partial(bare, url, sizes, connections))
                 row[f"bare GETs, {connections}"] = {"rate": gigabytes / found["value"], "cpu": found["cpu"] / gigabytes}
             for reader in readers:
                 python = pythons[reader.system]
                 try:
-                    found = visit(reader, python, made, store, workers=arguments.workers, limit=arguments.limit)
-                    if reader.system == "wdsdist":
-                        local = visit(reader, python, made, None, workers=arguments.workers, limit=arguments.limit)
+                    run = functools.partial(visit, reader, python, made, workers=arguments.workers,
+                                            limit=arguments.limit, is_new=bool(link))  # fmt: skip
+                    found = run(store)
+                    if reader.system == "wdsdist" and not link:
+                        local = run(None)
                         beyond = found["first"] - local["first"] - PART / arguments.rate
                         found["round trips"] = beyond / arguments.latency
                     row[reader.title] = found
@@ -186,13 +218,17 @@ def epochs(arguments: argparse.Namespace) -> None:
             print(json.dumps(row), file=sys.stderr, flush=True)
             measured.append(row)
     report_epochs(measured, [reader.title for reader in readers])
+    for title in (reader.title for reader in readers if link and reader.system == "wdsdist"):
+        firsts = [{name: {"value": one["first"]} for name, one in row.items() if "first" in one} for row in measured]
+        say_ratio(firsts, title, "webdataset, HTTP", "seconds to the first batch, aim at most 1")
 
 
 def report_epochs(measured: list[dict[str, dict[str, float]]], readers: list[str]) -> None:
     """Print a table, and the ratios that there are aims for, each the median of the rounds."""
     print("| reader | epochs | GB/s | first batch, s | CPU seconds per GB | requests | downloads of a shard |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
-    for title in [*(f"bare GETs, {connections}" for connections in BARE), *readers]:
+    bare_gets = [title for title in measured[0] if title.startswith("bare")]
+    for title in [*bare_gets, *readers]:
         rates = values(measured, title, "rate")
         if not rates:
             print(f"| {title} | 0 of {len(measured)} | | | | | |")
@@ -205,8 +241,10 @@ def report_epochs(measured: list[dict[str, dict[str, float]]], readers: list[str
         print(f"| {title} | {len(rates)} of {len(measured)} | {' | '.join(cells)} |")
     rated = [{name: {"value": one["rate"]} for name, one in row.items()} for row in measured]
     for title in (title for title in readers if title.startswith("wdsdist")):
-        for other in (f"bare GETs, {connections}" for connections in BARE):
+        for other in bare_gets:
             say_ratio(rated, title, other, "aim 0.9")
+        if not values(measured, title, "round trips"):
+            continue
         beyond, depth = (spread(values(measured, title, figure)) for figure in ("round trips", "depth"))
         print(
             f"{title}: first batch, beyond that from the local disk and the transfer of one shard, "

@@ -1,6 +1,7 @@
 """One epoch from a store, in a fresh process: ``python -m peers.far '{...}'`` prints one line of JSON.
 
-It says that it is ready once everything is imported, and begins when a line comes in: so several begin together.
+It says that it is ready once the system is imported, and begins when a line comes in: so several begin together. The
+clients of stores are imported before that too, unless the trial is to pay for them as a new process does.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Visit:
     samples: int
     remote: dict[str, str | bool] | None
     """The fields of a `Remote`; without it the packed data are read where they are."""
+    is_new: bool = False
+    """Whether to import the clients of stores only when they are used."""
 
     def job(self) -> Job:
         remote = None if self.remote is None else Remote(**self.remote)  # type: ignore[arg-type]
@@ -63,7 +66,7 @@ def main() -> None:
     visit = Visit(**json.loads(sys.argv[1]))
     chosen = system(visit.system)
     chosen.load()
-    for client in _CLIENTS:  # no measurement pays for an import
+    for client in () if visit.is_new else _CLIENTS:
         try:
             importlib.import_module(client)
         except ImportError:

@@ -4,7 +4,9 @@ A script, which prints its address and ends with its standard input. Several pro
 go from the page cache to the socket without a copy in user space, so that the server is not what is measured. The
 clients of S3 take it for a store, as far as they only read. Every request is written to a log when it has ended.
 
-    python tools/bench/peers/store.py FOLDER --latency 0.02 --rate 90e6 --processes 2
+With ``--total`` all connections of all processes share one link of so many bytes per second, turn by turn.
+
+    python tools/bench/peers/store.py FOLDER --latency 0.02 --rate 90e6 --processes 2 --total 100e6
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import contextlib
 import email.utils
 import http.server
+import multiprocessing
 import os
 import signal
 import socket
@@ -26,6 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _CHUNK = 512 << 10
+_TURN = 64 << 10
+"""Bytes that a connection sends before another's turn on a link that they share."""
+_AHEAD = 0.002  # seconds that the link may be ahead of the clock, which sleeps overshoot
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,23 @@ class Store:
         return sorted(found, key=lambda request: request.began)
 
 
+class Link:
+    """A link of so many bytes per second, for the threads of several forked processes."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._free_at = multiprocessing.Value("d", 0.0)
+
+    def take(self, size: int) -> None:
+        """Wait until so many bytes have been through."""
+        with self._free_at:
+            now = time.monotonic()
+            self._free_at.value = max(self._free_at.value, now) + size / self._rate
+            wait = self._free_at.value - now
+        if wait > _AHEAD:
+            time.sleep(wait)
+
+
 class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
@@ -62,6 +85,7 @@ class _Server(http.server.ThreadingHTTPServer):
     log: int
     latency: float
     rate: float
+    link: Link | None
 
     def server_bind(self) -> None:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -113,19 +137,24 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("ETag", f'"{size:x}"')
             self.send_header("Last-Modified", email.utils.formatdate(path.stat().st_mtime, usegmt=True))
             self.end_headers()
-            began, at = time.monotonic(), start
+            began, at, link = time.monotonic(), start, self.server.link
             while with_body and at < stop:
-                at += self.connection.sendfile(stream, at, min(_CHUNK, stop - at))
+                piece = min(_TURN if link else _CHUNK, stop - at)
+                if link:
+                    link.take(piece)
+                at += self.connection.sendfile(stream, at, piece)
                 self._sent = at - start
                 time.sleep(max(0.0, began + (at - start) / self.server.rate - time.monotonic()))
 
 
 @contextlib.contextmanager
-def started(folder: Path, *, latency: float = 0.02, rate: float = 90e6, processes: int = 2) -> Iterator[Store]:
-    """Serve a folder until the block ends."""
+def started(
+    folder: Path, *, latency: float = 0.02, rate: float = 90e6, total: float = 0.0, processes: int = 2
+) -> Iterator[Store]:
+    """Serve a folder until the block ends; over a link of ``total`` bytes per second, unless that is 0."""
     with tempfile.NamedTemporaryFile() as log:
         call = [sys.executable, __file__, str(folder), f"--latency={latency}", f"--rate={rate}",
-                f"--processes={processes}", f"--log={log.name}"]  # fmt: skip
+                f"--total={total}", f"--processes={processes}", f"--log={log.name}"]  # fmt: skip
         with subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
             assert running.stdout is not None
             yield Store(running.stdout.readline().strip(), Path(log.name))
@@ -137,10 +166,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--latency", type=float, default=0.02, help="seconds to the first byte")
     parser.add_argument("--rate", type=float, default=90e6, help="bytes per second of one connection")
+    parser.add_argument("--total", type=float, default=0.0, help="bytes per second of all connections together")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--log", type=Path, default=Path(os.devnull), help="gets a line for each request")
     arguments = parser.parse_args()
     _Server.folder, _Server.latency, _Server.rate = arguments.folder, arguments.latency, arguments.rate
+    _Server.link = Link(arguments.total) if arguments.total else None
     _Server.log = os.open(arguments.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     server = _Server(("127.0.0.1", 0), _Handler)
     others = []

@@ -46,7 +46,9 @@ def prepare(readers: Sequence[Reader], pythons: dict[str, str], folder: Path, sa
     return made
 
 
-def visit(reader: Reader, python: str, made: Data, store: Store | None, *, workers: int, limit: float) -> Figures:
+def visit(
+    reader: Reader, python: str, made: Data, store: Store | None, *, workers: int, limit: float, is_new: bool = False
+) -> Figures:
     """Let a system read an epoch into an empty cache; without a store, from the local disk.
 
     Returns samples/s and GB/s of shard bytes from the start until the last rank's last batch, seconds to the last
@@ -60,7 +62,7 @@ def visit(reader: Reader, python: str, made: Data, store: Store | None, *, worke
             remote = dataclasses.asdict(Remote(store.url, folder, cache, reader.is_s3))
             store.requests()
         order = Visit(
-            reader.system, str(made.files), str(packed), reader.workers or workers, made.tally.samples, remote
+            reader.system, str(made.files), str(packed), reader.workers or workers, made.tally.samples, remote, is_new
         )
         found = _run(python, order, reader.ranks, limit)
     _check(found, made.tally)
