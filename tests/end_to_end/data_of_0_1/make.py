@@ -1,7 +1,8 @@
 """Make the files in this folder: what wdsdist 0.1 wrote, which later versions must go on reading.
 
 They were made once, by version 0.1.0 before its modules were rearranged, and the states of ``few`` shards on many
-ranks before lines were turned, and those with windows that ``grow`` from small ones in version 2 of the order; making them anew would test nothing.
+ranks before lines were turned, and of windows that ``grow`` in version 2 of the order; making them anew would test
+nothing.
 """
 
 from __future__ import annotations
