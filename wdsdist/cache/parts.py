@@ -24,7 +24,7 @@ from wdsdist.cache.paths import CopyPaths
 from wdsdist.cache.pins import Pinned
 from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.space import CacheSpace
-from wdsdist.errors import IndexFormatError
+from wdsdist.errors import IndexFormatError, ShardDamagedError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import ShardIndex, checksums
 
@@ -152,53 +152,70 @@ class PartFetcher:
         """
         with ThreadPoolExecutor(min(len(wanted), _CONNECTIONS)) as pool:
             run = map if len(wanted) == 1 else pool.map
-            opened = list(run(lambda one: self._open(one[0], one[1], batch), wanted.values()))
-        found = {number: one for number, one in zip(wanted, opened, strict=True) if one is not None}
+            known = list(run(lambda one: self._known(*one), wanted.values()))
+        parts: dict[int, PinnedPart] = {}
         missing: dict[int, Int64s] = {}
-        for number, (part, members) in list(found.items()):
-            if len(members):
-                places = merged(part.places(members))
-                if self._space.allocate(wanted[number][0], part.file.fileno(), places, batch):
-                    self._leave(found.pop(number)[0], wanted[number][1])
-                else:
+        for (number, (request, needs)), (part, index) in zip(wanted.items(), known, strict=True):
+            members = np.zeros(0, np.int64) if index is None else needs.now(index)
+            if part is not None:
+                members = part.missing(members)
+            if index is not None and (part is None or len(members)):
+                part = self._allocated(request, needs, part, index, members, batch)
+            if part is not None:
+                parts[number] = part
+                if len(members):
                     missing[number] = members
         for _ in range(_ATTEMPTS):
-            lacking = {number: (wanted[number][0], found[number][0], members) for number, members in missing.items()}
+            lacking = {number: (wanted[number][0], parts[number], members) for number, members in missing.items()}
             missing = self._fetch(lacking) if lacking else {}
         for number in missing:
             # Its index may be an old one too: the fetch of the whole shard finds out.
-            part, _ = found.pop(number)
-            part.close()
+            parts.pop(number).close()
             self._space.drop_sparse(wanted[number][0].paths, wanted[number][0].deadline)
-        return {number: part for number, (part, _) in found.items()}
+        return parts
 
-    def _open(
-        self, request: ShardRequest, needs: PartNeeds, batch: Collection[str] | None
-    ) -> tuple[PinnedPart, Int64s] | None:
-        """Return the sparse copy of a shard, which may be a new one, and the members that it lacks.
-
-        Returns ``None`` where all of the shard is to be fetched.
-        """
-        is_ahead = batch is None
+    def _known(self, request: ShardRequest, needs: PartNeeds) -> tuple[PinnedPart | None, ShardIndex | None]:
+        """Return the sparse copy that there is of a shard, and its index; none where it has to be fetched whole."""
         part = needs.pinned if isinstance(needs.pinned, PinnedPart) else self._opened(request)
-        index = request.known_index() if part is None else part.index
+        if part is not None:
+            return part, part.index
+        try:
+            index = request.known_index()
+        except ShardDamagedError:  # the fetch of the whole shard tries again
+            return None, None
         if index is None or index.size != request.size or request.listed.sha256 not in ("", index.sha256):
-            return None
-        members = needs.now(index)
-        if part is not None and not len(members := part.missing(members)):
-            return part, members
+            return None, None
+        return None, index
+
+    def _allocated(
+        self,
+        request: ShardRequest,
+        needs: PartNeeds,
+        part: PinnedPart | None,
+        index: ShardIndex,
+        members: Int64s,
+        batch: Collection[str] | None,
+    ) -> PinnedPart | None:
+        """Return a sparse copy with disk space for members; ``None`` where all of the shard is to be fetched."""
         needed = request.size if needs.epoch is None else int(index.sizes[needs.epoch(index)].sum())
-        asked, had = int(index.sizes[members].sum()), 0 if part is None else part.num_bytes
-        is_coming = is_ahead or self._space.reader.expects(request.paths.key)
-        if is_ahead:
-            asked = request.size  # what is not thin is fetched whole
-        if not is_best_in_parts(request.size, needed=needed, had=had, asked=asked, is_coming=is_coming):
-            if part is not None:
-                self._leave(part, needs)
-            return None
-        if part is None and self._space.add_sparse(request, _identity(index), batch):
-            part = self._opened(request)
-        return None if part is None else (part, part.missing(members))
+        # Ahead of a batch, what an epoch reads most of is fetched whole.
+        asked = request.size if batch is None else int(index.sizes[members].sum())
+        had = 0 if part is None else part.num_bytes
+        is_coming = batch is None or self._space.reader.expects(request.paths.key)
+        found = None
+        if is_best_in_parts(request.size, needed=needed, had=had, asked=asked, is_coming=is_coming):
+            if part is None and self._space.add_sparse(request, _identity(index), batch):
+                found = self._opened(request)
+            else:
+                found = part
+        if found is not None:
+            places = merged(found.places(members))
+            if not self._space.allocate(request, found.file.fileno(), places, batch):
+                return found
+        for one in (part, found):
+            if one is not None and one is not needs.pinned:
+                one.close()
+        return None
 
     def _opened(self, request: ShardRequest) -> PinnedPart | None:
         """Return the sparse copy that there is of a shard, locked; one of another shard or boot is deleted."""
@@ -221,12 +238,6 @@ class PartFetcher:
                     return None
         self._space.drop_sparse(paths, request.deadline)
         return None
-
-    @staticmethod
-    def _leave(part: PinnedPart, needs: PartNeeds) -> None:
-        """Close a sparse copy that the reader does not have open."""
-        if part is not needs.pinned:
-            part.close()
 
     def _fetch(self, wanted: Mapping[int, tuple[ShardRequest, PinnedPart, Int64s]]) -> dict[int, Int64s]:
         """Fetch members into sparse copies and record those that are right; return the others."""

@@ -430,7 +430,8 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         # for room while they hold what others wait for would wait for ever.
         if self._worker_dataset.is_light and self.dataset.cache.limit is None:
             batches = plan.num_samples // (plan.num_replicas * plan.batch_size)  # of a whole epoch
-            group = group_size(batches, batch_bytes, self.num_workers)
+            is_remote = bool(self.dataset.manifest.is_copied.any())
+            group = group_size(batches, batch_bytes, self.num_workers, is_remote=is_remote)
         ahead = self.prefetch_factor or 2
         self._group = self._worker_dataset.channel.prepare(self.num_workers, ahead, batch_bytes, group=group)
 
