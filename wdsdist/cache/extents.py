@@ -91,6 +91,8 @@ def coalesced(ranges: Int64s) -> Int64s:
     [[0, 9000], [1000000, 1000500]]
     """
 
+    ranges = merged(ranges)
+
     def chosen(gaps: Int64s) -> npt.NDArray[np.bool_]:
         by_size = np.argsort(gaps, kind="stable")
         larger = np.where(gaps[by_size] > _SMALL_GAP, gaps[by_size], 0)
