@@ -33,6 +33,12 @@ VERSIONS = 1, 2, 3
 """Versions of the order ``shard``. In version 1, of states that have none, the line is never turned. Up to version 2,
 lanes begin with their longest piece and windows grow fourfold from that, so that the first batch needs one shard."""
 
+
+def version_for(*, in_parts: bool) -> int:
+    """Return the version for new runs over shards of which parts can be read, or only all."""
+    return VERSIONS[-1] if in_parts else 2
+
+
 # Distinct first words keep the hashes for shards, for windows and for turns apart.
 _SHARDS, _WINDOWS, _TURNS = 1, 2, 3
 

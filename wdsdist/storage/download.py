@@ -39,7 +39,7 @@ from wdsdist.storage.urls import shown
 T = TypeVar("T")
 _GRACE = 2.0
 """Seconds for what is cancelled to end."""
-_PAUSE = 0.02
+_PAUSE = 0.05
 """Seconds between looks whether others still need the line."""
 _PIECE = 1 << 20  # bytes at most; what has arrived is given at once
 
