@@ -17,6 +17,8 @@ BENCH_ARGS ?=
 unexport PYTHONPATH
 unexport PYTHONHOME
 unexport VIRTUAL_ENV
+# Nor whether what is compiled is kept: tests start hundreds of processes, and pytest compiles each assertion anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint types check slow docs house format bench clean
 

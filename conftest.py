@@ -25,6 +25,8 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
 # Searched for doctests as modules, two of them would clash by name; and an engine imports all of its package, which
 # changes how this process pickles exceptions.
 collect_ignore_glob = ["**/conftest.py", "**/engines/*_engine.py"]
+# It has no examples, and each process of the tests would import all of transformers for it.
+collect_ignore = ["wdsdist/integrations/transformers.py"]
 
 # `--hypothesis-profile thorough` looks at ten times as many examples.
 settings.register_profile("here", deadline=None, print_blob=True, max_examples=50)
@@ -33,12 +35,18 @@ settings.register_profile("ci", settings.get_profile("here"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all `user_cache` folders: `mktemp` looks through what it has made, which thousands make slow."""
+    return tmp_path_factory.mktemp("homes")
+
+
 @pytest.fixture(autouse=True)
-def user_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def user_cache(homes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's cache directory, new for each test: no test sees what another, or the user, has kept or decided."""
-    folder = tmp_path_factory.mktemp("user-cache")
+    folder = Path(tempfile.mkdtemp(dir=homes))
     monkeypatch.setenv("WDSDIST_CACHE_DIR", str(folder))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("user-config")))
+    monkeypatch.setenv("XDG_CONFIG_HOME", tempfile.mkdtemp(dir=homes))
     return folder
 
 

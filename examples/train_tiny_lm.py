@@ -174,7 +174,7 @@ def checksum(batch: dict[str, Any]) -> int:
 
 
 def train(work: Path, first: int, last: int, name: str) -> None:
-    """Be one process of a run: take the steps from ``first`` up to ``last``, and save what they were."""
+    """Train as one process of a run, from step ``first`` up to ``last``, and save what each step was."""
     # One process that plays two replicas is meant.
     warnings.filterwarnings("ignore", "num_replicas is 2 but torch.distributed's world size is 1")
     training = Training(work)

@@ -89,6 +89,7 @@ def test_a_trial_that_fails_is_told_by_its_last_error(tmp_path: Path) -> None:
         run_trial(sys.executable, made.order("rate", "folder", 0, 0.1), 60)
 
 
+@pytest.mark.slow
 def test_a_small_run_compares_wdsdist_with_a_folder(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     command = [sys.executable, str(TOOLS / "compare.py"), "--kind", "png2k", "--measure", "rate"]

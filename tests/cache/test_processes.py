@@ -6,6 +6,7 @@ import json
 import os
 import random
 import resource
+import secrets
 import signal
 import subprocess
 import threading
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import folders
+from tests.support import folders, forked
 from tests.support.folders import SHARDS
 from tests.support.programs import command
 from tests.support.web import Web
@@ -26,22 +27,40 @@ from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards.manifest import Manifest
 
 
-def start(web: Web, folder: Path, *arguments: int) -> subprocess.Popen[str]:
-    job = command("reading_job", web.url, folder, *arguments)
-    return subprocess.Popen(job, stdout=subprocess.PIPE, text=True)
+class Job:
+    """A process that reads all shards: it says that it is ready, and at its end what it cost."""
+
+    def __init__(self, web: Web, folder: Path, *arguments: int) -> None:
+        pipe, self._errors = (folder.parent / f"{secrets.token_hex(4)}-{name}" for name in ("output", "errors"))
+        os.mkfifo(pipe)
+        job = command("reading_job", web.url, folder, *arguments)[1:]
+        self.process = forked.start(*job, stdout=str(pipe), stderr=str(self._errors))
+        self._output = pipe.open()
+
+    def is_ready(self) -> bool:
+        return self._output.readline() == "ready\n"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self._end()
+
+    def finish(self) -> dict[str, int]:
+        output = self._end()
+        assert self.process.exitcode == 0, self._errors.read_text()
+        counts: dict[str, int] = json.loads(output.splitlines()[-1])
+        return counts
+
+    def _end(self) -> str:
+        with self._output:
+            output = self._output.read()
+        self.process.join()
+        return output
 
 
-def finish(job: subprocess.Popen[str]) -> dict[str, int]:
-    output, _ = job.communicate(timeout=90)
-    assert job.returncode == 0
-    counts: dict[str, int] = json.loads(output.splitlines()[-1])
-    return counts
-
-
-def greatest_use(folder: Path, jobs: list[subprocess.Popen[str]]) -> int:
+def greatest_use(folder: Path, jobs: list[Job]) -> int:
     """Watch a folder until all jobs have ended, and return the most that was ever in it."""
     most = 0
-    while any(job.poll() is None for job in jobs):
+    while any(job.process.exitcode is None for job in jobs):
         if (folder / ".lock").exists():
             most = max(most, folders.use_now(folder))
         threading.Event().wait(0.002)  # the processes need the lock too
@@ -49,8 +68,8 @@ def greatest_use(folder: Path, jobs: list[subprocess.Popen[str]]) -> int:
 
 
 def test_without_a_limit_each_shard_is_fetched_once(web: Web, packed: Path, tmp_path: Path) -> None:
-    jobs = [start(web, tmp_path / "cache", 0, seed, 2) for seed in range(4)]
-    counts = [finish(job) for job in jobs]
+    jobs = [Job(web, tmp_path / "cache", 0, seed, 2) for seed in range(4)]
+    counts = [job.finish() for job in jobs]
     assert sum(count["fetches"] for count in counts) == SHARDS
     assert len(folders.copies(tmp_path)) == SHARDS
     assert list((tmp_path / "cache" / "readers").iterdir()) == []
@@ -61,9 +80,9 @@ def test_processes_share_room_for_three_shards(
     web: Web, tmp_path: Path, room: int, processes: int, together: int
 ) -> None:
     folder = tmp_path / "cache"
-    jobs = [start(web, folder, 3 * room, seed, together) for seed in range(processes)]
+    jobs = [Job(web, folder, 3 * room, seed, together) for seed in range(processes)]
     assert 2 * room < greatest_use(folder, jobs) <= 3 * room
-    counts = [finish(job) for job in jobs]
+    counts = [job.finish() for job in jobs]
     assert folders.leftovers(folder) == []
     fetches = sum(count["fetches"] for count in counts)
     # Of a batch of several, some may be evicted for an elder one before the others are there.
@@ -75,20 +94,17 @@ def test_processes_share_room_for_three_shards(
 def test_killed_at_any_moment_they_leave_nothing_that_hurts(web: Web, tmp_path: Path, room: int, rounds: int) -> None:
     folder = tmp_path / "cache"
     moments = random.Random(0)
-    survivor = start(web, folder, 3 * room, 99, 2)
+    survivor = Job(web, folder, 3 * room, 99, 2)
     for seed in range(rounds):
-        jobs = [start(web, folder, 3 * room, seed, 2) for _ in range(2)]
-        for job in jobs:
-            assert job.stdout is not None
-            assert job.stdout.readline() == "ready\n"
+        jobs = [Job(web, folder, 3 * room, seed, 2) for _ in range(2)]
+        assert all(job.is_ready() for job in jobs)
         threading.Event().wait(moments.uniform(0, 0.25))
         for job in jobs:
             job.kill()
-            job.communicate()
-    finish(survivor)
-    last = start(web, folder, 3 * room, 1000, 3)
+    survivor.finish()
+    last = Job(web, folder, 3 * room, 1000, 3)
     assert greatest_use(folder, [last]) <= 3 * room
-    finish(last)
+    last.finish()
     assert folders.leftovers(folder) == []
     assert len(folders.copies(folder)) == 3
 

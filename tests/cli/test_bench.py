@@ -64,7 +64,7 @@ def test_json_holds_the_figures(wdsdist: Run, shards: Path) -> None:
         (["--decode", "rgb8", "--crop", "32"], "give either --decode, or --crop and --dtype"),
         (["--workers", "1,x"], "no list of numbers of workers such as 0,2,4"),
         (["--workers", "-1"], "no list of numbers of workers such as 0,2,4"),
-        (["--dtype", "bin"], "no pair such as bin=uint16"),
+        (["--dtype", "bin"], "no extension with a dtype"),
         (["--decode", "rgb9"], "rgb9"),
         (["--batch-size", "257"], "has 256 samples, fewer than a batch of 257"),
         (["--batch-size", "0"], "--batch-size is 0"),

@@ -119,8 +119,14 @@ class TestInfo:
             "bytes:       21.0 KiB (21,504)",
             "mean sample: 1006 B",
             "fields:      cls, jpg, txt",
+            "checksums:   of each member",
             "classes:     2: cat, dog",
         ]
+
+    def test_it_says_which_shards_are_checked_by_headers_alone(self, wdsdist: Run) -> None:
+        old = Path(__file__).parents[1] / "end_to_end" / "data_of_0_1" / "packed"
+        shown = "checksums:   of 0 of 5 shards: parts of the others are checked by tar headers alone"
+        assert shown in lines(wdsdist("info", old))
 
     def test_json_is_for_programs(self, wdsdist: Run, shards: Path) -> None:
         assert json.loads("\n".join(lines(wdsdist("info", shards, "--json")))) == {
@@ -132,6 +138,7 @@ class TestInfo:
             "payload_bytes": 6 * 1000 + 15 + 6 + 3 * 6,
             "mean_sample_bytes": 1006.5,
             "fields": ["cls", "jpg", "txt"],
+            "with_checksums": 3,
             "classes": ["cat", "dog"],
             "source": {"kind": "folder"},
             "shuffle_seed": None,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import multiprocessing.util
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +13,6 @@ import pytest
 from tests.distributed.test_barrier import complaints_of, prepare_badly
 from tests.distributed.test_membership import meet
 from tests.support.gloo_ranks import Ranks
-from tests.support.programs import command, environment
 from wdsdist.distributed import barrier, identity
 from wdsdist.distributed.identity import Identity
 from wdsdist.errors import BarrierError, BarrierTimeoutError
@@ -184,14 +181,4 @@ class TestWithAnAddress:
 
 @pytest.mark.slow
 def test_under_torchrun_ranks_meet_before_their_group_and_again_after_a_restart(stage: Stage) -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    launcher += ["--max-restarts", "1", "--monitor-interval", "0.1"]
-    done = subprocess.run(
-        [*launcher, *command("early_barriers")[1:]],
-        cwd=stage.directory, env=environment(), capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    words = [word for _, word in stage.log]
-    for meeting in ("0-1", "1-1", "1-2"):
-        came, passed = f"came-{meeting}", f"passed-{meeting}"
-        assert [word for word in words if word in (came, passed)] == [came, came, passed, passed]
+    stage.run_elastic("early_barriers", meetings=("0-1", "1-1", "1-2"))

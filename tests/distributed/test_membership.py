@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing.util
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.gloo_ranks import Ranks
-from tests.support.programs import command, environment
 from wdsdist.distributed import barrier, data_download
 from wdsdist.errors import BarrierTimeoutError
 
@@ -149,16 +146,7 @@ def test_a_group_that_is_made_anew_begins_anew(attempts: Attempts) -> None:
     meet(ranks)
 
 
+@pytest.mark.slow
 def test_torchrun_starts_all_ranks_anew_and_they_meet_again(stage: Stage) -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    launcher += ["--max-restarts", "1", "--monitor-interval", "0.1"]
-    done = subprocess.run(
-        [*launcher, *command("elastic_rank")[1:]],
-        cwd=stage.directory, env=environment(), capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    words = [word for _, word in stage.log]
-    for meeting in ("0-1", "1-1", "1-2", "1-3"):
-        came, passed = f"came-{meeting}", f"passed-{meeting}"
-        assert [word for word in words if word in (came, passed)] == [came, came, passed, passed]
+    words = stage.run_elastic("elastic_rank", meetings=("0-1", "1-1", "1-2", "1-3"))
     assert [word for word in words if word.startswith("ran")] == ["ran-in-0", "ran-in-1"]

@@ -18,6 +18,7 @@ DOCS = ROOT / "docs"
 PAGES = {str(path.relative_to(DOCS)): path.read_text() for path in sorted(DOCS.rglob("*.md"))}
 BLOCKS = {name: blocks(page) for name, page in PAGES.items()}
 RUN_ELSEWHERE = {"frameworks/pytorch.md", "frameworks/ray.md", "frameworks/webdataset.md"}  # block by block
+SLOW = {"frameworks/lightning.md", "frameworks/transformers.md"}  # which import for seconds on each of two ranks
 NOT_RUN = [(name, block) for name, found in BLOCKS.items() for block in found if block.reason]
 
 
@@ -26,7 +27,12 @@ def runs(block: Block) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, found in BLOCKS.items() if any(map(runs, found)) and name not in RUN_ELSEWHERE]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
+        for name, found in BLOCKS.items()
+        if any(map(runs, found)) and name not in RUN_ELSEWHERE
+    ],
 )
 def test_what_a_page_shows_runs_from_top_to_bottom(name: str, checkout: Path) -> None:
     printed = run(program(PAGES[name]), checkout)

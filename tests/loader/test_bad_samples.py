@@ -134,10 +134,10 @@ def test_reruns_and_any_number_of_workers_give_the_same_batches(
     assert len(first) == TOTAL
 
 
-def test_a_spawned_worker_gives_the_same_batches_and_the_same_file(planted: Path, tmp_path: Path) -> None:
+def test_a_worker_that_is_not_forked_gives_the_same_batches_and_the_same_file(planted: Path, tmp_path: Path) -> None:
     first = keys(batches(reading(planted, quarantine=tmp_path / "one.jsonl")))
     dataset = reading(planted, quarantine=tmp_path / "other.jsonl")
-    assert keys(batches(dataset, workers=1, multiprocessing_context="spawn")) == first
+    assert keys(batches(dataset, workers=1, multiprocessing_context="forkserver")) == first
     assert listed(tmp_path / "other.jsonl") == listed(tmp_path / "one.jsonl")
 
 

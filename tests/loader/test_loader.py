@@ -150,7 +150,7 @@ class TestWorkers:
             ("fork", False),
             ("forkserver", True),
             ("forkserver", False),
-            ("spawn", True),
+            pytest.param("spawn", True, marks=pytest.mark.slow),
             pytest.param("spawn", False, marks=pytest.mark.slow),
         ],
     )

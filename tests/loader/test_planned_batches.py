@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import wdsdist
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, StateMismatchError
 from wdsdist.loader import planned_batches
+from wdsdist.sampling.planned_epoch import Place
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage.memory import MemoryStore
 
@@ -252,3 +254,56 @@ def test_remote_shards_are_fetched_ahead_and_fit_a_limited_cache(
         one = StreamingDataLoader(dataset, num_workers=0, collate_fn=listed, **TOKENS)
         assert Counter(keys(one)) == Counter(f"d{number:03}" for number in range(DOCUMENTS))
         assert one.stats().shards_fetched >= 7
+
+
+def test_the_lengths_of_all_samples_are_looked_at_once_for_a_loader(
+    data: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    whole = planned_batches.PlannedBatches._lengths_in
+
+    def counted(self: Any, number: int) -> Any:
+        looked.append(number)
+        return whole(self, number)
+
+    one = loader(data, **TOKENS)
+    first = next(iter(one))
+    monkeypatch.setattr(planned_batches.PlannedBatches, "_lengths_in", counted)
+    for epoch in (1, 2):
+        one.set_epoch(epoch)
+        assert next(iter(one)) != first
+    assert not looked
+
+
+def test_an_epoch_is_complete_only_once_all_its_blocks_were_reached() -> None:
+    steps = planned_batches.BlockSteps()
+    epoch = cast(Any, SimpleNamespace(start=Place(0), num_blocks=3))
+    earlier = steps.start()
+    progress = planned_batches.PlannedProgress(epoch, steps)
+    steps.tell(steps.iteration, 0, 2)
+    steps.tell(earlier, 1, 0)  # by a worker that is still at the iteration before
+    assert not progress.is_complete(2)
+    steps.tell(steps.iteration, 1, 0)
+    assert not progress.is_complete(2)
+    steps.tell(steps.iteration, 2, 0)
+    assert progress.is_complete(2)
+
+
+def test_a_state_of_an_epoch_before_data_grew_is_counted_on(tmp_path: Path) -> None:
+    def samples(first: int) -> Any:
+        return ({"__key__": f"d{n}", "ids": np.full(9, n, np.int32).tobytes()} for n in range(first, first + 40))
+
+    wdsdist.pack(samples(0), tmp_path / "data", shard_samples=20)
+    options: dict[str, Any] = {"max_tokens": 40, "length": "ids.tokens"}
+    one = loader(tmp_path / "data", **options)
+    iterator = iter(one)
+    played = [next(iterator), next(iterator)]
+    state = one.state_dict()
+    wdsdist.pack(samples(40), tmp_path / "data", append=True, shard_samples=20)
+    other = loader(tmp_path / "data", **options)
+    other.load_state_dict(state)
+    iterator = iter(other)
+    played.append(next(iterator))
+    assert other.state_dict()["block"] == 0
+    assert Counter(keys([*played, *iterator])) == Counter(f"d{number}" for number in range(40))
+    assert len(keys(other)) == 80

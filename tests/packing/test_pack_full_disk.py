@@ -19,8 +19,14 @@ from wdsdist.packing import pack
 DataBytes = Callable[[Path], dict[str, bytes]]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("limit", [0, 4096, 30_000, 60_000])  # in bytes: of the first record, and within some shard
+@pytest.mark.parametrize(
+    ("limit", "workers"),  # in bytes: of the first record, and within some shard
+    [
+        pytest.param(limit, workers, marks=[pytest.mark.slow] if (number + workers) % 2 else [])
+        for number, limit in enumerate([0, 4096, 30_000, 60_000])
+        for workers in (1, 2)
+    ],
+)
 def test_what_is_whole_stays_and_the_rest_follows_once_there_is_room(
     source: Path, tmp_path: Path, data_bytes: DataBytes, workers: int, limit: int
 ) -> None:
@@ -46,7 +52,7 @@ def test_what_is_whole_stays_and_the_rest_follows_once_there_is_room(
     assert verify(tmp_path / "dest") == []
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_small_disk_that_is_full_keeps_what_is_whole(
     source: Path, tmp_path: Path, data_bytes: DataBytes, workers: int
 ) -> None:

@@ -105,6 +105,7 @@ def test_a_later_launch_sees_that_the_source_has_changed(source: Path, tmp_path:
     assert all("has changed since it was packed" in error for _, _, error in said)
 
 
+@pytest.mark.slow
 def test_under_torchrun_one_packs_for_all(source: Path, tmp_path: Path) -> None:
     run = subprocess.run(
         [
@@ -122,6 +123,7 @@ def test_under_torchrun_one_packs_for_all(source: Path, tmp_path: Path) -> None:
         assert (tmp_path / "dest" / path.name).read_bytes() == path.read_bytes()
 
 
+@pytest.mark.slow
 def test_under_torchrun_an_error_fails_the_launch(tmp_path: Path) -> None:
     run = subprocess.run(
         [

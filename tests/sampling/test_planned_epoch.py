@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from typing import Literal
 
@@ -30,10 +31,9 @@ def lengths(shards: Int64s, samples: Int64s) -> Int64s:
 def planned(rule: BatchRule, world: World, place: Place, block: int, **more: object) -> PlannedEpoch:
     batching = Batching(
         rule=rule,
-        lengths=lengths,
         costs=lambda shards, samples, lengths: lengths.astype(np.float64) ** 2,
         block_samples=block,
-        **more,  # type: ignore[arg-type]
+        **{"lengths": lengths, **more},  # type: ignore[arg-type]
     )
     return PlannedEpoch(batching=batching, order=ORDER, world=world, key=9, start=place)
 
@@ -135,12 +135,54 @@ def test_rows_have_every_token_once(ranks: int, rows: int, length: int, long: st
 def test_shards_that_are_told_ahead_are_those_that_batches_read() -> None:
     epoch = planned(BatchRule(kind="tokens", budget=300), World(2), Place(0), 60)
     read: dict[int, list[int]] = {}
-    for number, batch in epoch.batches(rank=1):
-        for shard in batch.places.shards.tolist():
-            read.setdefault(shard, []).append(number)
     told: dict[int, list[int]] = {}
-    for use in planned(BatchRule(kind="tokens", budget=300), World(2), Place(0), 60).uses(rank=1):
-        told.setdefault(use.shard, []).extend((use.first, use.last))
+    uses = epoch.uses(rank=1)
+    for number, batch in epoch.batches(rank=1):
+        for use in iter(lambda: next(uses, None), None):
+            told.setdefault(use.shard, []).extend((use.first, use.last))
+        for shard in batch.places.shards.tolist():
+            assert shard in told
+            read.setdefault(shard, []).append(number)
     assert {shard: (min(found), max(found)) for shard, found in told.items()} == {
         shard: (min(found), max(found)) for shard, found in read.items()
     }
+
+
+def test_the_next_block_is_planned_while_one_is_read() -> None:
+    asked: list[int] = []
+    both, is_free = threading.Event(), threading.Event()
+
+    def watched(shards: Int64s, samples: Int64s) -> Int64s:
+        asked.append(len(shards))
+        if len(asked) == 2:
+            both.set()
+            assert is_free.wait(60)
+        return lengths(shards, samples)
+
+    epoch = planned(BatchRule(kind="tokens", budget=300), World(1), Place(0), 60, lengths=watched)
+    batches, uses = epoch.batches(rank=0), epoch.uses(rank=0)
+    steps = epoch.block(0).plan.steps
+    for number in range(steps):
+        assert next(batches)[0] == number  # the first block is read to its end
+        assert both.wait(60)  # though the next one is still in the making
+        while (use := next(uses, None)) is not None:
+            assert use.last < steps
+    is_free.set()
+    assert next(batches)[0] == steps
+    assert len(asked) in (2, 3)
+
+
+def test_an_error_of_a_plan_in_the_making_is_raised_where_its_block_is_read() -> None:
+    calls = iter(range(9))
+
+    def failing(shards: Int64s, samples: Int64s) -> Int64s:
+        if next(calls):
+            raise OSError("the columns are gone")
+        return lengths(shards, samples)
+
+    epoch = planned(BatchRule(kind="tokens", budget=300), World(1), Place(0), 60, lengths=failing)
+    batches = epoch.batches(rank=0)
+    for _ in range(epoch.block(0).plan.steps):
+        next(batches)
+    with pytest.raises(OSError, match="columns are gone"):
+        next(batches)

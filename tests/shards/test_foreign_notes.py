@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,17 @@ def write(folder: Path, files: dict[str, Any]) -> None:
         (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
 
 
+def written(folder: Path, names: Sequence[str], *, fewest: int) -> Path:
+    """A new folder of shards, the first with ``fewest`` samples and each next with one more."""
+    folder.mkdir()
+    for samples, name in enumerate(names, fewest):
+        write_shard(folder / name, samples)
+    return folder
+
+
 @pytest.fixture
 def tars(tmp_path: Path) -> Path:
-    (tmp_path / "tars").mkdir()
-    for samples, name in enumerate(NAMES, 2):
-        write_shard(tmp_path / "tars" / name, samples)
-    return tmp_path / "tars"
+    return written(tmp_path / "tars", NAMES, fewest=2)
 
 
 @pytest.mark.parametrize("tool", COUNTS)
@@ -136,10 +142,7 @@ SPLIT_NAMES = ["imagenet-train-0000.tar", "imagenet-train-0001.tar", "imagenet-v
 
 @pytest.fixture
 def splits(tmp_path: Path) -> Path:
-    (tmp_path / "splits").mkdir()
-    for samples, name in enumerate(SPLIT_NAMES, 1):
-        write_shard(tmp_path / "splits" / name, samples)
-    return tmp_path / "splits"
+    return written(tmp_path / "splits", SPLIT_NAMES, fewest=1)
 
 
 def test_splits_in_one_folder_are_told_and_made_on_request(splits: Path, caplog: pytest.LogCaptureFixture) -> None:

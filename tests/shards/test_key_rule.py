@@ -250,7 +250,7 @@ def test_packing_such_tars_makes_keys_that_all_readers_cut_alike(tmp_path: Path)
 
 
 def by_the_convention(tar: Path) -> dict[str, list[str]]:
-    """Extensions by key, as webdataset cuts what Python's tarfile lists."""
+    """Extensions of each key, by webdataset's own rule over the names that `tarfile` lists."""
     from webdataset.tariterators import base_plus_ext
 
     found = defaultdict(list)

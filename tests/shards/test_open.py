@@ -23,10 +23,10 @@ from wdsdist.errors import (
     ShardDamagedError,
     ShardNotFoundError,
 )
-from wdsdist.shards import build_index as indexing
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import scan_local as tarindex
 from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.progress import ShardsProgress
 
 COUNTS = [3, 4, 0]
 NAMES = ["train-00.tar", "train-01.tar", "train-02.tar"]
@@ -429,8 +429,17 @@ def test_indexing_a_tar_that_was_replaced_makes_its_index_anew(data_set: Path) -
     assert wdsdist.open(data_set / NAMES[2]).num_samples == 40
 
 
+def test_indexing_tars_without_a_sample_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_shard(tmp_path / "a.tar", 0)
+    assert wdsdist.index(tmp_path).num_samples == 0
+    assert f"{tmp_path} has no samples: its tars are empty" in caplog.text
+    (tmp_path / "b.tar").write_bytes(plain_tar([("README", b"")]))
+    wdsdist.index(tmp_path)
+    assert "hold nothing else than 1 x name without a key and an extension" in caplog.text
+
+
 def test_indexing_reports_each_shard(tars: Path) -> None:
-    seen: list[indexing.IndexProgress] = []
+    seen: list[ShardsProgress] = []
     wdsdist.index(tars, workers=2, progress=seen.append)
     size = sum(path.stat().st_size for path in tars.glob("*.tar"))
     assert [(state.shards_done, state.shards, state.bytes) for state in seen] == [(n, 3, size) for n in (0, 1, 2, 3)]

@@ -18,7 +18,13 @@ from collections.abc import Mapping
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-PRELOADED = ["torch.distributed", "wdsdist.loader.loader", "wdsdist.distributed", "wdsdist.cli", "aiohttp", "s3fs"]
+_PACKAGE = Path(__file__).parents[2] / "wdsdist"
+# What torch imports at the first step of an optimizer takes as long as torch itself.
+PRELOADED = ["torch.distributed.checkpoint", "torch._dynamo", "torch.profiler", "aiohttp", "s3fs", "webdataset"] + [
+    ".".join(path.relative_to(_PACKAGE.parent).with_suffix("").parts)
+    for path in _PACKAGE.rglob("*.py")
+    if "integrations" not in path.parts and not path.stem.startswith("__")
+]
 """What the server imports; see conftest.py."""
 
 

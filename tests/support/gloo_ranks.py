@@ -100,7 +100,7 @@ def _launched(rank: int, world_size: int, directory: str, pipe: Connection, laun
 
 
 def _answer(pipe: Connection, directory: str) -> None:
-    """Call what the test tells, until it hangs up."""
+    """Loop of a rank: call each function that the test sends down the pipe, until the test closes it."""
     tempfile.tempdir = directory
     with contextlib.suppress(EOFError, BrokenPipeError):
         pipe.send("ready")

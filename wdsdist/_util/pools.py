@@ -32,6 +32,8 @@ P = ParamSpec("P")
 _log = logging.getLogger("wdsdist")
 _LONGEST_FOLDER = 107 - len("/pymp-00000000/listener-00000000")  # the kernel takes 107 bytes for a socket's name
 _LOOK_AGAIN = 1.0  # seconds
+_REMOTE_TASKS = 16
+"""Tasks that are under way at once where they wait for a store: its latency, not the CPU, limits their throughput."""
 _numbers = itertools.count()
 _alive: weakref.WeakValueDictionary[int, Carried[Any]] = weakref.WeakValueDictionary()
 _travelling: Counter[int] = Counter()
@@ -64,11 +66,14 @@ def _take(number: int) -> Carried[Any]:
 
 
 @contextlib.contextmanager
-def pool(workers: int | None, tasks: int, *, threads: int = 1) -> Iterator[concurrent.futures.Executor]:
-    """Give a process pool for ``tasks`` tasks, or a thread pool where there is only one task.
+def pool(
+    workers: int | None, tasks: int, *, threads: int = 1, remote: bool = False
+) -> Iterator[concurrent.futures.Executor]:
+    """Give a process pool for ``tasks`` tasks, or a thread pool where there is only one task, or they are ``remote``.
 
     ``workers`` is the most processes to start; by default one for each core that this process may use. ``threads`` is
-    how many tasks run at once in this process where it starts none.
+    how many tasks run at once in this process where it starts none. Remote tasks, which wait for a store, run in
+    ``workers`` threads, by default 16.
 
     Processes are forked where this process has a single thread: that needs no ``if __name__ == "__main__"`` in the
     caller's script and copies nothing. A second thread could hold a lock at the moment of the fork, and the child
@@ -80,7 +85,10 @@ def pool(workers: int | None, tasks: int, *, threads: int = 1) -> Iterator[concu
     all work that has not begun.
     """
     carried = dict(_alive.items())  # unlike the dictionary itself, these may be read while values are collected
-    executor = _executor(min(workers or cpu_count(), tasks), max(1, min(threads, tasks)), carried)
+    if remote:
+        executor = _threads(min(workers or _REMOTE_TASKS, tasks))
+    else:
+        executor = _executor(min(workers or cpu_count(), tasks), max(1, min(threads, tasks)), carried)
     _travelling.update(carried.keys())
     try:
         yield executor

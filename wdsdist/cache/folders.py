@@ -13,7 +13,9 @@ import os
 import stat
 from pathlib import Path
 
+from wdsdist import storage
 from wdsdist._util.ownership import TRUST_ALL, open_parent, why_not_own
+from wdsdist.cache.paths import SOURCE
 from wdsdist.errors import CacheError
 
 
@@ -73,6 +75,14 @@ def check_folder(folder: Path) -> None:
         if found.st_uid != os.geteuid():
             raise CacheError(f"{folder} is not safe as a folder of the cache: {why}: remove it")
         folder.chmod(0o700)  # made by an earlier version; each file in it is checked as well
+
+
+def note_source(folder: Path, source: str) -> None:
+    """Note of which folder or URL the copies in a folder are, without its credentials, for `contents.usage`."""
+    note = folder / SOURCE
+    with contextlib.suppress(OSError):  # nothing is read by it
+        if not note.exists():
+            write(note, storage.shown(source).encode())
 
 
 def write(path: Path, content: bytes) -> None:

@@ -23,6 +23,8 @@ STAMP = ".wdsstamp"
 PART = ".wdspart"
 SPARSE = ".wdssparse"
 EXTENTS = ".wdsextents"
+SOURCE = ".wdssource"
+"""Name of the file, beside the copies from one folder or URL, that says which that is."""
 
 _STORE = re.compile(r"[0-9a-f]{24}")
 

@@ -55,7 +55,8 @@ class PrefetchSchedule:
     """Decides which shards to prefetch. Pure: nothing is fetched.
 
     Args:
-        uses: the shards that the process needs from its first batch on, as `shard_schedule.upcoming` yields them.
+        uses: the shards that the process needs from its first batch on, as `shard_schedule.upcoming` yields them;
+            ``None`` where the next one is not known yet.
         sizes: int64 [shards]: bytes that the copy of each takes.
         room: bytes of shards up to which to look ahead.
 
@@ -69,7 +70,7 @@ class PrefetchSchedule:
     Ahead(first_use={5: 2, 6: 4}, urgent=frozenset())
     """
 
-    def __init__(self, uses: Iterator[Use], sizes: Int64s, *, room: int) -> None:
+    def __init__(self, uses: Iterator[Use | None], sizes: Int64s, *, room: int) -> None:
         self._uses = uses
         self._sizes = sizes
         self._room = room
@@ -82,7 +83,7 @@ class PrefetchSchedule:
         if batch <= self._until:
             return None
         is_first = self._until < 0
-        if is_first:
+        if self._following is None:
             self._following = next(self._uses, None)
         known = [use for use in self._known if use.last >= batch]
         ahead = int(self._sizes[list({use.shard for use in known})].sum())
@@ -180,7 +181,7 @@ class Prefetch:
         self,
         cache: ShardCache,
         manifest: Manifest,
-        uses: Iterator[Use],
+        uses: Iterator[Use | None],
         *,
         room: int,
         job: str = "",

@@ -14,7 +14,7 @@ from typing import Any
 
 from wdsdist import storage
 from wdsdist._util.host import user_cache_dir
-from wdsdist.cache import stamps
+from wdsdist.cache import folders, stamps
 from wdsdist.cache.counters import Counters
 from wdsdist.cache.fetch import fetch
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses
@@ -294,6 +294,7 @@ class ShardCache:
         part = self._space.take(paths, request.deadline, anew=anew)
         if part is None:
             return _BUSY
+        folders.note_source(paths.folder, storage.split(request.location)[0])
         try:
             if refusal := self._space.reserve(part, request, batch):
                 self._space.give_up(part, paths, request.deadline)

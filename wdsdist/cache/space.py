@@ -228,6 +228,22 @@ class CacheSpace:
             missing, _, later = self._shortage(ledger, request.paths, request.listed_size, rank, needs)
         return missing <= sum(one.size for one in later)
 
+    def held(self, deadline: Deadline) -> list[tuple[Held, bool]]:
+        """Return all shards in the folder, each with whether a live process reads, fetches or needs it."""
+        with self.alone(deadline) as ledger:
+            needs = all_needs(self.root / READERS)
+            held = self._all_held(ledger)
+            return [(one, needs.rank(one.paths.key) != NEVER or not _is_free(one)) for one in held]
+
+    def remove(self, unwanted: Iterable[Held], deadline: Deadline) -> list[Held]:
+        """Remove copies that no live process reads, fetches or needs; return those that were removed."""
+        with self.alone(deadline) as ledger:
+            needs = all_needs(self.root / READERS)
+            ledger.forget()
+            return [
+                one for one in unwanted if needs.rank(one.paths.key) == NEVER and one.is_whole and _evict(one.paths)
+            ]
+
     def _fits(self, ledger: Ledger, paths: CopyPaths, wanted: int) -> bool:
         """Return whether the ledger shows enough space for a shard."""
         used = ledger.read()
@@ -303,6 +319,15 @@ def _is_there(copy: Path) -> bool:
     except (FileNotFoundError, PlantedError):
         return False
     return True
+
+
+def _is_free(one: Held) -> bool:
+    """Return whether no process reads or fetches a shard."""
+    try:
+        with contextlib.closing(LockableFile(one.paths.copy)) as file:
+            return one.is_whole and file.lock(alone=True)
+    except OSError:
+        return one.is_whole
 
 
 def _evict(paths: CopyPaths) -> bool:

@@ -14,6 +14,7 @@ import click
 
 import wdsdist
 from wdsdist.cli.bench import bench
+from wdsdist.cli.cache import cache
 from wdsdist.cli.columns import columns
 from wdsdist.cli.index import index
 from wdsdist.cli.inspect import cat, info, ls
@@ -49,7 +50,9 @@ class _Group(click.Group):
             _fail(ctx, _as_typed(ctx, str(error)))
         except KeyboardInterrupt:
             again = (
-                ": the same command goes on where it stopped" if ctx.invoked_subcommand in ("pack", "columns") else ""
+                ": the same command goes on where it stopped"
+                if ctx.invoked_subcommand in ("pack", "columns", "cache")
+                else ""
             )
             say(f"wdsdist: interrupted{again}", err=True)
             ctx.exit(_INTERRUPTED)
@@ -108,7 +111,7 @@ def _wdsdist() -> None:
     """
 
 
-for _command in (pack, index, columns, select, split, info, ls, cat, verify, plan, bench):
+for _command in (pack, index, columns, select, split, info, ls, cat, verify, plan, bench, cache):
     _wdsdist.add_command(_command)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import human
-from wdsdist.cli.options import allow_elsewhere, opened
+from wdsdist.cli.options import allow_elsewhere, dtypes, field_list, opened, storage_option
 from wdsdist.cli.output import contents, say, say_json
 
 if TYPE_CHECKING:
@@ -35,26 +35,12 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> l
     return found
 
 
-def _dtypes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
-    """Parse pairs such as ``bin=uint16``."""
-    import numpy as np
-
-    found: dict[str, Any] = {}
-    for value in values:
-        extension, _, name = value.partition("=")
-        try:
-            found[extension] = np.dtype(name)
-        except TypeError:
-            raise click.BadParameter(f"{value!r} is no pair such as bin=uint16", ctx, param) from None
-    return found
-
-
 @click.command()
 @click.argument("shards", nargs=-1, required=True)
-@click.option("--fields", help="Members to read, such as 'jpg;png,cls'.  [default: all]")
+@click.option("--fields", callback=field_list, help="Members to read, such as 'jpg;png,cls'.  [default: all]")
 @click.option("--decode", help="'true' for the table of extensions, or an image form such as rgb8.  [default: bytes]")
 @click.option("--crop", type=click.IntRange(min=1), help="Decode images to random crops of this size.")
-@click.option("--dtype", "dtypes", multiple=True, callback=_dtypes, help="A raw array's type: bin=uint16.")
+@click.option("--dtype", "dtypes", multiple=True, callback=dtypes, help="A raw array's type: bin=uint16.")
 @click.option("--batch-size", type=int, default=64, show_default=True)
 @click.option("--workers", callback=_numbers, help="Numbers of workers to try: 0,2,4.  [default: up to the cores]")
 @click.option("--seconds", type=click.FloatRange(min=0.01), default=3.0, show_default=True, help="For each figure.")
@@ -63,6 +49,7 @@ def _dtypes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
 )
 @click.option("--cache-dir", type=click.Path(file_okay=False), help="Where remote shards are kept.")
 @allow_elsewhere
+@storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def bench(
     shards: tuple[str, ...], workers: list[int], batch_size: int, seconds: float, step: float, as_json: bool, **how: Any
@@ -94,7 +81,7 @@ def bench(
 def _dataset(
     shards: tuple[str, ...],
     *,
-    fields: str | None,
+    fields: tuple[str, ...] | None,
     decode: str | None,
     crop: int | None,
     dtypes: dict[str, Any],
@@ -111,7 +98,7 @@ def _dataset(
         how = {**dtypes, **({extension: RandomResizedCrop(crop) for extension in _IMAGES} if crop else {})}
     return StreamingDataset(
         opened(shards, allow_elsewhere=allow_elsewhere),
-        fields=fields.split(",") if fields else None,
+        fields=fields,
         decode=how,
         cache_dir=cache_dir,
     )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from wdsdist.cli.options import allow_elsewhere, opened
+from wdsdist.cli.options import allow_elsewhere, opened, storage_option
 from wdsdist.cli.output import counted, say
-from wdsdist.cli.progress import meter
+from wdsdist.cli.progress import shards_meter
 
 if TYPE_CHECKING:
-    from wdsdist.shards.columns.add import Added, AddedColumn, ColumnsProgress
+    from wdsdist.shards.columns.add import Added, AddedColumn
     from wdsdist.shards.manifest import Manifest
 
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 @click.option("--list", "lists", is_flag=True, help="List the columns that there are.")
 @click.option("--workers", type=int, help="Shards read at once.  [default: one for each core, 16 of a remote store]")
 @allow_elsewhere
+@storage_option
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
 def columns(
     shards: tuple[str, ...],
@@ -51,28 +52,20 @@ def columns(
     table, in any order of rows. Each option can be given several times. What is there already is kept, so the same
     command goes on where it was interrupted, and adds what is lacking after the data set has grown.
     """
+    from wdsdist.shards.columns.add import add_columns
+
     manifest = opened(shards, allow_elsewhere=allow_elsewhere)
     if fields or probes or tables or not lists:
         own, _, theirs = on.partition("=")
-        added = _add(
-            manifest, quiet, workers, fields=fields, probe=probes, join_with=list(tables) or None,
-            on={own: theirs} if theirs else own, only=only or None, output=output,
-        )  # fmt: skip
+        with shards_meter("reading", quiet=quiet) as progress:
+            added = add_columns(
+                manifest, fields=fields, probe=probes, join_with=list(tables) or None,
+                on={own: theirs} if theirs else own, only=only or None, output=output, workers=workers,
+                progress=progress,
+            )  # fmt: skip
         _report(added, quiet)
     if lists:
         _list(manifest)
-
-
-def _add(manifest: Manifest, quiet: bool, workers: int | None, **asked: Any) -> Added:
-    from wdsdist.shards.columns.add import add_columns
-
-    with meter("reading", quiet=quiet) as shown:
-
-        def show(state: ColumnsProgress) -> None:
-            note = f"{state.shards_done:,} of {state.shards:,} shards, {state.samples_done:,} samples"
-            shown.update(state.bytes_done, state.bytes, note)
-
-        return add_columns(manifest, workers=workers, progress=show, **asked)
 
 
 def _report(added: Added, quiet: bool) -> None:

@@ -1,46 +1,60 @@
-"""Find one sample in a data set, by its key or its number."""
+"""Find one sample in a data set by its key or its number, and read one member: from indexes and ranges of a shard."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from wdsdist.errors import SampleError
-from wdsdist.samples.shard_reader import MappedShard, ShardReader
+from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.order import split_line
-from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.columns import member_bytes
+from wdsdist.shards.columns.from_index import shard_index, shard_indexes
+from wdsdist.shards.index import ShardIndex, checksums
 from wdsdist.shards.manifest import Manifest
 
 
-def mapped(manifest: Manifest) -> Iterator[tuple[int, MappedShard]]:
-    """Yield each shard that has samples, with the number of its first one."""
-    reader = ShardReader(manifest)
-    first = 0
-    for number, count in enumerate(manifest.counts.tolist()):
-        if count:
-            yield first, reader.shard(number)
-        first += count
+class Located(NamedTuple):
+    """A sample, and where it lies."""
+
+    number: int
+    """In the data set."""
+    shard: int
+    index: ShardIndex
+    """Of its shard."""
+    stored: int
+    """Its number in the shard, which in a view differs from that among the chosen ones."""
 
 
-def find_sample(manifest: Manifest, wanted: str) -> tuple[MappedShard, int]:
-    """Find a sample by its key or its number; return its shard, and its place there.
+def samples(manifest: Manifest) -> Iterator[Located]:
+    """Yield all samples, in the order of their numbers."""
+    for shard, index in shard_indexes(manifest):
+        first = int(manifest.ends[shard] - manifest.counts[shard])
+        for sample, stored in enumerate(_stored(manifest, shard, index)):
+            yield Located(first + sample, shard, index, stored)
+
+
+def find_sample(manifest: Manifest, wanted: str) -> Located:
+    """Find a sample by its key or its number.
 
     Raises `SampleError` where there is no such sample, or several with the key.
     """
     found = [
-        (first + sample, shard, stored)
-        for first, shard in mapped(manifest)
-        for stored in _with_key(shard.index, wanted)
-        for sample in shard.numbers_of(stored)
+        Located(int(manifest.ends[shard] - manifest.counts[shard]) + sample, shard, index, stored)
+        for shard, index in shard_indexes(manifest)
+        for stored in _with_key(index, wanted)
+        for sample, chosen in enumerate(_stored(manifest, shard, index))
+        if chosen == stored
     ]
-    if len({(shard.name, stored) for _, shard, stored in found}) > 1:
-        numbers = " or ".join(str(number) for number, _, _ in found)
+    if len({(one.shard, one.stored) for one in found}) > 1:
+        numbers = " or ".join(str(one.number) for one in found)
         raise SampleError(
             f"{len(found)} samples have the key {wanted!r}: name the one you mean by its number, {numbers}"
         )
     if found:
-        return found[0][1:]
+        return found[0]
     if not wanted.isdecimal():
         raise SampleError(f"no sample has the key {wanted!r}: `wdsdist ls --samples` lists all keys")
     number = int(wanted)
@@ -49,19 +63,38 @@ def find_sample(manifest: Manifest, wanted: str) -> tuple[MappedShard, int]:
             f"no sample has the key {wanted!r}, nor is there a sample of that number: there are "
             f"{manifest.num_samples:,}, numbered from 0"
         )
-    shards, samples = split_line(np.cumsum(manifest.counts), np.array([number]))
-    shard = ShardReader(manifest).shard(int(shards[0]))
-    return shard, shard.stored(int(samples[0]))
+    shards, places = split_line(manifest.ends, np.array([number]))
+    shard = int(shards[0])
+    index = shard_index(manifest, shard)
+    return Located(number, shard, index, _stored(manifest, shard, index)[int(places[0])])
 
 
-def member(shard: MappedShard, sample: int, field: str) -> memoryview:
-    """Return the data of one member. Raises `SampleError` where the sample has none of that extension."""
-    held = dict(shard.members(sample))
-    if field.lower() not in held:
+def member(manifest: Manifest, found: Located, field: str) -> memoryview:
+    """Return the data of one member; of a remote shard only that is fetched, and verified by its checksum.
+
+    Raises `SampleError` where the sample has none of that extension, `ShardDamagedError` where its bytes are wrong.
+    """
+    index, (part, place) = found.index, manifest.part(found.shard)
+    fields = [extension.lower() for extension, _, _ in index.members(found.stored)]
+    name = part.shown_name(place)
+    if field.lower() not in fields:
         raise SampleError(
-            f"sample {shard.index.key(sample)!r} of {shard.name} has no member {field!r}: it has {', '.join(held)}"
+            f"sample {index.key(found.stored)!r} of {name} has no member {field!r}: it has {', '.join(fields)}"
         )
-    return held[field.lower()]
+    if part.shard(place).is_compressed:  # decompressed once for all, in the cache
+        return ShardReader(manifest).shard(found.shard).member(found.stored, fields.index(field.lower()))
+    chosen = index.sample_starts[[found.stored]] + fields.index(field.lower())
+    start = int(index.offsets[chosen[0]])
+    with member_bytes.opened(part.location(place), index, part.client_options, name) as content:
+        content.fill(*checksums.needed(index, chosen))
+        content.check(index, chosen, name)
+        return content[start : start + int(index.sizes[chosen[0]])]
+
+
+def _stored(manifest: Manifest, shard: int, index: ShardIndex) -> list[int]:
+    """Return where the samples of the data set lie in a shard, by their numbers there: in a view, the chosen ones."""
+    part, place = manifest.part(shard)
+    return list(range(index.num_samples)) if part.picks is None else part.picks.of_shard(place).tolist()
 
 
 def _with_key(index: ShardIndex, key: str) -> list[int]:

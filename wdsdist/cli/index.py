@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist.cli.options import allow_elsewhere, key_rule, on_damage, opened
+from wdsdist.cli.options import allow_elsewhere, key_rule, on_damage, opened, storage_option, storage_options
 from wdsdist.cli.output import contents, counted, say
-from wdsdist.cli.progress import meter
+from wdsdist.cli.progress import shards_meter
 
 if TYPE_CHECKING:
-    from wdsdist.shards.build_index import IndexProgress
     from wdsdist.shards.manifest import Manifest
 
 
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 @key_rule
 @on_damage
 @allow_elsewhere
+@storage_option
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
 def index(
     shards: tuple[str, ...],
@@ -59,6 +59,7 @@ def index(
     manifests = [known] if known else []
     if not known:
         given |= {"output": output, "workers": workers, "allow_elsewhere": allow_elsewhere}
+        given["storage_options"] = storage_options()
         manifests = _indexed(shards, splits, quiet, given)
         for manifest in () if quiet else manifests:
             _sum_up(manifest, manifest.name if splits else given["name"])
@@ -84,16 +85,11 @@ def _opened(shards: tuple[str, ...], allow_elsewhere: bool) -> Manifest | None:
 def _indexed(shards: tuple[str, ...], splits: bool, quiet: bool, options: dict[str, Any]) -> list[Manifest]:
     from wdsdist.shards.build_index import index, index_splits
 
-    with meter("indexing", quiet=quiet) as shown:
-
-        def show(state: IndexProgress) -> None:
-            note = f"{state.shards_done:,} of {state.shards:,} shards, {state.samples_done:,} samples"
-            shown.update(state.bytes_done, state.bytes, note)
-
+    with shards_meter("indexing", quiet=quiet) as progress:
         if splits:
             del options["name"]
-            return index_splits(shards[0], progress=show, **options)
-        return [index(shards[0] if len(shards) == 1 else shards, progress=show, **options)]
+            return index_splits(shards[0], progress=progress, **options)
+        return [index(shards[0] if len(shards) == 1 else shards, progress=progress, **options)]
 
 
 def _sum_up(manifest: Manifest, name: str | None) -> None:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import human
-from wdsdist.cli.options import allow_elsewhere, opened
+from wdsdist.cli.options import allow_elsewhere, opened, storage_option
 from wdsdist.cli.output import counted, described, say, say_json, write_member
 
 if TYPE_CHECKING:
-    from wdsdist.samples.shard_reader import MappedShard
     from wdsdist.shards.manifest import Manifest
 
 _NAMED = 10  # classes that `info` names before it only counts
@@ -22,6 +21,7 @@ _NAMED = 10  # classes that `info` names before it only counts
 @click.command()
 @click.argument("shards", nargs=-1, required=True)
 @allow_elsewhere
+@storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(shards: tuple[str, ...], allow_elsewhere: bool, as_json: bool) -> None:
     """Show the contents of SHARDS: samples, shards, bytes, fields and classes."""
@@ -40,6 +40,7 @@ def info(shards: tuple[str, ...], allow_elsewhere: bool, as_json: bool) -> None:
         "mean sample": human(facts["mean_sample_bytes"]),
         "fields": ", ".join(facts["fields"]) or "none",
         **({"keys": facts["keys"]} if "keys" in facts else {}),
+        "checksums": _checksums(facts["with_checksums"], facts["shards"]),
         "classes": f"{len(classes):,}: {', '.join(classes[:_NAMED])}{', ...' if len(classes) > _NAMED else ''}"
         if classes
         else "not recorded",
@@ -57,6 +58,7 @@ def info(shards: tuple[str, ...], allow_elsewhere: bool, as_json: bool) -> None:
 @click.option("--samples", is_flag=True, help="List samples instead: number, key, shard, fields with sizes.")
 @click.option("--limit", type=click.IntRange(min=0), help="Most lines to print.  [default: all]")
 @allow_elsewhere
+@storage_option
 def ls(shards: tuple[str, ...], samples: bool, limit: int | None, allow_elsewhere: bool) -> None:
     """List the shards, one on each line: name, samples, size. With --samples, list the samples.
 
@@ -73,32 +75,35 @@ def ls(shards: tuple[str, ...], samples: bool, limit: int | None, allow_elsewher
 @click.argument("sample")
 @click.argument("field", required=False)
 @allow_elsewhere
+@storage_option
 def cat(shards: str, sample: str, field: str | None, allow_elsewhere: bool) -> None:
     """Write the data of one member, as it is stored, to standard output.
 
     SAMPLE is a key, or the number of a sample as `ls --samples` shows it; a key goes first where it could be either.
     Without FIELD, list the members of the sample instead. A terminal gets text only, with control characters escaped.
     """
-    from wdsdist import storage
     from wdsdist.cli.find_sample import find_sample, member
 
-    shard, number = find_sample(opened((shards,), allow_elsewhere=allow_elsewhere), sample)
+    manifest = opened((shards,), allow_elsewhere=allow_elsewhere)
+    found = find_sample(manifest, sample)
+    key = found.index.key(found.stored)
     if field is None:
-        say(shard.index.key(number), storage.shown(shard.name))
-        for extension, _, size in shard.index.members(number):
+        say(key, _shard_name(manifest, found.shard))
+        for extension, _, size in found.index.members(found.stored):
             say(extension, human(size))
     else:
-        write_member(member(shard, number, field), f"member {field!r} of sample {shard.index.key(number)!r}")
+        write_member(member(manifest, found, field), f"member {field!r} of sample {key!r}")
 
 
 def _facts(manifest: Manifest) -> dict[str, Any]:
     from wdsdist import storage
-    from wdsdist.cli.find_sample import mapped
     from wdsdist.shards.columns import from_index
 
     extra = manifest.extra
     if "fields" not in extra or "payload_bytes" not in extra:
-        extensions = {extension.lower() for _, shard in mapped(manifest) for extension in shard.index.extensions}
+        extensions = {
+            extension.lower() for _, one in from_index.shard_indexes(manifest) for extension in one.extensions
+        }
         payload = int(manifest.column("bytes").sum())
         extra = {"fields": sorted(extensions), **extra, "payload_bytes": payload}
     return {
@@ -110,6 +115,7 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
         "payload_bytes": extra["payload_bytes"],
         "mean_sample_bytes": round(extra["payload_bytes"] / max(manifest.num_samples, 1), 1),
         "fields": extra["fields"],
+        "with_checksums": extra.get("with_checksums", 0),
         "classes": extra.get("classes"),
         **({"keys": keys} if (keys := _keys(manifest)) else {}),
         "source": extra.get("source"),
@@ -121,6 +127,17 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
         "columns": [name for name in manifest.columns if not from_index.is_free(name)],
         "view": list(manifest.made_by),
     }
+
+
+def _checksums(known: int, shards: int) -> str:
+    """Return how parts of shards are verified.
+
+    >>> _checksums(640, 640), _checksums(600, 640)[:23]
+    ('of each member', 'of 600 of 640 shards: p')
+    """
+    if known == shards:
+        return "of each member"
+    return f"of {known:,} of {shards:,} shards: parts of the others are checked by tar headers alone"
 
 
 def _generation(one: dict[str, int]) -> str:
@@ -144,16 +161,14 @@ def _shard_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
 
 
 def _sample_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
-    from wdsdist.cli.find_sample import mapped
+    from wdsdist.cli.find_sample import samples
 
-    for first, shard in mapped(manifest):
-        yield from _lines_of(first, shard)
+    for number, shard, index, stored in samples(manifest):
+        fields = ", ".join(f"{extension} ({human(size)})" for extension, _, size in index.members(stored))
+        yield str(number), index.key(stored), _shard_name(manifest, shard), fields
 
 
-def _lines_of(first: int, shard: MappedShard) -> Iterator[tuple[str, ...]]:
+def _shard_name(manifest: Manifest, number: int) -> str:
     from wdsdist import storage
 
-    for sample in range(shard.num_samples):
-        stored = shard.stored(sample)
-        fields = ", ".join(f"{extension} ({human(size)})" for extension, _, size in shard.index.members(stored))
-        yield str(first + sample), shard.index.key(stored), storage.shown(shard.name), fields
+    return storage.shown(storage.split(manifest.location(number))[1])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,12 +12,55 @@ from wdsdist._util.validation import byte_size
 from wdsdist.errors import ArgumentError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from wdsdist.shards.manifest import Manifest
 
 allow_elsewhere = click.option(
     "--allow-elsewhere", is_flag=True, help="Let an index.json name shards outside its own folder or store."
 )
 """The option of every command that opens a data set."""
+
+
+_STORAGE_OPTIONS = f"{__name__}.storage_options"
+
+
+def _keep_storage_options(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> None:
+    found: dict[str, Any] = {}
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not (name and equals):
+            # The value may be a secret: it is not shown.
+            raise click.BadParameter("give KEY=VALUE, such as anon=true or client_kwargs.region_name=eu", ctx, param)
+        *folders, last = name.split(".")
+        place = found
+        for folder in folders:
+            place = place.setdefault(folder, {})
+            if not isinstance(place, dict):
+                raise click.BadParameter(f"{name} lies inside {folder}, which has a value of its own", ctx, param)
+        try:
+            place[last] = json.loads(text)
+        except ValueError:
+            place[last] = text
+    ctx.meta[_STORAGE_OPTIONS] = found or None
+
+
+storage_option = click.option(
+    "--storage-option",
+    metavar="KEY=VALUE",
+    multiple=True,
+    expose_value=False,
+    callback=_keep_storage_options,
+    help="An option of the client of the store, as storage_options has it: anon=true, profile=NAME. A dot leads into a "
+    "mapping: client_kwargs.region_name=eu. Others can read the arguments of a command: keep secrets in a profile.",
+)
+"""The option of every command that takes URLs; `storage_options` returns what was given."""
+
+
+def storage_options() -> dict[str, Any] | None:
+    """Return what the options ``--storage-option`` of this command gave, as fsspec takes it; ``None`` without any."""
+    found: dict[str, Any] | None = click.get_current_context().meta.get(_STORAGE_OPTIONS)
+    return found
 
 
 key_rule = click.option(
@@ -31,7 +75,7 @@ key_rule = click.option(
 
 
 def on_damage(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say what becomes of samples and tars that cannot be read without losing some."""
+    """Add the options --on-error, --keep-first and --salvage: what becomes of damaged samples and tars."""
     for option in (
         click.option("--salvage", is_flag=True, help="With skip, keep the samples before the damage of a tar."),
         click.option("--keep-first", is_flag=True, help="With skip, keep the first of members that are there twice."),
@@ -51,7 +95,8 @@ def opened(shards: tuple[str, ...], *, allow_elsewhere: bool) -> Manifest:
     """Open the data set that SHARDS on the command line mean."""
     from wdsdist.shards.open import open as open_shards
 
-    return open_shards(shards[0] if len(shards) == 1 else shards, allow_elsewhere=allow_elsewhere)
+    given = shards[0] if len(shards) == 1 else shards
+    return open_shards(given, allow_elsewhere=allow_elsewhere, storage_options=storage_options())
 
 
 FIELDS_HELP = "What each sample must have, and not empty, as in 'jpg;png,cls,txt?'."
@@ -78,3 +123,25 @@ def byte_count(ctx: click.Context, param: click.Parameter, value: str) -> int:
         return byte_size(value)
     except ArgumentError as error:
         raise click.BadParameter(str(error), ctx, param) from None
+
+
+def dtypes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, np.dtype[Any]]:
+    """Read the values of ``--dtype``: extensions of raw arrays, each with the dtype of their items.
+
+    >>> from unittest.mock import Mock
+    >>> dtypes(Mock(), Mock(), ("input_ids=int32",))
+    {'input_ids': dtype('int32')}
+    """
+    import numpy as np
+
+    found = {}
+    for value in values:
+        extension, _, name = value.partition("=")
+        try:
+            if not (extension and name):
+                raise TypeError
+            found[extension] = np.dtype(name)
+        except TypeError:
+            problem = f"{value!r} is no extension with a dtype, such as input_ids=int32"
+            raise click.BadParameter(problem, ctx, param) from None
+    return found

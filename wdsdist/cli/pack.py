@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import human
-from wdsdist.cli.options import FIELDS_HELP, allow_elsewhere, byte_count, field_list, key_rule, on_damage
+from wdsdist.cli.options import (
+    FIELDS_HELP,
+    allow_elsewhere,
+    byte_count,
+    field_list,
+    key_rule,
+    on_damage,
+    storage_option,
+    storage_options,
+)
 from wdsdist.cli.output import contents, counted, say
 from wdsdist.cli.progress import meter
 
@@ -87,6 +96,7 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
     "--compress", metavar="zst[:LEVEL]", help="Compress the shards, as .tar.zst.  [default level: 3, of 1 to 22]"
 )
 @allow_elsewhere
+@storage_option
 @click.option("--overwrite", is_flag=True, help="Replace another data set that wdsdist packed into DEST.")
 @click.option("--append", is_flag=True, help="Add the samples to the data set in DEST, as further shards.")
 @on_damage
@@ -121,6 +131,7 @@ def pack(
     my_module:make_dataset. An interrupted command goes on where it stopped when it is run again; a finished one
     returns at once.
     """
+    given["storage_options"] = storage_options()
     given["shuffle_seed"] = None if no_shuffle else "auto" if seed is None else seed
     if not splits:
         _pack_one(source, dest, given, engine, address, scope, quiet=quiet)
@@ -128,7 +139,7 @@ def pack(
     from wdsdist.packing import splits_of
     from wdsdist.storage import join
 
-    found = splits_of(source, **{name: given[name] for name in ("kind", "key", "on_error")})
+    found = splits_of(source, **{name: given[name] for name in ("kind", "key", "on_error", "storage_options")})
     first = given["classes_from"]
     for split in found:
         if not quiet:
@@ -149,7 +160,7 @@ def _with_classes(dest: str) -> str | None:
     """Return a packed data set where it has classes."""
     from wdsdist.shards.open import open as open_shards
 
-    return dest if open_shards(dest).extra.get("classes") else None
+    return dest if open_shards(dest, storage_options=storage_options()).extra.get("classes") else None
 
 
 def _pack_one(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import human
-from wdsdist.cli.options import allow_elsewhere, byte_count, opened
+from wdsdist.cli.options import allow_elsewhere, byte_count, opened, storage_option
 from wdsdist.cli.output import counted, say, say_json, spread
 from wdsdist.cli.planned import CHOICES, PlannedBatching, batch_choices, plan_batches
 
@@ -22,6 +22,29 @@ if TYPE_CHECKING:
 
 _SHOWN = 8  # samples of a batch, and shards of a rank, that are printed before they are only counted
 
+_EPOCH = (
+    click.option("--ranks", type=int, default=1, show_default=True, help="World size."),
+    click.option("--ranks-per-node", type=int, default=8, show_default=True),
+    click.option("--batch-size", type=int, default=64, show_default=True, help="Samples a batch on each rank."),
+    click.option("--epoch", type=int, default=0, show_default=True),
+    click.option("--samples-per-epoch", type=int, help="Length of an epoch.  [default: all samples once]"),
+    click.option("--seed", type=int, default=0, show_default=True),
+    click.option("--order", type=click.Choice(["shard", "sampler"]), default="shard", show_default=True),
+    click.option("--no-shuffle", is_flag=True, help="As shuffle=False."),
+    click.option("--shuffle-window", type=int, help="Samples shuffled together.  [default: 16 shards' worth]"),
+    click.option("--num-canonical-replicas", type=int, help="Lanes of the order.  [default: the world size]"),
+    click.option(
+        "--keep-tail", is_flag=True, help="Keep last batches that are not full, as drop_last=False of the loader."
+    ),
+)
+
+
+def epoch_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say how training goes through an epoch, with the names and defaults of its arguments."""
+    for option in reversed(_EPOCH):
+        command = option(command)
+    return command
+
 
 @click.command()
 @click.argument("shards", nargs=-1)
@@ -31,23 +54,12 @@ _SHOWN = 8  # samples of a batch, and shards of a rank, that are printed before 
     "--shard-bytes", metavar="SIZE", callback=byte_count, default="64MiB", show_default=True,
     help="Bytes of a shard, where SHARDS does not tell.",
 )  # fmt: skip
-@click.option("--ranks", type=int, default=1, show_default=True, help="World size.")
-@click.option("--ranks-per-node", type=int, default=8, show_default=True)
+@epoch_options
 @click.option("--workers", type=int, default=4, show_default=True, help="Loader workers of each rank.")
-@click.option("--batch-size", type=int, default=64, show_default=True, help="Samples a batch on each rank.")
-@click.option("--epoch", type=int, default=0, show_default=True)
-@click.option("--samples-per-epoch", type=int, help="Length of an epoch.  [default: all samples once]")
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--order", type=click.Choice(["shard", "sampler"]), default="shard", show_default=True)
-@click.option("--no-shuffle", is_flag=True, help="As shuffle=False.")
-@click.option("--shuffle-window", type=int, help="Samples shuffled together.  [default: 16 shards' worth]")
-@click.option("--num-canonical-replicas", type=int, help="Lanes of the order.  [default: the world size]")
-@click.option(
-    "--keep-tail", is_flag=True, help="Keep last batches that are not full, as drop_last=False of the loader."
-)
 @click.option("--rank", type=int, help="Show what this rank reads.")
 @batch_choices
 @allow_elsewhere
+@storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--plot",

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import human
+from wdsdist.cli.options import dtypes
 from wdsdist.cli.output import counted, spread
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from wdsdist.diagnostics.epoch_report import World
     from wdsdist.diagnostics.planned_report import PlannedReport, StepFigures
     from wdsdist.loader.planned_batches import BatchOptions
@@ -31,7 +34,7 @@ _OPTIONS = (
     click.option("--pack-to", type=int, help="Plan rows of so many tokens, --batch-size rows a batch."),
     click.option("--long", default="split", show_default=True, help="Those over --pack-to: split, truncate, error."),
     click.option(
-        "--dtype", "dtypes", metavar="EXT=DTYPE", multiple=True,
+        "--dtype", "dtypes", metavar="EXT=DTYPE", multiple=True, callback=dtypes,
         help="The dtype of a raw array, as decode= has it: input_ids=int32 makes the column input_ids.tokens.",
     ),
 )  # fmt: skip
@@ -108,7 +111,7 @@ class PlannedBatching:
 
 
 def plan_batches(
-    world: World, manifest: Manifest | None, *, dtypes: tuple[str, ...], **chosen: Any
+    world: World, manifest: Manifest | None, *, dtypes: dict[str, np.dtype[Any]], **chosen: Any
 ) -> PlannedBatching | None:
     """Return the report of planned batches, or ``None`` where none are asked for.
 
@@ -127,7 +130,7 @@ def plan_batches(
         return None
     if manifest is None:
         raise click.UsageError("planned batches need the lengths of samples: give SHARDS, not --shards and --samples")
-    planned = PlannedBatches(manifest, options, dict(map(_itemsize, dtypes)))
+    planned = PlannedBatches(manifest, options, {name: one.itemsize for name, one in dtypes.items()})
     planned.check_lengths()
     local = min(world.ranks_per_node, ranks)
     epoch = planned.epoch(
@@ -139,18 +142,3 @@ def plan_batches(
         block=planned.usual_block(ranks, None),
     )
     return PlannedBatching(options, *planned_report(world, epoch))
-
-
-def _itemsize(text: str) -> tuple[str, int]:
-    import numpy as np
-
-    extension, _, name = text.partition("=")
-    try:
-        size = np.dtype(name).itemsize if name else 0
-    except TypeError:
-        size = 0
-    if not size or not extension:
-        raise click.BadParameter(
-            f"{text!r} is no extension with a dtype, such as input_ids=int32", param_hint="--dtype"
-        )
-    return extension, size

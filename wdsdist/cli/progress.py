@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from wdsdist._util.validation import human
 from wdsdist.cli.output import say
@@ -14,13 +16,16 @@ from wdsdist.errors import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from wdsdist.shards.progress import ShardsProgress
+
 _INTERVAL = 5.0  # seconds between lines: a log of an hour's packing stays readable
 
 
-class Meter(Protocol):
-    """A progress display, active within a ``with`` block."""
+class Meter:
+    """A progress display, active within a ``with`` block. This one is silent."""
 
-    def __enter__(self) -> Meter: ...
+    def __enter__(self) -> Meter:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -31,13 +36,12 @@ class Meter(Protocol):
 
         ``total`` is ``None`` where it is not known yet.
         """
-        ...
 
 
 def meter(what: str, *, quiet: bool = False) -> Meter:
     """Return a progress bar for a terminal, lines for a log, or a silent meter."""
     if quiet:
-        return _Silent()
+        return Meter()
     if sys.stderr.isatty():
         from rich.console import Console
 
@@ -47,27 +51,25 @@ def meter(what: str, *, quiet: bool = False) -> Meter:
     return _Lines(what)
 
 
-class _Silent:
-    def __enter__(self) -> _Silent:
-        return self
+@contextlib.contextmanager
+def shards_meter(what: str, *, quiet: bool) -> Iterator[Callable[[ShardsProgress], None]]:
+    """Show the progress of work on shards: give the function to call with it."""
+    with meter(what, quiet=quiet) as shown:
 
-    def __exit__(self, *_: object) -> None: ...
+        def show(state: ShardsProgress) -> None:
+            note = f"{state.shards_done:,} of {state.shards:,} shards, {state.samples_done:,} samples"
+            shown.update(state.bytes_done, state.bytes, note)
 
-    def update(self, done: int, total: int | None, note: str) -> None: ...
+        yield show
 
 
-class _Lines:
+class _Lines(Meter):
     """Prints a line at most every few seconds, and one at the end."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._printed = time.monotonic()
         self._first: tuple[float, int] | None = None
-
-    def __enter__(self) -> _Lines:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
 
     def update(self, done: int, total: int | None, note: str) -> None:
         now = time.monotonic()
@@ -88,7 +90,7 @@ class _Lines:
         return f", {human(rate)}/s{left}"
 
 
-class _Bar:
+class _Bar(Meter):
     """A progress bar. It starts no thread, because packing forks its workers while it is shown."""
 
     def __init__(self, what: str, console: Console) -> None:
@@ -114,14 +116,16 @@ class _Bar:
         )
         self._task = self._progress.add_task(what, total=None, note="")
 
-    def __enter__(self) -> _Bar:
+    def __enter__(self) -> Meter:
         self._progress.start()
         return self
 
     def update(self, done: int, total: int | None, note: str) -> None:
         self._progress.update(self._task, completed=done, total=total, note=printable(note), refresh=True)
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         # An error is one line; half a bar above it would say nothing more. A bar that never moved says nothing at all.
         if kind is not None or not self._progress.tasks[0].completed:
             self._progress.live.transient = True

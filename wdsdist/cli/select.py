@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist.cli.options import allow_elsewhere, opened
+from wdsdist.cli.options import allow_elsewhere, opened, storage_option
 from wdsdist.cli.output import described, say
 from wdsdist.errors import ArgumentError, DestinationExistsError
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of --sample and --repeat.  [default: 0]")
 @click.option("--force", is_flag=True, help="Replace the view that is there.")
 @allow_elsewhere
+@storage_option
 def select(
     shards: str,
     destination: Path,
@@ -65,6 +66,7 @@ def select(
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the hash.  [default: 0]")
 @click.option("--force", is_flag=True, help="Replace the views that are there.")
 @allow_elsewhere
+@storage_option
 def split(
     shards: str, destination: Path, parts: tuple[str, ...], by: str, seed: int, force: bool, allow_elsewhere: bool
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist.cli.options import FIELDS_HELP, allow_elsewhere, field_list, opened
+from wdsdist.cli.options import FIELDS_HELP, allow_elsewhere, field_list, opened, storage_option
 from wdsdist.cli.output import contents, counted, say
 from wdsdist.cli.progress import meter
 
@@ -29,6 +29,7 @@ _DAMAGED = 1
 @click.option("--cache-dir", type=click.Path(path_type=Path), help="That cache.  [default: the user's]")
 @click.option("--workers", type=int, help="Processes that read.  [default: one for each core]")
 @allow_elsewhere
+@storage_option
 @click.option("-q", "--quiet", is_flag=True, help="Print damage only.")
 @click.pass_context
 def verify(

@@ -43,28 +43,29 @@ class _Job:
     workers: int | None
 
     @property
+    def locations(self) -> list[str]:
+        """The paths and URLs of the shards."""
+        return [self.manifest.location(number) for number in range(len(self.manifest.counts))]
+
+    @property
     def is_beside(self) -> bool:
         """Whether the files are written into the folder of all shards."""
-        return all(
-            storage.split(self.manifest.location(number))[0] == str(self.folder)
-            for number in range(len(self.manifest.counts))
-        )
+        return all(storage.split(location)[0] == str(self.folder) for location in self.locations)
 
     @property
     def names(self) -> list[str]:
         """The names of the shards in the files: relative where possible."""
-        locations = [self.manifest.location(number) for number in range(len(self.manifest.counts))]
-        return [storage.split(location)[1] for location in locations] if self.is_beside else locations
+        return [storage.split(location)[1] for location in self.locations] if self.is_beside else self.locations
 
     @property
     def paths(self) -> list[Path]:
-        locations = [self.manifest.location(number) for number in range(len(self.manifest.counts))]
-        for location in locations:
+        """The paths of the shards. Raises `StorageError` for a remote one."""
+        for location in self.locations:
             if storage.is_remote(location):
                 raise StorageError(
                     f"{storage.shown(location)} is remote: this index is made where the shards are local"
                 )
-        return [storage.local_path(location) for location in locations]
+        return [storage.local_path(location) for location in self.locations]
 
     @property
     def indexes(self) -> list[tuple[str, str]]:

@@ -23,7 +23,7 @@ one bad one says little."""
 
 @dataclass(frozen=True, slots=True)
 class ReplacedBatch:
-    """A batch on its way from a worker, with what was replaced in it; others travel as they are."""
+    """Envelope of a batch from a worker whose bad samples were replaced, with what was; other batches need none."""
 
     batch: Any
     replaced: Replaced

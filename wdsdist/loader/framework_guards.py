@@ -155,7 +155,7 @@ class AcceleratedBatches(Iterator[Any]):
 
     end_of_dataloader = False
     remainder = -1
-    """How many samples Accelerate keeps of what it gathers of the last batch; -1 for all of them."""
+    """Samples that Accelerate's `gather_for_metrics` keeps of the last batch; -1 for all."""
 
     def __init__(self, batches: EpochIterator, is_at_end: Callable[[], bool], *, non_blocking: bool) -> None:
         from accelerate.state import GradientState, PartialState

@@ -314,7 +314,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         if self._planned is None:
             return self._plan(position, here, self._config_at(position).num_samples)
         refuse_first_length()
-        return PlannedProgress(self._planned_epoch(self._planned, position, here), self._worker_dataset.block_steps)
+        return PlannedProgress(self._planned_epoch(self._planned, position, here), self._planned.block_steps)
 
     @property
     def _latest(self) -> OrderConfig:
@@ -397,8 +397,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
     def _about(self, left: PlannedProgress, here: Identity) -> EpochPlan:
         """Return about as many batches as are left of planned ones, by which memory is shared out."""
         assert self._planned is not None
-        if self._meter is None or self._meter.is_first:
-            self._planned.check_lengths()
+        self._planned.check_lengths()
         if not self._latest.num_samples:
             raise DatasetTooSmallError(f"the data set {self.dataset.manifest!r} has no samples: nothing can be read")
         return EpochPlan(

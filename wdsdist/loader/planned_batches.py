@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -15,6 +15,7 @@ from wdsdist._util.validation import check_integer
 from wdsdist.distributed.kept_count import kept_count
 from wdsdist.errors import ArgumentError, LoaderStateError, StateMismatchError
 from wdsdist.loader.checkpoint import Position
+from wdsdist.loader.worker_state import SharedNumbers
 from wdsdist.samples.packed_rows import pack_rows
 from wdsdist.sampling.block_plan import BatchRule, World
 from wdsdist.sampling.order import Order, OrderSettings
@@ -33,7 +34,6 @@ from wdsdist.shards.columns.lookup import ColumnLookup
 
 if TYPE_CHECKING:
     from wdsdist.distributed import Identity
-    from wdsdist.loader.worker_state import SharedNumbers
     from wdsdist.samples.collate import Batch
     from wdsdist.shards.manifest import Manifest
 
@@ -142,6 +142,8 @@ class PlannedBatches:
             long=options.long,
             mark_padding=options.mark_padding,
         )
+        self._is_checked = False
+        self.block_steps = BlockSteps()
 
     @classmethod
     def of(
@@ -180,11 +182,14 @@ class PlannedBatches:
         return max(1.0, float(np.concatenate(lengths).mean())) if lengths else 1.0
 
     def check_lengths(self) -> None:
-        """Raise `ArgumentError` where samples are longer than a batch may be, with how many, and the longest."""
+        """Raise `ArgumentError` where samples are longer than a batch may be, with how many, and the longest.
+
+        The pass over all lengths is made once.
+        """
         budget, how = self.options.rule.budget, self.options.oversize
         if self.options.rule.kind == "rows":
             how = "error" if self.options.long == "error" else "drop"
-        if not budget or how != "error":
+        if not budget or how != "error" or self._is_checked:
             return
         count, longest, where = 0, 0, (0, 0)
         for number in np.flatnonzero(self.manifest.counts).tolist():
@@ -194,10 +199,11 @@ class PlannedBatches:
                 longest, where = int(lengths.max()), (number, int(lengths.argmax()))
         if count:
             raise ArgumentError(self._too_long(count, longest, where))
+        self._is_checked = True
 
     def epoch(self, order: Order, *, seed: int, epoch: int, world: World, place: Place, block: int) -> PlannedEpoch:
         """Return an epoch, or what is left of it from a place on."""
-        batching = Batching(**{**_fields(self._batching), "block_samples": block})
+        batching = replace(self._batching, block_samples=block)
         return PlannedEpoch(batching=batching, order=order, world=world, key=mix_key(seed, epoch), start=place)
 
     def finisher(self) -> Finish | None:
@@ -319,10 +325,6 @@ def _ones(shards: Int64s, samples: Int64s) -> Int64s:
     return np.ones(len(shards), np.int64)
 
 
-def _fields(batching: Batching) -> dict[str, Any]:
-    return {name: getattr(batching, name) for name in Batching.__dataclass_fields__}
-
-
 # The place in an epoch: in the main process, in states, and on its way to the workers.
 
 
@@ -373,43 +375,62 @@ def _segments(text: Any) -> tuple[Segment, ...]:
     return found
 
 
-_PLACE_WIDTH = 2 + _MOST_SEGMENTS * len(Segment._fields)
-WIDTH = _PLACE_WIDTH + 1
-"""Numbers that a place and the size of its blocks take, less one."""
+_HEAD = 4
+WIDTH = _HEAD + _MOST_SEGMENTS * len(Segment._fields)
+"""Numbers that `to_numbers` returns."""
 
 
-def to_numbers(place: Place) -> list[int]:
-    """Return a place as integers, always as many, to be written to shared memory."""
-    if len(place.segments) > _MOST_SEGMENTS:
+def to_numbers(epoch: PlannedEpoch) -> list[int]:
+    """Return where an epoch starts, and how its blocks are cut and dealt, as integers for shared memory."""
+    block, segments = epoch.start
+    if len(segments) > _MOST_SEGMENTS:
         raise LoaderStateError(
             f"this epoch was resumed more than {_MOST_SEGMENTS} times within one block of batches: go back to an "
             f"earlier checkpoint, or begin the epoch anew"
         )
-    numbers = [place.block, len(place.segments), *(number for one in place.segments for number in one)]
-    return numbers + [0] * (_PLACE_WIDTH - len(numbers))
+    head = [epoch.batching.block_samples, epoch.world.per_node, block, len(segments)]
+    numbers = [*head, *(number for one in segments for number in one)]
+    return numbers + [0] * (WIDTH - len(numbers))
 
 
-def from_numbers(numbers: list[int]) -> Place:
-    """Return what `to_numbers` gave."""
+def from_numbers(numbers: list[int]) -> tuple[int, int, Place]:
+    """Return the positions of a block, the ranks of a node, and the place that `to_numbers` was given."""
+    block_samples, per_node, block, count, *rest = numbers
     width = len(Segment._fields)
-    starts = range(2, 2 + numbers[1] * width, width)
-    return Place(numbers[0], tuple(Segment(*numbers[start : start + width]) for start in starts))
+    segments = tuple(Segment(*rest[start : start + width]) for start in range(0, count * width, width))
+    return block_samples, per_node, Place(block, segments)
 
 
 class BlockSteps:
-    """The steps of the blocks that workers have planned, for the main process: it plans none itself."""
+    """The steps of the blocks that workers have planned, for the main process, which plans none itself."""
 
-    def __init__(self, make: Callable[[list[int]], SharedNumbers] | None) -> None:
-        self._numbers = None if make is None else make([0] * _RING)
+    def __init__(self) -> None:
+        self._numbers = SharedNumbers([0] * (2 * _RING + 1))  # the latest iteration; then, of blocks, whose, and steps
 
-    def tell(self, block: int, steps: int) -> None:
-        """Note a block's steps; all workers find the same."""
-        if self._numbers is not None:
-            self._numbers.put(block % _RING, steps)
+    def start(self) -> int:
+        """Return the number of another iteration; what workers still note for the one before is not mistaken for it."""
+        self._numbers.add(0, [1])
+        return self.iteration
 
-    def of(self, block: int) -> int:
-        """Return the steps of a block of which a batch has come."""
-        return 0 if self._numbers is None else self._numbers.get(block % _RING)
+    @property
+    def iteration(self) -> int:
+        """The latest iteration."""
+        return self._numbers.get(0)
+
+    def tell(self, iteration: int, block: int, steps: int) -> None:
+        """Note a block's steps; all workers of an iteration find the same."""
+        place = 1 + block % _RING * 2
+        self._numbers.put(place + 1, steps)
+        self._numbers.put(place, _tag(iteration, block))
+
+    def of(self, iteration: int, block: int) -> int | None:
+        """Return the steps of a block in an iteration, or ``None`` where no worker has reached it."""
+        place = 1 + block % _RING * 2
+        return self._numbers.get(place + 1) if self._numbers.get(place) == _tag(iteration, block) else None
+
+
+def _tag(iteration: int, block: int) -> int:
+    return iteration % 2**31 << 32 | block
 
 
 class PlannedProgress:
@@ -417,7 +438,7 @@ class PlannedProgress:
 
     def __init__(self, epoch: PlannedEpoch, steps: BlockSteps) -> None:
         self.epoch = epoch
-        self._steps = steps
+        self._steps_of = functools.partial(steps.of, steps.start())
         self._block = epoch.start.block
         self._samples = 0
         self._first = 0  # batches before that block
@@ -441,8 +462,8 @@ class PlannedProgress:
         """Return the place after so many batches; calls never go back."""
         self.batches_per_rank = batches
         while self._block < self.epoch.num_blocks and batches > self._first:
-            steps = self._steps.of(self._block)
-            if batches < self._first + steps:
+            steps = self._steps_of(self._block)
+            if steps is None or batches < self._first + steps:
                 break
             self._first += steps
             self._block += 1
@@ -455,14 +476,7 @@ class PlannedProgress:
         return Place(self._block, segments)
 
     def is_complete(self, batches: int) -> bool:
-        """Return whether an epoch may end after so many batches: blocks without a step may follow."""
-        place = self.consumed(batches)
-        if place.segments and place.block != self.epoch.start.block:
-            return False
-        return all(self._steps.of(block) == 0 for block in range(place.block, self.epoch.num_blocks)) or (
-            place.block >= self.epoch.num_blocks
-        )
-
-    def steps(self) -> Iterator[int]:
-        """Yield the steps of each block, planned here."""
-        return self.epoch.steps()
+        """Return whether an epoch ends after so many batches: only blocks without a step follow."""
+        block = self.consumed(batches).block
+        left = range(block, self.epoch.num_blocks)
+        return batches == self._first and all(self._steps_of(number) == 0 for number in left)

@@ -130,11 +130,6 @@ class EpochMeter:
         self._final: LoaderStats | None = None
         self._began = self._asked = self._latest = self._clock()
 
-    @property
-    def is_first(self) -> bool:
-        """Whether nothing was handed out so far."""
-        return not self._batches
-
     def ask(self) -> None:
         """Note that the training loop asks for the next batch."""
         self._asked = self._clock()

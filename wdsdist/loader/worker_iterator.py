@@ -17,7 +17,7 @@ from wdsdist.cache.prefetch import Prefetch
 from wdsdist.loader.bad_sample_log import BadSampleLog, ReplacedBatch
 from wdsdist.loader.ipc.channel import Channel, grouped
 from wdsdist.loader.order_config import OrderConfig
-from wdsdist.loader.planned_batches import WIDTH, BlockSteps, Finish, PlannedBatches, from_numbers, to_numbers
+from wdsdist.loader.planned_batches import WIDTH, Finish, PlannedBatches, from_numbers, to_numbers
 from wdsdist.loader.worker_state import EpochStart, SharedNumbers, WorkerCounters, enter_worker
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.block_plan import World
@@ -62,8 +62,7 @@ class WorkerDataset(IterableDataset[Any]):
         self._collate_fn = collate_fn
         self._start = SharedNumbers([0] * EpochStart.width())
         self._planned = planned
-        self._place = SharedNumbers([0] * (WIDTH + 1 if planned else 1))
-        self.block_steps = BlockSteps(SharedNumbers if planned else None)
+        self._place = SharedNumbers([0] * (WIDTH if planned else 1))
         self.channel = Channel(shared_memory=shared_memory)
         self.counters = WorkerCounters(num_workers)
 
@@ -79,8 +78,7 @@ class WorkerDataset(IterableDataset[Any]):
     def begin(self, start: EpochStart, planned: PlannedEpoch | None = None) -> None:
         """Set what the next iteration starts with, in this process and in all workers."""
         if planned is not None:
-            numbers = to_numbers(planned.start)
-            self._place.write([*numbers, planned.batching.block_samples, planned.world.per_node])
+            self._place.write(to_numbers(planned))
         self._start.write(start.numbers())
 
     def __iter__(self) -> Iterator[Any]:
@@ -106,17 +104,18 @@ class WorkerDataset(IterableDataset[Any]):
             group=start.group,
         )
         if isinstance(batches, PlannedWorkerIterator) and self._planned is not None:
-            *place, block, per_node = self._place.read()
+            block, per_node, place = from_numbers(self._place.read())
             batches.planned = self._planned.epoch(
                 self._order_config.order(batches.settings, start.epoch),
                 seed=batches.settings.seed,
                 epoch=start.epoch,
                 world=World(start.plan.num_replicas, per_node),
-                place=from_numbers(place),
+                place=place,
                 block=block,
             )
             batches.finish = self._planned.finisher()
-            batches.block_steps = self.block_steps
+            steps = self._planned.block_steps
+            batches.on_block = functools.partial(steps.tell, steps.iteration)
         if get_worker_info() is None:
             return batches.groups(self._collate_fn)
         messages = batches.messages(self._collate_fn, self.channel.sender(worker))
@@ -207,7 +206,7 @@ class WorkerIterator:
         finally:
             prefetch.close()
 
-    def _prefetching(self, uses: Iterator[Use]) -> Prefetch:
+    def _prefetching(self, uses: Iterator[Use | None]) -> Prefetch:
         epoch = self.sample_reader.epoch_members
         self._prefetch = Prefetch(
             self.cache, self.order_config.manifest, uses, room=self._room(), job=self._job(), epoch=epoch
@@ -241,13 +240,14 @@ class PlannedWorkerIterator(WorkerIterator):
     planned: PlannedEpoch | None = field(default=None, init=False)
     finish: Finish | None = field(default=None, init=False)
     """Makes a batch of samples and of the pieces of them that it has, where batches are rows."""
-    block_steps: BlockSteps | None = field(default=None, init=False)
+    on_block: Callable[[int, int], None] | None = field(default=None, init=False)
+    """Is called with each block and its steps, as it is reached."""
 
     def _made(self, collate_fn: Collate | None, deferred: bool) -> Iterator[Any]:
-        planned, steps = self.planned, self.block_steps
-        assert planned is not None and steps is not None  # noqa: PT018 - `WorkerDataset` sets both
+        planned, on_block = self.planned, self.on_block
+        assert planned is not None and on_block is not None  # noqa: PT018 - `WorkerDataset` sets both
         batches = planned.batches(
-            rank=self.rank, worker=self.worker, num_workers=self.num_workers, group=self.group, on_block=steps.tell
+            rank=self.rank, worker=self.worker, num_workers=self.num_workers, group=self.group, on_block=on_block
         )
         prefetch = None
         if self.order_config.manifest.is_copied.any():

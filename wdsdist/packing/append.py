@@ -129,7 +129,7 @@ def merged(known: Manifest, added: Manifest, job: Job, place: Place) -> Manifest
         raise DestinationExistsError(f"{place} was changed while {job.location} was appended: run the same again")
     notes = dict(known.extra)
     more = added.extra
-    for total in ("payload_bytes", "left_out", "excluded", "renamed_keys"):
+    for total in ("payload_bytes", "with_checksums", "left_out", "excluded", "renamed_keys"):
         if total in notes or total in more:
             notes[total] = notes.get(total, 0) + more.get(total, 0)
     has_labels = "cls" in notes.get("fields", ())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -17,12 +17,10 @@ from wdsdist.packing.reading import whole
 from wdsdist.packing.sources.source import (
     BrokenPayload,
     Contents,
-    LeftOut,
     Payload,
     Sample,
     Source,
     Stream,
-    is_stream,
     payload_size,
 )
 from wdsdist.samples.check import SampleCheck
@@ -37,41 +35,16 @@ _AT_ONCE = 10_000
 _REMEDY = "mend it, remove it, or leave such samples out (on_error='skip', --on-error skip)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checks:
-    """What each sample is checked for before it is written."""
-
-    fields: tuple[str, ...] | None
-    """Those that it must have, and not empty."""
-    decode: bool
-    """Whether its members must decode: those of ``fields``, or all."""
-    max_pixels: int | None = None
-
-    def of(self, samples: Iterable[Sample]) -> Iterable[Sample]:
-        """Return the samples with what is wrong with them, or as they are."""
-        return CheckedSamples(samples, self) if self else samples
-
-    def __bool__(self) -> bool:
-        return self.decode or self.fields is not None
-
-
 def joined(fields: Sequence[str] | None) -> str | None:
     """Return ``fields=`` as one text, with commas; raise `ArgumentError` for fields that cannot be."""
     Fields(fields)
     return None if fields is None else ",".join(fields)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedSamples:
-    """Some samples, checked as they are read: one that is bad has a broken member."""
-
-    samples: Iterable[Sample]
-    checks: Checks
-
-    def __iter__(self) -> Iterator[Sample]:
-        check = SampleCheck(self.checks.fields, decode=self.checks.decode, max_pixels=self.checks.max_pixels)
-        for key, members in self.samples:
-            yield key, _checked(check, key, members)
+def checked(samples: Iterable[Sample], check: SampleCheck) -> Iterator[Sample]:
+    """Yield samples, checked: one that is bad has a broken member."""
+    for key, members in samples:
+        yield key, _checked(check, key, members)
 
 
 def _checked(check: SampleCheck, key: str, members: list[tuple[str, Payload]]) -> list[tuple[str, Payload]]:
@@ -131,10 +104,10 @@ class Excluded:
 
     def without(self, source: Source | Stream) -> Source | Stream:
         """Return a source less the samples that are listed."""
-        if is_stream(source):
-            return _ExcludedStream(source, self)
-        found = cast("Source", source)
-        return replace(found, load=lambda _: self._contents(found))
+        if isinstance(source, Source):
+            return replace(source, load=lambda _: self._contents(source))
+        notes = dict(source.notes)
+        return replace(source, samples=self._rest(source.samples, notes), notes=notes)
 
     def lists(self, key: str) -> bool:
         """Say whether a sample of a source without shards is listed."""
@@ -175,36 +148,10 @@ class Excluded:
             for key, _ in contents.take(np.arange(first, min(first + _AT_ONCE, len(contents.sizes)))):
                 yield self.lists(key)
 
-
-class _ExcludedStream(Stream):
-    """A stream less the samples that are listed."""
-
-    def __init__(self, stream: Stream, excluded: Excluded) -> None:
-        self._stream = stream
-        self._excluded = excluded
-        self._count = 0
-
-    @property
-    def kind(self) -> str:
-        return self._stream.kind
-
-    @property
-    def location(self) -> str:
-        return self._stream.location
-
-    @property
-    def left_out(self) -> tuple[LeftOut, ...]:
-        return self._stream.left_out
-
-    def fingerprint(self) -> str:
-        return self._stream.fingerprint()
-
-    def extra(self) -> Mapping[str, Any]:
-        return {**self._stream.extra(), **({"excluded": self._count} if self._count else {})}
-
-    def in_order(self) -> Iterator[Sample]:
-        for sample in self._stream.in_order():
-            if self._excluded.lists(sample[0]):
-                self._count += 1
+    def _rest(self, samples: Iterable[Sample], notes: dict[str, Any]) -> Iterator[Sample]:
+        """Yield the samples that are not listed; note how many are."""
+        for sample in samples:
+            if self.lists(sample[0]):
+                notes["excluded"] = notes.get("excluded", 0) + 1
             else:
                 yield sample

@@ -7,13 +7,18 @@ are wdsdist's own.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from wdsdist._util.validation import check_integer
+from wdsdist.packing.checking import checked
 from wdsdist.packing.destination import Place
 from wdsdist.packing.plan import shard_name, shard_number
+from wdsdist.packing.reencoding import Reencoding
+from wdsdist.packing.sources.source import Sample
+from wdsdist.samples.check import SampleCheck
+from wdsdist.samples.images.limits import check_max_pixels
 from wdsdist.shards import manifest as manifests
 
 FILE_NAME = manifests.PACK_RECORD
@@ -50,6 +55,37 @@ class PackOptions:
             check_integer("max_side", self.max_side, 1)
         if self.quality is not None:
             check_integer("quality", self.quality, 1, 95)
+
+    @property
+    def has_checks(self) -> bool:
+        """Whether each sample is checked before it is written."""
+        return self.check_decode or self.fields is not None
+
+    @property
+    def reencoding(self) -> Reencoding | None:
+        """What is done to large images."""
+        if self.max_side is None or self.quality is None:
+            return None
+        return Reencoding(max_side=self.max_side, quality=self.quality, max_pixels=check_max_pixels(self.max_pixels))
+
+    def prepared(self, samples: Iterable[Sample]) -> Iterable[Sample]:
+        """Return samples as they are written: checked, and with large images made smaller."""
+        return _PreparedSamples(samples, self) if self.has_checks or self.max_side else samples
+
+
+@dataclass(frozen=True, slots=True)
+class _PreparedSamples:
+    """Some samples that are checked and changed as they are read; picklable, as they are."""
+
+    samples: Iterable[Sample]
+    options: PackOptions
+
+    def __iter__(self) -> Iterator[Sample]:
+        samples, options = self.samples, self.options
+        if options.has_checks:
+            fields = None if options.fields is None else options.fields.split(",")
+            samples = checked(samples, SampleCheck(fields, decode=options.check_decode, max_pixels=options.max_pixels))
+        yield from samples if options.reencoding is None else options.reencoding.of(samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,10 @@ from wdsdist._util.files import TEMPORARY
 from wdsdist._util.host import cpu_count
 from wdsdist._util.pools import pool
 from wdsdist.errors import WdsdistError
-from wdsdist.packing.checking import Checks
 from wdsdist.packing.destination import Place
 from wdsdist.packing.job import Job
 from wdsdist.packing.plan import PackPlan
 from wdsdist.packing.progress import PackProgress, ShowProgress
-from wdsdist.packing.reencoding import Reencoding, reencoded
 from wdsdist.packing.remote_executor import borrowed, parallelism
 from wdsdist.packing.sources.source import OnError, Source
 from wdsdist.packing.writer import WrittenShard, whole_shard, write_shard
@@ -41,10 +39,6 @@ class Writing:
     on_error: OnError
     progress: ShowProgress | None
     """Called before the first shard, after each, and every second or so while none is done."""
-    checks: Checks
-    """What samples are checked for."""
-    reencoding: Reencoding | None = None
-    """Of large images; then sizes are those before, so they are estimates."""
 
 
 def write_planned(source: Source, plan: PackPlan, place: Place, job: Job, how: Writing) -> list[WrittenShard]:
@@ -60,7 +54,7 @@ def write_planned(source: Source, plan: PackPlan, place: Place, job: Job, how: W
         lent = how.executor
         workers = how.workers or (parallelism(lent) if lent else None)
         # Only files can be read by any thread, at any time; what other sources give may be made, or decoded in order.
-        of_files = source.contents.of_files and how.reencoding is None and not how.checks
+        of_files = source.contents.of_files and job.options.max_side is None and not job.options.has_checks
         threads = _ABREAST if of_files and not lent else 1
         try:
             with borrowed(lent, place, job) if lent else pool(workers, len(missing), threads=threads) as executor:
@@ -82,9 +76,7 @@ class _Shards:
         self.place = place
         self.on_error = how.on_error
         self.progress = how.progress
-        self.checks = how.checks
-        self.reencoding = how.reencoding
-        self.compress = job.options.compress
+        self.options = job.options
         self.bytes = int(plan.sizes.sum())
         self.done: dict[int, WrittenShard] = {}
         self.samples_done = self.bytes_done = self.shown = self.left_out = 0
@@ -94,13 +86,15 @@ class _Shards:
         """Note the shards that are whole; return the numbers of the others."""
         counts, sizes = self.plan.counts.tolist(), self.plan.sizes.tolist()
         present = self.place.sizes()
+        # Of images that are made smaller, the sizes before are known.
+        are_exact = self.source.contents.has_exact_sizes and self.options.max_side is None
         for number in range(len(self.plan)):
             name = self.plan.name(number)
             kept = whole_shard(
                 self.place,
                 name,
                 found=present.get(name),
-                size=sizes[number] if self.source.contents.has_exact_sizes and self.reencoding is None else None,
+                size=sizes[number] if are_exact else None,
                 num_samples=counts[number],
                 on_error=self.on_error,
             )
@@ -116,9 +110,9 @@ class _Shards:
         running: dict[Future[WrittenShard], int] = {}
         while True:
             for number in itertools.islice(todo, ahead - len(running)):
-                samples = reencoded(self.checks.of(self.source.take(self.plan.samples(number))), self.reencoding)
-                name, root = self.plan.name(number), self.source.location
-                written = executor.submit(write_shard, self.place, name, samples, root, self.on_error, self.compress)
+                samples = self.options.prepared(self.source.take(self.plan.samples(number)))
+                name, root, compress = self.plan.name(number), self.source.location, self.options.compress
+                written = executor.submit(write_shard, self.place, name, samples, root, self.on_error, compress)
                 running[written] = number
             if not running:
                 return

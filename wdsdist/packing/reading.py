@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -60,7 +61,7 @@ def opened(payload: Payload) -> Iterator[Callable[[memoryview], int]]:
     if isinstance(payload, BrokenPayload):
         raise SourceError(payload.reason)
     if isinstance(payload, bytes):
-        yield _copier(payload)
+        yield io.BytesIO(payload).readinto
         return
     try:
         descriptor = os.open(payload.path, _FLAGS)
@@ -80,19 +81,6 @@ def whole(payload: Payload) -> bytes:
         while start < len(content):
             start += read(view[start:])
     return bytes(content)
-
-
-def _copier(data: bytes) -> Callable[[memoryview], int]:
-    done = 0
-
-    def copy(view: memoryview) -> int:
-        nonlocal done
-        piece = data[done : done + len(view)]
-        view[: len(piece)] = piece
-        done += len(piece)
-        return len(piece)
-
-    return copy
 
 
 def _reader(payload: Located, descriptor: int) -> Callable[[memoryview], int]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wdsdist._util.exif import UPRIGHT
 from wdsdist.errors import ArgumentError, DecodeError, SourceError
 from wdsdist.packing.reading import whole
 from wdsdist.packing.sources.source import BrokenPayload, Payload, Sample
@@ -64,6 +65,31 @@ class Reencoding:
             image.load()
             return data
 
+    def of(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """Yield samples with large images made smaller; what cannot be decoded becomes a broken member."""
+        for key, members in samples:
+            are_images = [_is_image(extension) for extension, _ in members]
+            yield (
+                key,
+                [
+                    (
+                        extension,
+                        self._smaller(f"{key}.{extension}", payload, sum(are_images) > 1) if is_image else payload,
+                    )
+                    for (extension, payload), is_image in zip(members, are_images, strict=True)
+                ],
+            )
+
+    def _smaller(self, name: str, payload: Payload, beside_others: bool) -> Payload:
+        try:
+            return self.apply(whole(payload), beside_others=beside_others)
+        except SourceError as error:
+            return BrokenPayload(str(error))
+        except DecodeError as error:
+            return BrokenPayload(
+                f"{name} cannot be encoded again ({error}): mend it, remove it, or pack without max_side"
+            )
+
     def _shrunk(self, image: Image.Image, data: bytes, beside_others: bool) -> bytes:
         from PIL import Image, ImageOps
 
@@ -77,7 +103,7 @@ class Reencoding:
         else:
             # A JPEG is decoded at a half, a quarter or an eighth of its size where that is still twice what is needed.
             image.thumbnail(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
-        upright = image if orientation.of_image(image) == orientation.UPRIGHT else ImageOps.exif_transpose(image)
+        upright = image if orientation.of_image(image) == UPRIGHT else ImageOps.exif_transpose(image)
         upright.info.pop("exif", None)
         upright.info.pop("xmp", None)
         buffer = io.BytesIO()
@@ -101,43 +127,6 @@ def check_options(max_side: int | None, quality: int | None, max_pixels: int | N
     except ImportError as error:
         what = "check_decode" if max_side is None else "max_side"
         raise ArgumentError(f'{what} needs a package that is not installed: pip install "wdsdist[images]"') from error
-
-
-def reencoded(samples: Iterable[Sample], reencoding: Reencoding | None) -> Iterable[Sample]:
-    """Return the samples with large images made smaller as they are read, or as they are."""
-    return samples if reencoding is None else ReencodedSamples(samples, reencoding)
-
-
-@dataclass(frozen=True, slots=True)
-class ReencodedSamples:
-    """Some samples, with large images made smaller as they are read."""
-
-    samples: Iterable[Sample]
-    reencoding: Reencoding
-
-    def __iter__(self) -> Iterator[Sample]:
-        for key, members in self.samples:
-            beside_others = sum(map(_is_image, (extension for extension, _ in members))) > 1
-            yield (
-                key,
-                [
-                    (
-                        extension,
-                        self._smaller(key, extension, payload, beside_others) if _is_image(extension) else payload,
-                    )
-                    for extension, payload in members
-                ],
-            )
-
-    def _smaller(self, key: str, extension: str, payload: Payload, beside_others: bool) -> Payload:
-        try:
-            return self.reencoding.apply(whole(payload), beside_others=beside_others)
-        except SourceError as error:
-            return BrokenPayload(str(error))
-        except DecodeError as error:
-            return BrokenPayload(
-                f"{key}.{extension} cannot be encoded again ({error}): mend it, remove it, or pack without max_side"
-            )
 
 
 def _is_image(extension: str) -> bool:

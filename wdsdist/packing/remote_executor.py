@@ -8,7 +8,7 @@ import platform
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
@@ -18,12 +18,12 @@ from wdsdist.packing import append
 from wdsdist.packing import job as jobs
 from wdsdist.packing.destination import Place
 from wdsdist.packing.job import Job
-from wdsdist.packing.sources.source import Source, Stream, is_stream
+from wdsdist.packing.sources.source import Source, Stream
 
 
 def refuse_to_travel(source: Source | Stream) -> None:
     """Raise `ArgumentError` for a source that workers elsewhere cannot be given."""
-    if is_stream(source):
+    if isinstance(source, Stream):
         raise ArgumentError(
             f"executor is given, but {source.location} is one stream of samples, which one process reads in its order: "
             f"leave executor (--engine) out, or give a data set with __len__ and __getitem__"
@@ -31,7 +31,7 @@ def refuse_to_travel(source: Source | Stream) -> None:
     if source.kind != "dataset":
         return
     try:
-        pickle.dumps(cast("Source", source).take(np.empty(0, np.int64)))
+        pickle.dumps(source.take(np.empty(0, np.int64)))
     except Exception as error:  # each class has its own
         raise ArgumentError(
             f"executor is given, but {source.location} does not pickle, so that it cannot go to the workers "

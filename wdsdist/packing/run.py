@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from wdsdist import storage
 from wdsdist._util.validation import check_bytes, check_integer
@@ -15,13 +15,13 @@ from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import append as appending
 from wdsdist.packing import job_lock as destination
 from wdsdist.packing import report, sources
-from wdsdist.packing.checking import Checks, Excluded, joined
+from wdsdist.packing.checking import Excluded, joined
 from wdsdist.packing.destination import Place
 from wdsdist.packing.job import Job, PackOptions, Record
 from wdsdist.packing.parallel import Writing, write_planned
 from wdsdist.packing.plan import PackPlan, make_plan
 from wdsdist.packing.progress import PackProgress
-from wdsdist.packing.reencoding import DEFAULT_QUALITY, Reencoding, check_options
+from wdsdist.packing.reencoding import DEFAULT_QUALITY, check_options
 from wdsdist.packing.remote_executor import refuse_to_travel
 from wdsdist.packing.sources.class_folders import known_classes
 from wdsdist.packing.sources.python import Made
@@ -29,15 +29,12 @@ from wdsdist.packing.sources.source import (
     Encode,
     LeftOut,
     OnError,
-    Packable,
     Source,
     SourceOptions,
     Stream,
-    is_stream,
 )
 from wdsdist.packing.streaming import write_in_order
 from wdsdist.packing.writer import WrittenShard
-from wdsdist.samples.images.limits import check_max_pixels
 from wdsdist.shards import index_target
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.index import tolerance_of
@@ -220,7 +217,7 @@ def pack(
     how_found: dict[str, Any] = {"on_error": on_error, "tolerance": kept, "allow_elsewhere": allow_elsewhere}
     about = SourceOptions(kind=kind, classes=known_classes(classes_from), **files, **table, **how_found)
     found = _find(source, about, place, (storage_options, source_storage_options), excluded)
-    how = Writing(workers=workers, executor=executor, on_error=on_error, progress=progress, **_changes(options))
+    how = Writing(workers=workers, executor=executor, on_error=on_error, progress=progress)
     return _run(found, place, _ordered(options, found, shuffle_seed), how, overwrite=overwrite, append=append)
 
 
@@ -244,7 +241,7 @@ def _run(
 ) -> Manifest:
     """Write the shards of a source and the index of all, or find that an earlier run did."""
     _refuse(found, place, how.executor)
-    job = Job(kind=found.kind, location=found.location, fingerprint=found.fingerprint(), options=options)
+    job = Job(kind=found.kind, location=found.location, fingerprint=found.digest, options=options)
     # Looked for before the lock is taken: a finished data set may lie where nothing can be written any more.
     if (done := _done(place, job, how, append=append)) is not None:
         return done
@@ -252,16 +249,9 @@ def _run(
         if (done := _done(place, job, how, append=append)) is not None:
             return done
         known = appending.data_set(place) if append else None
-        plan = _plan_of(found, job.options)
-        if known is None:
-            destination.claim(place, Record(job, None if plan is None else len(plan)), overwrite=overwrite)
-            shards = _write(found, place, job, how, plan)
-        else:
-            destination.tidy(place)
-            first = appending.claim(place, known, job, found.extra().get("classes"), overwrite=overwrite)
-            shards = _write(found, place, job, how, plan, first)
+        shards = _write(found, place, job, how, known, overwrite=overwrite)
         destination.tidy(place)  # a cluster goes on without a worker that was killed in the middle of a shard
-        manifest = _manifest(found, job, how, shards, place, added=known is not None)
+        manifest = _manifest(found, job, shards, place, added=known is not None)
         destination.finish(place, manifest if known is None else appending.merged(known, manifest, job, place))
     return manifests.load(place.at(manifests.FILE_NAME), place.options)
 
@@ -296,7 +286,7 @@ def _share_options(source: object, place: Place) -> bool:
 
 def _ordered(options: PackOptions, source: Source | Stream, shuffle_seed: int | str | None) -> PackOptions:
     """Return the options with the order that a source can have."""
-    if not is_stream(source):
+    if isinstance(source, Source):
         return options
     if shuffle_seed not in ("auto", None):
         raise ArgumentError(
@@ -307,20 +297,24 @@ def _ordered(options: PackOptions, source: Source | Stream, shuffle_seed: int | 
 
 
 def _write(
-    found: Source | Stream, place: Place, job: Job, how: Writing, plan: PackPlan | None, first: int = 0
+    found: Source | Stream, place: Place, job: Job, how: Writing, known: Manifest | None, *, overwrite: bool
 ) -> list[WrittenShard]:
-    """Write the shards of a source, whose first one has the number ``first``."""
-    if plan is None:
-        stream = cast("Stream", found)
-        return write_in_order(place, stream, job.options, how.on_error, how.progress, how.reencoding, how.checks, first)
-    return write_planned(cast("Source", found), replace(plan, first=first), place, job, how)
+    """Write the shards of a source: all of a data set, or what is appended to a known one."""
+    planned = found if isinstance(found, Stream) else (found, _plan_of(found, job.options))
+    first = 0
+    if known is None:
+        shards = None if isinstance(planned, Stream) else len(planned[1])
+        destination.claim(place, Record(job, shards), overwrite=overwrite)
+    else:
+        destination.tidy(place)
+        first = appending.claim(place, known, job, found.notes.get("classes"), overwrite=overwrite)
+    if isinstance(planned, Stream):
+        return write_in_order(place, planned, job.options, how.on_error, how.progress, first)
+    source, plan = planned
+    return write_planned(source, replace(plan, first=first), place, job, how)
 
 
-def _plan_of(found: Source | Stream, options: PackOptions) -> PackPlan | None:
-    """Return the plan of the shards; ``None`` for a stream, which is cut as it comes."""
-    if is_stream(found):
-        return None
-    source = cast("Source", found)
+def _plan_of(source: Source, options: PackOptions) -> PackPlan:
     return make_plan(
         source.contents.sizes,
         shuffle_seed=options.shuffle_seed,
@@ -331,21 +325,7 @@ def _plan_of(found: Source | Stream, options: PackOptions) -> PackPlan | None:
     )
 
 
-def _changes(options: PackOptions) -> dict[str, Any]:
-    """Return what is done with samples before they are written, as arguments of `Writing`."""
-    fields = None if options.fields is None else tuple(options.fields.split(","))
-    checks = Checks(fields=fields, decode=options.check_decode, max_pixels=options.max_pixels)
-    return {"checks": checks, "reencoding": _reencoding(options)}
-
-
-def _reencoding(options: PackOptions) -> Reencoding | None:
-    if options.max_side is None or options.quality is None:
-        return None
-    most = check_max_pixels(options.max_pixels)
-    return Reencoding(max_side=options.max_side, quality=options.quality, max_pixels=most)
-
-
-def _report(place: Place, source: Packable, shards: list[WrittenShard], *, added: bool) -> int:
+def _report(place: Place, source: Source | Stream, shards: list[WrittenShard], *, added: bool) -> int:
     """List the samples that were left out; return how many there are."""
     left_out: list[tuple[str | None, LeftOut]] = [(None, one) for one in source.left_out]
     left_out += [(shard.name, one) for shard in shards for one in shard.left_out]
@@ -355,10 +335,8 @@ def _report(place: Place, source: Packable, shards: list[WrittenShard], *, added
     return len(left_out)
 
 
-def _manifest(
-    source: Packable, job: Job, how: Writing, shards: list[WrittenShard], place: Place, *, added: bool
-) -> Manifest:
-    left_out = _report(place, source, shards, added=added)
+def _manifest(source: Source | Stream, job: Job, shards: list[WrittenShard], place: Place, *, added: bool) -> Manifest:
+    left_out, images = _report(place, source, shards, added=added), job.options.reencoding
     return Manifest.of(
         place.location,
         [Shard(one.name, one.num_samples, one.size, one.sha256, one.tar_size) for one in shards],
@@ -368,9 +346,10 @@ def _manifest(
             # As readers match them: in lower case.
             "fields": sorted({extension.lower() for shard in shards for extension in shard.extensions}),
             "payload_bytes": sum(shard.payload_bytes for shard in shards),
+            "with_checksums": sum(shard.has_checksums for shard in shards),
             **({"left_out": left_out} if left_out else {}),
-            **source.extra(),
-            **({"images": how.reencoding.notes()} if how.reencoding else {}),
+            **source.notes,
+            **({"images": images.notes()} if images else {}),
         },
         origin=storage.join(place.location, manifests.FILE_NAME),
     )
@@ -383,7 +362,7 @@ def _refuse(source: Source | Stream, place: Place, executor: Executor | None) ->
     if place.folder is None:
         return
     folder, root = place.folder.resolve(), Path(source.location).resolve()
-    if not is_stream(source) and folder in {Path(one).resolve() for one in cast("Source", source).folders}:
+    if isinstance(source, Source) and folder in {Path(one).resolve() for one in source.folders}:
         raise ArgumentError(f"dest {place} holds the shards to pack: choose another folder")
     # The next run would find the shards among the files to pack, and take that for another source.
     if source.kind == "folder" and (folder == root or root in folder.parents):

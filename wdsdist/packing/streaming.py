@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from wdsdist import storage
 from wdsdist.errors import SourceError
-from wdsdist.packing.checking import Checks
 from wdsdist.packing.destination import Place
 from wdsdist.packing.job import PackOptions
 from wdsdist.packing.plan import shard_name, shard_number
 from wdsdist.packing.progress import PackProgress, ShowProgress
-from wdsdist.packing.reencoding import Reencoding, reencoded
 from wdsdist.packing.sources.items import broken, refuse_again
 from wdsdist.packing.sources.source import OnError, Sample, Stream, sample_size
 from wdsdist.packing.writer import WrittenShard, index_of, summary, whole_index, write_shard
@@ -29,8 +27,6 @@ def write_in_order(
     options: PackOptions,
     on_error: OnError = "raise",
     progress: ShowProgress | None = None,
-    reencoding: Reencoding | None = None,
-    checks: Checks | None = None,
     first: int = 0,
 ) -> list[WrittenShard]:
     """Write a stream's shards one after another, the first with the number ``first``, and return them.
@@ -41,8 +37,7 @@ def write_in_order(
         SourceError: the stream fails, gives a key twice, or gives other samples than those that an earlier run wrote.
         DestinationError: the place cannot be written.
     """
-    samples = stream.in_order() if checks is None else checks.of(stream.in_order())
-    cut = _Cut(stream, reencoded(samples, reencoding), options, on_error)
+    cut = _Cut(stream, options, on_error)
     present = place.sizes()
     shards: list[WrittenShard] = []
     done = PackProgress(samples_done=0, samples=None, shards_done=0, shards=None, bytes_done=0, bytes=None)
@@ -81,11 +76,11 @@ def _later(done: PackProgress, shard: WrittenShard) -> PackProgress:
 class _Cut:
     """Deals a stream into shards: each iteration over it yields the samples of the next one."""
 
-    def __init__(self, stream: Stream, samples: Iterable[Sample], options: PackOptions, on_error: OnError) -> None:
+    def __init__(self, stream: Stream, options: PackOptions, on_error: OnError) -> None:
         self._stream = stream
         self._options = options
         self._on_error = on_error
-        self._samples = iter(samples)
+        self._samples = iter(options.prepared(stream.samples))
         self._next = next(self._samples, None)
         self._last_key: str | None = None
 

@@ -34,6 +34,8 @@ class WrittenShard:
     """Samples that it was to hold but could not."""
     tar_size: int = -1
     """Bytes of the tar in it, where it is compressed; else -1."""
+    has_checksums: bool = False
+    """Whether its index has checksums of members: one that an earlier version wrote has none."""
 
 
 def write_shard(
@@ -197,4 +199,5 @@ def summary(name: str, index: ShardIndex) -> WrittenShard:
         int(index.sizes.sum()),
         tuple(LeftOut(key, reason) for key, reason in index.left_out),
         index.size if index.stored else -1,
+        index.checksums is not None,
     )

@@ -21,7 +21,7 @@ class Problem(NamedTuple):
 
 
 class SampleCheck:
-    """Finds what is wrong with samples, in the way in which reading them would.
+    """Checker of samples: finds missing fields and members that do not decode, as reading the samples would.
 
     Args:
         fields: those that a sample must have, and not empty; as `wdsdist.StreamingDataset` takes them. By default, none

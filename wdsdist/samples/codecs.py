@@ -8,10 +8,12 @@ encoded here decodes to an equal value, but for the pixels of lossy images.
 from __future__ import annotations
 
 import gzip
+import importlib
 import io
 import json
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -191,43 +193,18 @@ def _encode_pth(value: Any) -> bytes:
     return stream.getvalue()
 
 
-def _decode_tenbin(data: bytes) -> Any:
-    from webdataset import tenbin
+# Other containers
 
-    return tenbin.decode_buffer(data)
+
+def _apply(module: str, function: str, value: Any) -> Any:
+    """Call a function of a package that is imported when it is first needed."""
+    return getattr(importlib.import_module(module), function)(value)
 
 
 def _encode_tenbin(value: Any) -> bytes:
     from webdataset import tenbin
 
     return bytes(tenbin.encode_buffer([_array(part) for part in value]))
-
-
-# Other containers
-
-
-def _decode_msgpack(data: bytes) -> Any:
-    import msgpack
-
-    return msgpack.unpackb(data)
-
-
-def _encode_msgpack(value: Any) -> bytes:
-    import msgpack
-
-    return bytes(msgpack.packb(value))
-
-
-def _decode_cbor(data: bytes) -> Any:
-    import cbor2
-
-    return cbor2.loads(data)
-
-
-def _encode_cbor(value: Any) -> bytes:
-    import cbor2
-
-    return bytes(cbor2.dumps(value))
 
 
 # Images, which `images.decode` decodes
@@ -265,10 +242,10 @@ _TABLE: list[tuple[str, Callable[[bytes], Any] | None, Callable[[Any], bytes]]] 
     ("json jsn", json.loads, _encode_json),
     ("npy", read_npy, _encode_npy),
     ("npz", decode_npz, _encode_npz),
-    ("mp msg", _decode_msgpack, _encode_msgpack),
-    ("cbor", _decode_cbor, _encode_cbor),
+    ("mp msg", partial(_apply, "msgpack", "unpackb"), partial(_apply, "msgpack", "packb")),
+    ("cbor", partial(_apply, "cbor2", "loads"), partial(_apply, "cbor2", "dumps")),
     ("pth", _decode_pth, _encode_pth),
-    ("ten tb", _decode_tenbin, _encode_tenbin),
+    ("ten tb", partial(_apply, "webdataset.tenbin", "decode_buffer"), _encode_tenbin),
     ("jpg jpeg", None, _encode_image("JPEG", quality=95)),
     ("png", None, _encode_image("PNG")),
     ("webp", None, _encode_image("WEBP", quality=95)),

@@ -140,7 +140,7 @@ def _unzip(data: bytes, level: int, most: int) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class SampleSpec:
-    """How the samples of one data set are made: its fields, decoder and transform, and what becomes of bad ones.
+    """Specification of how samples are read: their fields, decoder and transform, and the policy for bad ones.
 
     Raises `ArgumentTypeError` for a transform that cannot be called.
     """

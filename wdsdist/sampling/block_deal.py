@@ -62,10 +62,12 @@ def level(locality: Locality, lengths: Int64s, owners: Int64s, shards: Int64s, l
     counts = np.bincount(ranks, minlength=len(nodes))
     # What is left uneven within nodes moves between them only where it would not fit.
     for within, most in ((True, limit), (False, full)):
-        for giver in np.flatnonzero(loads > most).tolist():
+        givers = np.flatnonzero(loads > most).tolist()
+        parts = in_parts(lengths, ranks, len(nodes)) if givers else []
+        for giver in givers:
             near = np.flatnonzero((nodes == nodes[giver]) | (not within))
             if len(near) > 1:
-                _give_tokens(ranks, lengths, loads, counts, giver, near, most)
+                _give_tokens(ranks, lengths, loads, counts, parts[giver], near, most)
         for taker in np.flatnonzero(counts < least).tolist():
             near = np.flatnonzero((nodes == nodes[taker]) | (not within))
             _take_samples(ranks, lengths, loads, counts, taker, near, least)
@@ -73,24 +75,16 @@ def level(locality: Locality, lengths: Int64s, owners: Int64s, shards: Int64s, l
 
 
 def even(locality: Locality, owners: Int64s, shards: Int64s) -> Int64s:
-    """Return the rank of each sample such that all ranks have equally many, to within one."""
+    """Return the node of each sample such that all ranks can have equally many, to within one."""
     ranks, nodes = owners.copy(), locality.nodes
-    counts = np.bincount(ranks, minlength=len(nodes))
-    # The first ranks have one more where it cannot be even.
     goals = np.full(len(nodes), len(owners) // len(nodes))
+    # The first ranks have one more where it cannot be even.
+    counts = np.bincount(ranks, minlength=len(nodes))
     goals[np.argsort(-counts, kind="stable")[: len(owners) - int(goals.sum())]] += 1
     of_nodes = np.bincount(nodes, goals).astype(np.int64)
     if len(of_nodes) > 1:
         _between_nodes(locality, ranks, np.ones_like(owners), shards, of_nodes, of_nodes)
-        counts = np.bincount(ranks, minlength=len(nodes))
-    for giver in np.flatnonzero(counts > goals).tolist():
-        own = np.flatnonzero(ranks == giver)
-        for taker in np.flatnonzero((counts < goals) & (nodes == nodes[giver])).tolist():
-            moved, own = np.split(own, [min(counts[giver] - goals[giver], goals[taker] - counts[taker])])
-            ranks[moved] = taker
-            counts[giver] -= len(moved)
-            counts[taker] += len(moved)
-    return ranks
+    return nodes[ranks]
 
 
 def _between_nodes(
@@ -108,45 +102,62 @@ def _between_nodes(
     own = nodes[ranks]
     loads = np.bincount(own, weights, len(goals)).astype(np.int64)
     by_rank = np.bincount(ranks, weights, len(nodes))
+    offered = np.flatnonzero(loads[own] > most[own])
+    offered = offered[np.lexsort((-weights[offered], shards[offered]))]
+    starts = np.searchsorted(shards[offered], np.arange(reads.shape[1] + 1))
+    has_few = 2 * np.diff(starts) < np.diff(starts).max()
+    offers = np.zeros_like(reads)
+    offers[own[offered], shards[offered]] = True
     for taker in np.argsort(loads - goals, kind="stable").tolist():
-        need = int(goals[taker] - loads[taker])
-        excess = loads - most
-        if need <= 0 or not (excess > 0).any():
-            return
-        offered = np.flatnonzero(excess[own] > 0)
-        many = np.bincount(shards[offered], minlength=reads.shape[1])
-        is_new, has_few = ~reads[taker], 2 * many < many.max()
-        of = shards[offered]
-        offered = offered[np.lexsort((-weights[offered], of, has_few[of], is_new[of]))]
-        givers = own[offered]
-        is_given = np.zeros(len(offered), np.bool_)
-        for giver in np.flatnonzero(excess > 0).tolist():
-            mine = np.flatnonzero(givers == giver)
-            taken = weights[offered[mine]]
-            is_given[mine] = np.cumsum(taken) - taken < excess[giver]
-        moved = offered[is_given]
-        moved = moved[np.cumsum(weights[moved]) <= need]
-        loads -= np.bincount(own[moved], weights[moved], len(loads)).astype(np.int64)
-        loads[taker] += int(weights[moved].sum())
         here = np.flatnonzero(nodes == taker)
-        ranks[moved] = here[np.argmin(by_rank[here])]
-        own[moved] = taker
-        reads[taker, shards[moved]] = True
+        first = here[np.argmin(by_rank[here])]
+        found = np.flatnonzero(offers[loads > most].any(axis=0))
+        for shard in found[np.lexsort((has_few[found], ~reads[taker][found]))].tolist():
+            need = int(goals[taker] - loads[taker])
+            if need <= 0:
+                break
+            given = _given(offered[starts[shard] : starts[shard + 1]], own, weights, loads - most)
+            moved = given[np.cumsum(weights[given]) <= need]
+            if len(moved):
+                loads -= np.bincount(own[moved], weights[moved], len(loads)).astype(np.int64)
+                loads[taker] += int(weights[moved].sum())
+                ranks[moved], own[moved] = first, taker
+                reads[taker, shard] = True
+            if len(moved) < len(given):
+                break
+
+
+def _given(offered: Int64s, own: Int64s, weights: Int64s, excess: Int64s) -> Int64s:
+    """Return those of some samples that their nodes can give before they have no more than they should."""
+    offered = offered[excess[own[offered]] > 0]
+    givers = own[offered]
+    is_given = np.zeros(len(offered), np.bool_)
+    for giver in np.unique(givers).tolist():
+        taken = weights[offered[givers == giver]]
+        is_given[givers == giver] = np.cumsum(taken) - taken < excess[giver]
+    return offered[is_given]
+
+
+def in_parts(lengths: Int64s, dealt: Int64s, parts: int) -> list[Int64s]:
+    """Return the samples of each part that they are dealt to, the longest first."""
+    order = np.argsort(dealt.astype(np.min_scalar_type(parts)), kind="stable")  # of small numbers a radix sort
+    found = np.split(order, np.cumsum(np.bincount(dealt, minlength=parts))[:-1])
+    return [own[np.argsort(-lengths[own], kind="stable")] for own in found]
 
 
 def _give_tokens(
-    ranks: Int64s, lengths: Int64s, loads: Int64s, counts: Int64s, giver: int, near: Int64s, limit: int
+    ranks: Int64s, lengths: Int64s, loads: Int64s, counts: Int64s, own: Int64s, near: Int64s, limit: int
 ) -> None:
-    """Move samples of a rank that has too many tokens to those near it that have the fewest."""
-    own = np.flatnonzero(ranks == giver)
-    for sample in own[np.argsort(-lengths[own], kind="stable")].tolist():
-        excess, length = int(loads[giver]) - limit, int(lengths[sample])
-        if excess <= 0:
-            return
+    """Move samples of a rank that has too many tokens, the longest first, to those near it that have the fewest."""
+    giver, shortness = ranks[own[0]], -lengths[own]
+    place = 0
+    while loads[giver] > limit:
         # One sample that is a little longer than the excess is better than many short ones.
-        if length > 2 * excess:
-            continue
-        taker = int(near[np.argmin(loads[near])])
+        place = max(place, int(np.searchsorted(shortness, -2 * (loads[giver] - limit))))
+        if place == len(own):
+            return
+        sample, place = own[place], place + 1
+        taker, length = near[np.argmin(loads[near])], lengths[sample]
         if taker != giver and loads[taker] + length <= limit:
             ranks[sample] = taker
             loads[giver] -= length

@@ -12,9 +12,7 @@ then put into random order.
 from __future__ import annotations
 
 import functools
-import heapq
 from bisect import bisect_left, insort
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,10 +21,13 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError
-from wdsdist.sampling.block_deal import FILLED, Locality, even, level
+from wdsdist.sampling.block_deal import FILLED, Locality, even, in_parts, level
 from wdsdist.sampling.permutation import shuffled
 
 Kind = Literal["tokens", "groups", "buckets", "rows"]
+
+_FITTED = 4
+"""Samples for each bin, the shortest, that are put where they fit best when bins get full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,10 +185,8 @@ def _dropping(samples: BlockSamples, lengths: Int64s, rule: BatchRule, world: Wo
     locality = samples.locality(world)
     dealt = level(locality, lengths, samples.owners, locality.shards, steps, steps * rule.budget)
     bins = np.full(len(lengths), -1, np.int64)
-    for rank in range(ranks):
-        own = np.flatnonzero(dealt == rank)
-        own = own[np.argsort(-lengths[own], kind="stable")]
-        bins[own] = np.array(_spread(lengths[own].tolist(), steps, rule.budget, most, drops=True))
+    for own in in_parts(lengths, dealt, world.num_replicas):
+        bins[own] = _spread(lengths[own], steps, rule.budget, most, drops=True)
     kept = np.flatnonzero(bins >= 0)
     return _ordered(samples, numbers[kept], dealt[kept], bins[kept], steps, 1, world, key)
 
@@ -197,76 +196,89 @@ def _spread_all(
 ) -> Int64s | None:
     """Return the bin of each sample among those of its rank, or ``None`` where some rank's do not fit."""
     bins = np.empty(len(lengths), np.int64)
-    order = np.lexsort((-lengths, dealt))
-    cuts = np.searchsorted(dealt[order], np.arange(world.num_replicas + 1))
-    for rank in range(world.num_replicas):
-        own = order[cuts[rank] : cuts[rank + 1]]
-        listed = lengths[own].tolist()
-        found = _spread(listed, steps, budget, most) if in_batch == 1 else None
-        if found is None:
-            found = _fit(listed, steps * in_batch, budget, most, least=steps)
+    for own in in_parts(lengths, dealt, world.num_replicas):
+        found = _into_bins(lengths[own], steps * in_batch, budget, most, least=steps)
         if found is None:
             return None
         bins[own] = found
     return bins
 
 
-def _spread(lengths: list[int], bins: int, budget: int, most: int, *, drops: bool = False) -> list[int] | None:
+def _into_bins(lengths: Int64s, bins: int, budget: int, most: int, *, least: int) -> Int64s | None:
+    """Return the bin of each length, the longest first, or ``None`` where they do not fit.
+
+    Bins are like in load where each length goes into the emptiest, and full where it goes into the fullest that has
+    room. So the last ones, which are the shortest, are fitted where the bins would else be too full; where that does
+    not help, all are, but for the first, which give ``least`` bins one each.
+    """
+    for head in (len(lengths), max(least, len(lengths) - _FITTED * bins), least):
+        found = _spread(lengths[:head], bins, budget, most)
+        if found is not None:
+            loads = np.bincount(found, lengths[:head], bins).astype(np.int64)
+            rest = _fit(lengths[head:], loads, np.bincount(found, minlength=bins), budget, most)
+            if rest is not None:
+                return np.concatenate((found, rest))
+    return None
+
+
+def _spread(lengths: Int64s, bins: int, budget: int, most: int, *, drops: bool = False) -> Int64s | None:
     """Put each length, the longest first, into the emptiest bin; return their bins, or ``None`` where one is full.
 
-    With ``drops``, what fits nowhere gets -1 instead.
+    With ``drops``, what fits nowhere gets -1 instead. Lengths are put in runs: as long as the next bin is emptier than
+    those that have just got a length, each length goes into the next.
     """
-    heap = list(range(bins))  # the load of each times the number of bins, and its number
-    counts = [0] * bins
+    keys = np.arange(bins)  # the load of each times the number of bins, and its number
+    counts = np.zeros(bins, np.int64)
     limit = (budget + 1) * bins
-    found = []
-    for length in lengths:
-        if not heap:
+    found = np.full(len(lengths), -1, np.int64)
+    sizes = lengths * bins
+    first = 0
+    while first < len(lengths):
+        if most < len(lengths):
+            keys = keys[counts[keys % bins] < most]
+        keys.sort()
+        loaded = keys[: len(lengths) - first] + sizes[first : first + len(keys)]
+        goes_on = loaded < limit
+        goes_on[1:] &= keys[1 : len(loaded)] < np.minimum.accumulate(loaded)[:-1]
+        count = len(loaded) if goes_on.all() else int(goes_on.argmin())
+        if count == 0:
             if not drops:
                 return None
-            found.append(-1)
+            first += 1
             continue
-        first = heap[0]
-        loaded = first + length * bins
-        if loaded >= limit:
-            if not drops:
-                return None
-            found.append(-1)
-            continue
-        chosen = first % bins
+        chosen = keys[:count] % bins
         counts[chosen] += 1
-        if counts[chosen] < most:
-            heapq.heapreplace(heap, loaded)
-        else:
-            heapq.heappop(heap)
-        found.append(chosen)
+        found[first : first + count] = chosen
+        keys[:count] = loaded[:count]
+        first += count
     return found
 
 
-def _fit(lengths: list[int], bins: int, budget: int, most: int, *, least: int) -> list[int] | None:
-    """Put each length, the longest first, into the fullest bin that has room: as few bins as possible, but ``least``.
+def _fit(lengths: Int64s, loads: Int64s, counts: Int64s, budget: int, most: int) -> Int64s | None:
+    """Put each length, the longest first, into the fullest bin that has room.
 
-    Returns the bin of each, or ``None`` where there are too few bins.
+    Args:
+        lengths: int64 [n].
+        loads, counts: int64 [bins]: what each bin has already, in tokens and in samples.
+        budget, most: of a bin, in tokens and in samples.
+
+    Returns the bin of each, or ``None`` where some length fits nowhere.
     """
-    rooms: list[int] = []  # the room of each open bin times the number of bins, and its number; ascending
-    counts = [0] * bins
-    opened = 0
+    bins = len(loads)
+    left = (most - counts).tolist()
+    # The room of each bin times the number of bins, and its number.
+    rooms = sorted(((budget - loads) * bins + np.arange(bins))[counts < most].tolist())
     found = []
-    for length in lengths:
-        place = bisect_left(rooms, length * bins) if opened >= least else len(rooms)
-        if place < len(rooms):
-            room = rooms.pop(place)
-        elif opened < bins:
-            room = budget * bins + opened
-            opened += 1
-        else:
+    for size in (lengths * bins).tolist():
+        place = bisect_left(rooms, size)
+        if place == len(rooms):
             return None
-        chosen = room % bins
-        counts[chosen] += 1
-        if counts[chosen] < most:
-            insort(rooms, room - length * bins)
-        found.append(chosen)
-    return found
+        room = rooms.pop(place)
+        found.append(room)
+        left[room % bins] -= 1
+        if left[room % bins]:
+            insort(rooms, room - size, 0, place)
+    return np.array(found, np.int64) % bins
 
 
 # Batches of like samples.
@@ -295,7 +307,7 @@ def _in_bucket(
     samples: BlockSamples, numbers: Int64s, rule: BatchRule, locality: Locality
 ) -> tuple[Int64s, Int64s, Int64s, int] | None:
     """Return the samples of a bucket, the rank and the bin of each, and the number of bins."""
-    ranks = len(locality.nodes)
+    ranks, sizes = len(locality.nodes), np.bincount(locality.nodes)
     steps = -(-len(numbers) // (ranks * rule.most))
     if len(numbers) < ranks * steps:
         if rule.drops:
@@ -305,12 +317,16 @@ def _in_bucket(
             numbers = numbers[: ranks * steps] if len(numbers) > ranks * steps * rule.most else numbers
         else:
             numbers = np.concatenate((numbers, np.resize(numbers, ranks * steps - len(numbers))))
-    dealt = even(locality, samples.owners[numbers], locality.shards[numbers])
-    bins = np.empty(len(numbers), np.int64)
-    for rank in range(ranks):
-        own = np.flatnonzero(dealt == rank)
-        own = own[np.argsort(-samples.lengths[numbers[own]], kind="stable")]
-        bins[own] = np.arange(len(own)) * steps // max(1, len(own))
+    of_nodes = even(locality, samples.owners[numbers], locality.shards[numbers])
+    dealt, bins = np.empty((2, len(numbers)), np.int64)
+    first = 0
+    for own, size in zip(in_parts(samples.lengths[numbers], of_nodes, len(sizes)), sizes.tolist(), strict=True):
+        # Ranks of a node get like samples of each step by turns, to and fro: theirs are alike in cost.
+        steps_of = np.arange(len(own)) * steps // max(1, len(own))
+        turns, places = np.divmod(np.arange(len(own)) - np.searchsorted(steps_of, steps_of), size)
+        bins[own] = steps_of
+        dealt[own] = first + np.where(turns % 2, size - 1 - places, places)
+        first += size
     return numbers, dealt, bins, steps
 
 
@@ -340,17 +356,12 @@ def _ordered(
     # Rows are dealt to batches in turn, so that batches of a rank have like costs.
     rows, tiers = np.divmod(bins, steps)
     step = shuffled(steps, key)[tiers]
-    order = np.lexsort((numbers, rows, dealt, step))
-    bounds = np.searchsorted((step * ranks + dealt)[order], np.arange(steps * ranks + 1))
+    batch = step * ranks + dealt
+    order = np.argsort((batch * in_batch + rows) * (int(numbers.max()) + 1) + numbers)
+    bounds = np.searchsorted(batch[order], np.arange(steps * ranks + 1))
     return BlockPlan(steps, numbers[order], rows[order], bounds.astype(np.int64), ranks)
 
 
 def _empty(world: World) -> BlockPlan:
     nothing = np.zeros(0, np.int64)
     return BlockPlan(0, nothing, nothing, np.zeros(1, np.int64), world.num_replicas)
-
-
-def useful_share(plan: BlockPlan, lengths: Int64s, budget: int) -> Iterator[float]:
-    """Yield, for each step of each rank, the share of a budget that its samples fill."""
-    ends = np.concatenate(([0], np.cumsum(lengths[plan.samples])))
-    yield from ((ends[plan.bounds[1:]] - ends[plan.bounds[:-1]]) / budget).tolist()

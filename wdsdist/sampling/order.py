@@ -124,7 +124,7 @@ def epoch_order(counts: Int64s, settings: OrderSettings, epoch: int, num_samples
 
 
 class VirtualOrder:
-    """A virtual epoch: as many samples as it is long of the data set's own epochs, which follow one another.
+    """The order of a virtual epoch: a cut of a given length out of the data set's own epochs, laid end to end.
 
     It begins where the one before ended, so that each sample comes once before any comes again.
     """

@@ -7,9 +7,11 @@ as it was planned.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -66,7 +68,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
-    """How an epoch is cut into blocks, and what is known of the samples."""
+    """Configuration of planned batches: the rule that makes them, the size of blocks, and the lengths of samples."""
 
     rule: BatchRule
     lengths: Values
@@ -135,7 +137,10 @@ class PlannedEpoch:
     key: int
     """Of the seed and the epoch."""
     start: Place
-    _planned: dict[int, Block] = field(default_factory=dict, repr=False, compare=False)
+    _planned: dict[int, Future[Block]] = field(default_factory=dict, repr=False, compare=False)
+    """The block that is read, and the next one, which may be in the making."""
+    _planning: Any = field(default_factory=threading.Lock, repr=False, compare=False)
+    """Held while a block is planned, for orders and columns keep what they looked at last."""
 
     @property
     def num_samples(self) -> int:
@@ -149,12 +154,33 @@ class PlannedEpoch:
 
     def block(self, number: int) -> Block:
         """Return a block as this world plays it: of the first one, what is left."""
-        if number not in self._planned:
-            found = self._plan(number)
-            while len(self._planned) > 2:  # the one that is read, and those that are looked ahead to
-                self._planned.pop(min(self._planned))
-            self._planned[number] = found
-        return self._planned[number]
+        for before in [one for one in self._planned if one < number]:
+            del self._planned[before]
+        future = self._planned.get(number)
+        if future is None:
+            future = self._planned[number] = Future()
+            self._plan_into(number, future)
+        return future.result()
+
+    def plan_ahead(self, number: int) -> None:
+        """Plan a block in a thread, for a later call of `block`: it is the same block, only sooner there."""
+        if number < self.num_blocks and number not in self._planned:
+            self._planned[number] = Future()
+            threading.Thread(
+                target=self._plan_into, args=(number, self._planned[number]), name="wdsdist-plan", daemon=True
+            ).start()
+
+    def _is_to_come(self, number: int) -> bool:
+        """Whether a block that is not the first one is neither planned nor behind the one that is read."""
+        latest = max(self._planned, default=self.start.block)
+        return number > latest or (number > self.start.block and number == latest and not self._planned[number].done())
+
+    def _plan_into(self, number: int, future: Future[Block]) -> None:
+        try:
+            with self._planning:
+                future.set_result(self._plan(number))
+        except BaseException as error:  # it is raised where the block is asked for
+            future.set_exception(error)
 
     def steps(self) -> Iterator[int]:
         """Yield the steps of each block that is left."""
@@ -172,22 +198,29 @@ class PlannedEpoch:
     ) -> Iterator[tuple[int, PlannedBatch]]:
         """Yield the batches that one worker of one rank makes, with their numbers.
 
-        ``on_block`` is called with each block and its steps, as it is reached.
+        While those of one block are taken, a thread plans the next. ``on_block`` is called with each block and its
+        steps, as it is reached.
         """
         first = 0
         in_rows = self.batching.rule.kind == "rows"
         for number in range(self.start.block, self.num_blocks):
             block = self.block(number)
+            self.plan_ahead(number + 1)
             on_block(number, block.plan.steps)
             for step in range(block.plan.steps):
                 if (first + step) // group % num_workers == worker:
                     yield first + step, block.batch(step, rank, in_rows=in_rows, marks=self.batching.mark_padding)
             first += block.plan.steps
 
-    def uses(self, *, rank: int, batch: int = 0) -> Iterator[Use]:
-        """Yield the shards that a rank needs from a batch on, block by block, in the order of their first use."""
+    def uses(self, *, rank: int, batch: int = 0) -> Iterator[Use | None]:
+        """Yield the shards that a rank needs from a batch on, block by block, in the order of their first use.
+
+        For a block after the first, ``None`` is yielded as long as it is not planned: ask again later.
+        """
         first = 0
         for number in range(self.start.block, self.num_blocks):
+            while self._is_to_come(number):
+                yield None
             block = self.block(number)
             found: dict[int, list[int]] = {}
             for step in range(block.plan.steps):

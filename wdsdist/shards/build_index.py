@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import logging
 import os
@@ -30,26 +29,13 @@ from wdsdist.shards.index import ShardIndex, Tolerance, tolerance_of
 from wdsdist.shards.index_target import NAME_A_FOLDER
 from wdsdist.shards.manifest import Manifest, Shard, index_json, trusted_digests
 from wdsdist.shards.open import refuse_folders
+from wdsdist.shards.progress import ShardsProgress
 from wdsdist.shards.quarantine import BadEntry
 from wdsdist.shards.spellings import Location, Shards, expand
 from wdsdist.shards.tar import AUTO, FIRST_DOT, check_rule, decide, is_tar, merge
 from wdsdist.shards.unindexed import check_names, tars_below, tars_in
 
-_REMOTE_WORKERS = 16
-"""Shards that are read from a store at once: latency, not the CPU, limits the throughput there."""
-
 _log = logging.getLogger("wdsdist")
-
-
-@dataclass(frozen=True, slots=True)
-class IndexProgress:
-    """Progress of indexing."""
-
-    shards_done: int
-    shards: int
-    bytes_done: int
-    bytes: int
-    samples_done: int
 
 
 def index(
@@ -65,7 +51,7 @@ def index(
     workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
     allow_elsewhere: bool = False,
-    progress: Callable[[IndexProgress], None] | None = None,
+    progress: Callable[[ShardsProgress], None] | None = None,
 ) -> Manifest:
     """Index tars of other tools: write an index beside each, and ``index.json`` in their folder.
 
@@ -94,9 +80,10 @@ def index(
         workers: how many shards are read at once; by default one for each core, or 16 of a remote store.
         storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
         allow_elsewhere: let a list of shards in a file name what lies outside its folder.
-        progress: called with an `IndexProgress` before the first shard and after each.
+        progress: called with an `ShardsProgress` before the first shard and after each.
 
-    Returns the manifest. Where anything is raised, no ``index.json`` is written.
+    Returns the manifest. Where anything is raised, no ``index.json`` is written. Tars without a single sample are
+    indexed with a warning.
 
     Raises:
         ShardDamagedError: a tar cannot be read without losing samples.
@@ -127,7 +114,7 @@ def index(
     known = index_target.known(target, file_name, locations, options)
     before: Mapping[str, Any] = {} if known is None else known.extra
     key = _known_rule(before) if key == AUTO else key
-    with _executor(locations, workers) as executor:
+    with pool(workers, len(locations), remote=any(map(storage.is_remote, locations))) as executor:
         sizes = list(executor.map(_size, locations, [options] * len(locations)))
         sidecars = [index_target.sidecar(target, location, mirrors) for location in locations]
         places = zip(locations, sizes, sidecars, _excluding(tolerance, excluded, locations), strict=True)
@@ -263,6 +250,10 @@ def warn_of_parts(where: str, indexes: Iterable[tuple[str, ShardIndex]]) -> None
 
 def _warn(manifest: Manifest, indexes: list[tuple[str, ShardIndex]], exclude: str | os.PathLike[str] | None) -> None:
     warn_of_parts(manifest.base, indexes)
+    if not manifest.num_samples:
+        skipped = ", ".join(f"{count:,} x {what}" for what, count in manifest.extra.get("skipped", {}).items())
+        held = f"hold nothing else than {skipped}" if skipped else "are empty"
+        _log.warning("%s has no samples: its tars %s", storage.shown(manifest.base), held)
     if exclude is not None and not any(one.tolerance.excluded for _, one in indexes):
         _log.warning("%s lists no sample that is in %s", exclude, storage.shown(manifest.base))
     if scattered := manifest.extra.get("scattered"):
@@ -294,14 +285,6 @@ def _refuse_links(manifest: Manifest) -> None:
             raise DestinationError(f"{location} lies outside {storage.shown(part.base)}: {NAME_A_FOLDER}")
 
 
-def _executor(
-    locations: list[str], workers: int | None
-) -> contextlib.AbstractContextManager[concurrent.futures.Executor]:
-    if any(map(storage.is_remote, locations)):
-        return concurrent.futures.ThreadPoolExecutor(min(workers or _REMOTE_WORKERS, len(locations)))
-    return pool(workers, len(locations))
-
-
 @dataclass(frozen=True, slots=True)
 class _Job:
     """One tar to index."""
@@ -316,7 +299,7 @@ class _Job:
 
 
 def _index_all(
-    executor: concurrent.futures.Executor, jobs: list[_Job], progress: Callable[[IndexProgress], None] | None
+    executor: concurrent.futures.Executor, jobs: list[_Job], progress: Callable[[ShardsProgress], None] | None
 ) -> list[ShardIndex | ShardDamagedError]:
     """Index all tars concurrently; return the indexes in the order of the tars, or why one has none."""
     futures = {executor.submit(_index_one, job): number for number, job in enumerate(jobs)}
@@ -324,20 +307,14 @@ def _index_all(
     total = sum(job.size or 0 for job in jobs)
     bytes_done = samples_done = 0
     if progress:
-        progress(IndexProgress(0, len(jobs), 0, total, 0))
-    try:
-        for future in concurrent.futures.as_completed(futures):
-            one = found[futures[future]] = future.result()
-            if isinstance(one, ShardIndex):
-                bytes_done += one.file.size
-                samples_done += one.num_samples
-            if progress:
-                known = max(total, bytes_done)
-                progress(IndexProgress(len(found), len(jobs), bytes_done, known, samples_done))
-    except BaseException:
-        for future in futures:
-            future.cancel()
-        raise
+        progress(ShardsProgress(0, len(jobs), 0, total, 0))
+    for future in concurrent.futures.as_completed(futures):
+        one = found[futures[future]] = future.result()
+        if isinstance(one, ShardIndex):
+            bytes_done += one.file.size
+            samples_done += one.num_samples
+        if progress:
+            progress(ShardsProgress(len(found), len(jobs), bytes_done, max(total, bytes_done), samples_done))
     return [found[number] for number in range(len(jobs))]
 
 
@@ -359,10 +336,7 @@ def _index_one(job: _Job) -> ShardIndex | ShardDamagedError:
 
 
 def _save(found: ShardIndex, job: _Job) -> None:
-    if storage.is_remote(job.location):
-        index_target.write(job.sidecar, shard_index.dumps(found), job.options)
-    else:
-        scan_local.save_index(found, Path(job.sidecar))
+    index_target.write(job.sidecar, shard_index.dumps(found), job.options)
 
 
 def _by_one_rule(
@@ -405,6 +379,7 @@ def _notes(indexes: list[ShardIndex], known: Mapping[str, Any], key: str) -> dic
         payload += int(one.sizes.sum())
         skipped.update(one.skipped)
     notes: dict[str, Any] = {"source": {"kind": "tar"}, "fields": sorted(fields), "payload_bytes": payload}
+    notes["with_checksums"] = sum(one.checksums is not None for one in indexes)
     if skipped:
         notes["skipped"] = dict(sorted(skipped.items()))
     if scattered := sum(one.num_scattered for one in indexes):

@@ -35,7 +35,7 @@ def expand(
     *,
     allow_elsewhere: bool = False,
 ) -> list[str]:
-    """Expand what names shards to their locations; a path or URL of anything else stays one.
+    """Expand globs, brace patterns, ``::`` lists and list files to the locations of shards; other names stay.
 
     Args:
         shards: a path or URL; a brace pattern such as ``{00..09}.tar`` or a glob such as ``*.tar``; several joined by

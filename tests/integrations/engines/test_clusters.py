@@ -80,6 +80,7 @@ def test_an_error_of_a_worker_is_the_line_that_one_machine_gives(
     assert "shard-000002.tar" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_cluster_that_gives_up_is_an_error_and_what_is_whole_is_kept(
     source: Path, alone: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

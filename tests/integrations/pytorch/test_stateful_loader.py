@@ -22,6 +22,7 @@ from wdsdist.errors import ArgumentTypeError, DecodeError, LoaderStateError, Sta
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it
 
 TOTAL = 37
+QUICK = {(0, 1), (1, 2), (2, 1), (2, 5)}  # workers, and batches between snapshots
 Batches = list[list[int]]
 
 
@@ -72,8 +73,14 @@ def take_and_resume(shards: Path, batch_size: int, options: dict[str, Any]) -> l
     return epochs[:3]
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, 3])
-@pytest.mark.parametrize(("every", "batch_size", "persistent"), [(1, 4, False), (2, 6, True), (5, 4, True)])
+@pytest.mark.parametrize(
+    ("workers", "every", "batch_size", "persistent"),
+    [
+        pytest.param(workers, *options, marks=[] if (workers, options[0]) in QUICK else [pytest.mark.slow])
+        for workers in range(4)
+        for options in [(1, 4, False), (2, 6, True), (5, 4, True)]
+    ],
+)
 def test_a_state_after_any_batch_resumes_to_exactly_the_rest(
     ranks: Ranks, shards: Path, workers: int, every: int, batch_size: int, persistent: bool
 ) -> None:

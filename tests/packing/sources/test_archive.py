@@ -28,7 +28,7 @@ def test_an_archive_packs_to_the_same_shards_as_its_folder(tmp_path: Path, name:
     labels = {f"{key.rpartition('.')[0]}.cls": str(["Zebra", "cat", "dog"].index(key.partition("/")[0])).encode()
               for key in PHOTOS}  # fmt: skip
     assert contents(source) == {**PHOTOS, **labels}
-    assert source.extra()["classes"] == ["Zebra", "cat", "dog"]
+    assert source.notes["classes"] == ["Zebra", "cat", "dog"]
 
     expected = pack(root, tmp_path / "from-folder", shard_samples=5, workers=1)
     for workers in (1, 2, 3):

@@ -67,9 +67,7 @@ def test_what_belongs_to_no_sample_is_counted(tmp_path: Path) -> None:
     fill(tmp_path, ".git/config.txt", ".git/HEAD.txt")
     source = find(tmp_path)
     assert list(extensions(source)) == ["1"]
-    assert source.extra() == {
-        "skipped": {"hidden file": 1, "hidden folder": 1, "name without a key and an extension": 4}
-    }
+    assert source.notes == {"skipped": {"hidden file": 1, "hidden folder": 1, "name without a key and an extension": 4}}
 
 
 def test_pipes_and_sockets_are_counted_and_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +77,7 @@ def test_pipes_and_sockets_are_counted_and_never_opened(tmp_path: Path, monkeypa
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("3.txt")
         source = find(tmp_path)
-    assert source.extra() == {"skipped": {"device, pipe or socket": 2}}
+    assert source.notes == {"skipped": {"device, pipe or socket": 2}}
 
 
 def test_links_to_files_and_folders_are_followed(tmp_path: Path) -> None:
@@ -97,7 +95,7 @@ def test_links_that_lead_back_are_not_followed_for_ever(tmp_path: Path) -> None:
     (tmp_path / "b" / "a").symlink_to(tmp_path / "a")
     source = find(tmp_path)
     assert list(extensions(source)) == ["a/1", "a/b/2", "b/2", "b/a/1"]
-    assert source.extra()["skipped"]["link to a folder around it"] == 4
+    assert source.notes["skipped"]["link to a folder around it"] == 4
 
 
 def test_a_link_to_nothing_is_an_error(tmp_path: Path) -> None:
@@ -144,18 +142,18 @@ def test_stored_sizes_are_those_of_the_members_in_a_tar(tmp_path: Path) -> None:
 
 def test_the_fingerprint_stays_with_the_files_and_leaves_with_any_change(tmp_path: Path) -> None:
     root = fill(tmp_path / "here", "1.txt", "2.txt")
-    before = find(root).fingerprint()
-    assert find(root).fingerprint() == before
+    before = find(root).digest
+    assert find(root).digest == before
     moved = root.rename(tmp_path / "there")
-    assert find(moved).fingerprint() == before
+    assert find(moved).digest == before
 
     os.utime(moved / "1.txt", ns=(1, 1))
-    retimed = find(moved).fingerprint()
+    retimed = find(moved).digest
     (moved / "1.txt").write_text("longer than before")
     os.utime(moved / "1.txt", ns=(1, 1))
-    resized = find(moved).fingerprint()
+    resized = find(moved).digest
     (moved / "2.txt").rename(moved / "3.txt")
-    renamed = find(moved).fingerprint()
+    renamed = find(moved).digest
     assert len({before, retimed, resized, renamed}) == 4
 
 
@@ -173,7 +171,7 @@ class TestClassFolders:
     def test_folders_of_images_become_numbered_classes(self, tmp_path: Path) -> None:
         fill(tmp_path, "cat/1.jpg", "Zebra/x/2.PNG", "dog/1.jpg", "dog/1.txt")
         source = find(tmp_path)
-        assert source.extra() == {"classes": ["Zebra", "cat", "dog"]}
+        assert source.notes == {"classes": ["Zebra", "cat", "dog"]}
         labels = {key: dict(members)["cls"] for key, members in samples(source)}
         assert labels == {"Zebra/x/2": b"0", "cat/1": b"1", "dog/1": b"2"}
         assert extensions(source)["dog/1"] == ["cls", "jpg", "txt"]
@@ -195,16 +193,16 @@ class TestClassFolders:
     )
     def test_nothing_is_guessed_with(self, tmp_path: Path, names: tuple[str, ...]) -> None:
         source = find(fill(tmp_path, *names))
-        assert source.extra() == {}
+        assert source.notes == {}
         assert {f"{key}.{extension}" for key, found in extensions(source).items() for extension in found} == set(names)
 
     def test_they_can_be_forbidden(self, tmp_path: Path) -> None:
         source = find(fill(tmp_path, "a/1.jpg", "b/1.jpg"), class_folders=False)
-        assert source.extra() == {}
+        assert source.notes == {}
         assert extensions(source) == {"a/1": ["jpg"], "b/1": ["jpg"]}
 
     def test_they_can_be_forced_for_anything(self, tmp_path: Path) -> None:
-        assert find(fill(tmp_path, "a/1.wav"), class_folders=True).extra() == {"classes": ["a"]}
+        assert find(fill(tmp_path, "a/1.wav"), class_folders=True).notes == {"classes": ["a"]}
 
     def test_images_whose_names_hold_a_number_behind_a_dot_are_a_sample_each(self, tmp_path: Path) -> None:
         files = ("cat/cat.0.jpg", "cat/cat.1.jpg", "dog/dog.0.jpg")
@@ -231,5 +229,5 @@ class TestClassFolders:
 
     def test_they_are_part_of_the_fingerprint(self, tmp_path: Path) -> None:
         fill(tmp_path, "a/1.jpg", "b/1.jpg")
-        assert find(tmp_path).fingerprint() == find(tmp_path, class_folders=True).fingerprint()
-        assert find(tmp_path).fingerprint() != find(tmp_path, class_folders=False).fingerprint()
+        assert find(tmp_path).digest == find(tmp_path, class_folders=True).digest
+        assert find(tmp_path).digest != find(tmp_path, class_folders=False).digest

@@ -125,7 +125,7 @@ class TestNaming:
         by_prefix = find(tmp_path / "train")
         by_folder = find(tmp_path)
         assert by_file.location == by_prefix.location == by_folder.location == str(tmp_path / "train")
-        assert by_file.fingerprint() == by_prefix.fingerprint() == by_folder.fingerprint()
+        assert by_file.digest == by_prefix.digest == by_folder.digest
 
     def test_the_prefix_chooses_among_several(self, tmp_path: Path) -> None:
         write_set(tmp_path, "train", *digits(6))
@@ -159,7 +159,7 @@ class TestNaming:
     def test_files_beside_the_set_are_counted(self, tmp_path: Path) -> None:
         write_set(tmp_path, "train", *digits())
         (tmp_path / "README.md").write_text("notes")
-        assert find(tmp_path).extra() == {"skipped": {"file beside the IDX set": 1}}
+        assert find(tmp_path).notes == {"skipped": {"file beside the IDX set": 1}}
 
     def test_a_wrong_prefix_is_answered_with_the_right_ones(self, tmp_path: Path) -> None:
         write_set(tmp_path, "train", *digits())
@@ -177,10 +177,10 @@ class TestNaming:
 
     def test_the_fingerprint_follows_each_file(self, tmp_path: Path) -> None:
         write_set(tmp_path, "train", *digits())
-        found = [find(tmp_path).fingerprint()]
+        found = [find(tmp_path).digest]
         for role in ("images-idx3", "labels-idx1"):
             os.utime(tmp_path / f"train-{role}-ubyte", ns=(1, 1))
-            found.append(find(tmp_path).fingerprint())
+            found.append(find(tmp_path).digest)
         assert len(set(found)) == 3
 
 

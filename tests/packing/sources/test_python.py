@@ -125,7 +125,7 @@ class TestSizes:
 
 class TestFingerprint:
     def of(self, source: Any) -> str:
-        return find(source).fingerprint()
+        return find(source).digest
 
     @pytest.mark.parametrize("kind", [list, iter])
     def test_it_is_that_of_the_samples_not_of_the_object(self, kind: Any) -> None:
@@ -168,8 +168,7 @@ class TestNames:
 
     def test_a_function_may_be_named_too(self) -> None:
         assert (
-            find("tests.support.made:Squares", encode="tests.support.made:encode").fingerprint()
-            == find(made.squares).fingerprint()
+            find("tests.support.made:Squares", encode="tests.support.made:encode").digest == find(made.squares).digest
         )
         with pytest.raises(ArgumentError, match=r"^encode is 'encode': it must be a function, or the name of one"):
             find("tests.support.made:Squares", encode="encode")

@@ -161,10 +161,10 @@ def test_a_store_that_fails_stops_packing_and_leaves_no_sample_out(tmp_path: Pat
 
 def test_the_fingerprint_follows_the_content(store: str) -> None:
     upload(store, {"a.txt": b"1"})
-    before = find(store).fingerprint()
-    assert find(store).fingerprint() == before
+    before = find(store).digest
+    assert find(store).digest == before
     upload(store, {"a.txt": b"2"})
-    assert find(store).fingerprint() != before
+    assert find(store).digest != before
 
 
 def test_what_does_not_exist_is_said_without_secrets(store: str, server: SimpleNamespace) -> None:

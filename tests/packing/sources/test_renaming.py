@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist.packing.sources import webdataset
-from wdsdist.packing.sources.webdataset import Keys, Shards, normal
+from wdsdist.packing.sources.webdataset import Shards, packed_key, repeated_keys
 from wdsdist.shards.index import ShardIndex
 
 keys = st.lists(
     st.sampled_from(["a", "b", "ab", "a~2", "a~~2", "a~", "a~2~2", "a~02", "./a", "/b", "é", "é~2", "~2"]),
     max_size=9,
-    unique_by=lambda key: normal(key.encode()),  # a shard holds a key only once
+    unique_by=packed_key,  # a shard holds a key only once
 )
 
 
@@ -34,16 +30,14 @@ def index(of: list[str]) -> ShardIndex:
 def packed(shards: list[list[str]]) -> tuple[list[str], str]:
     """Return the keys that the samples of some shards are packed under, and what stands before the numbers."""
     indexes = [index(shard) for shard in shards]
-    found = Keys.of(indexes)
     starts = np.cumsum([0, *map(len, shards)], dtype=np.int64)
-    merged = Shards(
-        ["a.tar"] * len(shards), indexes, found.repeated(), found.separator(), starts, ["a.tar"] * len(shards)
-    )
+    paths = ["a.tar"] * len(shards)
+    merged = Shards(paths, indexes, *repeated_keys(zip(paths, indexes, strict=True)), starts, paths)
     return [key for key, *_ in merged.take(np.arange(starts[-1])).samples], merged.separator
 
 
 def expected(shards: list[list[str]], separator: str) -> list[str]:
-    of = [(number, normal(key.encode()).decode()) for number, shard in enumerate(shards, 1) for key in shard]
+    of = [(number, packed_key(key)) for number, shard in enumerate(shards, 1) for key in shard]
     assert set(separator) == {"~"}
     assert not any(separator in key for _, key in of)
     found, seen = [], set()
@@ -53,37 +47,23 @@ def expected(shards: list[list[str]], separator: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 1 << 16])
 @given(st.lists(keys, min_size=1, max_size=12))
-def test_a_key_that_an_earlier_shard_holds_carries_the_number_of_its_own(chunk: int, shards: list[list[str]]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(webdataset, "_CHUNK", chunk)
-        found, separator = packed(shards)
+def test_a_key_that_an_earlier_shard_holds_carries_the_number_of_its_own(shards: list[list[str]]) -> None:
+    found, separator = packed(shards)
     assert found == expected(shards, separator)
     assert len(set(found)) == len(found)
 
 
-def test_keys_that_all_occur_again_take_few_bytes_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_all_occur_again_take_few_bytes_each() -> None:
     import tracemalloc
 
-    monkeypatch.setattr(webdataset, "_CHUNK", 1000)  # what is hashed together takes the same for any number of keys
     indexes = [index([f"{number:08}" for number in range(50_000)]) for _ in range(2)]
     tracemalloc.start()
     try:
-        found = Keys.of(indexes).repeated()
+        found, _ = repeated_keys(("a.tar", one) for one in indexes)
         size, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert found.sum() == 50_000
     assert size / 100_000 < 2
     assert peak / 100_000 < 90
-
-
-def test_hashes_follow_each_letter_and_its_place() -> None:
-    def some() -> Iterator[str]:
-        for length in (1, 2, 3):
-            for number in range(5**length):
-                yield np.base_repr(number + 5**length, 5)[1:]
-
-    listed = list(some())
-    assert len(set(Keys.of([index(listed)]).hashes().tolist())) == len(listed)

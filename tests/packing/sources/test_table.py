@@ -53,7 +53,7 @@ def test_columns_become_members_by_the_rules(written: Any) -> None:
         "txt": '"söt", said 3\nand\tleft'.encode(),
     }
     assert "txt" not in found["000000002"]
-    assert source.extra() == {
+    assert source.notes == {
         "columns": {"image": "*", "label": "cls", "caption": "txt", "width": "json", "source": "json"}
     }
 
@@ -83,7 +83,7 @@ def test_sizes_are_exact_and_rows_come_in_any_order(written: Any) -> None:
 def test_columns_can_be_mapped(written: Any, columns: dict[str, str], wanted: set[str]) -> None:
     source = find(written(records()), columns=columns)
     assert set(members(source, [4])["000000004"]) == wanted
-    assert {name: source.extra()["columns"][name] for name in columns} == columns
+    assert {name: source.notes["columns"][name] for name in columns} == columns
 
 
 @pytest.mark.parametrize("name", ["__key__", "key", "id", "Id"])
@@ -130,11 +130,11 @@ def test_paths_of_files_that_lie_elsewhere_are_not_packed_as_texts(written: Any)
 
 def test_a_file_that_a_row_names_belongs_to_the_fingerprint(written: Any, tmp_path: Path) -> None:
     path = written(records())
-    before = find(path).fingerprint()
-    assert find(path).fingerprint() == before
-    assert find(path, columns={"image": "jpg"}).fingerprint() != before
+    before = find(path).digest
+    assert find(path).digest == before
+    assert find(path, columns={"image": "jpg"}).digest != before
     (tmp_path / "img" / "3.v2.JPG").write_bytes(b"other")
-    assert find(path).fingerprint() != before
+    assert find(path).digest != before
 
 
 def test_a_table_that_changes_after_it_was_listed_is_refused(written: Any) -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from tests.support.tars import npy_bytes
+from wdsdist.samples.images import decode
 from wdsdist.shards.columns.headers import Head, ShortError, array_layout, image_size, recording
 
 ORIENTATION = 0x0112
@@ -218,3 +219,11 @@ def test_playlists_that_name_other_files_are_not_followed(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="PyAV does not read it"):
         read(recording, text.encode())
+
+
+def test_an_orientation_of_another_type_turns_neither_the_column_nor_the_decoded_image() -> None:
+    data = image("JPEG", 40, 30, 6)
+    odd = data.replace(b"\x01\x12\0\x03\0\0\0\1\0\x06", b"\x01\x12\0\x04\0\0\0\1\0\x06")
+    assert odd != data
+    assert read(image_size, odd) == decode.image_size(odd) == (40, 30)
+    assert read(image_size, data) == decode.image_size(data) == (30, 40)

@@ -45,9 +45,15 @@ def listed(column: Column) -> list[Any]:
     return [None if gone else value for value, gone in zip(values, column.missing.tolist(), strict=True)]
 
 
+def columns(location: str, on: str, only: list[str] | None = None) -> tuple[Column, dict[str, Column]]:
+    """Return the column of a table that its rows are matched by, and the others by their names."""
+    found = list(table.parts(location, on, only))
+    return Column.joined([keys for keys, _ in found]), table.joined([(len(keys), others) for keys, others in found])
+
+
 @pytest.mark.parametrize("form", [".parquet", ".csv", ".tsv", ".jsonl", ".jsonl.gz"])
 def test_a_table_gives_its_values_whatever_its_form(tmp_path: Path, form: str) -> None:
-    keys, others = table.columns(written(tmp_path, form), "key")
+    keys, others = columns(written(tmp_path, form), "key")
     assert listed(keys) == [row["key"] for row in ROWS]
     assert {name: listed(column) for name, column in others.items()} == {
         name: [row[name] for row in ROWS] for name in ("score", "n", "when", "ok")
@@ -57,19 +63,19 @@ def test_a_table_gives_its_values_whatever_its_form(tmp_path: Path, form: str) -
 @pytest.mark.parametrize("form", [".parquet", ".csv", ".jsonl"])
 def test_only_the_columns_that_are_wanted_are_read(tmp_path: Path, form: str) -> None:
     path = written(tmp_path, form)
-    assert list(table.columns(path, "json.key", ["n"])[1]) == ["n"]
+    assert list(columns(path, "json.key", ["n"])[1]) == ["n"]
     with pytest.raises(ArgumentError, match=r"has no column 'm': it has"):
-        table.columns(path, "key", ["m"])
+        columns(path, "key", ["m"])
     with pytest.raises(ArgumentError, match=r"has no column 'uid' to match samples by: it has .*key"):
-        table.columns(path, "uid")
+        columns(path, "uid")
 
 
 def test_nested_values_have_names_with_dots_and_lists_are_left_out(tmp_path: Path) -> None:
     rows = [{"key": "a", "size": {"w": 3, "deep": {"x": "y"}}, "tags": [1]}]
     for form in (".parquet", ".jsonl"):
-        _, others = table.columns(written(tmp_path, form, rows), "key")
+        _, others = columns(written(tmp_path, form, rows), "key")
         assert {name: listed(column) for name, column in others.items()} == {"size.w": [3], "size.deep.x": ["y"]}
-        _, others = table.columns(written(tmp_path, form, rows), "key", ["size.deep.x"])
+        _, others = columns(written(tmp_path, form, rows), "key", ["size.deep.x"])
         assert list(others) == ["size.deep.x"]
 
 
@@ -86,7 +92,7 @@ def test_nested_values_have_names_with_dots_and_lists_are_left_out(tmp_path: Pat
 def test_json_lines_may_mix_types_and_lack_values(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]
 ) -> None:
-    keys, others = table.columns(written(tmp_path_factory.mktemp("table"), ".jsonl", rows), "key")
+    keys, others = columns(written(tmp_path_factory.mktemp("table"), ".jsonl", rows), "key")
     assert listed(keys) == [row["key"] for row in rows]
     expected = Column.of([row.get("v") for row in rows])
     assert others.get("v", expected).texts() == expected.texts()
@@ -98,14 +104,14 @@ def test_parts_of_a_table_are_one_after_another(tmp_path: Path, monkeypatch: pyt
     rows = [{"key": str(number), "v": {"w": number if number % 3 else None}} for number in range(7)]
     path = written(tmp_path, ".parquet", rows)
     assert [len(keys) for keys, _ in table.parts(path, "key")] == [2, 2, 2, 1]
-    keys, others = table.columns(path, "key")
+    keys, others = columns(path, "key")
     assert listed(keys) == [row["key"] for row in rows]
     assert others["v.w"].missing.tolist() == [1, 0, 0, 1, 0, 0, 1]
 
 
 def test_a_table_without_rows_has_its_columns(tmp_path: Path) -> None:
     pq.write_table(pa.table({"key": pa.array([], pa.string()), "v": pa.array([], pa.int64())}), tmp_path / "t.parquet")
-    keys, others = table.columns(str(tmp_path / "t.parquet"), "key")
+    keys, others = columns(str(tmp_path / "t.parquet"), "key")
     assert (len(keys), list(others)) == (0, ["v"])
 
 
@@ -134,19 +140,19 @@ def test_structured_arrays_are_tables(tmp_path: Path) -> None:
     array = np.array([(b"a", 1, 0.5, True), (b"b", 2, 1.5, False)], "S3,u4,f4,?")
     array.dtype.names = ("key", "n", "x", "ok")
     np.save(tmp_path / "t.npy", array)
-    keys, others = table.columns(str(tmp_path / "t.npy"), "key")
+    keys, others = columns(str(tmp_path / "t.npy"), "key")
     assert listed(keys) == ["a", "b"]
     assert {name: listed(one) for name, one in others.items()} == {"n": [1, 2], "x": [0.5, 1.5], "ok": [True, False]}
     np.save(tmp_path / "plain.npy", np.arange(3))
     with pytest.raises(ArgumentError, match="no named fields"):
-        table.columns(str(tmp_path / "plain.npy"), "key")
+        columns(str(tmp_path / "plain.npy"), "key")
 
 
 def test_a_table_at_a_url_is_read(tmp_path: Path) -> None:
     with MemoryStore({"t.parquet": Path(written(tmp_path, ".parquet")).read_bytes()}) as store:
-        assert listed(table.columns(f"{store.url}/t.parquet", "key", ["n"])[1]["n"]) == [1, 2]
+        assert listed(columns(f"{store.url}/t.parquet", "key", ["n"])[1]["n"]) == [1, 2]
         with pytest.raises(SourceNotFoundError, match=r"faulty://.*u.parquet does not exist"):
-            table.columns(f"{store.url}/u.parquet", "key")
+            columns(f"{store.url}/u.parquet", "key")
 
 
 @pytest.mark.parametrize(
@@ -164,15 +170,15 @@ def test_a_table_at_a_url_is_read(tmp_path: Path) -> None:
 def test_a_damaged_table_is_one_clear_error(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(SourceError, match=message):
-        table.columns(str(tmp_path / name), "key")
+        columns(str(tmp_path / name), "key")
 
 
 def test_pickled_arrays_are_not_loaded(tmp_path: Path) -> None:
     np.save(tmp_path / "t.npy", np.array([{"a": 1}], object), allow_pickle=True)
     with pytest.raises(SourceError, match="without objects"):
-        table.columns(str(tmp_path / "t.npy"), "key")
+        columns(str(tmp_path / "t.npy"), "key")
 
 
 def test_what_is_no_table_cannot_be_joined(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"no table that can be joined: it must end in \.parquet"):
-        table.columns(str(tmp_path / "keys.txt"), "key")
+        columns(str(tmp_path / "keys.txt"), "key")

@@ -24,12 +24,11 @@ from wdsdist.packing.sources.source import (
     Source,
     SourceOptions,
     Stream,
-    is_stream,
 )
 
 __all__ = [
     "KINDS", "Blocks", "BrokenPayload", "Candidate", "FilePayload", "OnError", "Sample", "Source", "SourceOptions",
-    "Stream", "find", "is_stream",
+    "Stream", "find",
 ]  # fmt: skip
 
 _AS_IT_LOOKS = SourceOptions()

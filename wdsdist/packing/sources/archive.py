@@ -23,16 +23,12 @@ import stat
 import struct
 import zipfile
 import zlib
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-import numpy as np
-
-from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ShardDamagedError, SourceError, StorageError
 from wdsdist.packing.sources.deferred import deferred
 from wdsdist.packing.sources.listed_source import Listed, Taken, listed_source, packable
@@ -48,7 +44,6 @@ from wdsdist.packing.sources.source import (
     Payload,
     RangePayload,
     Sample,
-    Samples,
     Source,
     SourceOptions,
 )
@@ -138,7 +133,9 @@ class Tree:
         listing = list_samples(lambda path: self._folders.pop(root + path))
         return packable(self.label, listing, folders, options, skipped=self.skipped, left_out=self.left_out)
 
-    def source(self, kind: str, options: SourceOptions, file: FileStamp, samples: Callable[[Taken], Samples]) -> Source:
+    def source(
+        self, kind: str, options: SourceOptions, file: FileStamp, samples: Callable[[Taken], Iterable[Sample]]
+    ) -> Source:
         """Return the source of an archive; ``samples`` gives the parts of the listing their data."""
         return listed_source(kind, self.label, self.listed(options), f"{kind}\0{file[1:]}", samples)
 
@@ -192,9 +189,6 @@ class TarSamples:
 
     file: FileStamp
     taken: Taken
-
-    def __len__(self) -> int:
-        return len(self.taken)
 
     def __iter__(self) -> Iterator[Sample]:
         self.file.check()
@@ -315,34 +309,36 @@ class ZipSamples:
     file: FileStamp
     taken: Taken
     """A file's place is that of its entry in the directory of the archive."""
-    entries: Int64s
-    """int64 [files, 5]: what the directory says of each, as `_zip_entries` has it."""
-
-    def __len__(self) -> int:
-        return len(self.taken)
+    entries: dict[int, zipfile.ZipInfo]
+    """Those of the samples' files, by their places."""
 
     def __iter__(self) -> Iterator[Sample]:
         self.file.check()
-        entries = dict(zip(self.taken.places or (), map(_info, *self.entries.T.tolist()), strict=True))
         with Path(self.file.path).open("rb") as stream:
-            yield from self.taken.samples(lambda name, size, place: self._payload(stream, entries[place], name, size))
+            yield from self.taken.samples(lambda name, _, place: self._payload(stream, self.entries[place], name))
 
-    def _payload(self, stream: IO[bytes], entry: zipfile.ZipInfo, name: str, size: int) -> Payload:
+    def _payload(self, stream: IO[bytes], entry: zipfile.ZipInfo, name: str) -> Payload:
+        """Return the data of a file, or where it lies, once its checksum is known to be right."""
+        size, data = entry.file_size, b""
+        is_part = entry.compress_type == zipfile.ZIP_STORED and size > _SMALL
         try:
             start = _data_offset(stream, entry.header_offset)
             stream.seek(start)
-            if entry.compress_type != zipfile.ZIP_STORED:
-                return _decompressed(stream, entry, size)
-            if size <= _SMALL:
-                data = stream.read(size)
-                crc, found = zlib.crc32(data), len(data)
-            else:
-                data, (crc, found) = b"", _checksum(stream, size)
-            if found != size or crc != entry.CRC:
-                raise zipfile.BadZipFile("its checksum is wrong")
-            return data or RangePayload(self.file.path, start, size)
+            with zipfile.ZipExtFile(stream, "r", entry) as file:  # checks the CRC, and gives no more than the size
+                if is_part:
+                    found = sum(map(len, iter(functools.partial(file.read, _SMALL), b"")))
+                else:
+                    data = file.read()
+                    found = len(data)
+            if found != size:
+                raise zipfile.BadZipFile(f"it has {found:,} bytes, but {size:,} in the directory")
         except _DAMAGE as error:
             return BrokenPayload(f"{self.file.path}/{name} is damaged ({error}): fetch the archive again", size)
+        return (
+            RangePayload(self.file.path, start, size)
+            if entry.compress_type == zipfile.ZIP_STORED and size > _SMALL
+            else data
+        )
 
 
 def find_zip(candidate: Candidate, options: SourceOptions) -> Source | None:
@@ -353,8 +349,7 @@ def find_zip(candidate: Candidate, options: SourceOptions) -> Source | None:
     file = FileStamp.of(path)
     tree = Tree(str(path), options.on_error)
     infos, start = _directory(path)
-    entries = _zip_entries(infos)
-    _check_zip(path, infos, entries, start)
+    _check_zip(path, infos, start)
     for place, info in enumerate(infos):
         name = _name(info)
         if name.endswith("/"):
@@ -365,7 +360,7 @@ def find_zip(candidate: Candidate, options: SourceOptions) -> Source | None:
             tree.add(name, info.file_size, place, _problem(info))
 
     def samples(taken: Taken) -> ZipSamples:
-        return ZipSamples(file, taken, entries[taken.places or []])
+        return ZipSamples(file, taken, {place: infos[place] for place in taken.places or ()})
 
     return tree.source("zip", options, file, samples)
 
@@ -381,44 +376,20 @@ def _directory(path: Path) -> tuple[list[zipfile.ZipInfo], int]:
         raise SourceError(f"{path} is not a zip archive, or is cut or damaged ({error}): fetch it again") from error
 
 
-def _zip_entries(infos: list[zipfile.ZipInfo]) -> Int64s:
-    """int64 [entries, 5]: header, method, flags, CRC and compressed size of each, all that reading its data takes."""
-    found = array("q")
-    for one in infos:
-        found.extend(
-            (one.header_offset, one.compress_type, one.flag_bits, one.CRC, min(one.compress_size, _MOST_BYTES))
-        )
-    return np.frombuffer(found, np.int64).reshape(-1, 5) if found else np.zeros((0, 5), np.int64)
-
-
-def _info(header: int, method: int, flags: int, crc: int, size: int) -> zipfile.ZipInfo:
-    """Return an entry as `zipfile` reads its data; its name and whole size are known elsewhere."""
-    info = zipfile.ZipInfo()
-    info.header_offset, info.compress_type, info.flag_bits, info.CRC, info.compress_size = (
-        header,
-        method,
-        flags,
-        crc,
-        size,
-    )
-    return info
-
-
-def _check_zip(path: Path, infos: list[zipfile.ZipInfo], entries: Int64s, start: int) -> None:
+def _check_zip(path: Path, infos: list[zipfile.ZipInfo], start: int) -> None:
     """Raise `SourceError` for a directory, which starts at a byte, whose entries share bytes or expand without end.
 
     Source: Fifield, "A better zip bomb" (WOOT 2019): one run of compressed bytes stands for thousands of files.
     """
-    order = np.argsort(entries[:, 0], kind="stable")
-    # At the earliest: a local header may have names and notes of any length.
-    ends = (entries[:, 0] + _LOCAL_HEADER.size + entries[:, 4])[order]
-    following = np.append(entries[order[1:], 0], start)[: len(ends)]
-    wrong = np.flatnonzero(ends > following)
-    if len(wrong):
-        raise SourceError(
-            f"{path} holds entries that share their bytes, at byte {int(following[wrong[0]]):,}, as a bomb does to "
-            f"expand without end: make the archive anew"
-        )
+    following = start
+    for info in sorted(infos, key=lambda info: info.header_offset, reverse=True):
+        # At the earliest: a local header may have names and notes of any length.
+        if info.header_offset + _LOCAL_HEADER.size + info.compress_size > following:
+            raise SourceError(
+                f"{path} holds entries that share their bytes, at byte {following:,}, as a bomb does to expand without "
+                f"end: make the archive anew"
+            )
+        following = info.header_offset
     size = path.stat().st_size
     expanded, most = sum(info.file_size for info in infos if not _problem(info)), compression.most_expanded(size)
     if expanded > most:
@@ -459,20 +430,3 @@ def _data_offset(stream: IO[bytes], header: int) -> int:
     if signature != b"PK\3\4":
         raise zipfile.BadZipFile(f"no local header at byte {header:,}")
     return header + _LOCAL_HEADER.size + int(name) + int(extra)
-
-
-def _decompressed(stream: IO[bytes], entry: zipfile.ZipInfo, size: int) -> bytes:
-    entry.file_size = size
-    with zipfile.ZipExtFile(stream, "r", entry) as file:  # checks the CRC, and gives no more than the size
-        data = file.read()
-    if len(data) != size:
-        raise zipfile.BadZipFile(f"it has {len(data):,} bytes, but {size:,} in the directory")
-    return data
-
-
-def _checksum(stream: IO[bytes], size: int) -> tuple[int, int]:
-    """Return the CRC-32 of the next bytes, and how many there are."""
-    crc = found = 0
-    while piece := stream.read(min(size - found, _SMALL)):
-        crc, found = zlib.crc32(piece, crc), found + len(piece)
-    return crc, found

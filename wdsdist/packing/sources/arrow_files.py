@@ -158,9 +158,6 @@ class ArrowRows(Rows):
     """Places of the columns that are read; the others stay empty."""
     width: int
 
-    def __len__(self) -> int:
-        return len(self.groups)
-
     def __iter__(self) -> Iterator[Row]:
         for file in self.files:
             file.check()

@@ -29,9 +29,6 @@ class FolderSamples:
     root: str
     taken: Taken
 
-    def __len__(self) -> int:
-        return len(self.taken)
-
     def __iter__(self) -> Iterator[Sample]:
         above = f"{self.root}/"
         return self.taken.samples(lambda path, size, _: FilePayload(above + path, size))

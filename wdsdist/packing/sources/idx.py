@@ -43,9 +43,6 @@ class IdxSamples:
     digits: int
     indices: list[int]
 
-    def __len__(self) -> int:
-        return len(self.indices)
-
     def __iter__(self) -> Iterator[Sample]:
         images = _load(self.images)
         labels = _load(self.labels) if self.labels else None

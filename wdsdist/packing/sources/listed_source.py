@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from wdsdist.packing.sources.class_folders import (
 )
 from wdsdist.packing.sources.listing import Listing, cut
 from wdsdist.packing.sources.scan import shown
-from wdsdist.packing.sources.source import Contents, LeftOut, Payload, Sample, Samples, Source, SourceOptions
+from wdsdist.packing.sources.source import Contents, LeftOut, Payload, Sample, Source, SourceOptions
 from wdsdist.shards.tar import (
     AUTO,
     FIRST_DOT,
@@ -60,9 +60,6 @@ class Taken:
     """What each sample's ``cls`` is to hold."""
     dots: list[int] | None = None
     """The place of the dot in each name that ends its key; by default the first."""
-
-    def __len__(self) -> int:
-        return len(self.counts)
 
     def samples(self, payload: Callable[[str, int, int], Payload]) -> Iterator[Sample]:
         """Yield the samples; ``payload`` gives a file's data for its path, its size and its place (0 in a folder)."""
@@ -160,7 +157,7 @@ def listed_source(
     location: str,
     listed: Listed,
     state: str,
-    samples: Callable[[Taken], Samples],
+    samples: Callable[[Taken], Iterable[Sample]],
     *,
     of_files: bool = False,
 ) -> Source:

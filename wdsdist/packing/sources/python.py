@@ -11,11 +11,11 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import itertools
 import math
 import os
 import re
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +30,11 @@ from wdsdist.packing.sources.source import (
     Candidate,
     Contents,
     Encode,
-    LeftOut,
     OnError,
     Sample,
     Source,
     SourceOptions,
+    Stream,
     sample_size,
 )
 
@@ -60,7 +60,7 @@ Made = Items | Iterable[Any] | Callable[[], Items | Iterable[Any]]
 """What `find` takes for a source, but for its name in a module."""
 
 
-def find(candidate: Candidate, options: SourceOptions) -> Source | IterableSource | None:
+def find(candidate: Candidate, options: SourceOptions) -> Source | Stream | None:
     """Return what an object gives, or ``None`` for a string or path that names no object.
 
     Args:
@@ -92,7 +92,7 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | IterableSourc
     if hasattr(made, "__len__") and hasattr(made, "__getitem__") and not _is_torch_iterable(made):
         return _dataset(made, location, function, options.on_error)
     if isinstance(made, Iterable):
-        return IterableSource(made, location, function, options.on_error)
+        return _stream(made, location, function, options.on_error)
     raise ArgumentTypeError(
         f"{location} is a {type(made).__name__}, which can be neither iterated over nor asked for items by number: "
         f"a data set has __len__ and __getitem__, an iterable has __iter__"
@@ -178,9 +178,6 @@ class DatasetSamples:
     items: Carried[_Items]
     indices: list[int]
 
-    def __len__(self) -> int:
-        return len(self.indices)
-
     def __iter__(self) -> Iterator[Sample]:
         items = self.items.value
         seen: set[str] = set()
@@ -230,38 +227,20 @@ def _look(carried: Carried[_Items], length: int) -> tuple[int, str]:
     return math.ceil(sum(map(sample_size, looks)) / len(looks)), digest("dataset", length, looks)
 
 
-class IterableSource:
-    """The samples of an iterable; they can be had once.
+def _stream(items: Iterable[Any], location: str, encode: Encode | None, on_error: OnError) -> Stream:
+    """Return the samples of an iterable; its first ones are made beforehand, to tell it from others.
 
-    Its first samples are made beforehand: whether a destination was packed from the same iterable is told by them.
     Raises `SourceError` for an iterable that gives none, or fails among them.
     """
-
-    kind = "iterable"
-    left_out: tuple[LeftOut, ...] = ()
-
-    def __init__(self, items: Iterable[Any], location: str, encode: Encode | None, on_error: OnError) -> None:
-        self.location = location
-        self._rest = _samples(items, ItemEncoder.of(location, encode), on_error)
-        self._first: deque[Sample] = deque()
-        left = _LOOKED_AT_BYTES
-        while len(self._first) < _LOOKS and left > 0 and (sample := next(self._rest, None)) is not None:
-            self._first.append(sample)
-            left -= sample_size(sample)
-        if not self._first:
-            raise SourceError(f"{location} gave no samples: was it iterated over before?")
-        self._fingerprint = digest(self.kind, None, self._first)
-
-    def fingerprint(self) -> str:
-        return self._fingerprint
-
-    def extra(self) -> dict[str, Any]:
-        return {}
-
-    def in_order(self) -> Iterator[Sample]:
-        while self._first:
-            yield self._first.popleft()
-        yield from self._rest
+    rest = _samples(items, ItemEncoder.of(location, encode), on_error)
+    first: list[Sample] = []
+    left = _LOOKED_AT_BYTES
+    while len(first) < _LOOKS and left > 0 and (sample := next(rest, None)) is not None:
+        first.append(sample)
+        left -= sample_size(sample)
+    if not first:
+        raise SourceError(f"{location} gave no samples: was it iterated over before?")
+    return Stream("iterable", location, digest("iterable", None, first), itertools.chain(first, rest))
 
 
 def _samples(items: Iterable[Any], encode: ItemEncoder, on_error: OnError) -> Iterator[Sample]:

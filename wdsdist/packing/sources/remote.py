@@ -37,9 +37,6 @@ class RemoteSamples:
     """Of the samples' files, by their number in the listing."""
     options: storage.StorageOptions = field(repr=False)
 
-    def __len__(self) -> int:
-        return len(self.taken)
-
     def __iter__(self) -> Iterator[Sample]:
         ahead: deque[tuple[str, list[tuple[str, bytes | Future[Payload]]]]] = deque()
         sizes: deque[int] = deque()

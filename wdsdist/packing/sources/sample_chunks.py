@@ -191,9 +191,6 @@ class ChunkRows:
     fields: tuple[_Field, ...]
     used: tuple[int, ...]
 
-    def __len__(self) -> int:
-        return len(self.located)
-
     def __iter__(self) -> Iterator[Row]:
         for file in self.files:
             file.stamp.check()

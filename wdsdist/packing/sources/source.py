@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeGuard
+from typing import Any, Literal, NamedTuple
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
@@ -66,6 +67,11 @@ def payload_size(payload: Payload) -> int:
     return len(payload) if isinstance(payload, bytes) else payload.size
 
 
+def key_digest(key: str) -> int:
+    """Return 64 bits that tell keys apart, nearly always."""
+    return int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+
+
 def sample_size(sample: Sample) -> int:
     """Return the bytes that a sample takes in a tar.
 
@@ -74,40 +80,6 @@ def sample_size(sample: Sample) -> int:
     """
     key, members = sample
     return sum(stored_size(f"{key}.{extension}", payload_size(payload)) for extension, payload in members)
-
-
-class Samples(Protocol):
-    """The samples of one shard: small, and picklable, for it travels to the process that writes the shard."""
-
-    def __iter__(self) -> Iterator[Sample]: ...
-
-
-class Packable(Protocol):
-    """What a `Source`, whose samples are numbered, and a `Stream`, whose samples come in one order, have in common."""
-
-    @property
-    def kind(self) -> str:
-        """One word, such as ``"folder"`` or ``"idx"``."""
-        ...
-
-    @property
-    def location(self) -> str:
-        """Where it lies, or its name, for messages."""
-        ...
-
-    @property
-    def left_out(self) -> tuple[LeftOut, ...]:
-        """Samples that were listed but cannot be packed; they are not among the numbered ones."""
-        ...
-
-    def fingerprint(self) -> str:
-        """Fingerprint of the source, a digest of names, sizes and times of all files: another one means that
-        the source has changed."""
-        ...
-
-    def extra(self) -> Mapping[str, Any]:
-        """Notes for ``index.json``, such as ``classes``; they name no place, so moving the source changes nothing."""
-        ...
 
 
 class Blocks(NamedTuple):
@@ -127,8 +99,9 @@ class Contents:
 
     sizes: Int64s
     """int64 [samples]: bytes that each sample takes in a tar."""
-    take: Callable[[Int64s], Samples] = field(repr=False)
-    """Returns some of the samples, by their numbers; it may hold credentials."""
+    take: Callable[[Int64s], Iterable[Sample]] = field(repr=False)
+    """Returns some of the samples, by their numbers: small, and picklable, for it travels to the process that writes
+    them. It may hold credentials."""
     has_exact_sizes: bool = True
     """Whether sizes are known, or else estimated: the same each time, but known only when written."""
     notes: Mapping[str, Any] = field(default_factory=dict)
@@ -169,31 +142,31 @@ class Source:
     def left_out(self) -> tuple[LeftOut, ...]:
         return self.contents.left_out
 
+    @property
+    def notes(self) -> Mapping[str, Any]:
+        return self.contents.notes
+
     def __len__(self) -> int:
         return len(self.contents.sizes)
 
-    def fingerprint(self) -> str:
-        return self.digest
-
-    def extra(self) -> Mapping[str, Any]:
-        return self.contents.notes
-
-    def take(self, indices: Int64s) -> Samples:
+    def take(self, indices: Int64s) -> Iterable[Sample]:
         """Return some of the samples, by their numbers."""
         return self.contents.take(indices)
 
 
-class Stream(Packable, Protocol):
+@dataclass(frozen=True, eq=False)
+class Stream:
     """Samples that can be had once and in one order only; how many, shows when they end."""
 
-    def in_order(self) -> Iterator[Sample]:
-        """Yield the samples: the same ones, in the same order, from each stream of the same source."""
-        ...
-
-
-def is_stream(source: Packable) -> TypeGuard[Stream]:
-    """Say whether samples can be had in one order only."""
-    return not isinstance(source, Source)
+    kind: str
+    location: str
+    """Its name, for messages."""
+    digest: str
+    """Of its first samples: whether a destination was packed from the same stream is told by them."""
+    samples: Iterator[Sample] = field(repr=False)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """For ``index.json``, once the samples have ended."""
+    left_out: tuple[LeftOut, ...] = ()
 
 
 class FileStamp(NamedTuple):

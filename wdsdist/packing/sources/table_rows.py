@@ -19,7 +19,7 @@ from wdsdist.errors import EncodeError, SourceError
 from wdsdist.packing.sources.columns import Column, Layout, suffix
 from wdsdist.packing.sources.items import broken, numbered
 from wdsdist.packing.sources.paths import Finder, Root
-from wdsdist.packing.sources.source import FilePayload, LeftOut, OnError, Payload, Sample, payload_size
+from wdsdist.packing.sources.source import FilePayload, LeftOut, OnError, Payload, Sample, key_digest, payload_size
 from wdsdist.samples.codecs import encode
 from wdsdist.shards.tar import split_name, stored_size
 
@@ -43,8 +43,6 @@ class _Loose(str):
 class Rows(Protocol):
     """Some rows of a table: small, and picklable."""
 
-    def __len__(self) -> int: ...
-
     def __iter__(self) -> Iterator[Row]: ...
 
     def place(self, number: int) -> str:
@@ -67,9 +65,6 @@ class RowSamples:
     """Numbers of the rows in the table."""
     file_sizes: Int64s
     """int64 [members that are files, rows]: bytes of each file that a row has when listed, then -1."""
-
-    def __len__(self) -> int:
-        return len(self.indices)
 
     def __iter__(self) -> Iterator[Sample]:
         finder = self.root.finder()
@@ -136,7 +131,7 @@ class TableListing:
                 )
             )
             if layout.key is not None:
-                self.keys.append(_hash(key))
+                self.keys.append(key_digest(key))
 
     def stored_sizes(self) -> Int64s:
         """int64 [rows]: bytes that each takes in a tar."""
@@ -178,7 +173,7 @@ class TableListing:
         first: dict[str, int] = {}
         for index, row in enumerate(rows() if twice else ()):
             key = _text_key(self.layout, row)
-            if _hash(key) not in twice or index in self.wrong:
+            if key_digest(key) not in twice or index in self.wrong:
                 continue
             if key in first:
                 error = SourceError(
@@ -201,11 +196,6 @@ class TableListing:
         relative = os.path.relpath(path, root) if path.startswith(root + os.sep) else path
         self.state.update(f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
         return FilePayload(path, status.st_size)
-
-
-def _hash(key: str) -> int:
-    """Return 64 bits that tell keys apart, nearly always."""
-    return int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
 def _members(layout: Layout, row: Row, finder: Finder) -> Iterator[tuple[str, bytes | str | Length]]:

@@ -55,9 +55,6 @@ class TextRows(Rows):
     """Of the rows, as messages count them."""
     texts: list[list[str]]
 
-    def __len__(self) -> int:
-        return len(self.texts)
-
     def __iter__(self) -> Iterator[Row]:
         for number, row in enumerate(self.texts):
             yield row if self.names is None else _values(row[0], self.names, self.place(number))

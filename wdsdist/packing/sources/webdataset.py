@@ -9,11 +9,13 @@ share a shard.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist import cache, storage
-from wdsdist._util.array_types import Int64s, Uint64s
+from wdsdist._util.array_types import Int64s
 from wdsdist._util.pools import pool
 from wdsdist.errors import (
     IndexFormatError,
@@ -41,8 +43,8 @@ from wdsdist.packing.sources.source import (
     Sample,
     Source,
     SourceOptions,
+    key_digest,
 )
-from wdsdist.sampling.permutation import mix_key, mix_keys
 from wdsdist.shards import foreign_notes, spellings, unindexed
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
@@ -50,11 +52,18 @@ from wdsdist.shards import scan_local as tarindex
 from wdsdist.shards.build_index import warn_of_parts
 from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
 from wdsdist.shards.manifest import Manifest, Shard
-from wdsdist.shards.tar import BLOCK, FIRST_DOT, PLAIN_NAME, SIZE_LIMIT, escaped, is_member_at, is_tar, stored_size
+from wdsdist.shards.tar import (
+    BLOCK,
+    FIRST_DOT,
+    PLAIN_NAME,
+    SIZE_LIMIT,
+    escaped,
+    is_member_at,
+    is_tar,
+    is_text,
+    stored_size,
+)
 from wdsdist.shards.views import view_file
-
-_CHUNK = 1 << 16  # keys that are looked at together
-_REPEATED = mix_key(int.from_bytes(b"keys", "big"), 0)
 
 # What lies beside shards and is none: indexes of many tools, tables, counts and notes.
 _BESIDE = re.compile(
@@ -63,89 +72,12 @@ _BESIDE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Keys:
-    """The keys of all samples, as they are packed: without leading ``./`` and slashes."""
-
-    letters: npt.NDArray[np.uint8]
-    """uint8: UTF-8, and what is left out, one after another."""
-    starts: Int64s
-    """int64 [samples]: where each key starts."""
-    stops: Int64s
-    """int64 [samples]: and ends."""
-
-    @classmethod
-    def of(cls, indexes: Iterable[ShardIndex]) -> Keys:
-        """Return the keys of some shards, in order."""
-        listed = list(indexes)
-        letters = np.concatenate([np.empty(0, np.uint8), *(index.key_bytes for index in listed)])
-        lengths = np.concatenate([np.empty(0, np.int64), *(np.diff(index.key_starts) for index in listed)])
-        stops = np.cumsum(lengths)
-        keys = cls(letters, stops - lengths, stops)
-        for number in np.flatnonzero(np.isin(letters[keys.starts], np.frombuffer(b"./", np.uint8))).tolist():
-            keys.starts[number] += lengths[number] - len(normal(keys.key(number)))
-        return keys
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def key(self, number: int) -> bytes:
-        """Return one key, in UTF-8."""
-        return self.letters[self.starts[number] : self.stops[number]].tobytes()
-
-    def holding(self, letters: bytes) -> Int64s:
-        """int64: the keys in which some ASCII letters follow one another, and perhaps a few more."""
-        last = max(len(self.letters) - len(letters) + 1, 0)
-        found = np.ones(last, np.bool_)
-        for place in range(len(letters)):
-            found &= self.letters[place : place + last] == letters[place]
-        return np.unique(np.searchsorted(self.stops, np.flatnonzero(found), side="right"))
-
-    def beyond_ascii(self) -> Int64s:
-        """int64: the keys with other letters than those of ASCII."""
-        highest = np.maximum.reduceat(self.letters, self.starts) if len(self) else self.letters
-        return np.flatnonzero(highest > 127)
-
-    def hashes(self) -> Uint64s:
-        """uint64 [samples]: equal for equal keys, and different for others, nearly always."""
-        found = np.empty(len(self), np.uint64)
-        for first in range(0, len(self), _CHUNK):
-            part = slice(first, first + _CHUNK)
-            starts, counts = self.starts[part], self.stops[part] - self.starts[part]
-            before = np.cumsum(counts) - counts
-            places = np.arange(int(counts.sum())) - np.repeat(before, counts)
-            letters = self.letters[np.repeat(starts, counts) + places]
-            found[part] = np.add.reduceat(mix_keys(_REPEATED, places, letters), before)
-        return found
-
-    def repeated(self) -> npt.NDArray[np.bool_]:
-        """bool [samples]: whether an earlier sample has the same key.
-
-        Of ten million keys, one may be taken for another in some 100,000 data sets: it is renamed in vain.
-        """
-        hashes = self.hashes()
-        order = np.argsort(hashes, kind="stable")
-        found = np.zeros(len(self), np.bool_)
-        found[order[1:]] = hashes[order[1:]] == hashes[order[:-1]]
-        return found
-
-    def separator(self) -> str:
-        """Return what stands between a key and a number: ``~``, or so many of them that no key holds it yet."""
-        found = "~"
-        while len(self.holding(found.encode())):
-            found += "~"
-        return found
-
-
 @dataclass(frozen=True, slots=True)
 class ShardSamples:
     """Some samples of WebDataset shards."""
 
     samples: list[tuple[str, str, str, list[tuple[str, int, int]]]]
     """Key, key in the shard, path of the shard, and (extension, offset, size) of each member."""
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
     def __iter__(self) -> Iterator[Sample]:
         for key, stored_key, path, members in self.samples:
@@ -214,8 +146,7 @@ class Shards:
         shard = int(np.searchsorted(self.starts, number, side="right")) - 1
         index, place = self.indexes[shard], number - int(self.starts[shard])
         stored = index.key(place)
-        key = normal(stored.encode("utf-8", "surrogateescape")).decode()
-        key = escaped(key) if self.escape else key
+        key = packed_key(stored, escape=self.escape)
         if self.repeated[number]:
             key += f"{self.separator}{shard + 1}"
         return key, stored, self.paths[shard], index.members(place)
@@ -323,16 +254,18 @@ def _source(manifest: Manifest, options: SourceOptions) -> Source:
     escape = manifest.key_rule != FIRST_DOT
     if escape:
         notes["source_key_rule"] = manifest.key_rule
-    keys = Keys.of(map(_escaped, indexes) if escape else indexes)
-    _check(keys, paths, starts)
     folders = frozenset(storage.split(manifest.location(number))[0] for number in shards)
     state = hashlib.sha256(f"webdataset\n{sorted(notes.items())}\n".encode())
     for index in indexes:
         state.update(f"{index.num_samples}\0{index.size}\0{index.sha256}\n".encode())
     if manifest.whole is not manifest:
         state.update(manifest.fingerprint.encode())
-    of_shards = Shards(paths, indexes, keys.repeated(), keys.separator(), starts, names, escape, tuple(left_out))
-    return Source("webdataset", location, state.hexdigest(), lambda _: of_shards.contents(notes), folders)
+
+    def load(_: Source) -> Contents:
+        renamed = repeated_keys(zip(paths, indexes, strict=True), escape=escape)
+        return Shards(paths, indexes, *renamed, starts, names, escape, tuple(left_out)).contents(notes)
+
+    return Source("webdataset", location, state.hexdigest(), load, folders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,17 +320,6 @@ def _index_of(job: _Job) -> ShardIndex | ShardDamagedError:
     return index
 
 
-def _escaped(index: ShardIndex) -> ShardIndex:
-    """Return an index with its keys as they are packed."""
-    keys = [index.key(sample) for sample in range(index.num_samples)]
-    found = [escaped(key).encode("utf-8", "surrogateescape") for key in keys]
-    return replace(
-        index,
-        key_starts=np.cumsum([0, *map(len, found)], dtype=np.int64),
-        key_bytes=np.frombuffer(b"".join(found), np.uint8),
-    )
-
-
 def _chosen(manifest: Manifest, number: int, index: ShardIndex) -> ShardIndex:
     """Return the index of the samples that a view has of a shard. Raises `SourceError` where one is repeated."""
     if manifest.picks is None:
@@ -444,22 +366,6 @@ def _odd_samples(index: ShardIndex, longer: Int64s) -> Int64s:
     return np.flatnonzero(odd)
 
 
-def _check(keys: Keys, paths: list[str], starts: Int64s) -> None:
-    """Raise `SourceError` for the first key that cannot be that of a file."""
-    for number in np.union1d(keys.holding(b".."), keys.beyond_ascii()).tolist():
-        key = keys.key(number)
-        shown = key.decode(errors="backslashreplace")
-        path = paths[int(np.searchsorted(starts, number, side="right")) - 1]
-        if b".." in re.split(rb"[/\\]", key):
-            raise SourceError(f"{path} holds sample {shown!r}, whose key leads out of the folder: rename it")
-        try:
-            key.decode()
-        except UnicodeDecodeError as error:
-            raise SourceError(
-                f"{path} holds sample {shown!r}, whose key is not UTF-8: pack it as an archive"
-            ) from error
-
-
 def _is_there(path: str, offset: int, name: str, size: int) -> bool:
     """Say whether a member lies at an offset, by its headers."""
     try:
@@ -470,12 +376,50 @@ def _is_there(path: str, offset: int, name: str, size: int) -> bool:
         return True  # reading the data says what is wrong
 
 
-def normal(key: bytes) -> bytes:
-    """Return a key without leading ``./`` and slashes, as packing writes keys.
+def repeated_keys(
+    shards: Iterable[tuple[str, ShardIndex]], *, escape: bool = False
+) -> tuple[npt.NDArray[np.bool_], str]:
+    """Return which samples have the key of an earlier one, and what stands between such a key and a shard's number.
 
-    >>> normal(b".//./a/./b"), normal(b".a")
-    (b'a/./b', b'.a')
+    That is ``~``, or so many of them that no key holds it yet. Of ten million keys, one may be taken for another in
+    some 400,000 data sets: it is renamed in vain.
+
+    Args:
+        shards: paths, for messages, and indexes.
+        escape: as `packed_key` takes it.
+
+    Raises `SourceError` for the first key that cannot be that of a file.
     """
-    while key.startswith((b"./", b"/")):
-        key = key.removeprefix(b".").lstrip(b"/")
-    return key
+    digests, separator = array("Q"), "~"
+    for path, index in shards:
+        letters, ends = index.key_bytes.tobytes(), index.key_starts.tolist()
+        for start, stop in itertools.pairwise(ends):
+            key = packed_key(letters[start:stop].decode("utf-8", "surrogateescape"), escape=escape)
+            _check_key(key, path)
+            while separator in key:
+                separator += "~"
+            digests.append(key_digest(key))
+    listed = np.array(digests, np.uint64)
+    order = np.argsort(listed, kind="stable")
+    repeated = np.zeros(len(listed), np.bool_)
+    repeated[order[1:]] = listed[order[1:]] == listed[order[:-1]]
+    return repeated, separator
+
+
+def _check_key(key: str, path: str) -> None:
+    shown = key.encode("utf-8", "surrogateescape").decode(errors="backslashreplace")
+    if ".." in key and ".." in re.split(r"[/\\]", key):
+        raise SourceError(f"{path} holds sample {shown!r}, whose key leads out of the folder: rename it")
+    if not is_text(key):
+        raise SourceError(f"{path} holds sample {shown!r}, whose key is not UTF-8: pack it as an archive")
+
+
+def packed_key(stored: str, *, escape: bool = False) -> str:
+    """Return a key as it is packed: without leading ``./`` and slashes, and with its dots escaped where asked.
+
+    >>> packed_key(".//./a/./b"), packed_key(".a")
+    ('a/./b', '.a')
+    """
+    while stored.startswith(("./", "/")):
+        stored = stored.removeprefix(".").lstrip("/")
+    return escaped(stored) if escape else stored

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from wdsdist._util.exif import UPRIGHT, is_turned
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, DecodeError
 from wdsdist.samples.fields import IMAGE_TYPES
@@ -101,7 +102,7 @@ def decode_rgb(data: Encoded, *, min_width: int = 0, min_height: int = 0, max_pi
         return pixels
     with opened(data, most) as image:
         turn = orientation.of_image(image)
-        scale = _scale(*image.size, at_least[::-1] if orientation.is_turned(turn) else at_least)
+        scale = _scale(*image.size, at_least[::-1] if is_turned(turn) else at_least)
         if scale > 1:  # has an effect on JPEGs only
             image.draft("RGB", (image.width // scale, image.height // scale))
         return orientation.upright(_array(_converted(image, "RGB")), turn)
@@ -119,10 +120,10 @@ def image_size(data: Encoded, *, max_pixels: int | None = None) -> tuple[int, in
     header = _turbo_header(data, most)
     if header is not None:
         width, height, _ = header
-        return (height, width) if orientation.is_turned(orientation.of_jpeg(data)) else (width, height)
+        return (height, width) if is_turned(orientation.of_jpeg(data)) else (width, height)
     with opened(data, most) as image:
         width, height = image.size
-        return (height, width) if orientation.is_turned(orientation.of_image(image)) else (width, height)
+        return (height, width) if is_turned(orientation.of_image(image)) else (width, height)
 
 
 def opencv() -> ModuleType | None:
@@ -168,7 +169,7 @@ def _pillow_image(data: Encoded, mode: str, max_pixels: int, pixels: Pixels | No
     from PIL import Image, ImageOps
 
     with opened(data, max_pixels) as image:
-        if orientation.of_image(image) != orientation.UPRIGHT:
+        if orientation.of_image(image) != UPRIGHT:
             return _converted(ImageOps.exif_transpose(image), mode)  # its EXIF data is as it is now
         if pixels is None:
             return _converted(image, mode)
@@ -214,7 +215,7 @@ def _turbo(data: Encoded, mode: str, max_pixels: int, at_least: tuple[int, int] 
         return _grey_of(_turbo(data, "RGB", max_pixels, at_least))
     width, height = header[:2]
     turn = orientation.of_jpeg(data)
-    scale = _scale(width, height, at_least[::-1] if orientation.is_turned(turn) else at_least)
+    scale = _scale(width, height, at_least[::-1] if is_turned(turn) else at_least)
     arguments = {
         "colorspace": _TURBO_NAMES[mode],
         "min_width": -(-width // scale),

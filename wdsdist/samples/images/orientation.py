@@ -1,31 +1,19 @@
-"""The orientation that a camera noted in an image's EXIF data, and pixels turned upright by it.
-
-Source: Exif 2.32, 4.6.4: the tag ``Orientation`` of the first directory says where the first row and column belong.
-"""
+"""The orientation that encoded images ask for, and pixels turned upright by it."""
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from wdsdist._util import exif
+from wdsdist._util.exif import PREFIX, UPRIGHT, is_turned
+
 if TYPE_CHECKING:
     from PIL import Image
 
-UPRIGHT = 1
-_TAG, _SHORT = 0x0112, 3
-_PREFIX = b"Exif\0\0"
-_TURNED = 5
-"""From this orientation on, rows of the file are columns of the image."""
-
 _APP0, _APP1, _APP15 = 0xE0, 0xE1, 0xEF
-
-
-def is_turned(orientation: int) -> bool:
-    """Say whether an orientation exchanges width and height."""
-    return orientation >= _TURNED
 
 
 def of_jpeg(data: bytes | memoryview) -> int:
@@ -37,7 +25,7 @@ def of_jpeg(data: bytes | memoryview) -> int:
     place = 2
     while place + 4 <= len(data) and data[place] == 0xFF and _APP0 <= data[place + 1] <= _APP15:
         length = data[place + 2] << 8 | data[place + 3]
-        if data[place + 1] == _APP1 and data[place + 4 : place + 10] == _PREFIX:
+        if data[place + 1] == _APP1 and data[place + 4 : place + 10] == PREFIX:
             return of_exif(bytes(data[place + 4 : place + 2 + length]))
         place += 2 + length
     return UPRIGHT
@@ -49,26 +37,9 @@ def of_image(image: Image.Image) -> int:
     return of_exif(exif) if isinstance(exif, bytes) and image.format != "TIFF" else UPRIGHT
 
 
-def of_exif(exif: bytes) -> int:
-    """Return the orientation in EXIF data, 1 to 8; 1 where it says nothing that can be read.
-
-    >>> of_exif(b"II*\\0\\x08\\0\\0\\0\\x01\\0\\x12\\x01\\x03\\0\\x01\\0\\0\\0\\x06\\0\\0\\0")
-    6
-    """
-    content = exif.removeprefix(_PREFIX)
-    order = {b"II": "<", b"MM": ">"}.get(content[:2])
-    if order is None:
-        return UPRIGHT
-    try:
-        (start,) = struct.unpack_from(f"{order}L", content, 4)
-        (count,) = struct.unpack_from(f"{order}H", content, start)
-        for entry in range(count):
-            tag, kind, _, value = struct.unpack_from(f"{order}HHLH", content, start + 2 + 12 * entry)
-            if tag == _TAG:
-                return value if kind == _SHORT and 1 <= value <= 8 else UPRIGHT
-    except struct.error:  # cut short, as others write it
-        pass
-    return UPRIGHT
+def of_exif(data: bytes) -> int:
+    """Return the orientation in EXIF data, 1 to 8; 1 where it says nothing that can be read."""
+    return exif.orientation(lambda start, stop: data[start:stop], 0, len(data))
 
 
 def upright(pixels: npt.NDArray[np.uint8], orientation: int) -> npt.NDArray[np.uint8]:

@@ -27,6 +27,7 @@ from wdsdist.shards.columns.column import Column
 from wdsdist.shards.columns.column_file import StoredColumn
 from wdsdist.shards.columns.column_spec import ColumnSpec
 from wdsdist.shards.columns.join import JoinReport, Tables
+from wdsdist.shards.progress import ShardsProgress
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -34,23 +35,7 @@ if TYPE_CHECKING:
 _WORK = ".unfinished"
 """The folder in that of the columns with what was made of single shards; a run that was killed leaves it."""
 _LOCK = ".wdsdist-columns.lock"
-_REMOTE_WORKERS = 16
-"""Shards of a store that are read at once: latency, not the CPU, limits the throughput there."""
-
 _log = logging.getLogger("wdsdist")
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnsProgress:
-    """Progress of making columns from shards."""
-
-    shards_done: int
-    shards: int
-    """That have to be read; the columns may cover others already."""
-    bytes_done: int
-    """Of these shards, though not all of them may be read."""
-    bytes: int
-    samples_done: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +75,7 @@ def add_columns(
     output: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
-    progress: Callable[[ColumnsProgress], None] | None = None,
+    progress: Callable[[ShardsProgress], None] | None = None,
 ) -> Added:
     """Add columns to a data set; see `Manifest.add_columns`."""
     if workers is not None:
@@ -176,7 +161,7 @@ def _make(
     specs: Sequence[ColumnSpec],
     folder: Path,
     workers: int | None,
-    progress: Callable[[ColumnsProgress], None] | None,
+    progress: Callable[[ShardsProgress], None] | None,
 ) -> list[AddedColumn]:
     """Make columns from the shards that they do not cover yet."""
     known = {spec.name: _known(data, spec) for spec in specs}
@@ -233,7 +218,7 @@ def _run(
     job: _Job,
     wanted: dict[int, list[ColumnSpec]],
     workers: int | None,
-    progress: Callable[[ColumnsProgress], None] | None,
+    progress: Callable[[ShardsProgress], None] | None,
 ) -> None:
     """Make the parts of all shards, except those that an earlier run has left."""
     sizes = job.data.sizes.clip(0)
@@ -242,34 +227,22 @@ def _run(
     kept = [number for number in wanted if number not in set(numbers)]
     done, samples = [len(kept), int(sizes[kept].sum())], int(job.data.counts[kept].sum())
     if progress and wanted:
-        progress(ColumnsProgress(done[0], len(wanted), done[1], total, samples))
+        progress(ShardsProgress(done[0], len(wanted), done[1], total, samples))
     if not numbers:
         return
     carried = Carried(job)
-    with _executor(job.data, workers, len(numbers)) as executor:
+    is_remote = any(storage.is_remote(job.data.location(number)) for number in range(len(job.data.counts)))
+    with pool(workers, len(numbers), remote=is_remote) as executor:
         futures = {
             executor.submit(_make_part, carried, number, [job.specs.index(spec) for spec in wanted[number]]): number
             for number in numbers
         }
-        try:
-            for future in concurrent.futures.as_completed(futures):
-                future.result()
-                number = futures[future]
-                done, samples = [done[0] + 1, done[1] + int(sizes[number])], samples + int(job.data.counts[number])
-                if progress:
-                    progress(ColumnsProgress(done[0], len(wanted), done[1], total, samples))
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            raise
-
-
-def _executor(
-    data: Manifest, workers: int | None, tasks: int
-) -> contextlib.AbstractContextManager[concurrent.futures.Executor]:
-    if any(storage.is_remote(data.location(number)) for number in range(len(data.counts))):
-        return concurrent.futures.ThreadPoolExecutor(min(workers or _REMOTE_WORKERS, tasks))
-    return pool(workers, tasks)
+        for future in concurrent.futures.as_completed(futures):
+            future.result()
+            number = futures[future]
+            done, samples = [done[0] + 1, done[1] + int(sizes[number])], samples + int(job.data.counts[number])
+            if progress:
+                progress(ShardsProgress(done[0], len(wanted), done[1], total, samples))
 
 
 def _make_part(carried: Carried[_Job], number: int, chosen: Sequence[int]) -> None:

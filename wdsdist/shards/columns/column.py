@@ -65,7 +65,7 @@ class Column:
         if not filled:
             return parts[0] if parts else cls("float", np.zeros(0))
         kind = _widest([part for part in filled if not part.is_empty] or filled[:1])
-        parts = [part._as(kind) for part in filled]
+        parts = [part.as_kind(kind) for part in filled]
         is_missing = None
         if any(part.is_missing is not None for part in parts):
             is_missing = np.concatenate([part.missing for part in parts])
@@ -156,11 +156,8 @@ class Column:
         mask = None if self.is_missing is None else self.is_missing.view(np.bool_)
         return pyarrow.array(self.typed(), mask=mask, from_pandas=False)
 
-    def as_text(self) -> Column:
-        """Return the column of each value as text, as it is compared."""
-        return self._as("text")
-
-    def _as(self, kind: Kind) -> Column:
+    def as_kind(self, kind: Kind) -> Column:
+        """Return the column of each value in another kind, which holds all of them; texts are those that compare."""
         if kind == self.kind:
             return self
         if kind == "text":

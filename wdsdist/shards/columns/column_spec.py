@@ -11,48 +11,31 @@ from typing import Any, Literal
 import numpy as np
 
 from wdsdist._util.extras import extra
-from wdsdist._util.npy_header import NpyLayout
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.shards.columns import column_file, fields, from_index, headers
 from wdsdist.shards.columns.headers import Head
 
-Parse = Callable[[str, Head], Any]
-"""From the stored extension of a member, and its first bytes, to what several columns may be taken from."""
+Parse = Callable[[Head], Any]
+"""Function that parses the first bytes of a member; several columns may be taken from what it returns."""
 
 _HEADER = 16 << 10
 """Bytes of a member that are read first for its header: photographs with metadata have it within these."""
 
 
-def _field(extension: str, head: Head) -> Any:
+def _field(head: Head) -> Any:
     if head.size > fields.MOST_BYTES:
         raise ValueError(f"it has {head.size:,} bytes, more than the {fields.MOST_BYTES:,} of a small member")
-    return fields.decoded(extension, head(0, head.size))
-
-
-def _image(_: str, head: Head) -> Any:
-    return headers.image_size(head)
-
-
-def _layout(_: str, head: Head) -> Any:
-    return headers.array_layout(head)
-
-
-def _recording(_: str, head: Head) -> Any:
-    return headers.recording(head)
-
-
-def _shape(layout: NpyLayout) -> str:
-    return json.dumps(list(layout.shape))
+    return fields.decoded(head.extension, head(0, head.size))
 
 
 _PROBES: dict[str, tuple[Parse, Callable[[Any], Any]]] = {
-    "width": (_image, lambda size: size[0]),
-    "height": (_image, lambda size: size[1]),
-    "shape": (_layout, _shape),
-    "dtype": (_layout, lambda layout: str(layout.dtype)),
-    "tokens": (_layout, lambda layout: layout.num_elements),
-    "seconds": (_recording, lambda found: found.seconds),
-    "frames": (_recording, lambda found: found.frames),
+    "width": (headers.image_size, lambda size: size[0]),
+    "height": (headers.image_size, lambda size: size[1]),
+    "shape": (headers.array_layout, lambda layout: json.dumps(list(layout.shape))),
+    "dtype": (headers.array_layout, lambda layout: str(layout.dtype)),
+    "tokens": (headers.array_layout, lambda layout: layout.num_elements),
+    "seconds": (headers.recording, lambda found: found.seconds),
+    "frames": (headers.recording, lambda found: found.frames),
 }
 
 
@@ -64,7 +47,7 @@ class Reading:
     """Of the members, in lower case; of a sample that has several, the first counts."""
     parse: Parse
     value: Callable[[Any], Any]
-    """From what ``parse`` returns to the column's value."""
+    """Function that gives the column's value, from what ``parse`` returns."""
     first_bytes: int
     """Bytes of a member that ``parse`` most likely needs; 0 for all."""
     item_size: int = 0
@@ -91,11 +74,13 @@ class ColumnSpec:
         if self.kind == "probe":
             member, _, what = self.name.rpartition(".")
             wanted = tuple(one for one in member.split(";") if one in known)
+            if not wanted:
+                return None
             parse, value = _PROBES[what]
             if what == "tokens" and all(fields.kind_of(one) in fields.JSON for one in wanted):
-                return Reading(wanted, _field, _num_items, 0) if wanted else None
+                return Reading(wanted, _field, _num_items, 0)
             item_size = np.dtype(self.dtype).itemsize if self.dtype else 0
-            return Reading(wanted, parse, value, 0 if parse is _recording else _HEADER, item_size) if wanted else None
+            return Reading(wanted, parse, value, 0 if parse is headers.recording else _HEADER, item_size)
         parts = self.name.split(".")
         for count in range(len(parts), 0, -1):
             member, path = ".".join(parts[:count]), tuple(parts[count:])

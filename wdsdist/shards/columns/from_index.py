@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import re
+from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +13,7 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.errors import StorageError
+from wdsdist.errors import ShardDamagedError, StorageError
 from wdsdist.shards import index as shard_files
 from wdsdist.shards import scan_local, scan_remote
 from wdsdist.shards.columns.column import Column
@@ -18,6 +21,9 @@ from wdsdist.shards.index import ShardIndex
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
+
+_AT_ONCE = 16
+"""Remote indexes that are fetched at once."""
 
 KEY, SHARD, BYTES = ALWAYS = "key", "shard", "bytes"
 
@@ -32,53 +38,78 @@ def is_free(name: str) -> bool:
 def shard_index(manifest: Manifest, number: int) -> ShardIndex:
     """Return the index of a shard, local or remote, without its members' bytes where it has an index.
 
-    Raises what `wdsdist.open` raises for a shard.
+    Raises what `wdsdist.open` raises for a shard, and `ShardDamagedError` for the index of another shard.
     """
     manifest, number = manifest.part(number)
-    location = manifest.location(number)
+    index, shown = _found(manifest, number), manifest.shown_name(number)
+    manifest.check_count(number, index.num_samples, shown)
+    if index.file.sha256 and manifest.digests[number] not in (b"", index.file.sha256.encode()):
+        raise ShardDamagedError(
+            f"shard {shown} was indexed with another digest than index.json gives: run `wdsdist verify` on its folder"
+        )
+    return index
+
+
+def shard_indexes(manifest: Manifest, numbers: Iterable[int] | None = None) -> Iterator[tuple[int, ShardIndex]]:
+    """Yield the number and the index of some shards, in order; remote ones are fetched ahead, several at once.
+
+    By default those of all shards that have samples. Raises what `shard_index` raises.
+    """
+    numbers = np.flatnonzero(manifest.counts).tolist() if numbers is None else list(numbers)
+    if not any(storage.is_remote(manifest.location(number)) for number in numbers):
+        yield from ((number, shard_index(manifest, number)) for number in numbers)
+        return
+    executor = concurrent.futures.ThreadPoolExecutor(_AT_ONCE)
+    waiting: deque[tuple[int, concurrent.futures.Future[ShardIndex]]] = deque()
+    try:
+        for number in numbers:
+            waiting.append((number, executor.submit(shard_index, manifest, number)))
+            if len(waiting) > _AT_ONCE:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        for first, future in waiting:
+            yield first, future.result()
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _found(manifest: Manifest, number: int) -> ShardIndex:
+    location, key_rule = manifest.location(number), manifest.key_rule
+    listed = manifest.index_name(number)
     if not storage.is_remote(location):
         path = storage.local_path(location)
-        return scan_local.shard_index(path, listed_in=manifest.base, name=manifest.index_name(number))
-    sidecar = storage.beside(location, shard_files.SUFFIX)
-    listed = manifest.index_name(number)
+        return scan_local.shard_index(path, listed_in=manifest.base, name=listed, key_rule=key_rule)
     options = manifest.client_options
-    for place in (storage.join(manifest.base, listed), sidecar):
+    for place in dict.fromkeys((storage.join(manifest.base, listed), storage.beside(location, shard_files.SUFFIX))):
         try:
             return shard_files.loads(storage.read(place, options), storage.shown(place))
         except (FileNotFoundError, NotADirectoryError):
             continue
     size = int(manifest.sizes[number])
     try:
-        return scan_remote.index_remote(location, size if size >= 0 else None, options)
+        return scan_remote.index_remote(location, size if size >= 0 else None, options, key_rule=key_rule)
     except FileNotFoundError as error:
         raise StorageError(f"shard {manifest.shown_name(number)} does not exist") from error
 
 
-def columns_of(manifest: Manifest, names: list[str]) -> dict[str, Column]:
-    """Return free columns over all samples that lie in the shards of a data set."""
-    parts: dict[str, list[Column]] = {name: [] for name in names}
-    for number in range(len(manifest.counts)):
-        for name, column in columns_of_shard(manifest, number, names).items():
-            parts[name].append(column)
-    return {name: Column.joined(listed) for name, listed in parts.items()}
+def column_of(manifest: Manifest, name: str) -> Column:
+    """Return a free column over all samples that lie in the shards of a data set."""
+    numbers = range(len(manifest.counts))
+    if name == SHARD:
+        return Column.joined([column_of_shard(manifest, number, name) for number in numbers])
+    return Column.joined([_column(index, name) for _, index in shard_indexes(manifest, numbers)])
 
 
-def columns_of_shard(manifest: Manifest, number: int, names: list[str]) -> dict[str, Column]:
-    """Return free columns over the samples that lie in one shard."""
-    count = int(manifest.whole.counts[number])
-    if names == [SHARD]:
-        return {SHARD: _shard_column(manifest, number, count)}
-    index = shard_index(manifest, number)
-    part, place = manifest.part(number)
-    part.check_count(place, index.num_samples, part.shown_name(place))
-    return {name: _column(manifest, number, index, name) for name in names}
+def column_of_shard(manifest: Manifest, number: int, name: str) -> Column:
+    """Return a free column over the samples that lie in one shard."""
+    if name == SHARD:
+        return _shard_column(manifest, number, int(manifest.whole.counts[number]))
+    return _column(shard_index(manifest, number), name)
 
 
-def _column(manifest: Manifest, number: int, index: ShardIndex, name: str) -> Column:
+def _column(index: ShardIndex, name: str) -> Column:
     if name == KEY:
         return Column("text", index.key_bytes, index.key_starts)
-    if name == SHARD:
-        return _shard_column(manifest, number, index.num_samples)
     if name == BYTES:
         return Column("int", _sums(index.sizes, index.sample_starts))
     found = _BYTES_OF.fullmatch(name)

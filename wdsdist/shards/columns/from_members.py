@@ -16,8 +16,9 @@ from wdsdist.shards.columns.column import Column, MadeColumn
 from wdsdist.shards.columns.column_spec import ColumnSpec, Parse, Reading
 from wdsdist.shards.columns.headers import Head, ShortError
 from wdsdist.shards.columns.member_bytes import MemberBytes
-from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.index import ShardIndex, checksums
 
+_NONE = np.zeros(0, np.int64)
 _GROWTH = 16
 """Times as many bytes that are fetched of a member whose header goes on behind those that were."""
 
@@ -62,12 +63,13 @@ def read(
             group.readings.append((spec.name, reading))
     if groups:
         with member_bytes.opened(location, index, options, name) as content:
-            wanted = [_first_lengths(index, group) for group in groups.values()]
-            content.fill(
-                np.concatenate([index.offsets[_there(group)] for group in groups.values()]), np.concatenate(wanted)
-            )
-            for group, lengths in zip(groups.values(), wanted, strict=True):
-                made |= _read_group(index, group, lengths, content)
+            whole = np.concatenate([_there(group) for group in groups.values() if not group.first_bytes] or [_NONE])
+            heads = [(index.offsets[_there(group)], _first_lengths(index, group)) for group in groups.values()]
+            offsets, lengths = zip(checksums.needed(index, whole), *heads, strict=True)
+            content.fill(np.concatenate(offsets), np.concatenate(lengths))
+            content.check(index, whole, name)
+            for group, (_, own) in zip(groups.values(), heads, strict=True):
+                made |= _read_group(index, group, own, content)
     return made
 
 
@@ -111,9 +113,9 @@ def _read_group(index: ShardIndex, group: _Group, lengths: Int64s, content: Memb
         members = group.members[samples]
         places = zip(index.offsets[members].tolist(), index.sizes[members].tolist(), lengths.tolist(), strict=True)
         for sample, member, (offset, size, length) in zip(samples.tolist(), members.tolist(), places, strict=True):
-            head = Head(content[offset : offset + (size if content.is_whole else length)], size)
+            there = content[offset : offset + (size if content.is_whole else length)]
             try:
-                found = group.parse(index.extensions[index.extension_ids[member]], head)
+                found = group.parse(Head(there, size, index.extensions[index.extension_ids[member]]))
             except ShortError as error:
                 short[sample] = min(size, max(error.needed, _GROWTH * length))
                 continue

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import io
 import struct
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from wdsdist._util import exif
 from wdsdist._util.extras import extra
 from wdsdist._util.npy_header import NPY_PREFIX, NpyLayout, npy_header_length, npy_layout
 
-_ORIENTATION, _TURNED = 0x0112, range(5, 9)  # of EXIF: those values exchange width and height
 _NO_SIZE = {0xC4, 0xC8, 0xCC}  # markers of JPEG among those from 0xC0 to 0xCF that begin no frame
 _ALONE = {0x01, *range(0xD0, 0xD9)}  # markers without a length
 _PLAIN_CODINGS = {1, 3, 6, 7, 0xFFFE}  # of WAV: each sample frame takes the same number of bytes
@@ -26,19 +27,22 @@ _CONTAINERS = (
 
 
 class ShortError(Exception):
-    """A header goes on behind the bytes that are there; ``needed`` is how many have to be."""
+    """A header is longer than the bytes read so far; ``needed`` is how many have to be read."""
 
     def __init__(self, needed: int) -> None:
         super().__init__(needed)
         self.needed = needed
 
 
-class Head(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Head:
     """The first bytes of a member."""
 
     data: memoryview
     size: int
     """Bytes of the whole member."""
+    extension: str = ""
+    """That of the member, as stored."""
 
     def __call__(self, start: int, stop: int) -> bytes:
         """Return some of the bytes.
@@ -76,7 +80,7 @@ def image_size(head: Head) -> tuple[int, int]:
         raise ValueError("it is no JPEG, PNG or WebP")
     if not (0 < width < 2**31 and 0 < height < 2**31):
         raise ValueError(f"its header says {width} x {height} pixels")
-    return (height, width) if orientation in _TURNED else (width, height)
+    return (height, width) if exif.is_turned(orientation) else (width, height)
 
 
 def _jpeg(head: Head) -> tuple[int, int, int]:
@@ -94,8 +98,8 @@ def _jpeg(head: Head) -> tuple[int, int, int]:
         if 0xC0 <= kind <= 0xCF and kind not in _NO_SIZE:
             height, width = struct.unpack(">HH", head(place + 5, place + 9))
             return width, height, orientation
-        if kind == 0xE1 and length > 8 and head(place + 4, place + 10) == b"Exif\0\0":
-            orientation = _orientation(head, place + 10, place + 2 + length)
+        if kind == 0xE1 and length > 8 and head(place + 4, place + 10) == exif.PREFIX:
+            orientation = exif.orientation(head, place + 10, place + 2 + length)
         place += 2 + max(length, 2)
 
 
@@ -107,7 +111,7 @@ def _png(head: Head) -> tuple[int, int, int]:
     while place + 8 <= head.size:
         length, kind = struct.unpack(">I4s", head(place, place + 8))
         if kind == b"eXIf":
-            orientation = _orientation(head, place + 8, place + 8 + length)
+            orientation = exif.orientation(head, place + 8, place + 8 + length)
         if kind in (b"IDAT", b"IEND", b"eXIf"):
             break
         place += 12 + length
@@ -134,27 +138,10 @@ def _webp(head: Head) -> tuple[int, int, int]:
     while flags & 0x08 and place + 8 <= head.size:  # EXIF data stands behind the image
         kind, length = struct.unpack("<4sI", head(place, place + 8))
         if kind == b"EXIF":
-            start = place + 8
-            has_prefix = length > 6 and head(start, start + 6) == b"Exif\0\0"
-            orientation = _orientation(head, start + 6 * has_prefix, start + length)
+            orientation = exif.orientation(head, place + 8, place + 8 + length)
             break
         place += 8 + length + length % 2
     return width, height, orientation
-
-
-def _orientation(head: Head, start: int, stop: int) -> int:
-    """Return the orientation that EXIF data in some bytes asks for; 1 where it is damaged or says nothing."""
-    try:
-        order = {b"II": "<", b"MM": ">"}[head(start, start + 2)]
-        first = start + struct.unpack(order + "I", head(start + 4, start + 8))[0]
-        (count,) = struct.unpack(order + "H", head(first, first + 2))
-        for place in range(first + 2, min(first + 2 + 12 * count, stop - 11), 12):
-            tag, _, _, value, _ = struct.unpack(order + "HHIHH", head(place, place + 12))
-            if tag == _ORIENTATION:
-                return int(value)
-    except (KeyError, ValueError):
-        pass
-    return 1
 
 
 def array_layout(head: Head) -> NpyLayout:

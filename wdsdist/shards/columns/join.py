@@ -104,7 +104,7 @@ def read(
 
     Returns a report, and an iterator of the columns by name, each made when it is asked for.
 
-    Raises `ArgumentError` where no row matches, and what `table.columns` raises.
+    Raises `ArgumentError` where no row matches, and what `table.parts` raises.
     """
     parts: list[tuple[int, dict[str, Column]]] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError
-from wdsdist.shards.columns import column_file, from_index, read
+from wdsdist.shards.columns import from_index, read
 from wdsdist.shards.columns.column import Column
 
 if TYPE_CHECKING:
@@ -42,10 +43,11 @@ class ColumnLookup:
 
         Raises `ArgumentError` for a sample that has no value.
         """
+        order = np.argsort(shards, kind="stable")
+        firsts = np.flatnonzero(np.diff(shards[order], prepend=-1))
         found: npt.NDArray[Any] | None = None
-        for shard in np.unique(shards).tolist():
-            here = shards == shard
-            values = self._values(shard, samples[here])
+        for here in np.split(order, firsts[1:]) if len(firsts) else ():
+            values = self._values(int(shards[here[0]]), samples[here])
             if found is None:
                 found = np.empty(len(shards), values.dtype)
             found[here] = values
@@ -59,22 +61,15 @@ class ColumnLookup:
     def _parts(self) -> dict[int, tuple[Column, Int64s] | None]:
         """The stored column of each part of the data set and where its shards' samples start, by the part's id."""
         parts: dict[int, tuple[Column, Int64s] | None] = {}
-        for number in self._first_of_parts():
-            part = self._manifest.part(number)[0].whole
-            if column_file.load(part, self.name) is None and from_index.is_free(self.name):
-                self._column_of(number)  # which fails where there is none of that name
-                parts[id(self._manifest.part(number)[0])] = None
-            else:
-                stored = read.stored_column(part, self.name)
-                parts[id(self._manifest.part(number)[0])] = stored, part.ends - part.counts
-        return parts
-
-    def _first_of_parts(self) -> list[int]:
-        """Return a shard of each part that has samples."""
-        firsts: dict[int, int] = {}
         for number in np.flatnonzero(self._manifest.counts).tolist():
-            firsts.setdefault(id(self._manifest.part(number)[0]), number)
-        return list(firsts.values())
+            part = self._manifest.part(number)[0]
+            if id(part) in parts:
+                continue
+            stored = read.of_file(part.whole, self.name)
+            if stored is None:
+                self._column_of(number)  # which fails where there is none of that name
+            parts[id(part)] = None if stored is None else (stored, part.whole.ends - part.whole.counts)
+        return parts
 
     def _values(self, shard: int, samples: Int64s) -> npt.NDArray[Any]:
         part, number = self._manifest.part(shard)
@@ -91,23 +86,19 @@ class ColumnLookup:
                 f"that have one, as in data.select('\"{self.name}\" IS NOT NULL')"
             )
         if taken.kind == "text":
-            return np.array([hash_of(text) for text in taken.texts()], np.uint64)
+            digests = [hashlib.blake2b(text, digest_size=8).digest() for text in taken.texts()]
+            return np.frombuffer(b"".join(digests), "<u8")
         return taken.typed()
 
     def _column_of(self, shard: int) -> Column:
         if shard not in self._of_shards:
             part, number = self._manifest.part(shard)
-            column = from_index.columns_of_shard(part.whole, number, [self.name])[self.name]
-            if column.is_empty and self.name not in from_index.ALWAYS:
+            column = None
+            if from_index.is_free(self.name):
+                column = from_index.column_of_shard(part.whole, number, self.name)
+            if column is None or (column.is_empty and self.name not in from_index.ALWAYS):
                 raise read.unknown(self.name, read.names(part.whole))
             self._of_shards[shard] = column
             while len(self._of_shards) > _SHARDS:
                 self._of_shards.popitem(last=False)
         return self._of_shards[shard]
-
-
-def hash_of(text: bytes) -> int:
-    """Return 64 bits that stand for a text."""
-    import hashlib
-
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

@@ -99,7 +99,7 @@ def _hashes(column: Column) -> Uint64s:
     """Return uint64 [values, 2]."""
     hashes = np.empty((len(column), 2), np.uint64)
     for first in range(0, len(column), _CHUNK):
-        part = column.part(first, first + _CHUNK).as_text()
+        part = column.part(first, first + _CHUNK).as_kind("text")
         assert part.starts is not None
         hashes[first : first + len(part)] = _hashed(part.values, part.starts)
     return hashes

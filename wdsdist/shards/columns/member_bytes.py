@@ -16,7 +16,7 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ShardNotFoundError, StorageError
 from wdsdist.shards import scan_local
-from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.index import ShardIndex, checksums
 from wdsdist.shards.tar import is_compressed
 from wdsdist.storage import compression
 
@@ -40,6 +40,21 @@ class MemberBytes:
 
     def fill(self, offsets: Int64s, lengths: Int64s) -> None:
         """Let the bytes from ``offsets`` on be there. Here they all are."""
+
+    def check(self, index: ShardIndex, members: Int64s, name: str) -> None:
+        """Verify members whose `checksums.needed` bytes are there; fetch those that are wrong once more.
+
+        Raises `ShardDamagedError`, with the ``name`` of the shard, where they are wrong again, and what `fill` raises.
+        """
+        wrong = checksums.wrong(index, members, self)
+        if len(wrong):
+            self._fetch(coalesced(*checksums.needed(index, wrong)))
+            wrong = checksums.wrong(index, wrong, self)
+        if len(wrong):
+            raise checksums.damage(index, int(wrong[0]), name)
+
+    def _fetch(self, ranges: list[tuple[int, int]]) -> None:
+        """Fetch ranges, whether they are there or not."""
 
     def __getitem__(self, place: slice) -> memoryview:
         return self._content[place]

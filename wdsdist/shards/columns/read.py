@@ -24,27 +24,33 @@ def column(manifest: Manifest, name: str) -> Column:
 
     Raises `ArgumentError` where there is none of that name, and `IndexFormatError` where its file cannot be used.
     """
-    found = stored_column(manifest.whole, name)
+    whole = manifest.whole
+    found = of_file(whole, name)
+    if found is None and from_index.is_free(name):
+        found = from_index.column_of(whole, name)
+        if found.is_empty and name not in from_index.ALWAYS:
+            found = None
+    if found is None:
+        raise unknown(name, names(whole))
     return found if manifest.picks is None else found.take(manifest.picks.positions())
 
 
-def stored_column(manifest: Manifest, name: str) -> Column:
-    """Return a column over all samples that lie in the shards of a data set. Raises what `column` raises."""
-    if name not in from_index.ALWAYS:  # a file cannot stand for what the shards themselves say
-        found = column_file.load(manifest, name)
-        if found is not None:
-            if not found.is_covered.all():
-                covered, shards = int(found.is_covered.sum()), len(manifest.counts)
-                raise ArgumentError(
-                    f"the column {name!r} has values for {covered:,} of the {shards:,} shards that the data set has "
-                    f"now: run `wdsdist columns` again, which adds the rest"
-                )
-            return found.column
-    if from_index.is_free(name):
-        free = from_index.columns_of(manifest, [name])[name]
-        if name in from_index.ALWAYS or not free.is_empty:
-            return free
-    raise unknown(name, names(manifest))
+def of_file(manifest: Manifest, name: str) -> Column | None:
+    """Return a column over all samples of a data set that a file holds; ``None`` where no file does.
+
+    Raises `ArgumentError` where it lacks shards that the data set has now, and `IndexFormatError` as `column` does.
+    """
+    # A file cannot stand for what the shards themselves say.
+    found = None if name in from_index.ALWAYS else column_file.load(manifest, name)
+    if found is None:
+        return None
+    if not found.is_covered.all():
+        covered, shards = int(found.is_covered.sum()), len(manifest.counts)
+        raise ArgumentError(
+            f"the column {name!r} has values for {covered:,} of the {shards:,} shards that the data set has now: run "
+            f"`wdsdist columns` again, which adds the rest"
+        )
+    return found.column
 
 
 def unknown(name: str, known: list[str]) -> ArgumentError:

@@ -44,21 +44,13 @@ def values(location: str, on: str) -> Column:
     """
     form = _form(location)
     if form in _TABLES.values():
-        return columns(location, on, only=())[0]
+        return Column.joined([keys for keys, _ in parts(location, on, only=())])
     with _local(location, None) as path:
         content = _content(path, location)
     if form == "npy":
         return _array(content, location)
     lines = content.decode("utf-8", "surrogateescape").splitlines()
     return Column.of([line for line in lines if line])
-
-
-def columns(
-    location: str, on: str, only: Collection[str] | None = None, options: storage.StorageOptions | None = None
-) -> tuple[Column, dict[str, Column]]:
-    """Return the column of a table that its rows are matched by, and the others by their names; see `parts`."""
-    found = list(parts(location, on, only, options))
-    return Column.joined([keys for keys, _ in found]), joined([(len(keys), others) for keys, others in found])
 
 
 def parts(

@@ -70,7 +70,7 @@ class ShardIndexBuilder:
             sample[lower] = extension, offset, size
 
     def drop_partial(self, problem: str) -> None:
-        """Leave out samples that may be partial because their tar is damaged behind what was added.
+        """Drop samples that may be truncated, because their tar is damaged behind what was added.
 
         That is the last one, or any where samples are scattered, unless it has the members of the one before it, or of
         the first one.

@@ -29,7 +29,7 @@ class Tolerance:
     keep_first: bool = False
     """Of a member that is there twice keep the first copy, rather than leaving out its sample."""
     salvage: bool = False
-    """Index what precedes the damage of a tar that is cut short, damaged, or lacks its closing blocks."""
+    """Index the samples before the damage of a tar that is cut short, garbled, or lacks its closing blocks."""
     excluded: tuple[str, ...] = ()
     """Keys of samples that are left out whatever they hold."""
 

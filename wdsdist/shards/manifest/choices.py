@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from wdsdist.shards.columns.add import ColumnsProgress
     from wdsdist.shards.columns.column import Column
     from wdsdist.shards.manifest.manifest import Manifest
+    from wdsdist.shards.progress import ShardsProgress
 
 
 class Choices:
@@ -146,7 +146,7 @@ class Choices:
         output: str | os.PathLike[str] | None = None,
         workers: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        progress: Callable[[ColumnsProgress], None] | None = None,
+        progress: Callable[[ShardsProgress], None] | None = None,
     ) -> Manifest:
         """Add columns: values for each sample, kept in files beside ``index.json``; the shards stay as they are.
 
@@ -170,7 +170,7 @@ class Choices:
                 find them there.
             workers: processes that read shards; by default one for each core, or 16 threads for a remote store.
             storage_options: for the stores of ``join``, as `wdsdist.open` takes them.
-            progress: called with a ``ColumnsProgress`` before the first shard and after each.
+            progress: called with a ``ShardsProgress`` before the first shard and after each.
 
         Returns:
             This manifest, which has the columns now.

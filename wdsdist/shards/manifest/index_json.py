@@ -231,7 +231,7 @@ def _is_key_rule(value: Any) -> bool:
 
 _NOTED = (
     ({"classes", "fields", "appended"}, _are_names, "a list of names"),
-    ({"payload_bytes", "left_out", "excluded", "renamed_keys", "scattered"}, _is_count, "a count"),
+    ({"payload_bytes", "with_checksums", "left_out", "excluded", "renamed_keys", "scattered"}, _is_count, "a count"),
     ({"mirrors", "on_error"}, lambda value: isinstance(value, str), "a text"),
     ({"generations"}, _are_lengths, "a list of counts"),
     ({"skipped"}, _are_counts, "an object of counts"),

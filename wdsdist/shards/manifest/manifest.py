@@ -88,7 +88,7 @@ class Manifest(Choices):
     picks: Picks | None = None
     """The chosen samples of a view; ``None`` where a manifest has all samples of its shards."""
     made_by: tuple[dict[str, Any], ...] = ()
-    """How a view was made, step by step: what was asked for, and the samples before and after."""
+    """Provenance of a view, step by step: what was asked for, and the samples before and after."""
 
     @classmethod
     def of(cls, base: str, shards: Iterable[Shard], **more: Any) -> Manifest:
@@ -281,7 +281,7 @@ class Manifest(Choices):
             sizes=self.sizes[chosen],
             digests=self.digests[chosen],
             tar_sizes=self.tar_sizes[chosen],
-            extra={name: note for name, note in self.extra.items() if name not in NOTES_ON_ALL},
+            extra={name: note for name, note in self.extra.items() if name not in (*NOTES_ON_ALL, "with_checksums")},
             picks=None if self.picks is None else self.picks.of_shards(chosen),
         )
 

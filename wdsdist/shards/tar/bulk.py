@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from wdsdist._util.array_types import Int64s
 from wdsdist.shards.tar.blocks import (
     BLOCK,
     LONG_NAME,
@@ -37,7 +38,6 @@ _SAMPLED, _DENSE = 16, 6 * BLOCK
 """After this many headers that are at most this far apart on average, all blocks are parsed as headers."""
 _PLACES = 8.0 ** np.arange(10, -1, -1)
 
-Int64s = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.bool_]
 
 

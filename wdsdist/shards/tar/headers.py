@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist.shards.tar.writer import BLOCK, regular_template
-
-Blocks = npt.NDArray[np.uint8]
+from wdsdist.shards.tar.blocks import Blocks
+from wdsdist.shards.tar.writer import BLOCK, REGULAR
 
 _SIZE = slice(124, 135)
 _CHECKSUM = slice(148, 154)
@@ -26,7 +25,7 @@ def plain_headers(names: Sequence[str], sizes: npt.NDArray[np.int64]) -> Blocks:
     >>> plain_headers(["a.jpg", "b.cls"], np.array([70_000, 1]))[1].tobytes() == header("b.cls", 1)
     True
     """
-    template, template_sum = regular_template()
+    template, template_sum = REGULAR
     blocks = np.empty((len(names), BLOCK), np.uint8)
     if not names:
         return blocks

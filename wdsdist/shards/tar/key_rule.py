@@ -100,9 +100,12 @@ def unescaped(key: str) -> str:
     return key.replace("%2E", ".").replace("%25", "%")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Evidence:
-    """What the names of some members show about the key rule; empty for names with one dot each."""
+    """What the names of some members show about the key rule; empty for names with one dot each.
+
+    Of each kind the first example is kept.
+    """
 
     apart: Pair | None = None
     """Two names which the first dot would put into one sample, or one twice with an odd extension."""
@@ -121,6 +124,70 @@ class Evidence:
 
     def __bool__(self) -> bool:
         return bool(self.apart or self.together or self.torn or self.unclear or self.lone or self.words)
+
+    def add(self, other: Evidence) -> None:
+        """Add the evidence of other members."""
+        for kind in ("apart", "together", "torn", "unclear"):
+            self._note(kind, getattr(other, kind))
+        self.lone.update(other.lone)
+        self._add_words(other.words, other.num_words)
+
+    def _note(self, kind: str, pair: Pair | None) -> None:
+        if getattr(self, kind) is None:
+            setattr(self, kind, pair)
+
+    def _add_words(self, words: dict[str, str], count: int) -> None:
+        self.num_words += count
+        for extension, name in words.items():
+            if len(self.words) < _MOST_WORDS:
+                self.words.setdefault(extension, name)
+
+    def look_at(self, group: Sequence[str]) -> None:
+        """Look at the names that agree up to the first dot."""
+        parts: dict[str, list[str]] = {}  # extensions by the key that the last dot gives
+        prefix = group[0][: group[0].find(".", group[0].rfind("/") + 1)]
+        for name in group:
+            rest = name[len(prefix) :]
+            cut = _last_dot(f"x{rest}") - 1
+            if cut < 0:  # such as `a.b.`
+                self._note("together", (name, name))
+                continue
+            parts.setdefault(rest[:cut], []).append(rest[cut + 1 :])
+        for middle in parts:
+            if middle:
+                self._at_middle(prefix, middle, parts)
+
+    def _at_middle(self, prefix: str, middle: str, parts: dict[str, list[str]]) -> None:
+        """Look at the names with the same text between the first and the last dot."""
+        extensions = parts[middle]
+        name = f"{prefix}{middle}.{extensions[0]}"
+        parent = middle.rpartition(".")[0]
+        while parent and parent not in parts:
+            parent = parent.rpartition(".")[0]
+        nested = parent in parts
+        above = f"{prefix}{parent}.{parts[parent][0]}" if nested else name
+        other = next((one for one in parts if one not in (middle, parent)), parent if nested else None)
+        beside = name if other is None else f"{prefix}{other}.{parts[other][0]}"
+        if _is_words(middle[1:]):
+            self._add_words({f"{middle[1:]}.{one}": f"{prefix}{middle}.{one}" for one in extensions}, len(extensions))
+            if len(parts) > 1:
+                self._note("torn", (beside if other == parent or not nested else above, name))
+            return
+        is_known = any(map(_KNOWN.fullmatch, extensions))
+        tail = middle[len(parent) + 1 :] if nested else middle[1:]
+        is_number, alike = bool(_NUMBER.fullmatch(tail)), nested and bool(set(parts[parent]) & set(extensions))
+        if nested and (_is_words(tail) or not alike):
+            self._note("together", (above, name))
+            if _is_words(tail) or (is_number and len(extensions) == 1):
+                return
+        if is_number and len(parts) == 1:
+            if is_known:
+                self.lone.setdefault(tail, name)
+        elif not is_known or (is_number and len(extensions) == 1):
+            if len(parts) > 1:
+                self._note("unclear", (beside, name))
+        else:
+            self._note("apart", (name, beside))
 
 
 def skim(extensions: Iterable[str], count: int, pair: Pair | None) -> Evidence | None:
@@ -145,21 +212,18 @@ def observe(groups: Iterable[Sequence[str]]) -> Evidence:
     >>> observe([["7.json", "7.1.jpg", "7.2.jpg"]]).together
     ('7.json', '7.1.jpg')
     """
-    look = _Look()
+    found = Evidence()
     for group in groups:
-        look.at(group)
-    return look.evidence()
+        found.look_at(group)
+    return found
 
 
 def merge(every: Iterable[Evidence]) -> Evidence:
     """Return the evidence of all parts of a data set."""
-    look = _Look()
+    found = Evidence()
     for one in every:
-        for name in ("apart", "together", "torn", "unclear"):
-            look.note(name, getattr(one, name))
-        look.lone.update(one.lone)
-        look.add_words(one.words, one.num_words)
-    return look.evidence()
+        found.add(one)
+    return found
 
 
 def decide(found: Evidence, what: str) -> str:
@@ -184,76 +248,6 @@ def decide(found: Evidence, what: str) -> str:
         f"end by --key (key=): first-dot makes them one sample, as the WebDataset convention says, last-dot two; or "
         f"give a regular expression of the key"
     )
-
-
-class _Look:
-    """Collects evidence, group by group; of each kind the first example is kept."""
-
-    def __init__(self) -> None:
-        self._pairs: dict[str, Pair] = {}
-        self.lone: dict[str, str] = {}
-        self._words: dict[str, str] = {}
-        self._num_words = 0
-
-    def evidence(self) -> Evidence:
-        return Evidence(**self._pairs, lone=self.lone, words=self._words, num_words=self._num_words)
-
-    def note(self, kind: str, pair: Pair | None) -> None:
-        if pair is not None:
-            self._pairs.setdefault(kind, pair)
-
-    def add_words(self, words: dict[str, str], count: int) -> None:
-        self._num_words += count
-        for extension, name in words.items():
-            if len(self._words) < _MOST_WORDS:
-                self._words.setdefault(extension, name)
-
-    def at(self, group: Sequence[str]) -> None:
-        """Look at the names that agree up to the first dot."""
-        parts: dict[str, list[str]] = {}  # extensions by the key that the last dot gives
-        prefix = group[0][: group[0].find(".", group[0].rfind("/") + 1)]
-        for name in group:
-            rest = name[len(prefix) :]
-            cut = _last_dot(f"x{rest}") - 1
-            if cut < 0:  # such as `a.b.`
-                self.note("together", (name, name))
-                continue
-            parts.setdefault(rest[:cut], []).append(rest[cut + 1 :])
-        for middle in parts:
-            if middle:
-                self._at_middle(prefix, middle, parts)
-
-    def _at_middle(self, prefix: str, middle: str, parts: dict[str, list[str]]) -> None:
-        """Look at the names with the same text between the first and the last dot."""
-        extensions = parts[middle]
-        name = f"{prefix}{middle}.{extensions[0]}"
-        parent = middle.rpartition(".")[0]
-        while parent and parent not in parts:
-            parent = parent.rpartition(".")[0]
-        nested = parent in parts
-        above = f"{prefix}{parent}.{parts[parent][0]}" if nested else name
-        other = next((one for one in parts if one not in (middle, parent)), parent if nested else None)
-        beside = name if other is None else f"{prefix}{other}.{parts[other][0]}"
-        if _is_words(middle[1:]):
-            self.add_words({f"{middle[1:]}.{one}": f"{prefix}{middle}.{one}" for one in extensions}, len(extensions))
-            if len(parts) > 1:
-                self.note("torn", (beside if other == parent or not nested else above, name))
-            return
-        is_known = any(map(_KNOWN.fullmatch, extensions))
-        tail = middle[len(parent) + 1 :] if nested else middle[1:]
-        is_number, alike = bool(_NUMBER.fullmatch(tail)), nested and bool(set(parts[parent]) & set(extensions))
-        if nested and (_is_words(tail) or not alike):
-            self.note("together", (above, name))
-            if _is_words(tail) or (is_number and len(extensions) == 1):
-                return
-        if is_number and len(parts) == 1:
-            if is_known:
-                self.lone.setdefault(tail, name)
-        elif not is_known or (is_number and len(extensions) == 1):
-            if len(parts) > 1:
-                self.note("unclear", (beside, name))
-        else:
-            self.note("apart", (name, beside))
 
 
 def _middle(extension: str) -> str:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from wdsdist._util.array_types import Int64s
 from wdsdist.shards.tar.blocks import BLOCK, Blocks, Readable, decode, gather, pax_records
 
 _SETS_A_SIZE = re.compile(r"size|GNU\.sparse.*", re.DOTALL)
 _SLASH, _NEWLINE, _DIGIT = b"/\n0"
 
-Int64s = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.bool_]
 
 

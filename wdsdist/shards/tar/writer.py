@@ -30,13 +30,9 @@ def _template(typeflag: bytes) -> tuple[bytes, int]:
     return bytes(block), sum(block)
 
 
-_REGULAR = _template(b"0")
+REGULAR = _template(b"0")
+"""The header of a regular file without name and size, with a blank checksum, and the sum of its bytes."""
 _EXTENDED = _template(b"x")
-
-
-def regular_template() -> tuple[bytes, int]:
-    """Return the header of a regular file without name and size, with a blank checksum, and the sum of its bytes."""
-    return _REGULAR
 
 
 def _block(template: tuple[bytes, int], name: bytes, prefix: bytes, size: int) -> bytes:
@@ -92,7 +88,7 @@ def header(name: str, size: int) -> bytes:
     path = name.encode()
     split = _split_prefix(path) if path.isascii() else None
     if split is not None and size < SIZE_LIMIT:
-        return _block(_REGULAR, split[1], split[0], size)
+        return _block(REGULAR, split[1], split[0], size)
 
     records = b""
     if split is None:
@@ -102,7 +98,7 @@ def header(name: str, size: int) -> bytes:
         records += _pax_record("size", str(size).encode())
         size = 0
     extended = _block(_EXTENDED, b"././@PaxHeader", b"", len(records))
-    return extended + records + padding(len(records)) + _block(_REGULAR, split[1], split[0], size)
+    return extended + records + padding(len(records)) + _block(REGULAR, split[1], split[0], size)
 
 
 def padding(size: int) -> bytes:

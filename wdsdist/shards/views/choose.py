@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from wdsdist import storage
 from wdsdist._util.array_types import Int64s, Uint64s
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.shards.columns import table
 from wdsdist.shards.columns.column import Column
-from wdsdist.shards.views import key_list, query
+from wdsdist.shards.columns.match import match
+from wdsdist.shards.views import query
 from wdsdist.shards.views.picks import MOST_IN_A_SHARD, NOTES_ON_ALL, Picks
 
 if TYPE_CHECKING:
@@ -50,10 +53,10 @@ def select(
         step["where"] = where
     for name, given, wanted in (("keys", keys, True), ("exclude", exclude, False)):
         if given is not None:
-            listed = key_list.load(given, on)
-            found = key_list.is_listed(manifest._column(on), listed)
+            values, label = _listed(given, on)
+            found = match(manifest._column(on), values) >= 0
             chosen &= found == wanted
-            step[name] = {"from": listed.label, "values": len(listed.values), "samples": int(found.sum()), "on": on}
+            step[name] = {"from": label, "values": len(values), "samples": int(found.sum()), "on": on}
     places = np.flatnonzero(chosen)
     if amount is not None:
         places = _sampled(manifest, places, amount, seed)
@@ -98,6 +101,18 @@ def repeat(manifest: Manifest, times: str | int | float, seed: int) -> Manifest:
     if rest.any():
         counts += _unit(_hashes(manifest._column("key"), _REPEAT, seed)) < rest
     return _view(manifest, np.repeat(np.arange(manifest.num_samples), counts), {"repeat": times})
+
+
+def _listed(given: Keys, on: str) -> tuple[Column, str]:
+    """Return the values of a list that samples are kept or left out by, and where they came from, for people.
+
+    Raises what `table.values` raises for a file.
+    """
+    if not isinstance(given, (str, os.PathLike)):
+        values = Column.of(given)
+        return values, f"{len(values):,} values"
+    location = storage.normalise(os.fspath(given))
+    return table.values(location, on), storage.shown(location)
 
 
 def _view(manifest: Manifest, places: Int64s, step: dict[str, Any]) -> Manifest:

@@ -130,11 +130,6 @@ class Picks:
         starts = np.cumsum([0, *map(len, parts)]).astype(np.int64)
         return Picks(self.stored_counts[shards], starts, np.concatenate([*parts, np.zeros(0, np.uint32)]).astype("<u4"))
 
-    def first_shards(self, count: int) -> Picks:
-        """Return the picks of the first ``count`` shards."""
-        end = int(self.starts[count])
-        return Picks(self.stored_counts[:count], self.starts[: count + 1], self.numbers[:end])
-
     def __reduce__(self) -> tuple[Any, ...]:
         if self.path:  # a worker maps the file itself, so that its bytes are in memory once
             return _reloaded, (self.path, self.stated_digest)

@@ -1,0 +1,166 @@
+"""The commands that fill, show and clean the cache of this node."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import wdsdist
+from tests.support.tars import write_shard
+from wdsdist.cache import Need, ShardCache, copy_key
+from wdsdist.cli import _wdsdist
+from wdsdist.loader.dataset import StreamingDataset
+from wdsdist.shards.manifest import Manifest
+from wdsdist.storage.memory import Fault, MemoryStore
+
+SHARDS, SAMPLES = 8, 10
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shards")
+    for number in range(SHARDS):
+        write_shard(folder / f"{number:02}.tar", SAMPLES, prefix=f"shard{number}-")
+    wdsdist.index(folder)
+    return folder
+
+
+@pytest.fixture
+def store(folder: Path) -> Iterator[MemoryStore]:
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with MemoryStore({f"{name}/{file}": content for name in ("a", "b") for file, content in files.items()}) as store:
+        yield store
+
+
+@pytest.fixture
+def cached(store: MemoryStore, tmp_path: Path) -> tuple[ShardCache, Manifest, Manifest]:
+    """A cache with two shards of one data set and one of another."""
+    cache = ShardCache(tmp_path / "cache")
+    one, other = (wdsdist.open(f"{store.url}/{name}") for name in ("a", "b"))
+    for manifest, number in ((one, 0), (one, 1), (other, 0)):
+        cache.pin(manifest, number).close()
+    return cache, one, other
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(_wdsdist, ["cache", *map(str, words)])
+
+
+def fetched(store: MemoryStore) -> list[str]:
+    return [path for path in store.paths("read") if path.endswith(".tar")]
+
+
+def kept(cache: ShardCache) -> dict[str, int]:
+    found = json.loads(run("info", "--cache-dir", cache.folder, "--json").stdout)
+    return {one["source"].rpartition("/")[2]: one["shards"] for one in found}
+
+
+def test_what_is_kept_is_shown_by_data_set(cached: tuple[ShardCache, Manifest, Manifest], store: MemoryStore) -> None:
+    cache, one, _ = cached
+    with cache.pin(one, 1):
+        lines = run("info", "--cache-dir", cache.folder).stdout.splitlines()
+    rows = {line.split("\t")[0]: line.split("\t")[1:] for line in lines[:-1]}
+    assert rows.keys() == {f"{store.url}/a", f"{store.url}/b"}
+    assert rows[f"{store.url}/a"][0] == "2 shards"
+    assert rows[f"{store.url}/a"][2].endswith(", 1 in use")
+    assert "in use" not in rows[f"{store.url}/b"][2]
+    assert lines[-1].startswith("kept: 3 shards, ")
+
+
+def test_a_data_set_is_removed_but_not_what_is_read_or_needed(
+    cached: tuple[ShardCache, Manifest, Manifest], store: MemoryStore
+) -> None:
+    cache, one, other = cached
+    job = ShardCache(cache.folder)
+    job.expect([Need(copy_key(one, 1), 5)])
+    with cache.pin(one, 0):
+        done = run("clean", f"{store.url}/a", "--cache-dir", cache.folder)
+        assert done.stdout == "removed: 0 shards, 0 B; kept, for live jobs use them: 2 shards\n"
+    done = run("clean", f"{store.url}/a", "--cache-dir", cache.folder)
+    assert done.stdout.startswith("removed: 1 shard, ")
+    assert done.stdout.endswith("; kept, for live jobs use them: 1 shard\n")
+    assert kept(cache) == {"a": 1, "b": 1}
+    job.expect([])
+    run("clean", f"{store.url}/a", "--cache-dir", cache.folder)
+    assert kept(cache) == {"b": 1}
+    with cache.pin(other, 0) as pinned:
+        assert pinned.path.stat().st_size
+
+
+def test_copies_of_an_age_are_removed(cached: tuple[ShardCache, Manifest, Manifest]) -> None:
+    cache, one, _ = cached
+    long_ago = time.time() - 3 * 86_400
+    stamp = cache.path(one, 1).with_name("01.tar.wdsstamp")
+    os.utime(stamp, (long_ago, long_ago))
+    assert run("clean", "--older-than", "4d", "--cache-dir", cache.folder).stdout == "removed: 0 shards, 0 B\n"
+    assert run("clean", "--older-than", "2d", "--cache-dir", cache.folder).stdout.startswith("removed: 1 shard, ")
+    assert not cache.path(one, 1).exists()
+    assert kept(cache) == {"a": 1, "b": 1}
+
+
+def test_nothing_is_removed_unless_it_is_said_what(cached: tuple[ShardCache, Manifest, Manifest]) -> None:
+    cache = cached[0]
+    for words, message in (
+        ([], "say which copies to remove"),
+        (["s3://other"], "nothing is kept of s3://other"),
+        (["--older-than", "never"], "'never' is no age"),
+    ):
+        refused = run("clean", *words, "--cache-dir", cache.folder)
+        assert refused.exit_code == 2
+        assert message in refused.stderr
+    assert kept(cache) == {"a": 2, "b": 1}
+    assert run("clean", "--all", "--cache-dir", cache.folder).stdout.startswith("removed: 3 shards, ")
+    assert kept(cache) == {}
+
+
+def test_a_cache_that_is_not_there_is_empty(tmp_path: Path) -> None:
+    assert run("info", "--cache-dir", tmp_path / "none").stdout == "kept: 0 shards, 0 B\n"
+    assert not (tmp_path / "none").exists()
+
+
+def test_warm_fetches_what_the_ranks_of_the_node_need_first(store: MemoryStore, tmp_path: Path) -> None:
+    words = ["--ranks", 4, "--ranks-per-node", 2, "--seed", 3, "--batch-size", 4, "--cache-dir", tmp_path / "cache"]
+    size = len(store.files["a/00.tar"])
+    done = run("warm", f"{store.url}/a", *words, "--node", 1, "--bytes", int(2.6 * size))
+    assert done.exit_code == 0, done.output
+    first = fetched(store)
+    assert done.stdout.startswith(f"warm: {len(first)} shards, ")
+    of_node: set[str] = set()
+    for rank in (2, 3):
+        data = StreamingDataset(f"{store.url}/a", num_replicas=4, rank=rank, seed=3, batch_size=4)
+        shards = data.order_config.order(data.order_config.settings(data.identity()), 0).locate(
+            data._plan(data.identity()).positions(rank=rank, batch=0)
+        )[0]
+        of_node |= {f"a/{shard:02}.tar" for shard in shards.tolist()}
+    assert of_node <= set(first)
+    assert len(first) == 2
+    again = run("warm", f"{store.url}/a", *words, "--node", 1, "--bytes", int(2.6 * size))
+    assert again.stdout.endswith("; 0 were fetched now\n")
+    assert fetched(store) == first
+
+
+def test_warm_says_why_a_shard_cannot_be_fetched(store: MemoryStore, tmp_path: Path) -> None:
+    store.plant(Fault("a/*.tar", "not-found"))
+    refused = run("warm", f"{store.url}/a", "--cache-dir", tmp_path / "cache")
+    assert refused.exit_code == 2
+    assert "does not exist" in refused.stderr
+
+
+def test_warm_stays_within_the_limit(store: MemoryStore, tmp_path: Path) -> None:
+    limit = 4 * len(store.files["a/00.tar"])
+    words = ["--cache-dir", tmp_path / "cache", "--cache-limit", limit, "--bytes", "1GiB", "--shuffle-window", 10]
+    done = run("warm", f"{store.url}/a", *words)
+    assert done.exit_code == 0, done.output
+    assert 0 < len(fetched(store)) < 4
+
+
+def test_a_node_that_there_is_not_is_refused(store: MemoryStore, tmp_path: Path) -> None:
+    refused = run("warm", f"{store.url}/a", "--ranks", 4, "--ranks-per-node", 2, "--node", 2)
+    assert refused.exit_code == 2
+    assert "there are 4 ranks, 2 on each node" in refused.stderr

@@ -1,0 +1,128 @@
+"""Commands on a data set in a store: what they request of it, and what they say of wrong bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import wdsdist
+from wdsdist.cli import _wdsdist
+from wdsdist.shards import index as shardindex
+from wdsdist.storage.memory import Fault, MemoryStore
+
+SHARDS, SAMPLES = 3, 21  # odd: the middle of a shard, where faults are, lies in a photo
+PHOTO = 100_000
+
+
+def photo(number: int) -> bytes:
+    return np.random.default_rng(number).bytes(PHOTO)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three shards of photos with labels."""
+    dest = tmp_path_factory.mktemp("far") / "shards"
+    samples = ({"__key__": f"k{n:03}", "jpg": photo(n), "cls": n} for n in range(SHARDS * SAMPLES))
+    wdsdist.pack(samples, dest, shard_samples=SAMPLES)
+    return dest
+
+
+@pytest.fixture
+def store(folder: Path) -> Iterator[MemoryStore]:
+    with MemoryStore({f"train/{path.name}": path.read_bytes() for path in folder.iterdir()}) as store:
+        yield store
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache, which no command here may fill with shards."""
+    monkeypatch.setenv("WDSDIST_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(_wdsdist, [str(word) for word in words])
+
+
+def requested(store: MemoryStore) -> tuple[list[str], list[int]]:
+    """Return the names of the files that were read whole, without index.json, and the sizes of the ranges."""
+    reads = [one for one in store.requests if one.verb == "read" and not one.path.endswith("index.json")]
+    return (
+        sorted(one.path.removeprefix("train/") for one in reads if one.stop is None),
+        [one.stop - (one.start or 0) for one in reads if one.stop is not None],
+    )
+
+
+def test_a_member_is_written_for_the_indexes_and_its_bytes_alone(store: MemoryStore, cache: Path) -> None:
+    done = run("cat", f"{store.url}/train", "k025", "jpg")
+    assert done.stdout_bytes == photo(25)
+    names, ranges = requested(store)
+    assert names == [f"shard-{number:06}.tar.wdsindex" for number in range(SHARDS)]
+    assert ranges == [PHOTO]
+    assert not (cache / "shards").exists()
+
+
+def test_samples_are_listed_by_the_indexes_alone(store: MemoryStore) -> None:
+    listed = run("ls", "--samples", f"{store.url}/train").stdout.splitlines()
+    assert listed[25] == "25\tk025\tshard-000001.tar\tcls (2 B), jpg (97.7 KiB)"
+    assert requested(store) == ([f"shard-{number:06}.tar.wdsindex" for number in range(SHARDS)], [])
+
+
+def test_a_data_set_is_opened_by_its_index_json_alone(store: MemoryStore) -> None:
+    assert wdsdist.open(f"{store.url}/train").num_samples == SHARDS * SAMPLES
+    assert set(store.paths()) == {"train/index.json"}
+
+
+def test_wrong_bytes_are_fetched_again(store: MemoryStore) -> None:
+    store.plant(Fault("train/shard-000001.tar", "wrong-bytes", times=1))
+    assert run("cat", f"{store.url}/train", "k025", "jpg").stdout_bytes == photo(25)
+    assert requested(store)[1] == [PHOTO, PHOTO]
+
+
+def test_bytes_that_stay_wrong_are_an_error_that_names_shard_and_sample(store: MemoryStore) -> None:
+    store.plant(Fault("train/shard-000001.tar", "wrong-bytes"))
+    refused = run("cat", f"{store.url}/train", "k025", "jpg")
+    assert refused.exit_code == 2
+    assert refused.stdout_bytes == b""
+    assert "shard shard-000001.tar does not hold what its index says: the data of member 'jpg' of sample 'k025'" in (
+        refused.stderr
+    )
+
+
+def test_without_checksums_a_replaced_shard_is_found_by_its_headers(store: MemoryStore) -> None:
+    name = "train/shard-000001.tar"
+    old = shardindex.loads(store.files[f"{name}.wdsindex"], name)
+    store.files[f"{name}.wdsindex"] = shardindex.dumps(dataclasses.replace(old, checksums=None))
+    assert run("cat", f"{store.url}/train", "k025", "jpg").stdout_bytes == photo(25)
+    assert requested(store)[1] == [512 + PHOTO]
+    store.files[name] = store.files[name].replace(b"k025.jpg", b"k925.jpg")
+    refused = run("cat", f"{store.url}/train", "k025", "jpg")
+    assert "the tar header of member 'jpg' of sample 'k025'" in refused.stderr
+
+
+def test_an_index_of_another_shard_is_refused(store: MemoryStore) -> None:
+    store.files["train/shard-000001.tar.wdsindex"] = store.files["train/shard-000000.tar.wdsindex"]
+    refused = run("cat", f"{store.url}/train", "k025", "jpg")
+    assert "shard-000001.tar was indexed with another digest than index.json gives" in refused.stderr
+
+
+def test_a_shard_that_was_fetched_whole_is_mended_by_ranges(store: MemoryStore, tmp_path: Path) -> None:
+    store.plant(Fault("train/shard-000002.tar", "wrong-bytes", times=1))
+    done = run("columns", f"{store.url}/train", "--field", "jpg", "--output", tmp_path / "columns")
+    assert "shard-000002.tar" in requested(store)[0], done.output
+    assert "does not hold what its index says" not in done.output
+    assert requested(store)[1] == [PHOTO]
+
+
+def test_fields_of_members_are_probed_by_ranges_and_verified(store: MemoryStore, tmp_path: Path) -> None:
+    store.plant(Fault("train/shard-000002.tar", "wrong-bytes", times=1))
+    done = run("columns", f"{store.url}/train", "--field", "cls", "--output", tmp_path / "columns")
+    assert done.exit_code == 0, done.output
+    names, ranges = requested(store)
+    assert not [name for name in names if name.endswith(".tar")]
+    assert sum(ranges) < 0.03 * sum(len(file) for file in store.files.values())

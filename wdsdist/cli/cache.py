@@ -1,0 +1,172 @@
+"""The commands ``cache warm``, ``cache info`` and ``cache clean``: what this node keeps of remote data sets."""
+
+from __future__ import annotations
+
+import heapq
+import re
+import time
+from dataclasses import asdict
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wdsdist._util.validation import human
+from wdsdist.cli.options import allow_elsewhere, byte_count, opened, storage_option
+from wdsdist.cli.output import counted, say, say_json
+from wdsdist.cli.plan import epoch_options
+from wdsdist.cli.progress import meter
+
+if TYPE_CHECKING:
+    from wdsdist.shards.manifest import Manifest
+
+_SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+_cache_dir = click.option(
+    "--cache-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The cache folder, as cache_dir of StreamingDataset.  [default: in the user's cache]",
+)
+
+
+@click.group()
+def cache() -> None:
+    """Fill, show and clean the cache of remote shards on this node."""
+
+
+def _age(ctx: click.Context, param: click.Parameter, value: str | None) -> float:
+    """Read the value of ``--older-than``: ``30d``, ``12h``, ``90m`` or ``2w``; return seconds.
+
+    >>> from unittest.mock import Mock
+    >>> _age(Mock(), Mock(), "1.5h")
+    5400.0
+    """
+    if value is None:
+        return 0.0
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", value)
+    if found is None or not float(found[1]):
+        raise click.BadParameter(f"{value!r} is no age such as 90m, 12h, 30d or 2w", ctx, param)
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    return None if value is None else byte_count(ctx, param, value)
+
+
+@cache.command()
+@_cache_dir
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def info(cache_dir: Path | None, as_json: bool) -> None:
+    """Show what is kept, by data set: shards, bytes, last use, and how many shards live jobs use."""
+    from wdsdist.cache.contents import usage
+
+    found = usage(cache_dir)
+    if as_json:
+        say_json([asdict(one) for one in found])
+        return
+    for one in found:
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.last_use))
+        busy = f", {one.in_use:,} in use" if one.in_use else ""
+        name = one.source or "unknown, by an earlier version"
+        say(name, counted(one.shards, "shard"), human(one.bytes), f"last used {used}{busy}")
+    say(f"kept: {counted(sum(one.shards for one in found), 'shard')}, {human(sum(one.bytes for one in found))}")
+
+
+@cache.command()
+@click.argument("sources", metavar="[SOURCE]...", nargs=-1)
+@click.option("--older-than", metavar="AGE", callback=_age, help="Only what was not used for 90m, 12h, 30d or 2w.")
+@click.option("--all", "everything", is_flag=True, help="Remove all that no live job uses.")
+@_cache_dir
+def clean(sources: tuple[str, ...], older_than: float, everything: bool, cache_dir: Path | None) -> None:
+    """Remove the copies of the data sets at SOURCE, or those of a given age, but none that a live job uses.
+
+    SOURCE is the folder or URL of a data set, as `wdsdist cache info` shows it; what lies below it is meant too.
+    """
+    from wdsdist.cache.contents import clean as remove
+
+    done = remove(cache_dir, sources=sources, older_than=older_than, everything=everything)
+    kept = f"; kept, for live jobs use them: {counted(done.in_use, 'shard')}" if done.in_use else ""
+    say(f"removed: {counted(done.removed, 'shard')}, {human(done.bytes)}{kept}")
+
+
+@cache.command()
+@click.argument("shards", nargs=-1, required=True)
+@epoch_options
+@click.option("--node", type=click.IntRange(min=0), help="Number of this node.  [default: as launched, else 0]")
+@click.option("--rank", type=click.IntRange(min=0), help="Fetch for this rank only.  [default: all ranks of the node]")
+@click.option("--bytes", "room", metavar="SIZE", callback=_size, help="How much.  [default: two shuffle windows]")
+@_cache_dir
+@click.option("--cache-limit", metavar="SIZE", callback=_size, help="As cache_limit of StreamingDataset.")
+@allow_elsewhere
+@storage_option
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
+def warm(
+    shards: tuple[str, ...], cache_dir: Path | None, cache_limit: int | None, allow_elsewhere: bool, quiet: bool,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Fetch the shards of SHARDS that training will need first on this node into its cache.
+
+    Give the options of the loader and data set that will train. What is there already is not fetched again, so an
+    interrupted command goes on where it stopped.
+    """
+    from wdsdist.cache import ShardCache
+    from wdsdist.cache.warm import warm as fetch
+
+    manifest = opened(shards, allow_elsewhere=allow_elsewhere)
+    store = ShardCache(cache_dir, limit=cache_limit)
+    chosen = _first(manifest, cache_limit=cache_limit, **options)
+    total = int(manifest.read_sizes[chosen].clip(0).sum())
+    with meter("fetching", quiet=quiet) as shown:
+        fetch(store, manifest, chosen, lambda done, taken: shown.update(taken, total, f"{done:,} of {len(chosen):,}"))
+    if not quiet:
+        say(f"warm: {counted(len(chosen), 'shard')}, {human(total)}; {store.fetches:,} were fetched now")
+
+
+def _first(
+    manifest: Manifest, *, ranks: int, ranks_per_node: int, batch_size: int, epoch: int, samples_per_epoch: int | None,
+    seed: int, order: str, no_shuffle: bool, shuffle_window: int | None, num_canonical_replicas: int | None,
+    keep_tail: bool, node: int | None, rank: int | None, room: int | None, cache_limit: int | None,
+) -> list[int]:  # fmt: skip
+    """Return the shards that the ranks of a node need first."""
+    from wdsdist._util.validation import MOST_PROCESSES, check_integer
+    from wdsdist.cache.warm import first_shards
+    from wdsdist.distributed.identity import Identity, identity
+    from wdsdist.loader.order_config import OrderConfig
+    from wdsdist.sampling.epoch_plan import EpochPlan
+    from wdsdist.sampling.order import OrderSettings, default_window
+    from wdsdist.sampling.shard_schedule import upcoming
+
+    check_integer("ranks", ranks, 1, MOST_PROCESSES)
+    per_node = min(ranks, check_integer("ranks_per_node", ranks_per_node, 1))
+    if rank is None:
+        first = per_node * (identity().node_rank if node is None else node)
+        mine = range(first, min(first + per_node, ranks))
+    else:
+        mine = range(rank, rank + 1)
+    if not mine or mine[-1] >= ranks:
+        raise click.UsageError(f"there are {counted(ranks, 'rank')}, {per_node:,} on each node: see --ranks")
+    given = OrderSettings(
+        name="sampler" if order == "sampler" else "shard",
+        shuffle=not no_shuffle,
+        seed=seed,
+        window=default_window(manifest.counts) if shuffle_window is None else shuffle_window,
+    )
+    config = OrderConfig(
+        manifest=manifest, given=given, lanes=num_canonical_replicas, window=shuffle_window, cache_limit=cache_limit,
+        samples_per_epoch=samples_per_epoch,
+    )  # fmt: skip
+    here = Identity(mine[0], ranks, mine[0] % per_node, per_node, mine[0] // per_node, "arguments")
+    settings = config.settings(here)
+    plan = EpochPlan(
+        num_samples=config.num_samples,
+        num_replicas=ranks,
+        batch_size=check_integer("batch_size", batch_size, 1),
+        drop_last=False,
+        drop_last_batch=not keep_tail,
+    )
+    epoch_order = config.order(settings, epoch)
+    uses = (upcoming(epoch_order, plan, rank=one) for one in mine)
+    room = config.bytes_at_once(settings, here, len(mine)) if room is None else room
+    room = room if cache_limit is None else min(room, cache_limit)
+    return first_shards(manifest, heapq.merge(*uses, key=attrgetter("first")), room)

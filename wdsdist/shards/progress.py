@@ -1,0 +1,18 @@
+"""Progress of work on the shards of a data set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ShardsProgress:
+    """Progress of indexing shards, or of making columns from them."""
+
+    shards_done: int
+    shards: int
+    """That have to be read; columns may cover others already."""
+    bytes_done: int
+    """Of these shards, though not all of them may be read."""
+    bytes: int
+    samples_done: int
