@@ -7,7 +7,10 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from itertools import count
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,11 +20,14 @@ import wdsdist
 from tests.support import folders
 from tests.support.tars import plain_tar
 from tests.support.web import served
-from wdsdist.cache import ShardCache, cached_path, shard_cache, stamps
+from wdsdist import storage
+from wdsdist._util.array_types import Int64s
+from wdsdist.cache import PinnedPart, ShardCache, cached_path, shard_cache, stamps
 from wdsdist.cache.extents import ExtentMap
 from wdsdist.cache.fetch import Fetched, fetch
 from wdsdist.cache.urgency import Urgency
 from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError
+from wdsdist.shards.index import checksums
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage.memory import Fault, MemoryStore
 
@@ -137,6 +143,21 @@ def test_a_whole_copy_takes_the_place_of_a_sparse_one(
     assert is_right(dataset[1])
 
 
+def test_a_sparse_copy_that_was_read_when_the_whole_one_came_goes_later(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], remote: Manifest, tmp_path: Path
+) -> None:
+    reader = open_dataset().sample_reader
+    place = np.array([0])
+    held = reader.batch(place, place, place, None, None, deferred=True)["bin"]
+    ShardCache(tmp_path / "cache").pin(remote, 0).close()
+    assert len(sparse_copies(tmp_path)) == 1
+    assert bytes(held[0]) == member(0)
+    reader.release()
+    del held
+    ShardCache(tmp_path / "cache").pin(remote, 0).close()
+    assert sparse_copies(tmp_path) == []
+
+
 def test_samples_at_random_end_in_a_whole_copy_where_they_are_half_of_a_shard(
     open_dataset: Callable[..., wdsdist.StreamingDataset], tmp_path: Path
 ) -> None:
@@ -147,14 +168,16 @@ def test_samples_at_random_end_in_a_whole_copy_where_they_are_half_of_a_shard(
     assert folders.copies(tmp_path) == ["00.tar"]
 
 
+@pytest.mark.parametrize(("module", "name"), [(storage, "begin_fetch"), (checksums, "wrong")])
 def test_a_writer_that_is_killed_leaves_no_extent_without_its_bytes(
-    open_dataset: Callable[..., wdsdist.StreamingDataset], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType,
+    name: str,
+    open_dataset: Callable[..., wdsdist.StreamingDataset],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def killed(*_: object) -> None:
-        os.kill(os.getpid(), 9)
-
     with monkeypatch.context() as patch:
-        patch.setattr(ExtentMap, "add", killed)
+        patch.setattr(module, name, lambda *_, **__: os.kill(os.getpid(), 9))
         process = folders.forked(lambda: open_dataset()[5])
         assert folders.status(process) == -9
     (copy,) = sparse_copies(tmp_path)
@@ -227,6 +250,28 @@ def test_jobs_share_what_each_of_them_fetches(
             pool.submit(lambda dataset=dataset, first=first: [dataset[first + n] for n in range(4)]).result()
     assert all(is_right(datasets[0][number]) for number in range(16))
     assert store.paths("read").count("train/00.tar") == 16
+
+
+def test_what_one_job_is_fetching_another_waits_for(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = [open_dataset() for _ in range(2)]
+    stall, claims, both = Fault("train/00.tar", "stall"), count(1), threading.Event()
+    claimed = PinnedPart.claimed
+
+    def watched(part: PinnedPart, ranges: Int64s) -> AbstractContextManager[Int64s]:
+        if next(claims) == 3:  # the second job's second look
+            both.set()
+        return claimed(part, ranges)
+
+    monkeypatch.setattr(PinnedPart, "claimed", watched)
+    store.plant(stall)
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(dataset.__getitem__, 5) for dataset in datasets]
+        assert both.wait(60)
+        store.heal()
+        assert all(is_right(one.result()) for one in running)
+    assert store.paths("read").count("train/00.tar") == 1
 
 
 def test_parts_of_before_the_last_boot_are_fetched_again(

@@ -81,6 +81,12 @@ def test_a_state_from_when_windows_grew_goes_on_in_the_order_of_its_run(name: st
     assert rest_after(saved_state["state"], dataset, 2) == saved_state["keys"]
 
 
+@pytest.mark.usefixtures("saved")
+def test_compressed_shards_keep_the_order_whose_first_batch_needs_one_shard() -> None:
+    versions = [wdsdist.StreamingDataset(name).state_dict()["order_version"] for name in ("zst", "packed")]
+    assert versions == [2, 3]
+
+
 @pytest.mark.parametrize("when", ["before", "within", "end"])
 def test_a_state_of_a_mix_of_0_1_goes_on_with_the_same_samples_from_its_cache(
     when: str, stored: dict[str, tuple[str, float]]

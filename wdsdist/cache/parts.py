@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.ownership import is_own_file
 from wdsdist.cache.extents import ExtentMap, coalesced, covered, merged
-from wdsdist.cache.locks import LockableFile, PlantedError
+from wdsdist.cache.locks import LockableFile, PlantedError, pauses
 from wdsdist.cache.paths import CopyPaths
 from wdsdist.cache.pins import Pinned
 from wdsdist.cache.request import ShardRequest
@@ -83,6 +84,15 @@ class PinnedPart(Pinned):
         """Return the bytes by which members are read and checked: int64 [members, 2]."""
         offsets, lengths = checksums.needed(self.index, members)
         return np.stack((offsets, offsets + lengths), axis=1)
+
+    @contextlib.contextmanager
+    def claimed(self, ranges: Int64s) -> Iterator[Int64s]:
+        """Give those of the ranges that no other process is fetching; others find them claimed until the block ends."""
+        free = [one for one in ranges.tolist() if self.file.claim(*one)]
+        try:
+            yield np.array(free, np.int64).reshape(-1, 2)
+        finally:
+            self.file.unclaim()
 
     def lock(self) -> bool:
         """Lock the copy again; return false where it was evicted, or where all of the shard is there now."""
@@ -165,13 +175,22 @@ class PartFetcher:
                 parts[number] = part
                 if len(members):
                     missing[number] = members
-        for _ in range(_ATTEMPTS):
-            lacking = {number: (wanted[number][0], parts[number], members) for number, members in missing.items()}
-            missing = self._fetch(lacking) if lacking else {}
+        wrong: Counter[int] = Counter()
+        for _ in pauses(max((request.deadline.end for request, _ in wanted.values()), default=0.0)):
+            wrong.update(
+                self._fetch({number: (wanted[number][0], parts[number], missing[number]) for number in missing})
+            )
+            missing = {number: left for number in missing if len(left := parts[number].missing(missing[number]))}
+            failed = [number for number in missing if wrong[number] == _ATTEMPTS]
+            for number in failed:
+                del missing[number]
+                # Its index may be an old one too: the fetch of the whole shard finds out.
+                parts.pop(number).close()
+                self._space.drop_sparse(wanted[number][0].paths, wanted[number][0].deadline)
+            if not missing:
+                break
         for number in missing:
-            # Its index may be an old one too: the fetch of the whole shard finds out.
             parts.pop(number).close()
-            self._space.drop_sparse(wanted[number][0].paths, wanted[number][0].deadline)
         return parts
 
     def _known(self, request: ShardRequest, needs: PartNeeds) -> tuple[PinnedPart | None, ShardIndex | None]:
@@ -239,34 +258,40 @@ class PartFetcher:
         self._space.drop_sparse(paths, request.deadline)
         return None
 
-    def _fetch(self, wanted: Mapping[int, tuple[ShardRequest, PinnedPart, Int64s]]) -> dict[int, Int64s]:
-        """Fetch members into sparse copies and record those that are right; return the others."""
-        wrong = {}
+    def _fetch(self, wanted: Mapping[int, tuple[ShardRequest, PinnedPart, Int64s]]) -> list[int]:
+        """Fetch members into sparse copies, but for those that another process is fetching.
+
+        Records those that are right, and returns the shards with wrong ones.
+        """
+        wrong = []
         with contextlib.ExitStack() as stack:
-            running = [
-                stack.enter_context(
-                    storage.begin_fetch(
-                        request.location,
-                        part.path,
-                        request.options,
-                        size=request.size,
-                        deadline=request.deadline,
-                        connections=self._connections,
-                        ranges=[range(*one) for one in coalesced(part.places(members)).tolist()],
-                    )
+            running = []
+            for number, (request, part, members) in wanted.items():
+                ranges = stack.enter_context(part.claimed(coalesced(part.places(members))))
+                if not len(ranges):
+                    continue
+                fetching = storage.begin_fetch(
+                    request.location,
+                    part.path,
+                    request.options,
+                    size=request.size,
+                    deadline=request.deadline,
+                    connections=self._connections,
+                    ranges=[range(*one) for one in ranges.tolist()],
                 )
-                for request, part, members in wanted.values()
-            ]
-            for fetching, (number, (request, part, members)) in zip(running, wanted.items(), strict=True):
+                mine = members[covered(part.places(members), ranges)]
+                running.append((number, mine, stack.enter_context(fetching)))
+            for number, members, fetching in running:
+                request, part, _ = wanted[number]
                 try:
                     self._count(fetching.result())
                 except storage.NoRangesError:
-                    wrong[number] = members
+                    wrong.append(number)
                     continue
                 bad = checksums.wrong(part.index, members, _Content(part.file.fileno()))
                 self._space.record(request, part.map, merged(part.places(np.setdiff1d(members, bad))))
                 if len(bad):
-                    wrong[number] = bad
+                    wrong.append(number)
         return wrong
 
 

@@ -261,6 +261,8 @@ class ShardCache:
         pinned = self._verified(request, file)
         if pinned is None:
             file.close()
+        elif request.paths.sparse.exists():  # somebody was reading it when the copy came
+            self._space.drop_sparse(request.paths, request.deadline)
         return pinned
 
     def _verified(self, request: ShardRequest, file: LockableFile) -> Pinned | None:

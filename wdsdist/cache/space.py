@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist.cache import folders, stamps
 from wdsdist.cache.extents import ExtentMap
@@ -140,6 +141,7 @@ class CacheSpace:
                 return True  # of another process, meanwhile
             if self._find_room(ledger, paths, size_of(paths) + len(sidecar) + _MAP_BYTES, batch):
                 return False
+            folders.note_source(paths.folder, storage.split(request.location)[0])
             with ledger.changing(paths):
                 if sidecar and not paths.copy.exists():
                     _remove(paths.index)  # never written over: others may have mapped it
@@ -323,11 +325,11 @@ def _is_there(copy: Path) -> bool:
 
 def _is_free(one: Held) -> bool:
     """Return whether no process reads or fetches a shard."""
-    try:
-        with contextlib.closing(LockableFile(one.paths.copy)) as file:
-            return one.is_whole and file.lock(alone=True)
-    except OSError:
-        return one.is_whole
+    for path in (one.paths.copy, one.paths.sparse):
+        with contextlib.suppress(OSError), contextlib.closing(LockableFile(path)) as file:
+            if not file.lock(alone=True):
+                return False
+    return one.is_whole
 
 
 def _evict(paths: CopyPaths) -> bool:

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from wdsdist.cache import folders
-from wdsdist.cache.locks import LockableFile
+from wdsdist.cache.locks import FLOCK, LockableFile
 
 _LONGEST = 5.0
 """Seconds after which a fetch goes on although others wait, counted from its first pause."""
-
-_FLOCK = struct.Struct("@hhqqi4x")  # kind, whence, start, length, process
 
 
 class Urgency:
@@ -38,7 +35,7 @@ class Urgency:
         folders.make_root(self._path.parent)
         with contextlib.closing(LockableFile(self._path, writable=True, create=True)) as file:
             # Of the open file, unlike POSIX locks, which closing any other one in this process would free.
-            fcntl.fcntl(file.fileno(), fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, 0, 0, 1, 0))
+            fcntl.fcntl(file.fileno(), fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_RDLCK, 0, 0, 1, 0))
             yield
 
     @contextlib.contextmanager
@@ -50,8 +47,8 @@ class Urgency:
             def must_pause() -> bool:
                 if not file.is_open:  # the fetch was given up
                     return False
-                asked = fcntl.fcntl(file.fileno(), fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, 0, 1, 0))
-                if _FLOCK.unpack(asked)[0] == fcntl.F_UNLCK:
+                asked = fcntl.fcntl(file.fileno(), fcntl.F_OFD_GETLK, FLOCK.pack(fcntl.F_WRLCK, 0, 0, 1, 0))
+                if FLOCK.unpack(asked)[0] == fcntl.F_UNLCK:
                     return False
                 if not until:
                     until.append(time.monotonic() + _LONGEST)
