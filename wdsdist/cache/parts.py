@@ -267,8 +267,10 @@ class PartFetcher:
         with contextlib.ExitStack() as stack:
             running = []
             for number, (request, part, members) in wanted.items():
-                ranges = stack.enter_context(part.claimed(coalesced(part.places(members))))
-                if not len(ranges):
+                claimed = stack.enter_context(part.claimed(coalesced(part.places(members))))
+                # Looked up again, as another process may have fetched some before it gave up its claim.
+                mine = part.missing(members[covered(part.places(members), claimed)])
+                if not len(mine):
                     continue
                 fetching = storage.begin_fetch(
                     request.location,
@@ -277,9 +279,8 @@ class PartFetcher:
                     size=request.size,
                     deadline=request.deadline,
                     connections=self._connections,
-                    ranges=[range(*one) for one in ranges.tolist()],
+                    ranges=[range(*one) for one in coalesced(part.places(mine)).tolist()],
                 )
-                mine = members[covered(part.places(members), ranges)]
                 running.append((number, mine, stack.enter_context(fetching)))
             for number, members, fetching in running:
                 request, part, _ = wanted[number]
