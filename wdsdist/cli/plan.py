@@ -136,7 +136,7 @@ def _world(
         seed=seed,
         window=default_window(counts) if shuffle_window is None else shuffle_window,
         num_canonical_replicas=ranks if num_canonical_replicas is None else num_canonical_replicas,
-        version=version_for(in_parts=manifest is None or not manifest.is_compressed.any()),
+        version=version_for(is_local=manifest is not None and not manifest.is_copied.any()),
     )
     plan = EpochPlan(
         num_samples=int(counts.sum())

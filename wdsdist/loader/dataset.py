@@ -370,5 +370,5 @@ def _given(
         seed=seed,
         window=default_window(manifest.counts) if window is None else window,
         num_canonical_replicas=1 if lanes is None else lanes,
-        version=version_for(in_parts=not manifest.is_compressed.any()),
+        version=version_for(is_local=not manifest.is_copied.any()),
     )

@@ -34,9 +34,9 @@ VERSIONS = 1, 2, 3
 lanes begin with their longest piece and windows grow fourfold from that, so that the first batch needs one shard."""
 
 
-def version_for(*, in_parts: bool) -> int:
-    """Return the version for new runs over shards of which parts can be read, or only all."""
-    return VERSIONS[-1] if in_parts else 2
+def version_for(*, is_local: bool) -> int:
+    """Return the version for new runs: of shards that are fetched first, a full window would be waited for."""
+    return VERSIONS[-1] if is_local else 2
 
 
 # Distinct first words keep the hashes for shards, for windows and for turns apart.

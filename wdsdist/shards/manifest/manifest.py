@@ -207,19 +207,19 @@ class Manifest(Choices):
     @functools.cached_property
     def is_copied(self) -> npt.NDArray[np.bool_]:
         """bool [shards]: which are read through the cache, because they are remote or compressed."""
-        copied = self.is_compressed | storage.is_remote(self.base)
+        copied = self._is_compressed | storage.is_remote(self.base)
         with_place = (np.char.find(self.names, b"://") >= 0) | np.char.startswith(self.names, b"/")
         for number in np.flatnonzero(with_place).tolist():
-            copied[number] = storage.is_remote(self.location(number)) or self.is_compressed[number]
+            copied[number] = storage.is_remote(self.location(number)) or self._is_compressed[number]
         return copied
 
     @property
     def read_sizes(self) -> Int64s:
         """int64 [shards]: bytes of the tar in each, decompressed where it is compressed; -1 where unknown."""
-        return np.where(self.is_compressed, self.tar_sizes, self.sizes)
+        return np.where(self._is_compressed, self.tar_sizes, self.sizes)
 
     @functools.cached_property
-    def is_compressed(self) -> npt.NDArray[np.bool_]:
+    def _is_compressed(self) -> npt.NDArray[np.bool_]:
         """bool [shards]."""
         compressed = ~np.char.endswith(self.names, b".tar")
         for number in np.flatnonzero(compressed).tolist():
