@@ -27,7 +27,9 @@ demo: $(PACKAGE)
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 \
 	    examples/train_fashion_mnist.py --data "$(DATA)" --work demo-data
 
-test: lint types check
+# The types are checked beside the tests: cold, that is half a minute of one core.
+test: lint
+	@$(MAKE) --no-print-directory --jobs 2 types check
 
 lint: $(INSTALLED)
 	@echo "== lint"
@@ -40,11 +42,12 @@ types: $(INSTALLED)
 
 check: $(INSTALLED)
 	@echo "== layers, doctests and tests"
-	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --durations 5
+	@$(BIN)/python -m pytest --numprocesses auto --dist loadfile --durations 5
 
-# What the default run leaves out because it takes minutes.
+# What the default run leaves out because it takes minutes: each test by itself to the next process that is free.
 slow: $(INSTALLED)
-	@$(BIN)/python -m pytest -m slow --durations 5
+	@echo "== slow tests"
+	@$(BIN)/python -m pytest -m slow --numprocesses auto --dist loadgroup --timeout 600 --durations 5
 
 # Every link and anchor is checked. Nothing is fetched while it is built.
 docs: $(WRITERS)

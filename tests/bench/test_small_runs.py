@@ -39,6 +39,6 @@ def test_all_are_here() -> None:
 def test_it_runs(tmp_path: Path, name: str) -> None:
     arguments, line = RUNS[name]
     command = [sys.executable, str(TOOLS / f"{name}.py"), *(one.format(tmp=tmp_path) for one in arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stderr
     assert line in done.stdout

@@ -19,7 +19,6 @@ from tests.support import folders
 from tests.support.damage import cut, flip, flip_keeping_its_time
 from wdsdist._util import files
 from wdsdist.cache import FetchAhead, Need, ShardCache, cached_path, copy_key, kept, refetch
-from wdsdist.cache import fetch as fetching
 from wdsdist.cache.locks import LockableFile
 from wdsdist.cache.priorities import all_needs
 from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError, StorageError
@@ -385,12 +384,12 @@ def test_wrong_bytes_always_are_an_error_and_never_in_the_cache(
 
 
 def test_shards_without_index_or_size_are_indexed_once(
-    tmp_path: Path, store: MemoryStore, remote: Manifest, room: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, store: MemoryStore, remote: Manifest, room: int, no_scan: Callable[[], None]
 ) -> None:
     del store.files["train/00.tar.wdsindex"]
     cache = ShardCache(tmp_path / "cache", limit=2 * room + (1 << 17))
     cache.pin(remote, 0).close()
-    monkeypatch.setattr(fetching.scan_local, "scan_shard", None)
+    no_scan()
     with cache.pin(remote, 0) as pinned:
         assert pinned.index.num_samples == 20
     with ShardCache(tmp_path / "unlimited").pin(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from PIL import Image
 
 import wdsdist
 from wdsdist.cli import _wdsdist
@@ -49,11 +51,11 @@ def run(*words: object) -> Result:
     return CliRunner().invoke(_wdsdist, [str(word) for word in words])
 
 
-def requested(store: MemoryStore) -> tuple[list[str], list[int]]:
+def requested(store: MemoryStore, folder: str = "train") -> tuple[list[str], list[int]]:
     """Return the names of the files that were read whole, without index.json, and the sizes of the ranges."""
     reads = [one for one in store.requests if one.verb == "read" and not one.path.endswith("index.json")]
     return (
-        sorted(one.path.removeprefix("train/") for one in reads if one.stop is None),
+        sorted(one.path.removeprefix(f"{folder}/") for one in reads if one.stop is None),
         [one.stop - (one.start or 0) for one in reads if one.stop is not None],
     )
 
@@ -65,6 +67,12 @@ def test_a_member_is_written_for_the_indexes_and_its_bytes_alone(store: MemorySt
     assert names == [f"shard-{number:06}.tar.wdsindex" for number in range(SHARDS)]
     assert ranges == [PHOTO]
     assert not (cache / "shards").exists()
+
+
+def test_by_its_number_a_sample_takes_one_index(store: MemoryStore) -> None:
+    assert run("cat", f"{store.url}/train", "25", "cls", "--number").stdout_bytes == b"25"
+    assert requested(store) == (["shard-000001.tar.wdsindex"], [2])
+    assert "'k025' is no number" in run("cat", f"{store.url}/train", "k025", "cls", "--number").stderr
 
 
 def test_samples_are_listed_by_the_indexes_alone(store: MemoryStore) -> None:
@@ -117,6 +125,20 @@ def test_a_shard_that_was_fetched_whole_is_mended_by_ranges(store: MemoryStore, 
     assert "shard-000002.tar" in requested(store)[0], done.output
     assert "does not hold what its index says" not in done.output
     assert requested(store)[1] == [PHOTO]
+
+
+def test_headers_of_images_are_probed_by_ranges(tmp_path: Path) -> None:
+    header = io.BytesIO()
+    Image.new("RGB", (48, 32)).save(header, "JPEG")
+    image = header.getvalue() + bytes(200_000)
+    wdsdist.pack(({"__key__": f"k{n}", "jpg": image} for n in range(10)), tmp_path / "shards")
+    with MemoryStore({f"x/{path.name}": path.read_bytes() for path in (tmp_path / "shards").iterdir()}) as store:
+        done = run("columns", f"{store.url}/x", "--probe", "jpg.width", "--output", tmp_path / "columns")
+        assert done.exit_code == 0, done.output
+        assert "10" in done.output
+        names, ranges = requested(store, "x")
+        assert not [name for name in names if name.endswith(".tar")]
+        assert sum(ranges) < 0.1 * 10 * len(image)
 
 
 def test_fields_of_members_are_probed_by_ranges_and_verified(store: MemoryStore, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def planned(rule: BatchRule, ranks: int, per_node: int, **more: object) -> tuple
     batching = Batching(
         rule=rule,
         lengths=lengths,
-        costs=lambda shards, samples, lengths: lengths.astype(np.float64),
+        costs=lambda shards, samples, lengths, sizes: sizes.astype(np.float64),
         buckets=(lambda shards, samples: samples % 3) if rule.kind == "buckets" else None,
         block_samples=70,
         **more,  # type: ignore[arg-type]

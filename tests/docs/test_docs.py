@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import json
 import re
 from pathlib import Path
 
+import click
 import pytest
 
 import wdsdist
@@ -46,7 +48,9 @@ def test_what_is_not_run_is_python_or_names_commands_and_options_that_exist(bloc
     if block.language == "python":
         ast.parse(block.text)
     for _, (command, *arguments) in commands(block):
-        known = {option for parameter in _wdsdist.commands[command].params for option in parameter.opts}
+        found = _wdsdist.commands[command]
+        found = found.commands[arguments[0]] if isinstance(found, click.Group) else found
+        known = {option for parameter in found.params for option in parameter.opts}
         assert {one.partition("=")[0] for one in arguments if one.startswith("-")} <= known
     pytest.skip(f"not run: {block.reason}")
 
@@ -92,6 +96,7 @@ def test_every_extra_that_is_named_exists() -> None:
     assert named <= extras
 
 
+@functools.cache
 def texts_of_the_program() -> str:
     """Return all texts in the package but docstrings, each after a zero, with a blank for each value filled in."""
     nodes = [node for path in (ROOT / "wdsdist").rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]

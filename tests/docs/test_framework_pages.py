@@ -13,8 +13,9 @@ import wdsdist
 from tests.support import forked
 from tests.support.pages import ROOT, blocks
 
+RAY = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 BLOCKS = [
-    pytest.param(block.text, id=f"{name}:{block.line}", marks=[pytest.mark.slow] if name == "ray" else [])
+    pytest.param(block.text, id=f"{name}:{block.line}", marks=RAY if name == "ray" else [])
     for name in ("pytorch", "ray", "webdataset")
     for block in blocks((ROOT / "docs" / "frameworks" / f"{name}.md").read_text())
 ]
@@ -38,7 +39,7 @@ def test_every_python_block_runs_as_it_stands(block: str, folder: Path, monkeypa
         return
     Path("train.py").write_text(block)
     if "ray.train" in block:
-        found = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, timeout=100, check=False)
+        found = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, timeout=280, check=False)
     else:
         found = forked.launch("train.py", ranks=4)
     assert found.returncode == 0, found.stderr

@@ -34,7 +34,7 @@ def test_the_commands_on_shards_run(checkout: Path) -> None:
     packed = forked.run("-m", "wdsdist", "pack", "examples/data/t10k", "shards", cwd=checkout)
     assert packed.returncode == 0, packed.stderr
     shown = re.findall(r"^    wdsdist (\S+ shards.*?)(?:  +#.*)?$", README, re.MULTILINE)
-    assert len(shown) == 10
+    assert len(shown) == 11
     for arguments in shown:
         quick = ["--seconds", "0.05"] if arguments.startswith("bench") else []
         found = forked.run("-m", "wdsdist", *shlex.split(arguments), *quick, cwd=checkout)

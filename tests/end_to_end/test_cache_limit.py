@@ -76,7 +76,7 @@ def read_by_ranks(store: web.Web, cache: Path, world: int, limit: int, batch_siz
         subprocess.Popen(command("one_rank", *arguments, rank), env=environment, stdout=subprocess.PIPE)
         for rank in range(world)
     ]
-    return [json.loads(rank.communicate(timeout=60)[0]) for rank in ranks]
+    return [json.loads(rank.communicate(timeout=280)[0]) for rank in ranks]
 
 
 def read_locally(stored: Path, world: int, batch_size: int) -> list[Any]:
@@ -181,7 +181,7 @@ def test_a_program_may_end_in_the_middle_of_an_epoch(store: web.Web, tmp_path: P
         "next(batches)\n"
     )
     command = [sys.executable, "-c", program, store.url, str(tmp_path), str(workers)]
-    ended = subprocess.run(command, stderr=subprocess.PIPE, timeout=60)
+    ended = subprocess.run(command, stderr=subprocess.PIPE, timeout=280)
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 

@@ -10,7 +10,7 @@ import os
 import random
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fsspec
@@ -146,8 +146,8 @@ def test_a_cut_tar_that_was_compressed_is_damage_too(tmp_path: Path, name: str) 
         wdsdist.index(path)
 
 
-def test_a_bomb_is_refused_and_fills_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compression, "_ALWAYS", 100_000)
+def test_a_bomb_is_refused_and_fills_no_cache(tmp_path: Path, limit_expansion: Callable[..., None]) -> None:
+    limit_expansion(100_000)
     path = tmp_path / "x.tar.bz2"
     path.write_bytes(compressed(plain_tar([("a.bin", bytes(4 << 20))]), path.name))
     (tmp_path / "index.json").write_text(

@@ -44,7 +44,7 @@ FLOORS: list[dict[str, str]] = [
 
 NOT_PYTHON = {"py.typed"}
 
-READS_ENVIRONMENT = {"distributed", "_util.host", "_util.ownership"}
+READS_ENVIRONMENT = {"distributed", "storage.s3_urls", "_util.host", "_util.ownership"}
 TOUCHES_FILES = {
     "_util.files", "_util.host", "_util.ownership", "_util.shared_memory", "distributed", "storage", "shards", "cache",
     "samples.shard_reader", "packing", "diagnostics",

@@ -27,7 +27,6 @@ from wdsdist.errors import (
     StorageError,
 )
 from wdsdist.shards import quarantine
-from wdsdist.storage import compression
 
 SHARDS, EACH = 4, 60
 TOTAL = SHARDS * EACH
@@ -354,10 +353,9 @@ class TestWhatIsNoBadSample:
             batches(reading(tmp_path))
 
     def test_members_that_unpack_to_too_much_together_are_none(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, limit_expansion: Callable[..., None]
     ) -> None:
-        monkeypatch.setattr(compression, "_ALWAYS", 1 << 20)
-        monkeypatch.setattr(compression, "_EXPANSION", 2)
+        limit_expansion(1 << 20, 2)
         members = [(f"{number}.txt.gz", gzip.compress(b"x" * 300_000)) for number in range(8)]
         (tmp_path / "0.tar").write_bytes(plain_tar(members))
         wdsdist.index(tmp_path)

@@ -23,15 +23,6 @@ from wdsdist.loader.ipc.slots import SlotTable
 from wdsdist.samples.collate import Ragged
 
 
-@pytest.fixture(autouse=True, scope="module")
-def only_what_these_tests_make_is_collected() -> Iterator[None]:
-    """Keep each collection from walking all that earlier tests have left in memory."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @contextmanager
 def a_worker(prefetch_factor: int = 2) -> Iterator[tuple[Callable[[Any], Any], SlotTable]]:
     """Give what carries a batch from a worker and back, all in this process, and its table of slots."""

@@ -20,6 +20,7 @@ from tests.support import tars
 from tests.support.examples import fewer
 from wdsdist import StreamingDataLoader
 from wdsdist.errors import ArgumentError, ArgumentTypeError, IndexNotFoundError, SampleError, StateMismatchError
+from wdsdist.loader import planned_batches
 from wdsdist.samples.images.transforms import seeded
 from wdsdist.sampling.mix_order import MixOrder, Mixture
 from wdsdist.sampling.mix_schedule import schedule
@@ -440,3 +441,41 @@ def test_data_sets_with_different_fields_ask_for_those_they_share(sets: dict[str
         next(iter(StreamingDataLoader(wdsdist.mix(shares), 8, num_workers=0)))
     batch = next(iter(StreamingDataLoader(wdsdist.mix(shares, fields=("cls",)), 8, num_workers=0)))
     assert batch.keys() == {"__key__", "__shard__", "__dataset__", "cls"}
+
+
+def test_weights_by_tokens_are_shares_of_the_tokens_of_every_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(planned_batches, "BLOCK_STEPS", 32)
+    rng = np.random.default_rng(0)
+    for name, mean in (("long", 40), ("short", 10)):
+        sizes = rng.integers(1, 2 * mean, 1000)
+        wdsdist.pack(({"ids": np.zeros(size, np.int32).tobytes()} for size in sizes), tmp_path / name)
+    shares = {name: (tmp_path / name, weight) for name, weight in (("long", 0.75), ("short", 0.25))}
+    options: dict[str, Any] = {"by": "ids.tokens", "decode": {"ids": np.int32}, "num_replicas": 1, "rank": 0}
+    loader = StreamingDataLoader(
+        wdsdist.mix(shares, **options), max_tokens=400, length="ids.tokens", num_workers=0, collate_fn=list
+    )
+    tokens: Counter[tuple[int, str]] = Counter()
+    for batch in loader:
+        for sample in batch:
+            tokens[loader.state_dict()["block"], sample["__dataset__"]] += len(sample["ids"])
+    blocks = [(tokens[block, "long"], tokens[block, "short"]) for block in sorted({block for block, _ in tokens})]
+    assert len(blocks) > 2
+    for long, short in blocks:
+        assert abs(long / (long + short) - 0.75) < 0.02 or long + short < 5_000
+    state = loader.state_dict()
+    again = StreamingDataLoader(wdsdist.mix(shares, **options), 8, num_workers=0)
+    again.load_state_dict(state)
+    del options["by"]
+    with pytest.raises(StateMismatchError, match="mix is"):
+        StreamingDataLoader(wdsdist.mix(shares, **options), 8, num_workers=0).load_state_dict(state)
+
+
+def test_weights_by_a_column_that_has_no_lengths_are_refused(sets: dict[str, Path]) -> None:
+    shares = {name: (folder, 1) for name, folder in sets.items()}
+    with pytest.raises(ArgumentError, match=r"no column 'txt\.tokens'"):
+        wdsdist.mix(shares, by="txt.tokens")
+    with pytest.raises(ArgumentError, match="'key' holds no lengths"):
+        wdsdist.mix(shares, by="key")

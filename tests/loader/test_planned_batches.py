@@ -15,6 +15,7 @@ import wdsdist
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, StateMismatchError
 from wdsdist.loader import planned_batches
+from wdsdist.loader.checkpoint import Position
 from wdsdist.sampling.planned_epoch import Place
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage.memory import MemoryStore
@@ -307,3 +308,49 @@ def test_a_state_of_an_epoch_before_data_grew_is_counted_on(tmp_path: Path) -> N
     assert other.state_dict()["block"] == 0
     assert Counter(keys([*played, *iterator])) == Counter(f"d{number}" for number in range(40))
     assert len(keys(other)) == 80
+
+
+def test_a_piece_of_a_document_costs_by_its_own_length(data: Manifest) -> None:
+    for cost, expected in (("linear", 1.0), ("quadratic", 2.0), ("ids.bytes", 1.0)):
+        one = loader(data, pack_to=64, length="ids.tokens", batch_size=4, cost=cost)
+        block = one._what_is_left(Position(0, 0), one.dataset.identity()).epoch.block(0)  # type: ignore[union-attr]
+        sizes = (block.stops - block.starts).astype(float)
+        assert (sizes == 64).any()
+        scale = 4 if cost == "ids.bytes" else 1
+        assert np.allclose(block.costs, scale * sizes**expected)
+
+
+class _Spoiled:
+    """A transform that finds each fifth sample bad, but for the shortest."""
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        if int(sample["__key__"][1:]) % 5 == 0 and len(sample["ids"]) > 2:
+            raise wdsdist.BadSample("spoiled")
+        return sample
+
+
+@pytest.mark.parametrize("way", [TOKENS, {"pack_to": 64, "length": "ids.tokens", "batch_size": 4}])
+def test_what_replaces_a_bad_sample_fits_in_its_place(data: Manifest, way: dict[str, Any]) -> None:
+    dataset = StreamingDataset(
+        data, decode={"ids": np.int32}, num_replicas=1, rank=0, transform=_Spoiled(), on_error="replace"
+    )
+    one = StreamingDataLoader(dataset, num_workers=0, collate_fn=None if "pack_to" in way else listed, **way)
+    batches = list(one)
+    assert one.stats().bad_samples > DOCUMENTS // 10
+    assert not any(int(key[1:]) % 5 == 0 and SIZES[int(key[1:])] > 2 for batch in batches for key in _flat(batch))
+    if "pack_to" in way:
+        assert sum(int((batch["document_ids"] >= 0).sum()) for batch in batches) == SIZES.sum()
+    else:
+        assert all(sum(batch["sizes"]) <= 512 for batch in batches)
+
+
+def _flat(batch: dict[str, Any]) -> list[str]:
+    return [key for keys in batch["__key__"] for key in ([keys] if isinstance(keys, str) else keys)]
+
+
+def test_in_a_bucket_another_sample_of_it_replaces_a_bad_one(data: Manifest) -> None:
+    options = planned_batches.BatchOptions(batch_size=8, bucket_by="ids.bytes")
+    planned = planned_batches.PlannedBatches(data, options, {})
+    numbers = np.arange(60)[::-1]
+    misfits = planned.misfits(0, numbers, 7)
+    assert np.array_equal(misfits > 0, SIZES[numbers] != SIZES[numbers[7]])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from wdsdist.errors import DestinationError, DestinationExistsError, SourceError, StorageError
-from wdsdist.packing import PackProgress, pack, run
+from wdsdist.packing import PackProgress, pack
 from wdsdist.shards import open as catalog
 from wdsdist.storage.memory import Fault, MemoryStore
 
@@ -93,15 +93,9 @@ def test_wherever_uploads_begin_to_fail_the_next_run_finishes_the_rest(
 
 
 def test_a_failure_in_the_middle_of_a_shard_shows_nothing_of_it(
-    source: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    source: Path, store: MemoryStore, before_writing: Callable[[Callable[[], object]], None]
 ) -> None:
-    real = run.make_plan
-
-    def make_plan(*args: Any, **options: Any) -> Any:
-        (source / "0019.bin").unlink()
-        return real(*args, **options)
-
-    monkeypatch.setattr(run, "make_plan", make_plan)
+    before_writing((source / "0019.bin").unlink)
     with pytest.raises(SourceError, match="vanished"):
         pack_there(source, shuffle_seed=None)
     assert "shard-000003.tar" not in contents(store)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import forked
 from tests.support.programs import command as program
 from wdsdist.packing import pack
 
@@ -94,8 +95,7 @@ def alone(source: Path, tmp_path: Path) -> dict[str, bytes]:
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    call = [sys.executable, "-m", "wdsdist", *map(str, arguments)]
-    return subprocess.run(call, capture_output=True, text=True, check=False, timeout=100)
+    return forked.run("-m", "wdsdist", *arguments)
 
 
 def test_the_command_packs_into_a_bucket_once(source: Path, bucket: Bucket, url: str, alone: dict[str, bytes]) -> None:

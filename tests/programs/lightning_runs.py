@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import warnings
 from typing import Any
+from unittest import mock
 
 import torch.distributed as dist
 from torch import Tensor, nn, optim
 
 import wdsdist
+from wdsdist.loader import planned_batches
 
 Seen = list[tuple[int, list[int]]]
 
@@ -127,6 +129,19 @@ def planned(shards: str) -> wdsdist.StreamingDataLoader:
     """Return a loader of batches of at most 8 bytes of classes."""
     dataset = wdsdist.StreamingDataset(shards, decode=True)
     return wdsdist.StreamingDataLoader(dataset, max_tokens=8, length="cls.bytes", num_workers=1)
+
+
+@mock.patch.object(planned_batches, "BLOCK_STEPS", 1)  # so that epochs differ
+def planned_epochs(shards: str, folder: str, epochs: int, **options: Any) -> dict[str, Any]:
+    """Train several epochs of planned batches, of which Lightning asks each for its length."""
+    options |= {"max_epochs": epochs, "reload_dataloaders_every_n_epochs": 1}
+
+    def loaders(shards: str) -> wdsdist.StreamingDataLoader:
+        dataset = wdsdist.StreamingDataset(shards, decode=True)
+        return wdsdist.StreamingDataLoader(dataset, 3, bucket_by="cls.bytes", num_workers=1)
+
+    found = fit(shards, folder, loaders=loaders, **options)
+    return {**found, "lengths": list(map(loaders(shards).planned_length, range(epochs)))}
 
 
 def planned_refusal(shards: str, folder: str) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from torch import nn
 import wdsdist
 from tests.programs.accelerate_runs import as_launched
 from wdsdist.errors import WdsdistError
+from wdsdist.loader import planned_batches
 
 _SEEN: list[list[int]] = []
 
@@ -100,8 +102,8 @@ def training_on_planned_batches(shards: str, folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {"all": seen_by(trainer.train), "steps": trainer.state.global_step}
     again = make_trainer(shards, folder, batches=batches, **options)
     found["rest"] = seen_by(again.train, resume_from_checkpoint=f"{folder}/checkpoint-5")
+    options = {**options, "num_train_epochs": 1}
     cases: dict[str, dict[str, Any]] = {
-        "epochs": {"num_train_epochs": 2},
         "accumulation": {"gradient_accumulation_steps": 2},
         "budget": {"batches": {**batches, "max_tokens": 9}},
         "both": {"train_sampling_strategy": "group_by_length"},
@@ -114,6 +116,23 @@ def training_on_planned_batches(shards: str, folder: str) -> dict[str, Any]:
             found[case] = seen_by(trainer.train, resume_from_checkpoint=f"{folder}/checkpoint-5")
         except WdsdistError as error:
             found[case] = f"{type(error).__name__}: {error}"
+    return found
+
+
+@mock.patch.object(planned_batches, "BLOCK_STEPS", 1)  # so that epochs differ
+def epochs_of_planned_batches(shards: str, folder: str, epochs: int) -> dict[str, Any]:
+    """Train several epochs of planned batches, with two of them an update, and resume after some updates."""
+    as_launched()
+    options: dict[str, Any] = {"num_train_epochs": epochs, "batches": {"bucket_by": "cls.bytes"}}
+    options |= {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2}
+    trainer = make_trainer(shards, folder, save_steps=4, **options)
+    loader = trainer.get_train_dataloader()
+    lengths = [loader.planned_length(epoch) for epoch in range(epochs)]
+    found: dict[str, Any] = {"all": seen_by(trainer.train), "lengths": lengths, "steps": trainer.state.global_step}
+    found["rest"] = {}
+    for step in (4, found["steps"] // 4 * 4):
+        again = make_trainer(shards, folder, save_steps=1000, **options)
+        found["rest"][step] = seen_by(again.train, resume_from_checkpoint=f"{folder}/checkpoint-{step}")
     return found
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -96,10 +97,9 @@ def test_a_compressed_member_that_expands_without_end_is_refused() -> None:
 
 @pytest.mark.parametrize("extension", ["txt.gz", "txt.gz.gz"])
 def test_the_compressed_members_of_a_shard_are_counted_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extension: str
+    tmp_path: Path, limit_expansion: Callable[..., None], extension: str
 ) -> None:
-    monkeypatch.setattr(compression, "_ALWAYS", 1 << 20)
-    monkeypatch.setattr(compression, "_EXPANSION", 2)
+    limit_expansion(1 << 20, 2)
     member = gzip.compress(b"x" * 300_000)  # of 300 bytes: each is far below what one member may
     member = gzip.compress(member) if extension.endswith(".gz.gz") else member
     (tmp_path / "x.tar").write_bytes(plain_tar((f"{number}.{extension}", member) for number in range(8)))

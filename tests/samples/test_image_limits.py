@@ -20,7 +20,6 @@ from tests.support.programs import command, environment
 from tests.support.tars import plain_tar
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
-from wdsdist.samples.images import decode as images
 from wdsdist.samples.images.decode import decode_rgb, image_decoder, image_size
 from wdsdist.samples.images.transforms import RandomResizedCrop, ResizeCenterCrop
 
@@ -79,12 +78,6 @@ def ways(**options: Any) -> dict[str, Callable[[bytes], Any]]:
         decoder = image_decoder(specification, **options)
         found[specification] = lambda data, decoder=decoder: decoder("jpg", data)  # type: ignore[misc]
     return found
-
-
-@pytest.fixture(params=["all packages", "Pillow alone"])
-def packages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "Pillow alone":
-        monkeypatch.setattr(images, "_optional", lambda name: None)
 
 
 @pytest.mark.usefixtures("packages")

@@ -17,9 +17,10 @@ from wdsdist.transforms import RandomResizedCrop, ResizeCenterCrop
 
 from tests.support.photos import encode, photo, psnr
 from wdsdist.packing.reencoding import Reencoding
-from wdsdist.samples.images import decode as images
 from wdsdist.samples.images import orientation
 from wdsdist.samples.images.decode import decode_rgb, image_decoder, image_size
+
+pytestmark = pytest.mark.usefixtures("packages")
 
 PHOTO = photo(96, 160)
 KINDS = ("jpeg", "png", "webp", "tiff")
@@ -38,12 +39,6 @@ def turned(turn: int, kind: str = "jpeg", **options: Any) -> bytes:
 
 def expected(data: bytes) -> np.ndarray:
     return np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
-
-
-@pytest.fixture(params=["all packages", "Pillow alone"], autouse=True)
-def packages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "Pillow alone":
-        monkeypatch.setattr(images, "_optional", lambda name: None)
 
 
 @pytest.mark.parametrize("turn", range(1, 9))

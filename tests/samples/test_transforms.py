@@ -7,8 +7,7 @@ import functools
 import io
 import math
 import pickle
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,19 +28,6 @@ from wdsdist.samples.images.transforms import Crop, RandomResizedCrop, ResizeCen
 PHOTO = photo(375, 500)
 LARGE = photo(1100, 1500)
 JPEG, LARGE_JPEG = encode(PHOTO, quality=92), encode(LARGE, quality=92)
-
-
-@pytest.fixture(params=["fast packages", "Pillow and torch alone"])
-def packages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Each test twice: with simplejpeg and OpenCV, and as if they were not installed."""
-    if request.param != "fast packages":
-        for package in ("simplejpeg", "cv2"):
-            monkeypatch.setitem(sys.modules, package, None)
-    images._optional.cache_clear()
-    images._opencv.cache_clear()
-    yield request.param
-    images._optional.cache_clear()
-    images._opencv.cache_clear()
 
 
 def pixels(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdsdist.errors import ArgumentError
-from wdsdist.sampling.block_plan import BatchRule, BlockPlan, BlockSamples, World, plan_block
+from wdsdist.sampling.block_plan import BatchRule, BlockPlan, BlockSamples, World, _spread, plan_block
 
 lengths_of = st.lists(st.integers(0, 100), max_size=120)
 worlds = st.sampled_from([World(1), World(2, 2), World(3), World(4, 2), World(8, 4)])
@@ -104,6 +104,40 @@ def test_groups_of_like_lengths_are_those_of_a_sorted_list(lengths: list[int], w
             if (found := [lengths[number] for number in plan.batch(step, rank)[0].tolist()])
         )
         assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
+
+
+@given(st.lists(st.integers(1, 60), max_size=80), st.integers(1, 9), st.integers(30, 90), st.integers(1, 12))
+def test_each_length_goes_into_the_emptiest_bin_as_if_put_there_one_by_one(
+    lengths: list[int], bins: int, budget: int, most: int
+) -> None:
+    lengths.sort(reverse=True)
+    for drops in (False, True):
+        loads, counts, expected = [0] * bins, [0] * bins, []
+        for length in lengths:
+            open_bins = (number for number in range(bins) if counts[number] < most)
+            least = min(open_bins, key=lambda number: (loads[number], number), default=-1)
+            if least < 0 or loads[least] + length > budget:
+                if not drops:
+                    break
+                expected.append(-1)
+                continue
+            loads[least] += length
+            counts[least] += 1
+            expected.append(least)
+        expected += [-1] * (len(lengths) - len(expected))
+        assert _spread(np.array(lengths, np.int64), bins, budget, most, drops=drops).tolist() == expected
+
+
+def test_groups_are_even_over_the_ranks_of_a_node_and_nearly_so_over_nodes() -> None:
+    lengths = np.random.default_rng(0).lognormal(6, 1, 32 * 16 * 64).astype(np.int64) + 1
+    for per_node, most in ((16, 1.001), (8, 1.02)):
+        world = World(16, per_node)
+        known = BlockSamples(lengths, lengths.astype(np.float64), np.arange(len(lengths)) % 16)
+        plan = plan_block(known, BatchRule(kind="groups", most=32), world, 3)
+        ends = np.concatenate(([0], np.cumsum(lengths[plan.samples])))
+        loads = (ends[plan.bounds[1:]] - ends[plan.bounds[:-1]]).reshape(plan.steps, 16)
+        assert (np.diff(plan.bounds) == 32).all()
+        assert (loads.max(axis=1) / loads.mean(axis=1)).mean() < most
 
 
 def test_a_sample_that_fits_no_batch_is_refused() -> None:

@@ -31,7 +31,7 @@ def lengths(shards: Int64s, samples: Int64s) -> Int64s:
 def planned(rule: BatchRule, world: World, place: Place, block: int, **more: object) -> PlannedEpoch:
     batching = Batching(
         rule=rule,
-        costs=lambda shards, samples, lengths: lengths.astype(np.float64) ** 2,
+        costs=lambda shards, samples, lengths, sizes: sizes.astype(np.float64) ** 2,
         block_samples=block,
         **{"lengths": lengths, **more},  # type: ignore[arg-type]
     )

@@ -131,3 +131,27 @@ def test_too_few_checksums_are_an_error(index: ShardIndex) -> None:
     spoilt = altered(content, f'"checksums": [{start}, {count}]', f'"checksums": [{start}, {count - 1}]')
     with pytest.raises(IndexFormatError, match="checksums do not fit"):
         shardindex.loads(spoilt, "x")
+
+
+def test_a_shard_that_was_packed_before_there_were_checksums_is_recognised(tmp_path: Path) -> None:
+    samples = [{"__key__": str(number), "txt": b"text"} for number in range(4)]
+    first = wdsdist.pack(iter(samples), tmp_path / "shards")
+    place = shardindex.beside(tmp_path / "shards" / first.shard(0).name)
+    old = shardindex.dumps(without(shardindex.load(place)))
+    place.write_bytes(old)
+    (tmp_path / "shards" / "index.json").unlink()  # as where packing was cut off
+    again = wdsdist.pack(iter(samples), tmp_path / "shards")
+    assert place.read_bytes() == old
+    assert (first.extra["with_checksums"], again.extra["with_checksums"]) == (1, 0)
+
+
+def test_verify_finds_checksums_that_are_not_those_of_the_tar(tar: Path) -> None:
+    wdsdist.index(tar.parent)
+    place = shardindex.beside(tar)
+    index = shardindex.load(place)
+    assert index.checksums is not None
+    place.write_bytes(shardindex.dumps(dataclasses.replace(index, checksums=index.checksums + np.uint32(1))))
+    (found,) = wdsdist.verify(tar.parent)
+    assert "disagrees with the tar in checksums of members" in str(found)
+    place.write_bytes(shardindex.dumps(without(index)))
+    assert not list(wdsdist.verify(tar.parent))

@@ -20,7 +20,7 @@ from wdsdist.errors import ArgumentError, ArgumentTypeError, IndexFormatError, S
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import tar as tarformat
-from wdsdist.shards.tar import FIRST_DOT, LAST_DOT, decide, escaped, merge, observe, unescaped
+from wdsdist.shards.tar import FIRST_DOT, LAST_DOT, decide, escaped, merge, observe
 
 MEANT_BY_THE_LAST_DOT = {
     "versions": "v1.5_0001.jpg, v1.5_0001.txt, v1.5_0002.jpg, v1.5_0002.txt",
@@ -135,7 +135,7 @@ def members(index: shard_index.ShardIndex) -> list[list[str]]:
 
 @given(st.text("a.%2E5/"))
 def test_escaped_keys_have_no_dot_and_can_be_had_back(key: str) -> None:
-    assert unescaped(escaped(key)) == unquote(escaped(key)) == key
+    assert unquote(escaped(key)) == key
     assert "." not in escaped(key).rpartition("/")[2]
 
 

@@ -24,7 +24,6 @@ from wdsdist.errors import (
     ShardNotFoundError,
 )
 from wdsdist.shards import index as shardindex
-from wdsdist.shards import scan_local as tarindex
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.progress import ShardsProgress
 
@@ -47,16 +46,6 @@ def data_set(tars: Path) -> Path:
     """The same folder, indexed."""
     wdsdist.index(tars, workers=1)
     return tars
-
-
-@pytest.fixture
-def no_scan(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Call it, and from then on reading a whole tar is an error."""
-
-    def scan(path: Path) -> None:
-        raise AssertionError(f"{path} was scanned")
-
-    return lambda: monkeypatch.setattr(tarindex, "scan_shard", scan)
 
 
 @pytest.fixture

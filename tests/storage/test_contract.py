@@ -38,6 +38,9 @@ RULES: dict[Kind, Rule] = {
 """How the proxy of web servers and S3 plants each fault of the store in memory."""
 
 
+FOR_FSSPEC = {"web, fsspec": {"client_kwargs": {"trust_env": False}}, "s3, fsspec": {"config_kwargs": {}}}
+
+
 @dataclass(frozen=True, slots=True)
 class BackEnd:
     """One back end, which holds `FILES`."""
@@ -100,10 +103,17 @@ def web_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[faults.Prox
 
 
 @pytest.fixture
-def web(web_server: faults.Proxy) -> BackEnd:
+def web(web_server: faults.Proxy, given: dict[str, Any]) -> BackEnd:
     web_server.rules()
     secret = web_server.url.replace("://", f"://me:{TOKEN}@")
-    return BackEnd(web_server.url, through(web_server), is_writable=False, lists=False, secret_url=secret)
+    options = storage.named(given, [web_server.url])
+    return BackEnd(web_server.url, through(web_server), options, is_writable=False, lists=False, secret_url=secret)
+
+
+@pytest.fixture
+def given(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Options; some that only fsspec's client has where that is to be used."""
+    return FOR_FSSPEC.get(request.node.callspec.params["back_end"], {})
 
 
 @pytest.fixture(scope="module")
@@ -118,26 +128,26 @@ def s3_server() -> Iterator[tuple[faults.Proxy, Any]]:
 
 
 @pytest.fixture
-def s3(s3_server: tuple[faults.Proxy, Any], request: pytest.FixtureRequest) -> BackEnd:
+def s3(s3_server: tuple[faults.Proxy, Any], given: dict[str, Any]) -> BackEnd:
     proxy, client = s3_server
     proxy.rules()
     bucket = f"bucket-{secrets.token_hex(4)}"
     client.create_bucket(Bucket=bucket)
     for name, content in FILES.items():
         client.put_object(Bucket=bucket, Key=name, Body=content)
-    given = {
+    given = given | {
         "key": "nobody", "secret": TOKEN, "endpoint_url": proxy.url, "client_kwargs": {"region_name": "us-east-1"},
     }  # fmt: skip
     return BackEnd(f"s3://{bucket}", through(proxy), storage.named(given, [f"s3://{bucket}"]))
 
 
-@pytest.fixture(params=["memory", "blocking memory", "local", "web", "s3"])
+@pytest.fixture(params=["memory", "blocking memory", "local", "web", "s3", *FOR_FSSPEC])
 def back_end(request: pytest.FixtureRequest) -> Iterator[BackEnd]:
     if request.param.endswith("memory"):
         with in_memory(is_blocking=request.param == "blocking memory") as made:
             yield made
     else:
-        yield request.getfixturevalue(request.param)
+        yield request.getfixturevalue(request.param.partition(",")[0])
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import importlib.util
 import multiprocessing
 import os
@@ -23,7 +24,7 @@ import pytest
 from tests.support import faults
 from tests.support.faults import Proxy, Rule
 from tests.support.programs import PROGRAMS, command
-from tests.support.web import served
+from tests.support.web import Answer, Asked, answering, served
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, ShardNotFoundError, StorageError
 from wdsdist.storage import Connections, Deadline, RequestPolicy, StorageOptions, Transfer, use_policy
@@ -116,6 +117,51 @@ def test_a_size_that_is_not_known_is_asked_for(store: Store, tmp_path: Path) -> 
         assert store.fetch(tmp_path / "a.tar", size=None) == Transfer(len(CONTENT), PARTS + 1, 0)
     assert (tmp_path / "a.tar").read_bytes() == CONTENT
     assert store.proxy.count(store.path).heads == 1
+
+
+@pytest.mark.parametrize("size", [len(CONTENT), None])
+@pytest.mark.parametrize("fault", [None, Rule("cut", 1000, share=0.2, seed=3), Rule("long", 7, share=0.2, seed=7)])
+def test_the_digest_is_that_of_the_file_in_whatever_order_its_parts_come(
+    store: Store, tmp_path: Path, size: int | None, fault: Rule | None
+) -> None:
+    store.proxy.rules(*filter(None, [fault]))
+    path = tmp_path / "a.tar"
+    with storage.begin_fetch(store.location, path, store.bound, size=size, digest=True) as fetching:
+        assert fetching.result().sha256 == hashlib.sha256(CONTENT).hexdigest()
+
+
+def test_the_digest_is_that_of_a_file_from_a_server_without_ranges_too(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(CONTENT)
+    with (
+        served(tmp_path, ranges=False) as server,
+        storage.begin_fetch(f"{server.url}/a.tar", tmp_path / "copy", size=len(CONTENT), digest=True) as fetching,
+    ):
+        assert fetching.result().sha256 == hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.mark.skipif(NO_S3, reason="needs s3fs")
+@pytest.mark.parametrize("changes", [1, 99])
+def test_an_object_that_is_replaced_meanwhile_is_fetched_anew(tmp_path: Path, changes: int) -> None:
+    """Otherwise the file would hold some bytes of each."""
+    versions = [bytes([number]) * len(CONTENT) for number in range(100)]
+    answered: list[int] = []
+
+    def answer(asked: Asked) -> Answer:
+        start, stop = map(int, asked.headers["range"].removeprefix("bytes=").split("-"))
+        answered.append(start)
+        version = min(len(answered) // 10, changes)
+        return 206, {"ETag": f'"{version}"'}, versions[version][start : stop + 1]
+
+    with answering(answer) as (url, _):
+        options = storage.named({"key": "k", "secret": "s", "endpoint_url": url}, ["s3://bucket"])
+        path = tmp_path / "a.tar"
+        fetching = storage.begin_fetch("s3://bucket/a.tar", path, options, size=len(CONTENT), digest=True)
+        if changes == 1:
+            assert fetching.result().sha256 == hashlib.sha256(versions[1]).hexdigest()
+            assert path.read_bytes() == versions[1]
+        else:
+            with pytest.raises(StorageError, match=r"a\.tar is replaced again and again: try again once it is at rest"):
+                fetching.result()
 
 
 @pytest.mark.parametrize("there", [b"", b"x" * 10, b"x" * len(CONTENT), b"x" * (len(CONTENT) + 10)])
@@ -324,17 +370,19 @@ def test_a_profile_that_does_not_exist_is_an_error_at_once() -> None:
     assert time.monotonic() - began < 10, "trying again would not mend it"
 
 
-def _fetch_watched(store: Store, path: Path) -> None:
-    opened: list[str] = []
-    sys.addaudithook(lambda event, what: opened.append(str(what[0])) if event == "open" else None)
-    store.fetch(path)
-    os._exit(17 if str(path) in opened and not any("botocore" in one for one in opened) else 1)
-
-
-def test_a_forked_child_knows_s3_as_its_parent_does(s3: Store, tmp_path: Path) -> None:
-    """The description of S3 is megabytes of JSON: to read it in each worker would delay every first batch."""
-    s3.fetch(tmp_path / "a.tar")
-    assert exit_status(_fetch_watched, s3, tmp_path / "b") == 17
+def test_s3_is_read_without_the_clients_that_take_long_to_import(s3: Store, tmp_path: Path) -> None:
+    """Of workers and new processes, these would delay every first batch."""
+    code = (
+        "import sys; from pathlib import Path; from wdsdist import storage\n"
+        f"options = storage.named({s3.options!r}, [{s3.location!r}])\n"
+        f"storage.read({s3.location!r}, options)\n"
+        f"storage.fetch({s3.location!r}, Path({str(tmp_path / 'a.tar')!r}), options)\n"
+        "print({'aiohttp', 's3fs', 'botocore'} & set(sys.modules))\n"
+    )
+    s3.proxy.rules()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == ("set()", "")
+    assert (tmp_path / "a.tar").read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("way", ["interrupted", "left"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_an_expired_token_makes_a_new_client(token: Callable[[str], object], tmp
     valid, renews = "one", False
 
     def answer(asked: Asked) -> Answer:
-        if asked.headers["x-amz-security-token"] != valid:
+        if parse_qs(urlsplit(asked.path).query)["X-Amz-Security-Token"] != [valid]:
             if renews:
                 token(valid)
             return 400, {"Content-Type": "application/xml"}, EXPIRED

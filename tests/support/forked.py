@@ -25,6 +25,7 @@ PRELOADED = ["torch.distributed.checkpoint", "torch._dynamo", "torch.profiler", 
     for path in _PACKAGE.rglob("*.py")
     if "integrations" not in path.parts and not path.stem.startswith("__")
 ]
+PRELOADED.append("tests.support.frozen")  # the last
 """What the server imports; see conftest.py."""
 
 

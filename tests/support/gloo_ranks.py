@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing
 import os
+import signal
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,12 +16,15 @@ from typing import Any
 
 from wdsdist.errors import WdsdistError
 
+_Call = tuple[Callable[..., None], tuple[Any, ...]]
+
 
 class Ranks:
     """Processes of one gloo group, each of which calls what it is told to and says how it ended.
 
     Rank 0 hosts the store, unless there is the port of one that somebody else hosts, as torchrun does. With the
-    variables of a ``launcher`` there is no group yet.
+    variables of a ``launcher`` there is no group yet. Where they ``share`` modules, one process imports those and forks
+    the ranks: to import a framework takes seconds.
     """
 
     def __init__(
@@ -31,21 +36,26 @@ class Ranks:
         file_store: bool = False,
         port: int | None = None,
         launcher: Mapping[str, str] | None = None,
+        share: Sequence[str] = (),
     ) -> None:
         # From a server that has imported torch, a process starts in milliseconds instead of a second.
         context = multiprocessing.get_context("forkserver")
         self.pipes: list[Connection] = []
         self.processes = []
-        for rank in range(world_size):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_launched if launcher is not None else _rank,
-                args=(rank, world_size, str(directory), theirs, launcher or (file_store, port, timeout)),
-            )
+        self.is_one_group = bool(share)
+        run = _launched if launcher is not None else _rank
+        pipes = [context.Pipe() for _ in range(world_size)]
+        calls: list[_Call] = [
+            (run, (rank, world_size, str(directory), theirs, launcher or (file_store, port, timeout)))
+            for rank, (_, theirs) in enumerate(pipes)
+        ]
+        for some in [calls] if share else [[call] for call in calls]:
+            process = context.Process(target=_start, args=(share, some))
             process.start()
+            self.processes.append(process)
+        for ours, theirs in pipes:
             theirs.close()
             self.pipes.append(ours)
-            self.processes.append(process)
         if launcher is None:
             port = self.outcome(0)  # chosen by rank 0 as it binds it: a port found free before may be taken by then
             for pipe in self.pipes[1:]:
@@ -72,8 +82,22 @@ class Ranks:
         for pipe in self.pipes:
             pipe.close()
         for process in self.processes:
+            if self.is_one_group:
+                os.killpg(process.pid, signal.SIGKILL)
             process.kill()
             process.join()
+
+
+def _start(share: Sequence[str], calls: list[_Call]) -> None:
+    """Import what ranks share, and run each in a process: the first in this one, the others in forks of it."""
+    if share:
+        os.setpgid(0, 0)
+        for name in share:
+            importlib.import_module(name)
+    for function, args in calls[1:]:
+        multiprocessing.get_context("fork").Process(target=function, args=args).start()
+    function, args = calls[0]
+    function(*args)
 
 
 def _rank(rank: int, world_size: int, directory: str, pipe: Connection, how: tuple[bool, int | None, float]) -> None:

@@ -6,13 +6,18 @@ Lengths are lognormal (sigma 1). Measured in one process:
   mean of its ranks, averaged over the steps;
 - *us a sample*: processor time to plan, or to pack, divided by the samples, for all ranks together;
 - token budgets and packed rows of 64 and 256 steps a block, for 1, 8 and 64 ranks on nodes of 8;
-- beside them: batches of 64 samples as they come, padded; rows packed from a buffer of 64 open rows on every rank by
+- batches of 64 samples, padded: of like lengths (``group_by``), as they come, and with ``pip install transformers`` as
+  ``train_sampling_strategy="group_by_length"`` of its ``Trainer`` draws them;
+- beside packed rows: rows packed from a buffer of 64 open rows on every rank by
   itself, by first fit and by best fit. With ``pip install grain`` these are its iterators, else plain Python versions;
 - *transport*: tokens a second that a loader with 2 workers hands over, in batches of a fixed number of samples, of a
   number of tokens, and in packed rows of the same data.
 
 The fill of planned batches is the mean of some blocks: one step more for a block of 64 takes 1.5 %. Steps of the
 buffers are compared up to the shortest rank, while every row counts for their fill.
+
+LitData's ``TokensLoader`` and the usual ``group_texts`` of Hugging Face scripts join all documents and cut them every
+so many tokens: always full, with documents cut anywhere, and attention across them.
 
     python tools/bench/bench_batching.py [--ranks 1 8 64] [--steps 64 256] [--documents 20000] [--json FILE]
 
@@ -38,6 +43,12 @@ try:
     import grain
 except ImportError:
     grain = None
+
+try:
+    import transformers
+    from transformers.trainer_pt_utils import get_length_grouped_indices
+except ImportError:
+    transformers = None
 
 MEAN = 512
 ROW = 8 * MEAN
@@ -82,11 +93,25 @@ def figures(name: str, ranks: int, loads: Any, room: float, seconds: float | Non
     return {"what": name, "ranks": ranks, "fill": fill, "balance": balance, "us": seconds and seconds * 1e6}
 
 
-def padded(ranks: int, count: int, size: int = 64) -> dict[str, Any]:
+def padded(ranks: int, count: int, size: int = 64) -> list[dict[str, Any]]:
     """Return what batches of a fixed number of samples are like, padded to the longest."""
-    lengths = lengths_of(ranks * size * max(1, count // (ranks * size))).reshape(-1, ranks, size)
-    found = figures(f"batches of {size} samples, padded", ranks, lengths.sum(axis=2), 1, None)
-    return found | {"fill": float(lengths.sum() / (lengths.max(axis=2).sum() * size))}
+    steps = max(1, count // (ranks * size))
+    lengths = lengths_of(ranks * size * steps)
+    owners = np.arange(len(lengths)) % ranks
+    samples = BlockSamples(lengths, lengths.astype(np.float64), owners, shards=owners)
+    ways = {
+        "wdsdist, group_by": plan_block(samples, BatchRule(kind="groups", most=size), World(ranks, 8), 0).samples,
+        "as they come": np.arange(len(lengths)),
+    }
+    if transformers:
+        ways["Transformers, group_by_length"] = np.array(get_length_grouped_indices(lengths.tolist(), size))
+    found = []
+    for name, order in ways.items():
+        batches = lengths[order].reshape(steps, ranks, size)
+        fill = float(lengths.sum() / (batches.max(axis=2).sum() * size))
+        row = figures(f"{name}, batches of {size} samples, padded", ranks, batches.sum(axis=2), 1, None)
+        found.append(row | {"fill": fill})
+    return found
 
 
 def buffered(how: str, ranks: int, count: int) -> dict[str, Any]:
@@ -184,7 +209,7 @@ def main() -> None:
     ]
     beside = options.ranks[min(1, len(options.ranks) - 1)]
     rows += [
-        padded(beside, options.documents),
+        *padded(beside, options.documents),
         *(buffered(how, beside, options.documents) for how in ("first", "best")),
     ]
     print("| batches | ranks | fill | balance | us a sample |\n| --- | --- | --- | --- | --- |")

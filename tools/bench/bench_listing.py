@@ -71,14 +71,18 @@ def make_folder(path: Path, members: int) -> None:
 
 def make_zip(path: Path, members: int) -> None:
     entry = struct.Struct("<4s4B4HL2L5H2L")
+    place = 64  # bytes for the header and the name before each empty file, which nobody reads here: they are a hole
+    start = place * members
     with path.open("wb") as stream:
-        for name in names(members):
-            stream.write(entry.pack(b"PK\1\2", 20, 3, 20, 0, 0, 0, 0, 33, 0, 0, 0, len(name), 0, 0, 0, 0, 0, 0))
+        stream.seek(start)
+        for at, name in zip(range(0, start, place), names(members), strict=True):
+            stream.write(entry.pack(b"PK\1\2", 20, 3, 20, 0, 0, 0, 0, 33, 0, 0, 0, len(name), 0, 0, 0, 0, 0, at))
             stream.write(name.encode())
-        size = stream.tell()
-        stream.write(struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, members, members, size, 0))
-        stream.write(struct.pack("<4sLQL", b"PK\6\7", 0, size, 1))
-        stream.write(struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 65535, 65535, min(size, 2**32 - 1), 0, 0))
+        size = stream.tell() - start
+        stream.write(struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, members, members, size, start))
+        stream.write(struct.pack("<4sLQL", b"PK\6\7", 0, start + size, 1))
+        sizes = (min(one, 2**32 - 1) for one in (size, start))
+        stream.write(struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 65535, 65535, *sizes, 0))
 
 
 def make_tar(path: Path, members: int) -> None:

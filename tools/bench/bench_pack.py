@@ -153,7 +153,7 @@ def listing(count: int) -> None:
         first = int(path[1:-1]) * PER_FOLDER
         folder = Folder()
         for number in range(first, min(first + PER_FOLDER, count)):
-            folder.add(b"%s_%08d.JPEG" % (path[:-1], number), 110_000 + number % 1000, number)
+            folder.add(b"%s_%08d.JPEG" % (path[:-1], number), 110_000 + number % 1000, mtime_ns=number)
         return folder
 
     def report(what: str, began: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import mmap
 import os
 import tempfile
 import threading
@@ -22,6 +23,15 @@ def sha256(path: Path) -> str:
         while chunk := stream.read(_CHUNK):
             state.update(chunk)
     return state.hexdigest()
+
+
+def mapped(path: Path) -> memoryview:
+    """Return the content of a local file, mapped for reading until nothing refers to it."""
+    with path.open("rb") as stream:
+        try:
+            return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+        except ValueError:  # an empty file cannot be mapped
+            return memoryview(b"")
 
 
 TEMPORARY = ".tmp-"

@@ -88,7 +88,7 @@ def clean(
     """
     if not (sources or older_than > 0 or everything):
         raise ArgumentError(
-            "say which copies to remove: those of a SOURCE, --older-than (older_than=) or --all (everything=)"
+            "say which copies to remove: those of a SOURCE, --older-than (older_than=), or --all (everything=)"
         )
     space = _space(folder)
     held = space.held(storage.Deadline(_TIMEOUT)) if space else []

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from wdsdist import storage
 from wdsdist.cache.request import ShardRequest
-from wdsdist.errors import ShardDamagedError
+from wdsdist.errors import ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import scan_local
 from wdsdist.shards.index import ShardIndex, Stored
@@ -23,6 +23,9 @@ from wdsdist.storage import compression
 
 _ATTEMPTS = 3
 """Attempts to fetch a shard whose bytes are wrong."""
+
+_PIECE = 4 << 20
+"""Bytes that are read at once of a local shard."""
 
 _log = logging.getLogger("wdsdist")
 
@@ -80,23 +83,47 @@ def _fetch_once(
             file = scan_local.stored(path)
             _check(request, "index.json", file, _listed(request))
             compression.unpack(path, part, size=request.size, label=request.shown)
-        if request.made_of() != made_of:
-            raise ShardDamagedError(f"{request.shown} has changed while it was read: try again once it is at rest")
         tar = scan_local.stored(part)
     else:
-        with _begin_fetch(request, part, pauses) as shard:
-            _ = request.sidecar  # fetched while the shard is
-            count_retries(shard.result().retries)
-        file = tar = scan_local.stored(part)
+        if request.is_remote:
+            with _begin_fetch(request, part, pauses, digest=True) as shard:
+                _ = request.sidecar  # fetched while the shard is
+                done = shard.result()
+                count_retries(done.retries)
+            file = tar = Stored(done.bytes, done.sha256)
+        else:
+            _copy(request, part)
+            file = tar = scan_local.stored(part)
         _check(request, "index.json", file, _listed(request))
+    if request.made_of() != made_of:
+        raise ShardDamagedError(f"{request.shown} has changed while it was read: try again once it is at rest")
     index, sidecar = request.known_index(), request.sidecar
     if index is None:
         index = scan(request, part, file)
-    if sidecar is None and (request.listed.is_compressed or not request.has_listed_index()):
+    if sidecar is None and (request.keeps_index or not request.has_listed_index()):
         sidecar = shard_index.dumps(index)  # that of a compressed shard has the name of its file, not of the copy
     _check(request, "its index", file, index.file)
     _check(request, "its index", tar, Stored(index.size, index.sha256))
     return Fetched(index, sidecar, tar.sha256, made_of)
+
+
+def _copy(request: ShardRequest, part: Path) -> None:
+    """Copy a local shard into its part. Raises `ShardNotFoundError` and `StorageError` where it cannot be read."""
+    with part.open("r+b") as target:
+        for piece in _pieces(request):
+            target.write(piece)
+        target.truncate()
+
+
+def _pieces(request: ShardRequest) -> Iterator[bytes]:
+    try:
+        with storage.local_path(request.location).open("rb", buffering=0) as source:
+            while piece := source.read(_PIECE):
+                yield piece
+    except FileNotFoundError as error:
+        raise ShardNotFoundError(f"shard {request.location} does not exist") from error
+    except OSError as error:
+        raise StorageError(f"shard {request.location} cannot be read: {error.strerror}") from error
 
 
 def scan(request: ShardRequest, tar: Path, file: Stored) -> ShardIndex:
@@ -120,10 +147,13 @@ def _compressed_file(
         yield path
 
 
-def _begin_fetch(request: ShardRequest, path: Path, pauses: Callable[[], bool] | None) -> storage.Fetching:
+def _begin_fetch(
+    request: ShardRequest, path: Path, pauses: Callable[[], bool] | None, *, digest: bool = False
+) -> storage.Fetching:
     size = request.listed.size if request.listed.size >= 0 else None
-    deadline = request.deadline
-    return storage.begin_fetch(request.location, path, request.options, size=size, deadline=deadline, pauses=pauses)
+    return storage.begin_fetch(
+        request.location, path, request.options, size=size, deadline=request.deadline, digest=digest, pauses=pauses
+    )
 
 
 def _listed(request: ShardRequest) -> Stored:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 
 from wdsdist import storage
 from wdsdist._util.ownership import is_own_file
 from wdsdist.cache.paths import CopyPaths, copy_paths
-from wdsdist.errors import IndexFormatError, ShardDamagedError, ShardNotFoundError
+from wdsdist.errors import IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest, Shard
@@ -85,8 +86,13 @@ class ShardRequest:
         if ask and self.sidecar is not None:
             return len(self.sidecar)
         if self.listed_index and self.listed_index.exists():
-            return self.listed_index.stat().st_size if self.listed.is_compressed else 0
+            return self.listed_index.stat().st_size if self.keeps_index else 0
         return max(0, self.size) // 16 + (1 << 16)
+
+    @property
+    def keeps_index(self) -> bool:
+        """Whether the index lies beside the copy, wherever it is listed: under another name, or off a slow mount."""
+        return self.listed.is_compressed or not self.is_remote
 
     @property
     def extra_bytes(self) -> int:
@@ -97,23 +103,29 @@ class ShardRequest:
         return max(0, self.listed.size if index is None else index.file.size)
 
     def made_of(self) -> str:
-        """Return the identity of the compressed file: its size and digest, or times and inode of a local one."""
-        if not self.listed.is_compressed:
-            return ""
+        """Return the identity of a compressed file, its size and digest; of any local one its times and inode."""
         if self.is_remote:
-            return f"{self.listed.size} {self.listed.sha256}"
-        try:
-            found = storage.local_path(self.location).stat()
-        except FileNotFoundError as error:
-            raise ShardNotFoundError(f"shard {self.location} does not exist") from error
+            return f"{self.listed.size} {self.listed.sha256}" if self.listed.is_compressed else ""
+        found = self._stat()
         return f"{found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino}"
 
     def look(self, deadline: storage.Deadline) -> storage.Entry:
         """Return the store's entry of the shard. Raises `ShardNotFoundError` or `StorageError`."""
+        if not self.is_remote:
+            return storage.Entry(self.paths.name, self._stat().st_size, "")
         try:
             return storage.entry(self.location, self.options, deadline=deadline)
         except FileNotFoundError as error:
             raise ShardNotFoundError(f"{self.shown} does not exist") from error
+
+    def _stat(self) -> os.stat_result:
+        """Return the ``stat`` of a local shard. Raises `ShardNotFoundError` or `StorageError`."""
+        try:
+            return storage.local_path(self.location).stat()
+        except FileNotFoundError as error:
+            raise ShardNotFoundError(f"shard {self.location} does not exist") from error
+        except OSError as error:
+            raise StorageError(f"shard {self.location} cannot be read: {error.strerror}") from error
 
     def has_listed_index(self) -> bool:
         """Return whether the index is in the folder of the index.json that lists the shard."""

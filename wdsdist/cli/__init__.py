@@ -23,6 +23,7 @@ from wdsdist.cli.pack import pack
 from wdsdist.cli.plan import plan
 from wdsdist.cli.select import select, split
 from wdsdist.cli.verify import verify
+from wdsdist.cli.view import show, view
 from wdsdist.errors import WdsdistError, printable
 
 __all__ = ["main"]
@@ -111,7 +112,7 @@ def _wdsdist() -> None:
     """
 
 
-for _command in (pack, index, columns, select, split, info, ls, cat, verify, plan, bench, cache):
+for _command in (pack, index, columns, select, split, info, ls, cat, show, view, verify, plan, bench, cache):
     _wdsdist.add_command(_command)
 
 

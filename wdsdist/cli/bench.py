@@ -14,6 +14,7 @@ from wdsdist.cli.output import contents, say, say_json
 
 if TYPE_CHECKING:
     from wdsdist.diagnostics.profiling import Costs, Rate
+    from wdsdist.diagnostics.staging import Staging
     from wdsdist.loader.dataset import StreamingDataset
 
 _IMAGES = ("jpg", "jpeg", "png", "webp")
@@ -56,11 +57,15 @@ def bench(
 ) -> None:
     """Measure how fast SHARDS load here and the cost of each step, and suggest a number of workers."""
     from wdsdist.diagnostics import profiling
+    from wdsdist.diagnostics.staging import staging
 
     dataset = _dataset(shards, **how)
     if not as_json:
         size = human(dataset.order_config.mean_sample_bytes * batch_size)
         say(f"data:       {contents(dataset.manifest)}; batches of {batch_size:,} samples, {size}")
+    mount = staging(dataset.manifest, dataset.cache.folder, seconds=seconds)
+    if mount and not as_json:
+        say(f"mount:      {_staging(mount)}")
     found = profiling.costs(dataset, batch_size, seconds=seconds)
     if not as_json:
         _show_costs(found)
@@ -73,7 +78,8 @@ def bench(
     best = profiling.suggested(rates)
     if as_json:
         rows = [asdict(one) for one in rates]
-        say_json({"costs": asdict(found), "rates": rows, "suggested_workers": best})
+        shown = None if mount is None else {**asdict(mount), "pays": mount.pays}
+        say_json({"costs": asdict(found), "rates": rows, "suggested_workers": best, "mount": shown})
         return
     say(f"suggestion: num_workers={best}, {_reason(rates, best, step)}")
 
@@ -101,6 +107,18 @@ def _dataset(
         fields=fields,
         decode=how,
         cache_dir=cache_dir,
+    )
+
+
+def _staging(mount: Staging) -> str:
+    """Return the read rates of a mount and of the cache's disk, and whether copies would pay, as text."""
+    rates = f"{mount.mount} reads {human(int(mount.mount_rate))}/s, {mount.cache} {human(int(mount.cache_rate))}/s"
+    if not mount.pays:
+        return f"{rates}: stage=True would not pay"
+    room = "" if mount.fits else f"; with cache_limit, for {human(mount.free_bytes)} are free"
+    return (
+        f"{rates}: stage=True pays from the second epoch on where training reads more than "
+        f"{human(int(mount.mount_rate))}/s on this node{room}"
     )
 
 

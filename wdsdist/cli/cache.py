@@ -83,9 +83,9 @@ def clean(sources: tuple[str, ...], older_than: float, everything: bool, cache_d
 
     SOURCE is the folder or URL of a data set, as `wdsdist cache info` shows it; what lies below it is meant too.
     """
-    from wdsdist.cache.contents import clean as remove
+    from wdsdist.cache.contents import clean as clean_up
 
-    done = remove(cache_dir, sources=sources, older_than=older_than, everything=everything)
+    done = clean_up(cache_dir, sources=sources, older_than=older_than, everything=everything)
     kept = f"; kept, for live jobs use them: {counted(done.in_use, 'shard')}" if done.in_use else ""
     say(f"removed: {counted(done.removed, 'shard')}, {human(done.bytes)}{kept}")
 
@@ -96,6 +96,7 @@ def clean(sources: tuple[str, ...], older_than: float, everything: bool, cache_d
 @click.option("--node", type=click.IntRange(min=0), help="Number of this node.  [default: as launched, else 0]")
 @click.option("--rank", type=click.IntRange(min=0), help="Fetch for this rank only.  [default: all ranks of the node]")
 @click.option("--bytes", "room", metavar="SIZE", callback=_size, help="How much.  [default: two shuffle windows]")
+@click.option("--stage", is_flag=True, help="Copy local shards too, as stage=True of StreamingDataset.")
 @_cache_dir
 @click.option("--cache-limit", metavar="SIZE", callback=_size, help="As cache_limit of StreamingDataset.")
 @allow_elsewhere
@@ -103,7 +104,7 @@ def clean(sources: tuple[str, ...], older_than: float, everything: bool, cache_d
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
 def warm(
     shards: tuple[str, ...], cache_dir: Path | None, cache_limit: int | None, allow_elsewhere: bool, quiet: bool,
-    **options: Any,
+    stage: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Fetch the shards of SHARDS that training will need first on this node into its cache.
 
@@ -114,6 +115,7 @@ def warm(
     from wdsdist.cache.warm import warm as fetch
 
     manifest = opened(shards, allow_elsewhere=allow_elsewhere)
+    manifest = manifest.staged() if stage else manifest
     store = ShardCache(cache_dir, limit=cache_limit)
     chosen = _first(manifest, cache_limit=cache_limit, **options)
     total = int(manifest.read_sizes[chosen].clip(0).sum())
@@ -132,6 +134,7 @@ def _first(
     from wdsdist._util.validation import MOST_PROCESSES, check_integer
     from wdsdist.cache.warm import first_shards
     from wdsdist.distributed.identity import Identity, identity
+    from wdsdist.errors import DatasetTooSmallError
     from wdsdist.loader.order_config import OrderConfig
     from wdsdist.sampling.epoch_plan import EpochPlan
     from wdsdist.sampling.order import OrderSettings, default_window
@@ -165,6 +168,11 @@ def _first(
         drop_last=False,
         drop_last_batch=not keep_tail,
     )
+    if not plan.batches_per_rank:
+        raise DatasetTooSmallError(
+            f"no rank gets a batch: {counted(plan.num_samples, 'sample')} are fewer than {ranks:,} x {batch_size:,}: "
+            f"give the --ranks and --batch-size of training, or --keep-tail"
+        )
     epoch_order = config.order(settings, epoch)
     uses = (upcoming(epoch_order, plan, rank=one) for one in mine)
     room = config.bytes_at_once(settings, here, len(mine)) if room is None else room

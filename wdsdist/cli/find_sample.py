@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
+from wdsdist.diagnostics.view.search import with_key
 from wdsdist.errors import SampleError
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.order import split_line
@@ -16,7 +17,8 @@ from wdsdist.shards.index import ShardIndex, checksums
 from wdsdist.shards.manifest import Manifest
 
 
-class Located(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Located:
     """A sample, and where it lies."""
 
     number: int
@@ -36,15 +38,15 @@ def samples(manifest: Manifest) -> Iterator[Located]:
             yield Located(first + sample, shard, index, stored)
 
 
-def find_sample(manifest: Manifest, wanted: str) -> Located:
-    """Find a sample by its key or its number.
+def find_sample(manifest: Manifest, wanted: str, *, by_number: bool = False) -> Located:
+    """Find a sample by its key or its number; by its number alone the index of one shard is read.
 
     Raises `SampleError` where there is no such sample, or several with the key.
     """
     found = [
         Located(int(manifest.ends[shard] - manifest.counts[shard]) + sample, shard, index, stored)
-        for shard, index in shard_indexes(manifest)
-        for stored in _with_key(index, wanted)
+        for shard, index in (() if by_number else shard_indexes(manifest))
+        for stored in with_key(index, wanted)
         for sample, chosen in enumerate(_stored(manifest, shard, index))
         if chosen == stored
     ]
@@ -55,6 +57,8 @@ def find_sample(manifest: Manifest, wanted: str) -> Located:
         )
     if found:
         return found[0]
+    if by_number and not wanted.isdecimal():
+        raise SampleError(f"{wanted!r} is no number of a sample: leave --number out to find it by its key")
     if not wanted.isdecimal():
         raise SampleError(f"no sample has the key {wanted!r}: `wdsdist ls --samples` lists all keys")
     number = int(wanted)
@@ -95,17 +99,3 @@ def _stored(manifest: Manifest, shard: int, index: ShardIndex) -> list[int]:
     """Return where the samples of the data set lie in a shard, by their numbers there: in a view, the chosen ones."""
     part, place = manifest.part(shard)
     return list(range(index.num_samples)) if part.picks is None else part.picks.of_shard(place).tolist()
-
-
-def _with_key(index: ShardIndex, key: str) -> list[int]:
-    """Return the samples of a shard with a key; an index has at most one."""
-    text, wanted = index.key_bytes.tobytes(), key.encode("utf-8", "surrogateescape")
-    found = []
-    place = text.find(wanted)
-    while place >= 0:
-        # The keys are concatenated: a match counts only where it spans exactly one key.
-        sample = int(np.searchsorted(index.key_starts, place, side="right")) - 1
-        if index.key_starts[sample] == place and index.key_starts[sample + 1] == place + len(wanted):
-            found.append(sample)
-        place = text.find(wanted, place + 1)
-    return found

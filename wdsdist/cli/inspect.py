@@ -74,18 +74,20 @@ def ls(shards: tuple[str, ...], samples: bool, limit: int | None, allow_elsewher
 @click.argument("shards")
 @click.argument("sample")
 @click.argument("field", required=False)
+@click.option("--number", "by_number", is_flag=True, help="SAMPLE is a number: keys are not looked at.")
 @allow_elsewhere
 @storage_option
-def cat(shards: str, sample: str, field: str | None, allow_elsewhere: bool) -> None:
+def cat(shards: str, sample: str, field: str | None, by_number: bool, allow_elsewhere: bool) -> None:
     """Write the data of one member, as it is stored, to standard output.
 
-    SAMPLE is a key, or the number of a sample as `ls --samples` shows it; a key goes first where it could be either.
+    SAMPLE is a key, or the number of a sample as `ls --samples` shows it; a key goes first where it could be either, so
+    that the indexes of all shards are read, unless --number is given.
     Without FIELD, list the members of the sample instead. A terminal gets text only, with control characters escaped.
     """
     from wdsdist.cli.find_sample import find_sample, member
 
     manifest = opened((shards,), allow_elsewhere=allow_elsewhere)
-    found = find_sample(manifest, sample)
+    found = find_sample(manifest, sample, by_number=by_number)
     key = found.index.key(found.stored)
     if field is None:
         say(key, _shard_name(manifest, found.shard))
@@ -163,9 +165,9 @@ def _shard_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
 def _sample_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
     from wdsdist.cli.find_sample import samples
 
-    for number, shard, index, stored in samples(manifest):
-        fields = ", ".join(f"{extension} ({human(size)})" for extension, _, size in index.members(stored))
-        yield str(number), index.key(stored), _shard_name(manifest, shard), fields
+    for one in samples(manifest):
+        fields = ", ".join(f"{extension} ({human(size)})" for extension, _, size in one.index.members(one.stored))
+        yield str(one.number), one.index.key(one.stored), _shard_name(manifest, one.shard), fields
 
 
 def _shard_name(manifest: Manifest, number: int) -> str:

@@ -117,12 +117,9 @@ def plan_batches(
 
     Raises `ArgumentError` for options that do not go together, and for columns that there are not.
     """
-    from wdsdist.diagnostics.planned_report import planned_report
-    from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches
-    from wdsdist.sampling.block_plan import World as Ranks
-    from wdsdist.sampling.planned_epoch import Place
+    from wdsdist.diagnostics.planned_report import report_of
+    from wdsdist.loader.planned_batches import BatchOptions
 
-    ranks = world.plan.num_replicas
     options = BatchOptions(batch_size=world.plan.batch_size, **chosen)
     if options.is_plain:
         if options.length or dtypes:
@@ -130,15 +127,5 @@ def plan_batches(
         return None
     if manifest is None:
         raise click.UsageError("planned batches need the lengths of samples: give SHARDS, not --shards and --samples")
-    planned = PlannedBatches(manifest, options, {name: one.itemsize for name, one in dtypes.items()})
-    planned.check_lengths()
-    local = min(world.ranks_per_node, ranks)
-    epoch = planned.epoch(
-        world.order(),
-        seed=world.settings.seed,
-        epoch=world.epoch,
-        world=Ranks(ranks, local if ranks % local == 0 else 1),
-        place=Place(0),
-        block=planned.usual_block(ranks, None),
-    )
-    return PlannedBatching(options, *planned_report(world, epoch))
+    itemsizes = {name: one.itemsize for name, one in dtypes.items()}
+    return PlannedBatching(options, *report_of(world, manifest, options, itemsizes))

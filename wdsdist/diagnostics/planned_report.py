@@ -9,8 +9,11 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.diagnostics.epoch_report import World, shards_of_nodes
+from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches
 from wdsdist.sampling.block_plan import BatchRule
-from wdsdist.sampling.planned_epoch import Block, PlannedEpoch
+from wdsdist.sampling.block_plan import World as Ranks
+from wdsdist.sampling.planned_epoch import Block, Place, PlannedEpoch
+from wdsdist.shards.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +60,28 @@ class PlannedReport:
     shards_over_plain: float
     """Shards opened on all nodes over those that batches of a fixed number of samples open."""
     bytes_over_plain: float
+
+
+def report_of(
+    world: World, manifest: Manifest, options: BatchOptions, itemsizes: dict[str, int]
+) -> tuple[PlannedReport, StepFigures]:
+    """Report the epoch that a loader with these options plans; arguments as of `PlannedBatches`.
+
+    Raises `ArgumentError` for columns that there are not, and samples that are too long.
+    """
+    planned = PlannedBatches(manifest, options, itemsizes)
+    planned.check_lengths()
+    ranks = world.plan.num_replicas
+    local = min(world.ranks_per_node, ranks)
+    epoch = planned.epoch(
+        world.order(),
+        seed=world.settings.seed,
+        epoch=world.epoch,
+        world=Ranks(ranks, local if ranks % local == 0 else 1),
+        place=Place(0),
+        block=planned.usual_block(ranks, None),
+    )
+    return planned_report(world, epoch)
 
 
 def planned_report(world: World, epoch: PlannedEpoch) -> tuple[PlannedReport, StepFigures]:

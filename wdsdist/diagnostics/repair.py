@@ -32,10 +32,6 @@ class Repair:
     """What was done, or why the shard could not be repaired."""
 
 
-class _CannotRepairError(Exception):
-    """A shard cannot be repaired; the message says why."""
-
-
 def repair(
     shards: Shards,
     damage: Iterable[Damage],
@@ -85,13 +81,13 @@ def repair(
             done = _mend(manifest, number, tasks[number], parts, source=source, cache_dir=cache_dir)
             left = check(tasks[number], number)
             if left:
-                raise _CannotRepairError(f"{done}, but it {left[0].problem}")
+                raise WdsdistError(f"{done}, but it {left[0].problem}")
             if "member" in parts:
-                raise _CannotRepairError(
+                raise WdsdistError(
                     "some members do not decode, and the shard was packed so: mend the files that it was packed from"
                 )
             repairs.append(Repair(name, True, done))
-        except (_CannotRepairError, WdsdistError, OSError) as error:
+        except (WdsdistError, OSError) as error:
             repairs.append(Repair(name, False, str(error)))
     return repairs
 
@@ -101,7 +97,7 @@ def _mend(
 ) -> str:
     """Repair one shard as far as possible; return what was done."""
     if storage.is_remote(task.location):
-        raise _CannotRepairError("it lies in a store: upload a whole copy of it there")
+        raise WdsdistError("it lies in a store: upload a whole copy of it there")
     path = storage.local_path(task.location)
     _check_place(manifest, number, task, path)
     if "tar" not in parts:
@@ -121,7 +117,7 @@ def _mend(
         place.unlink(missing_ok=True)
         done = f"replaced by {storage.shown(whole)}"
     else:
-        raise _CannotRepairError(
+        raise WdsdistError(
             "there is nothing to fetch it from: name a folder or URL of whole copies with `--source`, or delete it and "
             "pack again"
         )
@@ -136,7 +132,7 @@ def _check_place(manifest: Manifest, number: int, task: Task, path: Path) -> Non
     if task.is_copy or part.is_named:
         return
     if storage.is_remote(part.base) or not lies_in(path, storage.local_path(part.base)):
-        raise _CannotRepairError(
+        raise WdsdistError(
             f"it lies outside {storage.shown(part.base)}, the data set's own folder, or behind a link out of that: "
             f"mend it where it lies"
         )

@@ -35,6 +35,8 @@ from wdsdist.storage.compression import Expansion
 
 Part = Literal["tar", "index", "member"]
 
+_AGAIN = "fetch it again, or delete it and pack again"
+
 _NAMED = 10
 """Most members to name for each shard; the others are counted."""
 
@@ -255,7 +257,7 @@ def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
         if listed.size >= 0 and size != listed.size:
             how = "short of" if size < listed.size else "longer than"
             gap = f"is {abs(size - listed.size):,} bytes {how} what index.json gives ({listed.size:,})"
-            problems.append(("tar", f"{gap}: fetch it again, or delete it and pack again"))
+            problems.append(("tar", f"{gap}: {_AGAIN}"))
         scanned = _scan(path, task, problems, tolerance_of(index_path(path, task)))
         if scanned is not None and (task.deep or task.fields is not None):
             with scan_local.decompressed(path, tar_size=scanned.size) as tar:
@@ -293,13 +295,7 @@ def _scan(path: Path, task: Task, problems: list[tuple[Part, str]], tolerance: T
         digest = sha256(path)
     if listed.sha256 and digest != listed.sha256:
         digests = f"({digest[:12]}..., not {listed.sha256[:12]}...)"
-        problems.append(
-            (
-                "tar",
-                f"does not have the SHA-256 digest that index.json gives {digests}: fetch it again, or delete it and "
-                f"pack again",
-            )
-        )
+        problems.append(("tar", f"does not have the SHA-256 digest that index.json gives {digests}: {_AGAIN}"))
     return scanned
 
 

@@ -178,7 +178,7 @@ class _Meeting:
             _unswept.clear()
 
     def _is_last(self) -> bool:
-        """Count this rank, once all have signed in, and return whether it is the last."""
+        """Return whether this rank is the last to reach the barrier; count it, once all ranks have signed in."""
         if not self.member.has_full_roster() or self.member.roster == self._counted:
             return False
         self._counted = self.member.roster

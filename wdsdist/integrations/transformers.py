@@ -6,6 +6,7 @@ consumed. This one takes a `StreamingDataset` and resumes from the position in i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import GeneratorType
@@ -15,7 +16,7 @@ import torch
 
 from wdsdist.errors import ArgumentError, LoaderStateError, StateMismatchError
 from wdsdist.loader.dataset import StreamingDataset
-from wdsdist.loader.framework_guards import ONE_EPOCH, PLANNED, AcceleratedBatches
+from wdsdist.loader.framework_guards import PLANNED, AcceleratedBatches
 from wdsdist.loader.loader import StreamingDataLoader
 from wdsdist.loader.mix import MixedDataset
 from wdsdist.samples.padding import PADDING
@@ -27,6 +28,9 @@ try:
 except ImportError as error:
     raise ImportError('StreamingTrainer needs Transformers: pip install "wdsdist[transformers]"') from error
 
+
+_COUNTS_EPOCHS = all(hasattr(Trainer, name) for name in ("_init_training_state", "_run_epoch"))
+"""Whether the trainer asks for the steps of each epoch where `StreamingTrainerMixin` can answer."""
 
 _BATCHES = {
     *("max_tokens", "max_samples", "length", "cost", "oversize"),
@@ -48,7 +52,7 @@ class StreamingTrainerMixin:
             ``forward`` names; they take no ``data_collator``. Evaluation has batches of a fixed number of samples.
 
     Raises:
-        ArgumentError: for ``batches`` beside the trainer's own grouping by length, or over more than one epoch.
+        ArgumentError: for ``batches`` beside the trainer's own grouping by length.
         LoaderStateError: on resuming from a checkpoint that holds no position of the loader.
         StateMismatchError: on resuming with another data set, or where the world or the batch size has changed:
             the trainer counts in steps, so that samples would be left out.
@@ -60,6 +64,8 @@ class StreamingTrainerMixin:
         self._batches = _checked(dict(batches or {}), self.args, has_collator)
         self.add_callback(LoaderPosition())
         self._rest: Iterator[Any] | None = None
+        self._lengths: _EpochLengths | None = None
+        """Of the loader of a run on planned batches."""
 
     @property
     def train_dataset(self) -> Any:
@@ -82,6 +88,30 @@ class StreamingTrainerMixin:
             drop_last=self.args.dataloader_drop_last,
             persistent_workers=self.args.dataloader_persistent_workers,
         )
+
+    def set_initial_training_values(self: Any, args: TrainingArguments, dataloader: Any) -> Any:
+        """Return the epochs and steps of a run; of planned batches each epoch has its own number of steps."""
+        values = super().set_initial_training_values(args, dataloader)  # type: ignore[misc]
+        self._lengths = None
+        if not (_COUNTS_EPOCHS and isinstance(dataloader, StreamingDataLoader) and dataloader.planned_by):
+            return values
+        self._lengths = _EpochLengths(dataloader, args.gradient_accumulation_steps)
+        steps = args.max_steps if args.max_steps > 0 else self._lengths.updates_in(args.num_train_epochs)
+        epoch, rest = self._lengths.place(steps)
+        return (epoch + (rest > 0), *values[1:-1], steps)
+
+    def _init_training_state(self: Any, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        epochs, batches = super()._init_training_state(*args, **kwargs)  # type: ignore[misc]
+        if self._lengths is None:
+            return epochs, batches
+        epoch, updates = self._lengths.place(self.state.global_step)
+        return epoch, 0 if self.args.ignore_data_skip else updates * self.args.gradient_accumulation_steps
+
+    def _run_epoch(self: Any, *, epoch: int, **kwargs: Any) -> None:
+        if self._lengths is not None:
+            kwargs["steps_in_epoch"] = self._lengths.batches(epoch)
+            kwargs["num_update_steps_per_epoch"] = self._lengths.updates(epoch)
+        super()._run_epoch(epoch=epoch, **kwargs)  # type: ignore[misc]
 
     def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> Any:
         """Return the loader of an evaluation set, given itself or by its name among several."""
@@ -160,6 +190,34 @@ class StreamingTrainerMixin:
             multiprocessing_context=self.args.dataloader_multiprocessing_context,
         )
         return self.accelerator.prepare(loader)
+
+
+@dataclass(frozen=True, slots=True)
+class _EpochLengths:
+    """The batches and the updates of each epoch of planned batches."""
+
+    loader: StreamingDataLoader
+    accumulated: int
+    """Batches of an update."""
+
+    def batches(self, epoch: int) -> int:
+        return self.loader.planned_length(epoch)
+
+    def updates(self, epoch: int) -> int:
+        return max(1, -(-self.batches(epoch) // self.accumulated))
+
+    def updates_in(self, epochs: float) -> int:
+        """Return the updates of a number of epochs, the last of which may be played in part."""
+        whole = math.floor(epochs)
+        part = math.ceil((epochs - whole) * self.updates(whole)) if epochs > whole else 0
+        return sum(map(self.updates, range(whole))) + part
+
+    def place(self, updates: int) -> tuple[int, int]:
+        """Return the epoch that is reached after so many updates, and the updates in it."""
+        epoch = 0
+        while updates >= (count := self.updates(epoch)):
+            epoch, updates = epoch + 1, updates - count
+        return epoch, updates
 
 
 class StreamingTrainer(StreamingTrainerMixin, Trainer):  # type: ignore[misc]
@@ -242,10 +300,11 @@ class LoaderPosition(TrainerCallback, ExportableState):  # type: ignore[misc]
             return
         if train_dataloader.planned_by:
             self._counted = _counted(train_dataloader, args)
-            if state.num_train_epochs > 1:
+            if state.num_train_epochs > 1 and not _COUNTS_EPOCHS:
                 raise ArgumentError(
-                    f"Trainer would end each epoch after as many batches as the first one has, but epochs of {PLANNED} "
-                    f"differ, and {state.num_train_epochs} epochs are asked for: {ONE_EPOCH}, with num_train_epochs=1"
+                    f"this Trainer would end each epoch after as many batches as the first one has, but epochs of "
+                    f"{PLANNED} differ, and {state.num_train_epochs} epochs are asked for: use a later release of "
+                    "Transformers, such as 5.23"
                 )
         if not state.global_step:
             return

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
 from wdsdist._util.validation import check_bytes, check_integer
 from wdsdist.cache import TIMEOUT, ShardCache
@@ -21,7 +22,7 @@ from wdsdist.errors import ArgumentError, ArgumentTypeError, SampleIndexError
 from wdsdist.loader import growth
 from wdsdist.loader.bad_sample_log import BadSampleLog
 from wdsdist.loader.checkpoint import Position, State, check_state
-from wdsdist.loader.framework_guards import refuse_wrappers
+from wdsdist.loader.framework_guards import is_counted_by_fabric, refuse_wrappers
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.plain_dataloader import PlainProgress, SampleStream
 from wdsdist.loader.worker_iterator import WorkerIterator
@@ -104,6 +105,8 @@ class StreamingDataset(IterableDataset[Any]):
             agree on it: one rank does, and so do those of a process group of torch. ``True`` follows without one too:
             then nothing may be appended while some ranks have begun an epoch and others have not. A `Manifest` never
             grows.
+        stage: copy local shards too into ``cache_dir``, and read them there, as remote ones: for a slow mount, such as
+            NFS, Lustre or FUSE. ``wdsdist bench`` says when that pays.
 
     Raises:
         IndexNotFoundError: ``shards`` is a folder without ``index.json``.
@@ -153,11 +156,12 @@ class StreamingDataset(IterableDataset[Any]):
         storage_options: Mapping[str, Any] | None = None,
         allow_elsewhere: bool = False,
         follow: bool | None = None,
+        stage: bool = False,
     ) -> None:
         super().__init__()
         self.manifest, self._growth = growth.opened(
             shards, follow, is_virtual=samples_per_epoch is not None, storage_options=storage_options,
-            download_timeout=download_timeout, allow_elsewhere=allow_elsewhere,
+            download_timeout=download_timeout, allow_elsewhere=allow_elsewhere, stage=stage,
         )  # fmt: skip
         self.drop_last, self.mark_padding = _padding(drop_last, mark_padding)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
@@ -339,6 +343,22 @@ class StreamingDataset(IterableDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         refuse_wrappers(self._num_replicas)  # a spawned worker does not see who made it start
         return self.__dict__
+
+
+class EpochSampler(Sampler[None]):
+    """Stands where frameworks look for a ``DistributedSampler``: its ``set_epoch`` is the data set's."""
+
+    def __init__(self, dataset: StreamingDataset) -> None:
+        self._dataset = dataset
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration plays, unless Lightning Fabric asks: the loader counts better."""
+        if not is_counted_by_fabric():
+            self._dataset.chosen_epoch.choose(epoch)
+
+    def __iter__(self) -> Iterator[None]:
+        # torch asks for one index a batch; the data set needs none.
+        return itertools.repeat(None)
 
 
 def _padding(drop_last: bool, mark_padding: bool) -> tuple[bool, bool]:

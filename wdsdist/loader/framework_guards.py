@@ -21,7 +21,6 @@ _SPLITTING_STAGES = ("split_by_node", "split_by_worker")
 """Stages of webdataset's pipelines that drop what is another's."""
 
 PLANNED = "planned batches (max_tokens, group_by, bucket_by or pack_to)"
-ONE_EPOCH = "make one epoch of several passes, StreamingDataset(..., samples_per_epoch=passes * samples)"
 
 
 def expect_a_length() -> None:
@@ -92,19 +91,33 @@ def _refuse_split(kind: str, owner: Any, num_replicas: Callable[[], int]) -> Non
 def refuse_first_length() -> None:
     """Raise where Lightning would end every epoch of planned batches after as many as the first one has.
 
-    It asks a loader for its length once, and the epochs of planned batches differ by some.
+    The epochs of planned batches differ by some, and it asks a loader for its length once, unless it is to reload.
     """
     for frame in _above(sys._getframe(1)):
         owner: Any = frame.f_locals.get("self")
         kind = type(owner).__name__
         if kind == "_EvaluationLoop":
             return
-        if kind == "_FitLoop" and owner.trainer.max_epochs != 1 and owner.trainer.limit_train_batches == 1.0:
+        if kind != "_FitLoop":
+            continue
+        trainer = owner.trainer
+        asks_once = trainer.max_epochs != 1 and trainer.reload_dataloaders_every_n_epochs != 1
+        if asks_once and trainer.limit_train_batches == 1.0:
             raise LoaderStateError(
                 f"Lightning would end each epoch after as many batches as the first one has, but epochs of {PLANNED} "
-                f"differ, and max_epochs is {owner.trainer.max_epochs}: {ONE_EPOCH}, and pass max_epochs=1; or pass "
-                "limit_train_batches=<a number that every epoch has>"
+                f"differ, and max_epochs is {trainer.max_epochs}: pass reload_dataloaders_every_n_epochs=1 to the "
+                "Trainer, which then asks for the length of each; or limit_train_batches=<a number that every epoch "
+                "has>"
             )
+
+
+def epoch_that_lightning_sets_up() -> int | None:
+    """Return the epoch that Lightning's ``Trainer`` is about to start, where it asks for a length before it says so."""
+    for frame in _above(sys._getframe(1)):
+        owner: Any = frame.f_locals.get("self")
+        if type(owner).__name__ == "_FitLoop" and frame.f_code.co_name == "setup_data":
+            return int(owner.epoch_progress.current.processed)
+    return None
 
 
 def is_counted_by_fabric() -> bool:

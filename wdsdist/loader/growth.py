@@ -33,14 +33,16 @@ _shared: Counter[str] = Counter()
 _log = logging.getLogger("wdsdist")
 
 
-def opened(shards: Shards, follow: bool | None, *, is_virtual: bool, **options: Any) -> tuple[Manifest, Growth | None]:
+def opened(
+    shards: Shards, follow: bool | None, *, is_virtual: bool, stage: bool = False, **options: Any
+) -> tuple[Manifest, Growth | None]:
     """Open a data set, and what finds its further generations: ``None`` where it is not to be followed.
 
     Virtual epochs follow one another through the data set, so that their place in it depends on its size: it is fixed.
 
     Raises `ArgumentError` where ``follow`` is true for what cannot grow, and what `wdsdist.open` raises.
     """
-    reopen = functools.partial(catalog.open, shards, **options)
+    reopen = functools.partial(_open_staged if stage else catalog.open, shards, **options)
     manifest = reopen()
     if follow and is_virtual:
         raise ArgumentError(
@@ -51,6 +53,10 @@ def opened(shards: Shards, follow: bool | None, *, is_virtual: bool, **options: 
     if follow:
         raise ArgumentError("follow is True, but only a folder or URL with an index.json can grow: name that")
     return manifest, None
+
+
+def _open_staged(shards: Shards, **options: Any) -> Manifest:
+    return catalog.open(shards, **options).staged()
 
 
 class Growth:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 
 from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import check_integer
+from wdsdist.cache.prefetch import Prefetch
 from wdsdist.distributed import Identity, check_same, identity
-from wdsdist.errors import ArgumentTypeError, DatasetTooSmallError
+from wdsdist.errors import ArgumentTypeError, DatasetTooSmallError, LoaderStateError
 from wdsdist.loader.checkpoint import Position, Progress, State, check_state, read_state
-from wdsdist.loader.dataset import StreamingDataset
+from wdsdist.loader.dataset import EpochSampler, StreamingDataset
 from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
 from wdsdist.loader.framework_guards import (
     AcceleratedBatches,
     KnownToAccelerate,
+    epoch_that_lightning_sets_up,
     expect_a_length,
-    is_counted_by_fabric,
     refuse_copied_collation,
     refuse_first_length,
 )
@@ -35,7 +35,7 @@ from wdsdist.loader.planned_batches import (
     world_of,
 )
 from wdsdist.loader.stats import EpochMeter, LoaderStats
-from wdsdist.loader.worker_iterator import WorkerDataset
+from wdsdist.loader.worker_iterator import WorkerDataset, WorkerIterator
 from wdsdist.loader.worker_state import EpochStart
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.epoch_plan import EpochPlan
@@ -111,6 +111,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
     _iterations = 0
     _group = 1
     _meter: EpochMeter | None = None
+    _prefetch: Prefetch | None = None
 
     def __init__(
         self,
@@ -183,7 +184,8 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         """
         self._heed_set_epoch()
         if self._planned is not None:
-            return self._planned_length(self._planned)
+            epoch = epoch_that_lightning_sets_up()
+            return self.planned_length(self._progress.position.epoch if epoch is None else epoch)
         samples = self._config_at(self._progress.position).num_samples
         return self._plan(Position(0, 0), self.dataset.identity(), samples).batches_per_rank
 
@@ -216,6 +218,32 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays; also counts between ``iter()`` and the first batch."""
         self.dataset.chosen_epoch.choose(epoch)
+
+    def prefetch(self) -> None:
+        """Begin to fetch the shards that the next iteration needs first, and return at once.
+
+        Call it before the model is built: remote shards arrive meanwhile, into the cache. It ends where the iteration
+        begins, whose workers go on with it, and which raises what could not be fetched.
+        """
+        self._heed_set_epoch()
+        here, position = self.dataset.identity(), self._progress.position
+        config = self._config if self._config is not None and position.has_begun else self._latest
+        plan = self._plan(position, here, config.num_samples)
+        if plan.is_over:
+            position, config = Position(position.epoch + 1, 0), self._latest
+            plan = self._plan(position, here, config.num_samples)
+        self._end_prefetch()
+        settings = self._order_settings(here)
+        first = WorkerIterator(
+            config, self.dataset.cache, self.dataset.sample_reader, settings=settings, epoch=position.epoch, plan=plan,
+            rank=here.rank, worker=0, num_workers=1,
+        )  # fmt: skip
+        self._prefetch = first.fetch_ahead()
+
+    def _end_prefetch(self) -> None:
+        if self._prefetch is not None:
+            self._prefetch.close()
+            self._prefetch = None
 
     def state_dict(self) -> State:
         """Return where the loader stands: small, flat, fit for JSON, and the same on every rank.
@@ -263,7 +291,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers stay with the process that started them, and so does what they did.
-        return {**self.__dict__, "_iterator": None, "_meter": None}
+        return {**self.__dict__, "_iterator": None, "_meter": None, "_prefetch": None}
 
     def _order_settings(self, here: Identity) -> OrderSettings:
         return self._settings or self._latest.settings(here)
@@ -294,9 +322,13 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             self._block = self._planned.usual_block(here.world_size, window)
         return self._block
 
-    def _planned_length(self, planned: PlannedBatches) -> int:
-        epoch = self._planned_epoch(planned, Position(self._progress.position.epoch, 0), self.dataset.identity())
-        return planned.count_steps(epoch, self._order_settings(self.dataset.identity()))
+    def planned_length(self, epoch: int) -> int:
+        """Return the planned batches that a whole epoch has on each rank, which differs by epoch."""
+        if self._planned is None:
+            raise LoaderStateError("this loader has batches of a fixed number of samples: ask for its len()")
+        here = self.dataset.identity()
+        planned = self._planned_epoch(self._planned, Position(epoch, 0), here)
+        return self._planned.count_steps(planned, self._order_settings(here))
 
     def _planned_epoch(self, planned: PlannedBatches, position: Position, here: Identity) -> PlannedEpoch:
         settings = self._order_settings(here)
@@ -355,6 +387,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         """Start the workers on the next epoch, or on the rest of one."""
         if self._meter is not None:
             self._meter.finish()
+        self._end_prefetch()
         self._heed_set_epoch()
         here = self.dataset.identity()
         position, left = self._progress.start(lambda place: self._what_is_left(place, here))
@@ -455,22 +488,6 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         """End the worker processes behind ``batches`` now; the next iteration starts new ones."""
         end_workers(batches)
         self._iterator = None
-
-
-class EpochSampler(Sampler[None]):
-    """Stands where frameworks look for a ``DistributedSampler``: its ``set_epoch`` is the data set's."""
-
-    def __init__(self, dataset: StreamingDataset) -> None:
-        self._dataset = dataset
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration plays, unless Lightning Fabric asks: the loader counts better."""
-        if not is_counted_by_fabric():
-            self._dataset.chosen_epoch.choose(epoch)
-
-    def __iter__(self) -> Iterator[None]:
-        # torch asks for one index a batch; the data set needs none.
-        return itertools.repeat(None)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -11,15 +11,19 @@ from itertools import zip_longest
 from numbers import Real
 from typing import Any, TypeVar
 
+import numpy as np
+
 from wdsdist import storage
 from wdsdist._util.validation import check_integer
+from wdsdist.distributed.kept_count import kept_count
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.loader.order_config import MixedOrderConfig
+from wdsdist.loader.planned_batches import lengths_of
 from wdsdist.samples.bad_samples import STRICT, BadSamplePolicy
 from wdsdist.samples.fields import Fields
 from wdsdist.samples.sample_spec import Decoder, SampleSpec
-from wdsdist.sampling.mix_schedule import Schedule, schedule
+from wdsdist.sampling.mix_schedule import Schedule, divided, schedule
 from wdsdist.shards import open as catalog
 from wdsdist.shards.concat_manifest import JoinedManifest, join
 from wdsdist.shards.manifest import Manifest
@@ -42,6 +46,7 @@ def mix(
     shares: Mapping[Any, Share | Source],
     *,
     weights: Mapping[Any, Any] | None = None,
+    by: str | None = None,
     change_weights: bool = False,
     stratified: bool = True,
     samples_per_epoch: int | None = None,
@@ -64,6 +69,9 @@ def mix(
             locations only; or a schedule of them, by the epochs of the mix from which on they hold, as in
             ``{0: {"web": 0.9, "books": 0.1}, 10: {"web": 0.5, "books": 0.5}}``. A data set of weight 0 waits where it
             is.
+        by: what weights are shares of, by default samples: a column of lengths, such as ``"input_ids.tokens"``, for
+            shares of the tokens. A data set of documents twice as long then gives half as many. It takes a pass over
+            the lengths of all samples, once on a node.
         change_weights: continue a state that was saved with other weights: its epoch, if that has begun, is finished
             with those, and ``weights`` hold from the next one on. Without it such a state is refused.
         stratified: give each batch of a rank its share of each data set: to within one sample of two data sets, two
@@ -80,7 +88,7 @@ def mix(
     Raises:
         ArgumentError: a weight is not above 0, or below 0 in a schedule, a data set has no samples, two have the same
             name, or one is a `StreamingDataset` with an order of its own, such as a seed, or ``options`` say how its
-            samples are made.
+            samples are made; or ``by`` is no column of lengths in each.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -111,7 +119,10 @@ def mix(
             samples_per_epoch=samples_per_epoch, **options,
         )  # fmt: skip
 
-    return _joined(sources, options, mixed)
+    dataset = _joined(sources, options, mixed)
+    if by is not None:
+        dataset.weigh_by(by)
+    return dataset
 
 
 def concat(data_sets: Iterable[Source] | Mapping[str, Source], **options: Any) -> StreamingDataset:
@@ -150,6 +161,7 @@ class MixedDataset(StreamingDataset):
     """Several data sets in one stream, by weight. Made by `mix`."""
 
     manifest: JoinedManifest
+    order_config: MixedOrderConfig
 
     def __init__(
         self,
@@ -169,7 +181,7 @@ class MixedDataset(StreamingDataset):
                 raise ArgumentError(f"the data set {label!r} has no samples: leave it out of the mix")
         length = manifest.num_samples if samples_per_epoch is None else samples_per_epoch
         self.order_config = MixedOrderConfig(
-            manifest=manifest,
+            manifest=self.manifest,  # which may be staged
             given=self.order_config.given,
             lanes=self.order_config.lanes,
             window=self.order_config.window,
@@ -179,6 +191,28 @@ class MixedDataset(StreamingDataset):
             stratified=bool(stratified),
             samples_per_epoch=check_integer("samples_per_epoch", length, 1, 2**53),
         )
+
+    def weigh_by(self, column: str) -> None:
+        """Take the weights as shares of the sum of a column of lengths, in place of shares of the samples."""
+        itemsizes = self.sample_reader.itemsizes
+        means = [_mean_length(part, column, itemsizes) for part in self.manifest.parts]
+        for mean, label in zip(means, self.manifest.labels, strict=True):
+            if not mean:
+                raise ArgumentError(f"the data set {label!r} has no {column}: leave it out, or weigh by samples")
+        phases = divided(self.order_config.phases, means)
+        self.order_config = replace(self.order_config, phases=phases)
+
+
+def _mean_length(part: Manifest, column: str, itemsizes: dict[str, int]) -> Fraction:
+    """Return the mean of a column of lengths, to a thousandth; it is kept for later runs."""
+    lengths = lengths_of(part, column, itemsizes)
+
+    def total() -> int:
+        counts = enumerate(part.counts.tolist())
+        return sum(int(lengths(np.full(count, shard), np.arange(count)).sum()) for shard, count in counts if count)
+
+    kept = kept_count(f"sum of {column} {itemsizes} {part.fingerprint}", total)
+    return Fraction(kept, part.num_samples).limit_denominator(1000)
 
 
 def _joined(

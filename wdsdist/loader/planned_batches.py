@@ -206,6 +206,20 @@ class PlannedBatches:
         batching = replace(self._batching, block_samples=block)
         return PlannedEpoch(batching=batching, order=order, world=world, key=mix_key(seed, epoch), start=place)
 
+    def misfits(self, shard: int, numbers: Int64s, place: int) -> Int64s:
+        """Return how little samples of a shard fit in the place of one of them, ``numbers[place]``: 0 fits.
+
+        In a batch, one that is no longer fits; in rows, one that is no shorter, for its tokens may lie in several.
+        """
+        shards = np.full(len(numbers), shard)
+        lengths = self._batching.lengths(shards, numbers)
+        longer = lengths - lengths[place]
+        found: Int64s = np.maximum(-longer if self.options.pack_to is not None else longer, 0)
+        if self._batching.buckets is not None:
+            buckets = self._batching.buckets(shards, numbers)
+            found[buckets != buckets[place]] += int(lengths.max()) + 1
+        return found
+
     def finisher(self) -> Finish | None:
         """Return what makes a batch of rows of samples and their pieces; ``None`` where batches are no rows."""
         if self.options.pack_to is None:
@@ -293,28 +307,29 @@ def lengths_of(manifest: Manifest, name: str, itemsizes: dict[str, int]) -> Leng
     return Lengths(ColumnLookup(manifest, f"{extension}.bytes"), itemsizes[extension])
 
 
-def _cost(manifest: Manifest, cost: str) -> Callable[[Int64s, Int64s, Int64s], npt.NDArray[np.float64]]:
+def _cost(manifest: Manifest, cost: str) -> Callable[..., npt.NDArray[np.float64]]:
     if cost == "linear":
         return _linear
     return _quadratic if cost == "quadratic" else CostColumn(ColumnLookup(manifest, cost))
 
 
 class CostColumn:
-    """What samples cost, by a column."""
+    """Costs of samples by a column; a piece of a sample has its share of the tokens."""
 
     def __init__(self, values: ColumnLookup) -> None:
         self._values = values
 
-    def __call__(self, shards: Int64s, samples: Int64s, lengths: Int64s) -> npt.NDArray[np.float64]:
-        return self._values(shards, samples).astype(np.float64)
+    def __call__(self, shards: Int64s, samples: Int64s, lengths: Int64s, sizes: Int64s) -> npt.NDArray[np.float64]:
+        share = np.divide(sizes, lengths, out=np.ones(len(sizes)), where=lengths > 0)
+        return self._values(shards, samples).astype(np.float64) * share
 
 
-def _linear(shards: Int64s, samples: Int64s, lengths: Int64s) -> npt.NDArray[np.float64]:
-    return lengths.astype(np.float64)
+def _linear(shards: Int64s, samples: Int64s, lengths: Int64s, sizes: Int64s) -> npt.NDArray[np.float64]:
+    return sizes.astype(np.float64)
 
 
-def _quadratic(shards: Int64s, samples: Int64s, lengths: Int64s) -> npt.NDArray[np.float64]:
-    return lengths.astype(np.float64) ** 2
+def _quadratic(shards: Int64s, samples: Int64s, lengths: Int64s, sizes: Int64s) -> npt.NDArray[np.float64]:
+    return sizes.astype(np.float64) ** 2
 
 
 def _rows(samples: list[Any], *, pieces: Pieces, **how: Any) -> Batch:

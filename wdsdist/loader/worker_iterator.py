@@ -59,6 +59,9 @@ class WorkerDataset(IterableDataset[Any]):
         self._order_config = order_config
         self._cache = cache
         self._sample_reader = sample_reader
+        if planned is not None:
+            self._sample_reader = sample_reader.of(sample_reader.specs)  # of its own: others may replace otherwise
+            self._sample_reader.misfits = planned.misfits
         self._collate_fn = collate_fn
         self._start = SharedNumbers([0] * EpochStart.width())
         self._planned = planned
@@ -205,6 +208,15 @@ class WorkerIterator:
                 yield next(batches)
         finally:
             prefetch.close()
+
+    def fetch_ahead(self) -> Prefetch | None:
+        """Start to prefetch for the first batches of the rank, before its workers do; ``None`` where all is local."""
+        if not self.order_config.manifest.is_copied.any():
+            return None
+        order = self.order_config.order(self.settings, self.epoch)
+        prefetch = self._prefetching(upcoming(order, self.plan, rank=self.rank))
+        prefetch.reach(0)
+        return prefetch
 
     def _prefetching(self, uses: Iterator[Use | None]) -> Prefetch:
         epoch = self.sample_reader.epoch_members

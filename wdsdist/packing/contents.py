@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -58,7 +58,7 @@ class Contents:
         Raises `SourceError` for the first sample that cannot be stored, or leaves it out.
         """
         batch = Batch()
-        for sample in self._given(samples):
+        for sample in samples:
             try:
                 one = self._add(batch, sample, most)
             except SourceError as error:
@@ -136,23 +136,6 @@ class Contents:
             left_out=tuple(self._left_out),
             checksums=np.concatenate([np.empty(0, np.uint32), *self._checksums]),
         )
-
-    def _given(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        """Yield the samples that a source gives, though some of them may be errors."""
-        given = iter(samples)
-        seen, lost = 0, None
-        while True:
-            try:
-                for sample in given:
-                    seen += 1
-                    yield sample
-                break
-            except SourceError as error:
-                self.leave_out("", error)
-                seen, lost = seen + 1, error
-        # An iterator may go on after an error; a generator ends, and the samples after it would be lost in silence.
-        if lost is not None and not (isinstance(samples, Sized) and seen == len(samples)):
-            raise lost
 
     def _add(self, batch: Batch, sample: Sample, most: int) -> Batch | None:
         """Put a sample into a batch; where there is no room, return another one with it."""

@@ -16,8 +16,7 @@ from wdsdist.packing import append, report
 from wdsdist.packing import job as jobs
 from wdsdist.packing.destination import Place
 from wdsdist.packing.job import Job, Record
-from wdsdist.packing.sources import deferred
-from wdsdist.packing.sources.source import OnError
+from wdsdist.packing.sources.source import SCRATCH_SUFFIX, OnError
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.manifest import Manifest
@@ -31,7 +30,7 @@ _TEMPORARY = re.compile(
     rf"|{'|'.join(map(re.escape, (manifests.FILE_NAME, jobs.FILE_NAME, append.FILE_NAME, report.FILE_NAME)))})"
 )
 # Of sources that are unpacked or fetched before they are packed.
-_TEMPORARY_FOLDER = re.compile(rf"\.tmp-\w+{re.escape(deferred.SUFFIX)}")
+_TEMPORARY_FOLDER = re.compile(rf"\.tmp-\w+{re.escape(SCRATCH_SUFFIX)}")
 
 _log = logging.getLogger("wdsdist")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pickle
 import platform
 from collections.abc import Callable, Iterator
@@ -69,7 +70,7 @@ class _CheckedExecutor(Executor):
         self._futures: WeakSet[Future[Any]] = WeakSet()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        work = _Work(self._place, self._job, self._local_source, fn, args, kwargs)
+        work = _Work(self._place, self._job, self._local_source, functools.partial(fn, *args, **kwargs))
         future = self._executor.submit(_do, work)
         self._futures.add(future)
         return future
@@ -82,19 +83,8 @@ class _CheckedExecutor(Executor):
 class _Work:
     """One call, opaque to executors that search the arguments of a call for values to be replaced."""
 
-    def __init__(
-        self,
-        place: Place,
-        job: Job,
-        local_source: bool,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
-        self.place = place
-        self.job = job
-        self.local_source = local_source
-        self.call = fn, args, kwargs
+    def __init__(self, place: Place, job: Job, local_source: bool, call: Callable[[], Any]) -> None:
+        self.place, self.job, self.local_source, self.call = place, job, local_source, call
 
 
 def _do(work: _Work) -> Any:
@@ -110,5 +100,4 @@ def _do(work: _Work) -> Any:
             f"the worker on {platform.node()} does not see the source {work.job.location}: every worker must reach it, "
             f"so put it on a shared file system"
         )
-    fn, args, kwargs = work.call
-    return fn(*args, **kwargs)
+    return work.call()

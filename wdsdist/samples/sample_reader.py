@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import starmap
 from typing import Any, TypeVar
@@ -41,6 +41,10 @@ _EMPTY = memoryview(b"")
 
 
 _Error = TypeVar("_Error", SampleError, DecodeError)
+
+
+Misfits = Callable[[int, Int64s, int], Int64s]
+"""Returns, of a shard and int64 [n] of its samples, how badly each fits in the place of the one at an index; 0 fits."""
 
 
 class _Opened:
@@ -152,6 +156,8 @@ class SampleReader:
         self._places = 0  # of the batch that hold a substitute
         self._bad: dict[tuple[int, str], BadRecord] = {}  # what was met while the batch was made
         self._usual: dict[int, Kinds] = {}
+        self.misfits: Misfits | None = None
+        """Says which samples fit in the place of a bad one; without it all do."""
         self._mark: bool | None = None  # of a sample that is no padding, where that is told
 
     @property
@@ -272,9 +278,7 @@ class SampleReader:
     ) -> tuple[Any, int]:
         """Return the sample that takes the place of a bad one, and its number."""
         opened, sample, seed, mark = row
-        count = opened.shard.num_samples
-        for number in candidates(self._seed, epoch, opened.number, sample, count):
-            candidate = opened.shard.stored(number)
+        for candidate in self._candidates(opened, sample, epoch):
             if candidate == sample:
                 continue
             try:
@@ -289,10 +293,20 @@ class SampleReader:
                 return value, candidate
             self._note(opened, candidate, _unusual(field))
         raise SampleError(
-            f"{opened.shard.name} has no good sample among its {count:,} to take the place of {bad.key!r}, which is "
-            f"bad ({bad.field or 'sample'}: {bad.reason}): leave the shard out, or mend its data, fields=, decode= or "
-            f"transform="
+            f"{opened.shard.name} has no good sample among its {opened.shard.num_samples:,} to take the place of "
+            f"{bad.key!r}, which is bad ({bad.field or 'sample'}: {bad.reason}): leave the shard out, or mend its "
+            f"data, fields=, decode= or transform="
         )
+
+    def _candidates(self, opened: _Opened, sample: int, epoch: int) -> Iterator[int]:
+        """Return the samples of a shard by which to replace one: those that fit first, then those that nearly do."""
+        numbers = candidates(self._seed, epoch, opened.number, sample, opened.shard.num_samples)
+        if self.misfits is not None:
+            listed = list(numbers)
+            bad = [opened.shard.stored(number) for number in listed].index(sample)
+            misfits = self.misfits(opened.number, np.array(listed), bad)
+            numbers = iter(np.array(listed)[np.argsort(misfits, kind="stable")].tolist())
+        return map(opened.shard.stored, numbers)
 
     def _note(self, opened: _Opened, sample: int, error: Exception) -> BadRecord:
         quarantine = opened.spec.policy.quarantine
@@ -400,11 +414,10 @@ def _sample(opened: _Opened, sample: int, seed: int, padding: bool | None) -> An
         entries["__dataset__"] = shard.dataset
     for field, extension, place in opened.only_members or opened.members(sample):
         part = _EMPTY if place == ABSENT else shard.member(sample, place)
-        if len(part):
-            entries[field] = opened.decoded(sample, seed, field, extension, part)
-        elif field in spec.fields.optional:
+        is_empty = not len(part)
+        if is_empty and field in spec.fields.optional:
             entries[field] = None
-        elif spec.policy.replaces:
+        elif is_empty and spec.policy.replaces:
             raise opened.empty(sample, field, extension)
         else:
             entries[field] = opened.decoded(sample, seed, field, extension, part)

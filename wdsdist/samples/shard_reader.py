@@ -113,10 +113,6 @@ class MappedShard:
         """Samples of the data set in the shard: in a view, the chosen ones."""
         return self.index.num_samples if self.picks is None else len(self.picks)
 
-    def numbers_of(self, stored: int) -> list[int]:
-        """Return the numbers, in the shard, of a sample that lies at a place there: in a view none, one or several."""
-        return [stored] if self.picks is None else np.flatnonzero(self.picks == stored).tolist()
-
     def stored(self, sample: int) -> int:
         """Return where a sample of the data set lies in the shard: in a view, the numbers of chosen ones differ."""
         return sample if self.picks is None else int(self.picks[sample])

@@ -213,7 +213,7 @@ def _into_bins(lengths: Int64s, bins: int, budget: int, most: int, *, least: int
     """
     for head in (len(lengths), max(least, len(lengths) - _FITTED * bins), least):
         found = _spread(lengths[:head], bins, budget, most)
-        if found is not None:
+        if not (found < 0).any():
             loads = np.bincount(found, lengths[:head], bins).astype(np.int64)
             rest = _fit(lengths[head:], loads, np.bincount(found, minlength=bins), budget, most)
             if rest is not None:
@@ -221,11 +221,11 @@ def _into_bins(lengths: Int64s, bins: int, budget: int, most: int, *, least: int
     return None
 
 
-def _spread(lengths: Int64s, bins: int, budget: int, most: int, *, drops: bool = False) -> Int64s | None:
-    """Put each length, the longest first, into the emptiest bin; return their bins, or ``None`` where one is full.
+def _spread(lengths: Int64s, bins: int, budget: int, most: int, *, drops: bool = False) -> Int64s:
+    """Put each length, the longest first, into the emptiest bin; return the bin of each.
 
-    With ``drops``, what fits nowhere gets -1 instead. Lengths are put in runs: as long as the next bin is emptier than
-    those that have just got a length, each length goes into the next.
+    It is -1 for what fits nowhere, and, without ``drops``, for all that follow. Lengths are put in runs: as long as the
+    next bin is emptier than those that have just got a length, each length goes into the next.
     """
     keys = np.arange(bins)  # the load of each times the number of bins, and its number
     counts = np.zeros(bins, np.int64)
@@ -243,7 +243,7 @@ def _spread(lengths: Int64s, bins: int, budget: int, most: int, *, drops: bool =
         count = len(loaded) if goes_on.all() else int(goes_on.argmin())
         if count == 0:
             if not drops:
-                return None
+                break
             first += 1
             continue
         chosen = keys[:count] % bins

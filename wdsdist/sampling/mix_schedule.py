@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -38,6 +39,17 @@ def schedule(weights: Mapping[int, Iterable[Fraction]]) -> Schedule:
         if not phases or phases[-1].weights != shares:
             phases.append(Phase(epoch, shares))
     return tuple(phases)
+
+
+def divided(phases: Schedule, sizes: Iterable[Fraction]) -> Schedule:
+    """Return the schedule of samples that gives shares of something that a sample of each data set has so much of.
+
+    >>> tokens = schedule({0: (Fraction(1), Fraction(1))})
+    >>> described(divided(tokens, (Fraction(300), Fraction(100))))
+    '1/4 3/4'
+    """
+    listed = list(sizes)
+    return schedule({one.first_epoch: map(operator.truediv, one.weights, listed) for one in phases})
 
 
 def phase_number(phases: Schedule, epoch: int) -> int:

@@ -72,8 +72,8 @@ class Batching:
 
     rule: BatchRule
     lengths: Values
-    costs: Callable[[Int64s, Int64s, Int64s], npt.NDArray[np.float64]]
-    """Returns what each sample costs, of shards, numbers and lengths."""
+    costs: Callable[[Int64s, Int64s, Int64s, Int64s], npt.NDArray[np.float64]]
+    """Returns what pieces of samples cost, of shards, numbers, lengths of the samples and of the pieces."""
     buckets: Values | None = None
     oversize: Oversize = "error"
     """What happens to a sample over the budget of a batch: ``error``, ``drop`` or ``alone``."""
@@ -237,11 +237,9 @@ class PlannedEpoch:
         shards, samples = self.order.locate(positions)
         epochs = self.order.epochs(positions)
         lengths = self.batching.lengths(shards, samples).astype(np.int64)
-        costs = self.batching.costs(shards, samples, lengths)
         numbers, starts, stops = self._pieces(lengths)
         sizes = stops - starts
-        with np.errstate(invalid="ignore", divide="ignore"):
-            costs = np.where(lengths[numbers] > 0, costs[numbers] * sizes / lengths[numbers], costs[numbers])
+        costs = self.batching.costs(shards[numbers], samples[numbers], lengths[numbers], sizes)
         buckets = None if self.batching.buckets is None else self.batching.buckets(shards, samples)
         left = np.arange(len(numbers))
         is_last = number == self.num_blocks - 1

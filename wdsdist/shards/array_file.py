@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 import struct
 import zlib
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util.files import atomic_write
+from wdsdist._util.files import atomic_write, mapped
 from wdsdist.errors import IndexFormatError
 
 _PREAMBLE = struct.Struct("<8sIIII")  # magic, version, header length, CRC-32 of the header, zero
@@ -70,39 +69,29 @@ def save(
     return head
 
 
-def load(path: Path, magic: bytes, version: int, dtypes: Mapping[str, str], *, what: str) -> ArrayFile:
-    """Load a file; its arrays are views of the mapped file. Raises ``FileNotFoundError``, and what `parse` raises."""
-    with path.open("rb") as stream:
-        try:
-            content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
-        except ValueError:  # an empty file cannot be mapped
-            content = memoryview(b"")
-    return parse(content, magic, version, dtypes, what=what, label=str(path))
-
-
-def parse(
-    content: bytes | memoryview, magic: bytes, version: int, dtypes: Mapping[str, str], *, what: str, label: str
+def load(
+    content: bytes | Path, magic: bytes, version: int, dtypes: Mapping[str, str], *, what: str, label: str
 ) -> ArrayFile:
-    """Parse the bytes of a file; the arrays are views of them.
+    """Load a file; the arrays are views of its bytes.
 
     Args:
-        content: all bytes.
+        content: all bytes, or the path of a file, which is mapped.
         magic, version: that the file must have.
         dtypes: the arrays that it must have, as their types are written.
         what, label: the kind and the name of the file in errors.
 
-    Raises `IndexFormatError` where the file is not of that kind, or its header is damaged.
+    Raises `IndexFormatError` where the file is not of that kind, or its header is damaged, and ``FileNotFoundError``.
     """
-    content = memoryview(content)
+    view = mapped(content) if isinstance(content, Path) else memoryview(content)
     try:
-        found, stated, length, crc, _ = _PREAMBLE.unpack_from(content)
+        found, stated, length, crc, _ = _PREAMBLE.unpack_from(view)
         if found != magic or stated != version or length > _MOST_HEADER:
             raise ValueError(f"magic {found!r}, version {stated}")
-        text = bytes(content[_PREAMBLE.size : _PREAMBLE.size + length])
+        text = bytes(view[_PREAMBLE.size : _PREAMBLE.size + length])
         if zlib.crc32(text) != crc:
             raise ValueError("the checksum of its header is wrong")
         header = json.loads(text)
-        data = content[_PREAMBLE.size + length :]
+        data = view[_PREAMBLE.size + length :]
         arrays = {name: _array(data, header["arrays"][name], dtype) for name, dtype in dtypes.items()}
         digest = header.pop("digest")
         del header["arrays"]

@@ -336,7 +336,10 @@ def _index_one(job: _Job) -> ShardIndex | ShardDamagedError:
 
 
 def _save(found: ShardIndex, job: _Job) -> None:
-    index_target.write(job.sidecar, shard_index.dumps(found), job.options)
+    if storage.is_remote(job.location):
+        index_target.write(job.sidecar, shard_index.dumps(found), job.options)
+    else:
+        scan_local.save_index(found, Path(job.sidecar))
 
 
 def _by_one_rule(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError
@@ -38,6 +39,13 @@ class JoinedManifest(Manifest):
             return self
         parts = tuple(part.whole for part in self.parts)
         return replace(self, parts=parts, counts=np.concatenate([part.counts for part in parts]))
+
+    @functools.cached_property
+    def is_copied(self) -> npt.NDArray[np.bool_]:
+        return np.concatenate([part.is_copied for part in self.parts])
+
+    def staged(self) -> Manifest:
+        return replace(self, parts=tuple(part.staged() for part in self.parts))
 
     def _column(self, name: str) -> Column:
         return Column.joined([part._column(name) for part in self.parts])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,32 +83,29 @@ def open_tolerant(
     key: str = AUTO,
 ) -> Manifest:
     """Open a data set as `open` does; with a tolerance, damaged tars without an index are listed without a sample."""
-    found = _open(shards, storage_options, deadline, (tolerance, key), allow_elsewhere=allow_elsewhere)
+    if isinstance(shards, Manifest):
+        found = shards
+    else:
+        locations = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
+        load = functools.partial(index_json.load, deadline=deadline, keep=True, allow_elsewhere=allow_elsewhere)
+        if len(locations) != 1 or is_tar(storage.split(locations[0])[1]):
+            found = _open_tars(locations, storage_options, load, (tolerance, key))
+        elif locations[0].endswith(".json"):
+            found = load(locations[0], storage_options)
+        else:
+            found = _open_folder(locations[0], storage_options, load, allow_elsewhere=allow_elsewhere)
     _check_rule(found.base, found.key_rule, key)
     return found
 
 
-def _open(
-    shards: Shards,
-    storage_options: Mapping[str, Any] | None,
-    deadline: Deadline | None,
-    how: tuple[Tolerance, str],
-    *,
-    allow_elsewhere: bool,
+def _open_folder(
+    location: str, given: Mapping[str, Any] | None, load: Callable[..., Manifest], *, allow_elsewhere: bool
 ) -> Manifest:
-    if isinstance(shards, Manifest):
-        return shards
-    locations = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
-    if len(locations) != 1 or is_tar(storage.split(locations[0])[1]):
-        return _open_tars(locations, storage_options, deadline, how, allow_elsewhere=allow_elsewhere)
-    location = locations[0]
-    if location.endswith(".json"):
-        return index_json.load(location, storage_options, deadline, keep=True, allow_elsewhere=allow_elsewhere)
-    index = storage.join(location, index_json.FILE_NAME)
+    """Open what has no name of a tar or an index.json: a folder with either, or a view."""
     try:
-        return index_json.load(index, storage_options, deadline, keep=True, allow_elsewhere=allow_elsewhere)
+        return load(storage.join(location, index_json.FILE_NAME), given)
     except IndexNotFoundError:
-        options = storage.named(storage_options, locations)
+        options = storage.named(given, [location])
         if not view_file.is_view(location, options):
             found = unindexed.by_foreign_counts(location, options)
             if found is None:
@@ -116,8 +113,7 @@ def _open(
             return found
 
     def open_index(place: str, is_named: bool) -> Manifest:
-        bound = storage.named(storage_options, [location, place]) if is_named else options
-        return index_json.load(place, bound, deadline, keep=True, allow_elsewhere=allow_elsewhere)
+        return load(place, storage.named(given, [location, place]) if is_named else options)
 
     return view_file.load(location, options, open_index, allow_elsewhere=allow_elsewhere)
 
@@ -138,19 +134,13 @@ def refuse_folders(locations: list[str]) -> None:
 
 
 def _open_tars(
-    locations: list[str],
-    options: Mapping[str, Any] | None,
-    deadline: Deadline | None,
-    how: tuple[Tolerance, str],
-    *,
-    allow_elsewhere: bool,
+    locations: list[str], options: Mapping[str, Any] | None, load: Callable[..., Manifest], how: tuple[Tolerance, str]
 ) -> Manifest:
     """Open single tars: from the ``index.json`` of their folder, or else by the index of each."""
     refuse_folders(locations)
     folder = storage.split(locations[0])[0]
     try:
-        index = storage.join(folder, index_json.FILE_NAME)
-        known = index_json.load(index, options, deadline, named=locations, keep=True, allow_elsewhere=allow_elsewhere)
+        known = load(storage.join(folder, index_json.FILE_NAME), options, named=locations)
         numbers = {known.location(number): number for number in range(len(known.counts))}
         return known.of_shards(numbers[location] for location in locations)
     except (IndexNotFoundError, KeyError):

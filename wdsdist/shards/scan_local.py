@@ -201,7 +201,11 @@ def keep(path: Path, index: ShardIndex, listed_in: str | None = None) -> None:
 
 def write_index(path: Path, place: Path, tolerance: Tolerance = STRICT, *, key_rule: str = FIRST_DOT) -> None:
     """Scan a tar and write its index to a file. Raises `DestinationError` where it cannot be written."""
-    found = scan_shard(path, tolerance=tolerance, key_rule=key_rule)
+    save_index(scan_shard(path, tolerance=tolerance, key_rule=key_rule), place)
+
+
+def save_index(found: ShardIndex, place: Path) -> None:
+    """Write an index to a file. Raises `DestinationError` where it cannot be written."""
     try:
         with atomic_write(place) as stream:
             stream.write(dumps(found))

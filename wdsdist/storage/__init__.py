@@ -8,7 +8,7 @@ ends leave here as `StorageError` or ``FileNotFoundError`` with the location in 
 """
 
 from wdsdist.storage.clients import StorageOptions, named, options_for, store
-from wdsdist.storage.download import Connections, Fetching, NoRangesError, Transfer, begin_fetch, fetch
+from wdsdist.storage.download import Connections, Fetching, Transfer, begin_fetch, fetch
 from wdsdist.storage.objects import (
     Entry,
     entry,
@@ -27,6 +27,7 @@ from wdsdist.storage.objects import (
 from wdsdist.storage.retry import (
     AwayError,
     Deadline,
+    NoRangesError,
     RequestPolicy,
     UnfitError,
     WrongLengthError,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from wdsdist.storage.urls import scrubbed, shown
 
 if TYPE_CHECKING:
     import aiohttp
+
+    from wdsdist.storage.s3_urls import S3Addresses
 
 T = TypeVar("T")
 _log = logging.getLogger("wdsdist")
@@ -35,8 +38,8 @@ _POOL = 128
 _OURS = {"host", "accept", "accept-encoding", "range", "connection"}
 """Headers of a request that are of no use to who should not have seen it."""
 
-_models: dict[tuple[str, ...], Any] = {}
-"""What botocore has read of its descriptions of services, by the folders that they are searched for in."""
+signers: dict[tuple[str | None, ...], S3Addresses | None] = {}
+"""What signs requests to S3, by store, options and environment; dropped where credentials have expired."""
 
 _used: dict[int, Any] = {}
 """All clients that were ever used, by identity, so that none of them ends. A forked child drops what fsspec inherited,
@@ -119,6 +122,14 @@ def options_for(location: str, options: StorageOptions | None) -> dict[str, Any]
     return dict(options.given) if wanted and wanted in options.stores else {}
 
 
+def given_for(location: str, options: StorageOptions | None) -> dict[str, Any]:
+    """Return what `options_for` does, and warn once in each process where a store gets no options for its name."""
+    given = options_for(location, options)
+    if options and options.given and not given and not options.is_by_store:
+        _say_withheld(store(location), options.stores)
+    return given
+
+
 def reach(location: str, options: StorageOptions | None) -> tuple[str, ...]:
     """Return the stores that may see the options of a client for a location, as where one redirects to another."""
     return (store(location),) if options is None or options.is_by_store else options.stores
@@ -145,9 +156,11 @@ def renew(location: str, error: FinalError | PassingError) -> bool:
     """Forget the clients for locations like this where their credentials have expired; return whether they have."""
     if not (isinstance(error, PassingError) and error.has_expired):
         return False
-    import fsspec
+    signers.clear()
+    if "s3fs" in sys.modules:
+        import fsspec
 
-    fsspec.get_filesystem_class(location.partition("://")[0]).clear_instance_cache()
+        fsspec.get_filesystem_class(location.partition("://")[0]).clear_instance_cache()
     return True
 
 
@@ -161,15 +174,11 @@ def filesystem(location: str, options: StorageOptions | None, *, retries: bool =
         options: for the client; it gets those that are for its store, as `options_for` decides.
         retries: whether the client may try again by itself, unseen and without regard to a deadline.
     """
-    given = options_for(location, options)
-    if options and options.given and not given and not options.is_by_store:
-        _say_withheld(store(location), options.stores)
+    given = given_for(location, options)
     with mapped(location):
         client, path = _made(location, _with_defaults(location, given, reach(location, options), retries=retries))
         if not retries and hasattr(client, "retries"):  # s3fs and gcsfs
             client.retries = 1
-        if speaks(client, "s3"):
-            _share_models(client)
     _used[id(client)] = client
     return client, path
 
@@ -225,20 +234,6 @@ def _with_defaults(location: str, given: dict[str, Any], stores: tuple[str, ...]
     return given
 
 
-def _share_models(client: Any) -> None:
-    """Let a client of S3 use the description of S3 that an earlier one has read, which takes it some 80 ms.
-
-    Workers inherit what their parent has read. Credentials and connections remain each client's own.
-    """
-    if getattr(client, "session", ...) is None:
-        from aiobotocore.session import AioSession
-
-        session = AioSession(**client.kwargs)
-        models = session.get_component("data_loader")
-        session.register_component("data_loader", _models.setdefault(tuple(models.search_paths), models))
-        client.session = session
-
-
 async def _session(*, stores: tuple[str, ...] | None = None, **options: Any) -> aiohttp.ClientSession:
     """Make a session of aiohttp; where it has options of the user's, only some stores get to see them."""
     import aiohttp
@@ -277,24 +272,28 @@ async def _to_named_stores(
 def asked(client: Any, what: str, path: str, deadline: Deadline | None, **how: Any) -> Any:
     """Return what a method of a client says of a path, or raise ``TimeoutError`` where no answer comes.
 
-    Clients that are not asynchronous take as long as they take.
+    Synchronous clients of fsspec take as long as they take.
     """
+    if speaks(client, "direct"):
+        return getattr(client, what)(path, seconds=_patience(deadline), **how)
     if deadline is None or not client.async_impl:
         return getattr(client, what)(path, **how)
     return awaited(client, getattr(client, f"_{what}"), path, deadline=deadline, **how)
 
 
 def awaited(client: Any, function: Callable[..., Awaitable[T]], *args: Any, deadline: Deadline | None, **how: Any) -> T:
-    """Return what a coroutine of an asynchronous client returns, or raise ``TimeoutError`` where no answer comes.
-
-    One that does not come takes a quarter of the time, so that a stalled connection leaves some to ask again.
-    """
+    """Return what a coroutine of an asynchronous client returns, or raise ``TimeoutError`` where no answer comes."""
     import fsspec.asyn
     import fsspec.exceptions
 
-    patience = None if deadline is None else max(0.1, min(deadline.left(), deadline.seconds / 4))
+    patience = _patience(deadline)
     try:
         found: T = fsspec.asyn.sync(client.loop, function, *args, timeout=patience, **how)
     except fsspec.exceptions.FSTimeoutError:
         raise TimeoutError(f"no answer in {patience:.1f} s") from None
     return found
+
+
+def _patience(deadline: Deadline | None) -> float | None:
+    """Return the seconds to wait for one answer: a quarter of the time, so that a stalled connection leaves some."""
+    return None if deadline is None else max(0.1, min(deadline.left(), deadline.seconds / 4))

@@ -1,11 +1,7 @@
 """Download remote files to local ones: parts in parallel, each retried until it is there or the time is over.
 
-Everything runs as coroutines on the event loop of fsspec's thread, which writes the bytes as they arrive. So there are
-no threads to wait for, none is made before a fork, and what is cancelled writes no more.
-
-fsspec's own `cat_file` returns a range when all of it is there; through one event loop that reaches half of what the
-same number of plain connections does. Web servers and S3 are therefore read piece by piece, through the session that
-fsspec's client holds; other back ends with `cat_file`.
+Coroutines on the event loop of fsspec's thread write the bytes as they arrive; what blocks is in threads that nobody
+waits for, and none is made before a fork. So what is cancelled writes no more.
 """
 
 from __future__ import annotations
@@ -13,22 +9,26 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import hashlib
 import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from wdsdist.errors import ArgumentError, ShardNotFoundError, StorageError
-from wdsdist.storage.clients import StorageOptions, filesystem, renew, speaks
+from wdsdist.storage.clients import StorageOptions, renew
+from wdsdist.storage.direct import reader
+from wdsdist.storage.pieces import ChangedError, in_thread, pieces, size_of
 from wdsdist.storage.retry import (
     Attempts,
     Deadline,
     FinalError,
     MisfitError,
+    NoRangesError,
     PassingError,
     RequestPolicy,
     mapped,
@@ -41,6 +41,8 @@ _GRACE = 2.0
 """Seconds for what is cancelled to end."""
 _PAUSE = 0.05
 """Seconds between looks whether others still need the line."""
+_CHANGES = 3
+"""Times that an object may be replaced while it is downloaded."""
 _PIECE = 1 << 20  # bytes at most; what has arrived is given at once
 
 
@@ -54,6 +56,8 @@ class Transfer:
     """Requests made, with those that failed."""
     retries: int
     """Requests that repeated another one."""
+    sha256: str = ""
+    """Digest of the file, where it was asked for."""
 
 
 class Connections:
@@ -124,6 +128,7 @@ def begin_fetch(
     size: int | None = None,
     deadline: Deadline | None = None,
     connections: Connections | None = None,
+    digest: bool = False,
     ranges: Sequence[range] | None = None,
     pauses: Callable[[], bool] | None = None,
 ) -> Fetching:
@@ -136,6 +141,7 @@ def begin_fetch(
     Takes what `fetch` takes, and:
 
     Args:
+        digest: whether to compute the digest of the whole file while its bytes arrive.
         ranges: of bytes, which alone are fetched, each to its place; the rest of the local file stays what it is. A
             store that gives whole files only is a `NoRangesError`.
         pauses: asked before each request and between the pieces of its answer: as long as it is true, the download
@@ -145,8 +151,9 @@ def begin_fetch(
     """
     import fsspec.asyn
 
-    client, remote = filesystem(location, options, retries=False)
+    client, remote = reader(location, options, retries=False)
     copy = _Copy(location, path, options, client, remote, deadline, connections or _shared, ranges, pauses)
+    copy.sha256 = hashlib.sha256() if digest else None
     return Fetching(copy, asyncio.run_coroutine_threadsafe(copy.run(size), fsspec.asyn.get_loop()))
 
 
@@ -213,6 +220,9 @@ class _Copy:
     fault: FinalError | PassingError | None = None
     """The last one."""
     file: int = -1
+    sha256: hashlib._Hash | None = None
+    tags: set[str] = field(default_factory=set)
+    """ETags that answers of S3 gave; of a web server with several machines, each may have its own."""
     ended: threading.Event = field(default_factory=threading.Event)
     """Set when nothing is written any more."""
 
@@ -221,17 +231,17 @@ class _Copy:
             with self._kept():
                 self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             if self.ranges is not None:
-                await self._parts(self.ranges)
+                await self._parts_of_one_object(self.ranges)
                 return Transfer(sum(map(len, self.ranges)), self.requests, self.retries)
             if size is None:
                 size = await self._persist(lambda _: size_of(self.client, self.remote))
             if size is None or size <= self.policy.part_bytes:
-                size = await self._part(None, size)
+                size = await self._whole(size)
             else:
                 try:
-                    await self._parts([range(size)])
+                    await self._parts_of_one_object([range(size)])
                 except NoRangesError:
-                    await self._part(None, size)
+                    await self._whole(size)
             with self._kept():
                 if os.fstat(self.file).st_size != size:
                     os.ftruncate(self.file, size)
@@ -240,16 +250,43 @@ class _Copy:
             if file >= 0:
                 os.close(file)
             self.ended.set()
-        return Transfer(size, self.requests, self.retries)
+        return Transfer(size, self.requests, self.retries, self.sha256.hexdigest() if self.sha256 else "")
+
+    async def _whole(self, size: int | None) -> int:
+        size = await self._part(None, size)
+        await self._hash(0, size)
+        return size
+
+    async def _parts_of_one_object(self, ranges: Sequence[range]) -> None:
+        for _ in range(_CHANGES):
+            self.tags.clear()
+            self.sha256 = self.sha256 and hashlib.sha256()
+            with contextlib.suppress(ChangedError):
+                return await self._parts(ranges)
+        raise ChangedError(f"{shown(self.location)} is replaced again and again: try again once it is at rest")
 
     async def _parts(self, ranges: Sequence[range]) -> None:
         most = self.policy.part_bytes
         parts = [wanted[at : at + most] for wanted in ranges for at in range(0, len(wanted), most)]
         tasks = [asyncio.ensure_future(self._part(part, len(part))) for part in parts]
+        hashing = asyncio.ensure_future(self._hash_in_order([part.start for part in parts], tasks))
         try:
-            await asyncio.gather(*tasks)
+            await asyncio.gather(*tasks, hashing)
         finally:
-            await _cancel(*tasks)
+            await _cancel(*tasks, hashing)
+
+    async def _hash_in_order(self, starts: Sequence[int], parts: Sequence[asyncio.Future[int]]) -> None:
+        for start, part in zip(starts, parts, strict=True):
+            await self._hash(start, start + await part)
+
+    async def _hash(self, start: int, stop: int) -> None:
+        """Add what has been written to the digest, in a thread, while later parts arrive."""
+        if self.sha256 is not None:
+            await in_thread(self._update, self.sha256, start, stop)
+
+    def _update(self, sha256: hashlib._Hash, start: int, stop: int) -> None:
+        for at in range(start, stop, _PIECE):
+            sha256.update(os.pread(self.file, min(_PIECE, stop - at), at))
 
     async def _part(self, wanted: range | None, size: int | None) -> int:
         """Copy a range, or the whole file, whose size may be known; returns its size."""
@@ -257,7 +294,7 @@ class _Copy:
 
     async def _receive(self, wanted: range | None, size: int | None, watch: _Watch) -> int:
         start, got = wanted.start if wanted else 0, 0
-        async with contextlib.aclosing(pieces(self.client, self.remote, wanted)) as stream:
+        async with contextlib.aclosing(pieces(self.client, self.remote, wanted, self.tags)) as stream:
             async for piece in stream:
                 if size is not None and got + len(piece) > size:
                     raise MisfitError(f"more than {size:,} bytes")
@@ -304,7 +341,7 @@ class _Copy:
                     self.fault = error
                     pause = attempts.failed(error)
                     if self.client is client and renew(self.location, error):  # else another part has done it
-                        self.client, self.remote = filesystem(self.location, self.options, retries=False)
+                        self.client, self.remote = reader(self.location, self.options, retries=False)
                 self.retries += 1
                 await asyncio.sleep(pause)
 
@@ -340,97 +377,3 @@ async def _cancel(*tasks: asyncio.Future[Any]) -> None:
     for task in tasks:
         if task.done() and not task.cancelled():
             task.exception()  # looked at, or asyncio would print it
-
-
-class NoRangesError(StorageError):
-    """A web server that serves whole files only, without ranges."""
-
-
-def pieces(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes, None]:
-    """Yield the bytes of a range, or without one of the whole file, on the event loop.
-
-    Raises what the back end raises, and `NoRangesError` where only the whole file can be had.
-    """
-    if speaks(client, "http"):
-        return _of_http(client, path, wanted)
-    if speaks(client, "s3"):
-        return _of_s3(client, path, wanted)
-    return _at_once(client, path, wanted)
-
-
-async def size_of(client: Any, path: str) -> int | None:
-    """Return the size of a file in bytes; None where the store does not say."""
-    info = await (client._info(path) if client.async_impl else _in_thread(client.info, path))
-    return None if info.get("size") is None else int(info["size"])
-
-
-@contextlib.asynccontextmanager
-async def http_answer(client: Any, path: str, wanted: range | None = None) -> AsyncIterator[Any]:
-    session = await client.set_session()
-    options = dict(client.kwargs)
-    # A body that the server compresses on its way has neither the length nor the ranges of the file.
-    headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
-    if wanted:
-        headers["Range"] = _header(wanted)
-    async with session.get(client.encode_url(path), headers=headers, read_bufsize=_PIECE, **options) as answer:
-        answer.raise_for_status()
-        yield answer
-
-
-async def _of_http(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes, None]:
-    async with http_answer(client, path, wanted) as answer:
-        if wanted and answer.status != 206:
-            raise NoRangesError
-        async for piece in answer.content.iter_any():
-            yield piece
-
-
-async def s3_answer(client: Any, path: str, wanted: range | None = None) -> Any:
-    bucket, key, version = client.split_path(path)
-    more = {"VersionId": version} if version else {}
-    if wanted:
-        more["Range"] = _header(wanted)
-    return await client._call_s3("get_object", Bucket=bucket, Key=key, **more)
-
-
-async def _of_s3(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes, None]:
-    answer = await s3_answer(client, path, wanted)
-    with contextlib.closing(answer["Body"]) as body:
-        while piece := await body.read(_PIECE):
-            yield piece
-
-
-def _header(wanted: range) -> str:
-    return f"bytes={wanted.start}-{wanted.stop - 1}"
-
-
-async def _at_once(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes, None]:
-    start, stop = (wanted.start, wanted.stop) if wanted else (None, None)
-    if client.async_impl:
-        yield await client._cat_file(path, start=start, end=stop)
-    else:
-        yield await _in_thread(client.cat_file, path, start, stop)
-
-
-async def _in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Call something that blocks, in a thread that may be left alone: neither this call nor the process waits for it.
-
-    The threads of an executor would keep the process from ending as long as one of them hangs.
-    """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def deliver(settle: Callable[[Any], None], value: Any) -> None:
-        if not future.done():  # nobody waits any more
-            settle(value)
-
-    def work() -> None:
-        try:
-            outcome: tuple[Callable[[Any], None], Any] = (future.set_result, function(*arguments))
-        except BaseException as error:
-            outcome = (future.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # the loop has been closed
-            loop.call_soon_threadsafe(deliver, *outcome)
-
-    threading.Thread(target=work, name="wdsdist-storage", daemon=True).start()
-    return await future

@@ -15,14 +15,15 @@ from typing import IO, Any, TypeVar
 
 from wdsdist.errors import StorageError
 from wdsdist.storage.clients import StorageOptions, asked, awaited, filesystem, persist, speaks
-from wdsdist.storage.download import http_answer, s3_answer
-from wdsdist.storage.retry import Deadline, FinalError, MisfitError
+from wdsdist.storage.direct import reader
+from wdsdist.storage.pieces import http_answer
+from wdsdist.storage.retry import Deadline, FinalError, MisfitError, NoRangesError
 from wdsdist.storage.urls import is_remote, shown, split
 
 T = TypeVar("T")
 _TOGETHER = 16  # requests at once
-_STAMPS = ("ETag", "etag", "md5Hash", "content_md5", "sha256", "mtime", "LastModified", "last_modified", "updated",
-           "modified", "created")  # fmt: skip
+_STAMPS = ("ETag", "etag", "md5Hash", "content_md5", "sha256", "mtime", "LastModified", "Last-Modified",
+           "last_modified", "updated", "modified", "created")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,9 @@ def read(location: str, options: StorageOptions | None = None, *, deadline: Dead
             raise StorageError(f"{location} cannot be read: {error.strerror}") from error
 
     def cat() -> bytes:
-        client, path = filesystem(location, options, retries=deadline is None)
+        client, path = reader(location, options, retries=deadline is None)
         # s3fs would ask for the size before, to take large files in parts.
-        how = {"max_concurrency": 1} if location.startswith(("s3://", "s3a://")) else {}
+        how = {"max_concurrency": 1} if speaks(client, "s3") else {}
         content: bytes = asked(client, "cat_file", path, deadline, **how)
         return content
 
@@ -74,7 +75,9 @@ def read_until(
     """
 
     def cat() -> T:
-        client, path = filesystem(location, options, retries=deadline is None)
+        client, path = reader(location, options, retries=deadline is None)
+        if speaks(client, "direct"):
+            return accept(*asked(client, "whole", path, deadline))
         if client.async_impl:
             return accept(*awaited(client, _whole, client, path, deadline=deadline))
         stamp = _stamp_of(client.info(path))
@@ -90,12 +93,17 @@ def read_range(location: str, start: int, stop: int, options: StorageOptions | N
     """
 
     def cat() -> bytes:
-        client, path = filesystem(location, options)
-        if location.startswith("http"):  # `cat_file` would take all of a file from a server without ranges
+        client, path = reader(location, options)
+        if speaks(client, "direct"):
+            try:
+                content: bytes = client.cat_file(path, start, stop)
+            except NoRangesError as error:
+                raise FinalError(f"{shown(location)} cannot be read in parts: {error}") from None
+        elif speaks(client, "http"):  # `cat_file` would take all of a file from a server without ranges
             with client.open(path, block_size=stop - start, cache_type="none", size=stop) as stream:
                 stream.seek(start)
                 try:
-                    content: bytes = stream.read(stop - start)
+                    content = stream.read(stop - start)
                 except ValueError as error:
                     raise FinalError(f"{shown(location)} cannot be read in parts: {error}") from error
         else:
@@ -141,7 +149,7 @@ def entry(location: str, options: StorageOptions | None = None, *, deadline: Dea
     """Return what is known of one remote file. Raises ``FileNotFoundError`` where there is none."""
 
     def info() -> Entry:
-        client, path = filesystem(location, options, retries=deadline is None)
+        client, path = reader(location, options, retries=deadline is None)
         return _entry(split(location)[1], asked(client, "info", path, deadline))
 
     return persist(location, info, deadline=deadline)
@@ -267,9 +275,5 @@ async def _whole(client: Any, path: str) -> tuple[bytes, str]:
     if speaks(client, "http"):
         async with http_answer(client, path) as answer:
             return await answer.read(), answer.headers.get("ETag", "")
-    if speaks(client, "s3"):
-        answer = await s3_answer(client, path)
-        with contextlib.closing(answer["Body"]) as body:
-            return await body.read(), answer.get("ETag", "")
     stamp = _stamp_of(await client._info(path))
     return await client._cat_file(path), stamp

@@ -97,6 +97,10 @@ class UnfitError(PassingError):
     """The store answered, but not with what it should hold, such as a page that asks for a login."""
 
 
+class NoRangesError(StorageError):
+    """A web server that serves whole files only, without ranges."""
+
+
 class AwayError(StorageError):
     """A store did not answer, or answered that it cannot for now, until the time was over."""
 
@@ -231,6 +235,8 @@ def _is_final(error: BaseException, causes: list[BaseException], status: int | N
 
 
 def _s3_code(error: BaseException) -> str:
+    if hasattr(error, "s3_code"):
+        return str(error.s3_code)
     response = getattr(error, "response", None)
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, Mapping) else ""  # botocore
 

@@ -14,6 +14,9 @@ import pytest
 from tests.support.programs import PROGRAMS
 from wdsdist.packing import pack
 
+# Ray notes in /tmp where its cluster is, so that of the tests with one only one may run at a time.
+pytestmark = pytest.mark.xdist_group("ray")
+
 PACKAGES = {"dask": "distributed", "ray": "ray"}
 
 
@@ -36,7 +39,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, timeout=100)
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, timeout=280)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -38,8 +38,8 @@ def _written(folder: Path, counts: tuple[int, ...]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Two processes of one gloo group."""
-    group = Ranks(2, tmp_path_factory.mktemp("ranks"))
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Two processes of one gloo group, forked from one that has imported the framework of the module's tests."""
+    group = Ranks(2, tmp_path_factory.mktemp("ranks"), share=[request.module.FRAMEWORK])
     yield group
     group.end()

@@ -12,6 +12,7 @@ from tests.programs import accelerate_runs
 from tests.support.gloo_ranks import Ranks
 from tests.support.playing import play
 
+FRAMEWORK = "accelerate.accelerator"
 TOTAL = 64
 
 

@@ -16,6 +16,7 @@ from tests.support.gloo_ranks import Ranks
 from tests.support.playing import play
 from wdsdist.errors import LoaderStateError
 
+FRAMEWORK = "lightning.pytorch"
 TOTAL = 64
 STEPS = 8  # an epoch on each of two ranks, with batches of 4
 
@@ -119,7 +120,24 @@ def test_limited_epochs_of_planned_batches_resume_too(ranks: Ranks, shards: Path
 def test_planned_epochs_that_lightning_would_cut_are_refused(ranks: Ranks, shards: Path, tmp_path: Path) -> None:
     for rank in play(ranks, lightning_runs.planned_refusal, str(shards), str(tmp_path)):
         assert "epochs of planned batches (max_tokens, group_by, bucket_by or pack_to) differ" in rank["told"]
-        assert "samples_per_epoch=passes * samples), and pass max_epochs=1" in rank["told"]
+        assert "pass reload_dataloaders_every_n_epochs=1 to the Trainer" in rank["told"]
+
+
+def test_several_epochs_of_planned_batches_have_their_own_lengths_and_resume_in_any(
+    ranks: Ranks, shards: Path, tmp_path: Path
+) -> None:
+    found = play(ranks, lightning_runs.planned_epochs, str(shards), str(tmp_path), 2, every=5)
+    lengths = found[0]["lengths"]
+    assert len(set(lengths)) > 1
+    for epoch, length in enumerate(lengths):
+        assert set(samples(found, epoch)) == set(range(TOTAL))
+        assert [len([step for step in rank["seen"] if step[0] == epoch]) for rank in found] == [length] * 2
+    assert {epoch for epoch, _ in found[0]["validated"]} == set(range(2))
+    for step in (5, sum(lengths) // 5 * 5):
+        again = play(
+            ranks, lightning_runs.planned_epochs, str(shards), str(tmp_path), 2, checkpoint=f"step={step}.ckpt"
+        )
+        assert [rank["seen"] for rank in again] == [rank["seen"][step:] for rank in found]
 
 
 _REFUSAL = "a resumed run would leave that batch out: train from a wdsdist.StreamingDataLoader"

@@ -14,6 +14,7 @@ from tests.programs import transformers_runs
 from tests.support.gloo_ranks import Ranks
 from tests.support.playing import play
 
+FRAMEWORK = "transformers.trainer"
 TOTAL = 64
 BATCHES = 8
 
@@ -73,12 +74,40 @@ def test_planned_batches_come_once_and_resume_and_are_never_grouped_twice(
     for rank in found:
         assert rank["steps"] == len(rank["all"]) > 5
         assert rank["rest"] == rank["all"][5:]
-        assert "ArgumentError: Trainer would end each epoch after as many batches as the first" in rank["epochs"]
         assert "StateMismatchError: the checkpoint counts its steps by" in rank["accumulation"]
         assert "StateMismatchError" in rank["budget"]
         assert "train_sampling_strategy='group_by_length' both decide" in rank["both"]
         assert "pack_to makes the batches itself: leave out data_collator" in rank["collator"]
         assert "batches has max_token: it can have bucket_by" in rank["unknown"]
+
+
+def test_several_epochs_of_planned_batches_have_their_own_lengths_and_resume_in_any(
+    ranks: Ranks, shards: Path, tmp_path: Path
+) -> None:
+    found = play(ranks, transformers_runs.epochs_of_planned_batches, str(shards), str(tmp_path), 2)
+    lengths = found[0]["lengths"]
+    assert len(set(lengths)) > 1
+    for rank in found:
+        assert rank["lengths"] == lengths
+        assert len(rank["all"]) == sum(lengths)
+        assert rank["steps"] == sum(-(-length // 2) for length in lengths)
+    first = 0
+    for length in lengths:
+        epoch = [rank["all"][first : first + length] for rank in found]
+        assert set(flat(flat(epoch))) == set(range(TOTAL))
+        first += length
+    for rank in found:
+        for step, rest in rank["rest"].items():
+            assert rest == rank["all"][_batches_after(step, lengths) :]
+
+
+def _batches_after(updates: int, lengths: list[int]) -> int:
+    """Return the batches that a number of updates takes, of two each but for the last of an epoch of odd length."""
+    batches = 0
+    for length in lengths:
+        taken = min(updates, -(-length // 2))
+        batches, updates = batches + min(2 * taken, length), updates - taken
+    return batches
 
 
 def test_what_would_lose_samples_is_refused(ranks: Ranks, shards: Path, tmp_path: Path) -> None:

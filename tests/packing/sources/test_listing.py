@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from wdsdist.packing.sources import listing
 from wdsdist.packing.sources.archive import Tree
+from wdsdist.packing.sources.listed_source import Listed
 from wdsdist.packing.sources.listing import Folder, list_samples
 from wdsdist.packing.sources.source import SourceOptions
 from wdsdist.shards.tar import split_name, stored_size
@@ -51,7 +52,6 @@ def test_samples_are_those_of_sorted_paths(chunk: int, found: set[str], random: 
         assert np.diff(result.sample_files).tolist() == [len(members) for members in samples.values()]
         assert result.sizes.tolist() == [files[path] for path in in_order]
         if in_order:
-            assert result.places is not None
             assert result.places.tolist() == [valid.index(path) for path in in_order]
         stored = [sum(stored_size(path, files[path]) for path in members) for members in samples.values()]
         assert result.stored_sizes().tolist() == stored
@@ -103,12 +103,16 @@ def test_a_listing_takes_few_bytes_beside_the_names() -> None:
 def test_an_archive_takes_few_bytes_beside_the_names_too() -> None:
     import tracemalloc
 
+    def listed(count: int) -> Listed:
+        tree = Tree("a.zip", "raise")
+        for number in range(count):
+            tree.add(f"{number % 20:03}/{number:08}.jpg", 70_000, number)
+        return tree.listed(SourceOptions())
+
+    listed(100)  # numpy imports some of its modules when they are first needed
     tracemalloc.start()
     try:
-        tree = Tree("a.zip", "raise")
-        for number in range(20_000):
-            tree.add(f"{number % 20:03}/{number:08}.jpg", 70_000, number)
-        result = tree.listed(SourceOptions())
+        result = listed(20_000)
         size, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

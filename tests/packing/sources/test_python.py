@@ -15,8 +15,7 @@ import torch
 
 from tests.support import made
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError, SourceNotFoundError
-from wdsdist.packing.sources import Source, find, is_stream
-from wdsdist.packing.sources.python import IterableSource
+from wdsdist.packing.sources import Source, Stream, find
 
 SAMPLES = [{"txt": "a"}, {"txt": "b"}]
 
@@ -38,7 +37,7 @@ class Iterable(torch.utils.data.IterableDataset[dict[str, str]]):
 
 
 def contents(source: Any) -> list[bytes]:
-    samples = source.in_order() if is_stream(source) else source.take(np.arange(len(source)))
+    samples = source.samples if isinstance(source, Stream) else source.take(np.arange(len(source)))
     return [members[0][1] for _, members in samples]
 
 
@@ -55,7 +54,7 @@ def test_what_can_be_asked_for_items_is_a_data_set(source: Any) -> None:
 )
 def test_what_can_only_be_iterated_over_is_a_stream(source: Any) -> None:
     found = find(source)
-    assert isinstance(found, IterableSource)
+    assert isinstance(found, Stream)
     assert contents(found) == [b"a", b"b"]
 
 
@@ -164,7 +163,7 @@ class TestNames:
     def test_a_name_in_a_module_is_what_it_names(self, name: str) -> None:
         found = find(name, encode=made.encode if name == "tests.support.made:Squares" else None)
         assert found.location == name
-        assert is_stream(found) == (name == "tests.support.made:samples")
+        assert isinstance(found, Stream) == (name == "tests.support.made:samples")
 
     def test_a_function_may_be_named_too(self) -> None:
         assert (

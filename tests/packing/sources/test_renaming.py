@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,12 +28,13 @@ def index(of: list[str]) -> ShardIndex:
     )  # fmt: skip
 
 
-def packed(shards: list[list[str]]) -> tuple[list[str], str]:
+def packed(shards: list[list[str]], *, escape: bool = False) -> tuple[list[str], str]:
     """Return the keys that the samples of some shards are packed under, and what stands before the numbers."""
     indexes = [index(shard) for shard in shards]
     starts = np.cumsum([0, *map(len, shards)], dtype=np.int64)
     paths = ["a.tar"] * len(shards)
-    merged = Shards(paths, indexes, *repeated_keys(zip(paths, indexes, strict=True)), starts, paths)
+    renamed = repeated_keys(zip(paths, indexes, strict=True), escape=escape)
+    merged = Shards(paths, indexes, *renamed, starts, paths, escape)
     return [key for key, *_ in merged.take(np.arange(starts[-1])).samples], merged.separator
 
 
@@ -47,9 +49,10 @@ def expected(shards: list[list[str]], separator: str) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize("escape", [False, True])
 @given(st.lists(keys, min_size=1, max_size=12))
-def test_a_key_that_an_earlier_shard_holds_carries_the_number_of_its_own(shards: list[list[str]]) -> None:
-    found, separator = packed(shards)
+def test_a_key_that_an_earlier_shard_holds_carries_the_number_of_its_own(escape: bool, shards: list[list[str]]) -> None:
+    found, separator = packed(shards, escape=escape)
     assert found == expected(shards, separator)
     assert len(set(found)) == len(found)
 

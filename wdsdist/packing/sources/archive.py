@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import IO
 
 from wdsdist.errors import ShardDamagedError, SourceError, StorageError
-from wdsdist.packing.sources.deferred import deferred
 from wdsdist.packing.sources.listed_source import Listed, Taken, listed_source, packable
 from wdsdist.packing.sources.listing import Folder, list_samples
 from wdsdist.packing.sources.nested_tars import find_parts, holds_tar, refuse_tars
@@ -46,6 +45,7 @@ from wdsdist.packing.sources.source import (
     Sample,
     Source,
     SourceOptions,
+    deferred,
 )
 from wdsdist.shards import tar as tarformat
 from wdsdist.shards.tar import BLOCK, Members, is_tar, is_text, split_name, why_skipped
@@ -142,7 +142,7 @@ class Tree:
     def _root(self, *, single_class: bool) -> bytes:
         """Return the folder around everything, however deep, with a slash at its end; empty where there is none."""
         root = b""
-        while not self.keep_root and not self._folders[root].sizes:
+        while not self.keep_root and self._folders[root].is_empty:
             filled = self._filled_folders(root)
             if len(filled) != 1 or (single_class and not self._filled_folders(filled[0])):
                 break
@@ -360,7 +360,7 @@ def find_zip(candidate: Candidate, options: SourceOptions) -> Source | None:
             tree.add(name, info.file_size, place, _problem(info))
 
     def samples(taken: Taken) -> ZipSamples:
-        return ZipSamples(file, taken, {place: infos[place] for place in taken.places or ()})
+        return ZipSamples(file, taken, {place: infos[place] for place in taken.places})
 
     return tree.source("zip", options, file, samples)
 

@@ -21,11 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.columns import Column, extension_of, paths_or_texts, suffix
-from wdsdist.packing.sources.source import Blocks, FileStamp, LeftOut
-from wdsdist.packing.sources.table_rows import Length, Row, Rows
+from wdsdist.packing.sources.source import Blocks, FileStamp
+from wdsdist.packing.sources.table_rows import FileTable, Length, Row
 
 KEPT_BYTES = 256 << 20
 """Of decoded groups that each process keeps; one that is larger is kept alone."""
@@ -51,11 +50,10 @@ def pyarrow() -> Any:
     return pyarrow
 
 
-class ArrowTable:
+class ArrowTable(FileTable):
     """Parquet or Arrow files with the same columns, as one table: its rows in order, and any of its rows."""
 
     def __init__(self, stamps: tuple[FileStamp, ...], files: list[ArrowFile]) -> None:
-        self.stamps = stamps
         self.files = files
         self.schema = self.files[0].schema
         for file in self.files[1:]:
@@ -64,14 +62,9 @@ class ArrowTable:
                 raise SourceError(
                     f"{file.path} has other columns than {first.path}: {_shown(file)}, not {_shown(first)}"
                 )
-        lengths = [file.lengths for file in self.files]
-        self.starts = np.cumsum([0, *(length for of_file in lengths for length in of_file)], dtype=np.int64)
-        """int64 [groups + 1]: number of the first row of each, and of all rows."""
-        # int64 [groups, 2]: number of the file of each, and its own number there.
-        self._groups = np.array(
-            [(file, group) for file, of_file in enumerate(lengths) for group in range(len(of_file))], np.int64
-        ).reshape(-1, 2)
-        self._weights = array("q", bytes(8 * len(self._groups)))
+        parts = [_ArrowPart(stamp, len(self.schema.names)) for stamp in stamps]
+        super().__init__(stamps[0].path, parts, [file.lengths for file in files])
+        self._weights = array("q", bytes(8 * len(self.groups)))
         self._is_parquet = any(file.is_parquet for file in self.files)
 
     def columns(self, root: str) -> list[Column]:
@@ -82,14 +75,10 @@ class ArrowTable:
             for place, name in enumerate(self.schema.names)
         ]
 
-    def left_out(self) -> list[LeftOut]:
-        """Return the rows that cannot be parsed: these files have none."""
-        return []
-
     def rows(self, used: Sequence[int], columns: Sequence[Column]) -> Iterator[Row]:
         """Yield all rows with the lengths of bytes in place of the bytes; columns that are not used stay empty."""
         estimated = self._estimated(used, columns)
-        for group, (file, number) in enumerate(self._groups.tolist()):
+        for group, (file, number) in enumerate(self.groups.tolist()):
             self._weights[group] = 0
             with readable(self.files[file].path):
                 for part, weight in self.files[file].listing(number, used, estimated):
@@ -105,20 +94,6 @@ class ArrowTable:
         if not self._is_parquet:
             return None
         return Blocks(self.starts, np.array(self._weights, np.int64), KEPT_BYTES)
-
-    def place(self, index: int) -> str:
-        """Say where a row stands."""
-        if index >= self.starts[-1]:
-            return self.files[0].path
-        return self.take(np.array([index]), ()).place(0)
-
-    def take(self, indices: Int64s, used: Sequence[int]) -> Rows:
-        """Return some rows, by their numbers, to be read where they are written."""
-        at = np.searchsorted(self.starts, indices, side="right") - 1
-        needed, files = np.unique(self._groups[at, 0], return_inverse=True)
-        located = np.stack((files.reshape(-1), self._groups[at, 1], indices - self.starts[at]), axis=1)
-        stamps = tuple(self.stamps[number] for number in needed.tolist())
-        return ArrowRows(stamps, located, tuple(used), len(self.schema.names))
 
     def _estimated(self, used: Sequence[int], columns: Sequence[Column]) -> tuple[int, ...]:
         return tuple(place for place in used if columns[place].content == "bytes") if self._is_parquet else ()
@@ -147,32 +122,22 @@ class ArrowTable:
 
 
 @dataclass(frozen=True, slots=True)
-class ArrowRows(Rows):
-    """Some rows of Parquet or Arrow files."""
+class _ArrowPart:
+    """A Parquet or Arrow file, as rows of it travel."""
 
-    files: tuple[FileStamp, ...]
-    """Those that the rows lie in."""
-    groups: Int64s
-    """int64 [rows, 3]: number among ``files``, group of the file, row of the group."""
-    used: tuple[int, ...]
-    """Places of the columns that are read; the others stay empty."""
+    stamp: FileStamp
     width: int
+    """Columns of a row."""
 
-    def __iter__(self) -> Iterator[Row]:
-        for file in self.files:
-            file.check()
-        for number, group, place in self.groups.tolist():
-            file = self.files[number]
-            row: Row = [None] * self.width
-            with readable(file.path):
-                for at, column in zip(self.used, _decoded.get(file, group, self.used), strict=True):
-                    row[at] = value_at(column, place)
-            yield row
+    def row(self, group: int, number: int, used: tuple[int, ...]) -> Row:
+        row: Row = [None] * self.width
+        with readable(self.stamp.path):
+            for at, column in zip(used, _decoded.get(self.stamp, group, used), strict=True):
+                row[at] = value_at(column, number)
+        return row
 
-    def place(self, number: int) -> str:
-        """Say where a row stands."""
-        file, group, row = self.groups[number].tolist()
-        return f"{self.files[file].path}, row {row:,} of group {group:,}"
+    def place(self, group: int, number: int) -> str:
+        return f"{self.stamp.path}, row {number:,} of group {group:,}"
 
 
 class ArrowFile:

@@ -226,14 +226,11 @@ def warn_of_several_images(root: str, listing: Listing) -> None:
     kinds = [found[1].lower() if (found := _IMAGE.fullmatch(one)) else "" for one in listing.extensions]
     if max(Counter(filter(None, kinds)).values(), default=0) < 2:
         return
-    numbers = np.array([sorted(set(kinds)).index(kind) if kind else -1 for kind in kinds])[listing.extension_ids]
-    files = np.flatnonzero(numbers >= 0)
-    samples = listing.samples_of(files) * (len(kinds) + 1) + numbers[files]
-    order = np.argsort(samples, kind="stable")
-    again = np.flatnonzero(samples[order[1:]] == samples[order[:-1]])
-    if len(again):
-        one, other = (listing.path(int(files[order[again[0] + place]])) for place in (0, 1))
-        count = len(np.unique(listing.samples_of(files[order[again]])))
+    numbers = sorted(set(kinds))
+    pairs = listing.repeats([numbers.index(kind) if kind else -1 for kind in kinds])
+    if pairs:
+        one, other = map(listing.path, pairs[0])
+        count = len(np.unique(listing.samples_of(np.array(pairs)[:, 0])))
         _log.warning(
             "%s: %s and %s are one sample, by their names, as in %d of %d samples. If each image is a sample, pack "
             "with --key last-dot (key=)",

@@ -54,7 +54,7 @@ class Taken:
     """The names of all files in their folders, a line for each."""
     sizes: list[int]
     """Bytes of each file."""
-    places: list[int] | None
+    places: list[int]
     """Where an archive holds each file."""
     labels: list[int] | None
     """What each sample's ``cls`` is to hold."""
@@ -66,7 +66,7 @@ class Taken:
         sizes = self.sizes
         names = self.names.split("\n")
         dots = self.dots or [name.find(".") for name in names]
-        files = zip(names, sizes, self.places or [0] * len(sizes), dots, strict=True)
+        files = zip(names, sizes, self.places, dots, strict=True)
         for number, (place, count) in enumerate(zip(self.in_folders, self.counts, strict=True)):
             folder = self.folders[place]
             members: list[tuple[str, Payload]] = []
@@ -146,7 +146,7 @@ class Listed:
             counts.tolist(),
             names.decode(),
             listing.sizes[files].tolist(),
-            None if listing.places is None else listing.places[files].tolist(),
+            listing.places[files].tolist(),
             None if labels is None else [labels[place] for place in in_folders.tolist()],
             None if listing.dots is None else listing.dots[files].tolist(),
         )
@@ -269,11 +269,5 @@ def _unpackable(listing: Listing) -> dict[int, str]:
 def _same_but_for_case(listing: Listing) -> list[tuple[int, int]]:
     """Return pairs of files in one sample whose extensions differ in case only."""
     lower: dict[str, int] = {}
-    numbers = np.array([lower.setdefault(extension.lower(), len(lower)) for extension in listing.extensions])
-    if len(lower) == len(numbers):
-        return []
-    samples = np.repeat(np.arange(listing.num_samples), np.diff(listing.sample_files))
-    members = samples * len(lower) + numbers[listing.extension_ids]
-    order = np.argsort(members, kind="stable")
-    alike = np.flatnonzero(members[order[1:]] == members[order[:-1]])
-    return [(int(order[place]), int(order[place + 1])) for place in alike.tolist()]
+    kinds = [lower.setdefault(extension.lower(), len(lower)) for extension in listing.extensions]
+    return [] if len(lower) == len(kinds) else listing.repeats(kinds)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,27 +44,24 @@ class Folder:
     """What is wrong with a file, by its name."""
     twins: set[bytes] = field(default_factory=set)
     """Names that an archive holds more than once."""
-    sizes: array[int] = field(default_factory=lambda: array("q"))
-    mtimes: array[int] = field(default_factory=lambda: array("q"))
-    places: array[int] = field(default_factory=lambda: array("q"))
+    _numbers: array[int] = field(default_factory=lambda: array("q"))  # three of each file
     _names: bytearray = field(default_factory=bytearray)  # with a NUL after each, which no name holds
 
-    def add(self, name: bytes, size: int, *, mtime_ns: int | None = None, place: int | None = None) -> None:
-        """Add a file: its name has a key and an extension. ``place`` is where an archive holds it.
-
-        All files of a folder have a time, or none has; and so with places.
-        """
+    def add(self, name: bytes, size: int, *, mtime_ns: int = 0, place: int = 0) -> None:
+        """Add a file: its name has a key and an extension. ``place`` is where an archive holds it."""
         self._names += name + b"\0"
-        self.sizes.append(size)
-        if mtime_ns is not None:
-            self.mtimes.append(mtime_ns)
-        if place is not None:
-            self.places.append(place)
+        self._numbers.extend((size, mtime_ns, place))
 
-    def sorted(self) -> tuple[Names, Int64s, Int64s, Int64s | None]:
-        """Return names, sizes, times and places of all files, in the order of their names; the folder is empty then.
+    @property
+    def is_empty(self) -> bool:
+        """Whether no file lies directly in it."""
+        return not self._names
 
-        Of files with the same name, the first one is given, and the name is noted among ``twins``.
+    def sorted(self) -> tuple[Names, Int64s]:
+        """Return names of all files, in their order, and int64 [files, 3]: sizes, times and places of them.
+
+        The folder is empty then. Of files with the same name, the first one is given, and the name is noted among
+        ``twins``.
         """
         names = self._take_names()
         order = np.argsort(names, kind="stable")
@@ -72,10 +70,7 @@ class Folder:
         if len(again):
             self.twins.update(names[again].tolist())
             names, order = np.delete(names, again), np.delete(order, again)
-        sizes = np.frombuffer(self.sizes, np.int64)[order]
-        mtimes = np.frombuffer(self.mtimes, np.int64)[order] if self.mtimes else np.zeros(len(order), np.int64)
-        places = np.frombuffer(self.places, np.int64)[order] if self.places else None
-        return names, sizes, mtimes, places
+        return names, np.frombuffer(self._numbers, np.int64).reshape(-1, 3)[order]
 
     def _take_names(self) -> Names:
         ends = np.flatnonzero(np.frombuffer(self._names, np.uint8) == 0)
@@ -104,8 +99,8 @@ class Listing:
     """int64 [n + 1]: where each name starts in ``name_bytes``, and its end."""
     sizes: Int64s
     """int64 [n]: bytes of each file."""
-    places: Int64s | None
-    """int64 [n]: where an archive holds each file; none for files of a folder."""
+    places: Int64s
+    """int64 [n]: where an archive holds each file; 0 for files of a folder."""
     extension_ids: npt.NDArray[np.int32]
     """int32 [n]: each file's place in ``extensions``."""
     extensions: tuple[str, ...]
@@ -176,6 +171,18 @@ class Listing:
         """int64: the sample that each of some files is in."""
         return np.searchsorted(self.sample_files, files, side="right") - 1
 
+    def repeats(self, kinds: Sequence[int]) -> list[tuple[int, int]]:
+        """Return pairs of neighbouring files in one sample that are of one kind.
+
+        ``kinds`` are those of ``extensions``, from 0; of -1, none is a pair.
+        """
+        of_files = np.array(kinds)[self.extension_ids]
+        files = np.flatnonzero(of_files >= 0)
+        groups = self.samples_of(files) * len(kinds) + of_files[files]
+        order = np.argsort(groups, kind="stable")
+        again = np.flatnonzero(groups[order[1:]] == groups[order[:-1]])
+        return list(zip(files[order[again]].tolist(), files[order[again + 1]].tolist(), strict=True))
+
     def odd_files(self, *, spare: int = 0) -> Int64s:
         """int64: the files that may need more than a plain tar header, had their paths ``spare`` more bytes."""
         lengths = np.diff(self.folder_ends)
@@ -228,7 +235,7 @@ def cut(listing: Listing, rule: str) -> Listing:
         name_bytes=bytearray().join([listing.name_bytes[start:stop] for start, stop in bounds]),
         name_ends=np.append(0, np.cumsum(np.diff(listing.name_ends)[new])),
         sizes=listing.sizes[new],
-        places=None if listing.places is None else listing.places[new],
+        places=listing.places[new],
         extension_ids=np.frombuffer(ids, np.int32),
         extensions=tuple(numbers),
         sample_files=np.frombuffer(starts, np.int64),
@@ -246,68 +253,43 @@ class _ListingBuilder:
         self._folder_bytes = bytearray()
         self._folder_ends, self._folder_files = [0], [0]
         self._name_bytes = bytearray()
-        # Bytes that grow, and are the arrays in the end: lists of arrays would be held twice when they are joined.
-        self._name_ends, self._sizes, self._places = bytearray(8), bytearray(), bytearray()
-        self._starts, self._extension_ids = bytearray(), bytearray()
+        # What grows is the array in the end: lists of arrays would be held twice when they are joined.
+        self._name_ends, self._starts, self._extension_ids = array("q", [0]), array("q"), array("i")
+        self._sizes, self._places = bytearray(), bytearray()
         self._extensions: dict[bytes, int] = {}
         self._problems: dict[int, str] = {}
         self._digest = hashlib.sha256()
 
     def add(self, part: _Part) -> None:
         """Add files of one folder: a sample is wholly in the part, its files in the order of their names."""
-        names, sizes = part.names, part.sizes
-        base = self._folder_files[-1]
-        self._folder_bytes += part.path
+        path, names, numbers, problems = part
+        base, last = self._folder_files[-1], None
+        self._folder_bytes += path
         self._folder_ends.append(len(self._folder_bytes))
         self._folder_files.append(base + len(names))
-        self._problems.update((base + number, what) for number, what in part.problems.items())
-        self._digest.update(b"%d %s\n" % (len(names), part.path))
-        self._sizes += sizes.tobytes()
-        if part.places is not None:
-            self._places += part.places.tobytes()
-        last = b""
+        self._problems.update((base + number, what) for number, what in problems.items())
+        self._digest.update(b"%d %s\n" % (len(names), path))
         for start in range(0, len(names), _CHUNK):
-            chunk = names[start : start + _CHUNK]
-            self._add_names(chunk, last, base + start)
-            last = chunk[-1].partition(b".")[0]
-        self._digest.update(sizes.astype("<i8").tobytes())
-        self._digest.update(part.mtimes.astype("<i8").tobytes())
-
-    def _add_names(self, names: Names, last_key: bytes, base: int) -> None:
-        names = np.ascontiguousarray(names)
-        letters = names.view(np.uint8).reshape(len(names), -1)
-        lengths = np.char.str_len(names)
-        dots = (letters == ord(".")).argmax(axis=1)
-        listed = names.tolist()
-        self._name_ends += (len(self._name_bytes) + np.cumsum(lengths)).astype(np.int64).tobytes()
-        self._name_bytes += b"".join(listed)
-        self._digest.update(b"\n".join(listed))
-        in_key = np.arange(letters.shape[1]) < dots[:, None]
-        keys = np.where(in_key, letters, 0)
-        new = np.ones(len(names), np.bool_)
-        new[1:] = (keys[1:] != keys[:-1]).any(axis=1)
-        new[0] = names[0].partition(b".")[0] != last_key
-        self._starts += (base + np.flatnonzero(new)).tobytes()
-        self._extension_ids += self._numbers(letters, dots).tobytes()
-
-    def _numbers(self, letters: npt.NDArray[np.uint8], dots: Int64s) -> npt.NDArray[np.int32]:
-        """Number the extensions of some names, new ones after those that are known."""
-        width = letters.shape[1]
-        places = np.minimum(dots[:, None] + 1 + np.arange(width - int(dots.min())), width)
-        padded = np.concatenate([letters, np.zeros((len(letters), 1), np.uint8)], axis=1)
-        found = np.ascontiguousarray(np.take_along_axis(padded, places, axis=1))
-        extensions = found.view(f"S{found.shape[1]}").reshape(-1)
-        if (extensions == extensions[0]).all():  # as in most folders
-            number = self._extensions.setdefault(bytes(extensions[0]), len(self._extensions))
-            return np.full(len(letters), number, np.int32)
-        distinct, inverse = np.unique(extensions, return_inverse=True)
-        numbers = [self._extensions.setdefault(one, len(self._extensions)) for one in distinct.tolist()]
-        return np.array(numbers, np.int32)[inverse.reshape(-1)]
+            chunk = names[start : start + _CHUNK].tolist()
+            self._digest.update(b"\n".join(chunk))
+            for file, name in enumerate(chunk, base + start):
+                key, _, extension = name.partition(b".")
+                if key != last:
+                    self._starts.append(file)
+                    last = key
+                self._extension_ids.append(self._extensions.setdefault(extension, len(self._extensions)))
+                self._name_bytes += name
+                self._name_ends.append(len(self._name_bytes))
+        sizes, mtimes, places = (column.astype("<i8").tobytes() for column in numbers.T)
+        self._digest.update(sizes)
+        self._digest.update(mtimes)
+        self._sizes += sizes
+        self._places += places
 
     def finish(self) -> Listing:
         """Return the listing; the builder is of no use then."""
         self._digest.update(repr(sorted(self._problems.items())).encode("utf-8", "surrogatepass"))
-        self._starts += np.int64(self._folder_files[-1]).tobytes()
+        self._starts.append(self._folder_files[-1])
         return Listing(
             folder_bytes=self._folder_bytes,
             folder_ends=np.array(self._folder_ends, np.int64),
@@ -315,7 +297,7 @@ class _ListingBuilder:
             name_bytes=self._name_bytes,
             name_ends=np.frombuffer(self._name_ends, np.int64),
             sizes=np.frombuffer(self._sizes, np.int64),
-            places=np.frombuffer(self._places, np.int64) if self._places else None,
+            places=np.frombuffer(self._places, np.int64),
             extension_ids=np.frombuffer(self._extension_ids, np.int32),
             extensions=tuple(map(_text, self._extensions)),
             sample_files=np.frombuffer(self._starts, np.int64),
@@ -350,22 +332,20 @@ def list_samples(open_folder: Callable[[bytes], Folder]) -> Listing:
     return builder.finish()
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     """Files of one folder that no other folder stands between."""
 
     path: bytes
     names: Names
-    sizes: Int64s
-    mtimes: Int64s
-    places: Int64s | None
+    numbers: Int64s
+    """int64 [files, 3]: sizes, times and places."""
     problems: dict[int, str]
     """What is wrong with a file, by its place in ``names``."""
 
 
 def _parts(path: bytes, folder: Folder) -> list[_Part | bytes]:
     """Cut the files of a folder where the paths of further folders stand between them, but never within a sample."""
-    names, sizes, mtimes, places = folder.sorted()
+    names, numbers = folder.sorted()
     cuts: list[tuple[int, bytes]] = []
     for name in sorted(folder.folders, key=lambda name: name + b"/"):
         cut = int(np.searchsorted(names, np.bytes_(name + b"/")))
@@ -386,9 +366,7 @@ def _parts(path: bytes, folder: Folder) -> list[_Part | bytes]:
             wrong = {}
             if problems:
                 wrong = {n: problems[one] for n, one in enumerate(names[run].tolist()) if one in problems}
-            parts.append(
-                _Part(path, names[run], sizes[run], mtimes[run], None if places is None else places[run], wrong)
-            )
+            parts.append(_Part(path, names[run], numbers[run], wrong))
             start = stop
         if name:
             parts.append(path + name + b"/")

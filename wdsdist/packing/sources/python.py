@@ -79,7 +79,7 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | Stream | None
         match = _NAMED.fullmatch(made) if isinstance(made, str) and not Path(made).exists() else None
         if match is None:
             return None
-        location, made = match[0], _named(match["module"], match["attribute"])
+        location, made = match[0], named_object(match["module"], match["attribute"])
     function = _function(options.encode)
     location = location or _name(made)
     if inspect.isroutine(made) or inspect.isclass(made) or isinstance(made, functools.partial):
@@ -105,11 +105,11 @@ def _function(encode: Encode | str | None) -> Encode | None:
     match = _NAMED.fullmatch(encode)
     if match is None:
         raise ArgumentError(f"encode is {encode!r}: it must be a function, or the name of one, module:function")
-    function: Encode = _named(match["module"], match["attribute"])
+    function: Encode = named_object(match["module"], match["attribute"])
     return function
 
 
-def _named(module: str, attribute: str) -> Any:
+def named_object(module: str, attribute: str) -> Any:
     """Import an object. As with ``python -m``, modules in the current folder come first."""
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:

@@ -16,11 +16,10 @@ from urllib.parse import unquote
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, ShardNotFoundError, SourceError, SourceNotFoundError, StorageError
 from wdsdist.packing.sources.archive import Tree
-from wdsdist.packing.sources.deferred import deferred
 from wdsdist.packing.sources.listed_source import Taken, listed_source
 from wdsdist.packing.sources.nested_tars import holds_tar, refuse_tars
 from wdsdist.packing.sources.sample_chunks import is_chunk
-from wdsdist.packing.sources.source import BrokenPayload, Payload, RangePayload, Sample, Source, SourceOptions
+from wdsdist.packing.sources.source import BrokenPayload, Payload, RangePayload, Sample, Source, SourceOptions, deferred
 from wdsdist.packing.sources.table import SEVERAL
 from wdsdist.shards.manifest import check_location
 
@@ -149,7 +148,7 @@ def _folder(url: str, options: SourceOptions) -> Source:
             tree.add(name, max(entry.size, 0), number, problem or _misnamed(url, entry.name))
 
     def samples(taken: Taken) -> RemoteSamples:
-        urls = {place: storage.join(url, entries[place].name) for place in taken.places or ()}
+        urls = {place: storage.join(url, entries[place].name) for place in taken.places}
         return RemoteSamples(taken, urls, bound)
 
     state = "\0".join(["folder", *(entry.stamp for entry in entries)])

@@ -21,12 +21,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.columns import Column, Content, extension_of
 from wdsdist.packing.sources.paths import lies_below
-from wdsdist.packing.sources.source import Blocks, FileStamp, LeftOut
-from wdsdist.packing.sources.table_rows import Length, Row
+from wdsdist.packing.sources.source import Blocks, FileStamp
+from wdsdist.packing.sources.table_rows import FileTable, Length, Row
 from wdsdist.storage import compression
 
 Kind = Literal["mds", "litdata"]
@@ -72,7 +71,18 @@ class _File:
     samples: int
     size: int
     """Bytes, decompressed."""
+    fields: tuple[_Field, ...]
     is_compressed: bool = False
+
+    def row(self, group: int, number: int, used: tuple[int, ...]) -> Row:
+        parts = _parts(self, number)
+        row: Row = [None] * len(self.fields)
+        for place in used:
+            row[place] = _decoded(self, number, self.fields[place], parts[place])
+        return row
+
+    def place(self, group: int, number: int) -> str:
+        return f"{self.stamp.path}, sample {number:,}"
 
 
 def kind_of(folder: Path) -> Kind | None:
@@ -98,7 +108,7 @@ def is_chunk(name: str) -> bool:
     return re.search(r"\.mds(\.\w+)?$|^chunk-\d+-\d+(\.\w+)*\.bin$", name) is not None
 
 
-class ChunkTable:
+class ChunkTable(FileTable):
     """The samples of a folder as a table: its rows in order, and any of its rows.
 
     Args:
@@ -112,13 +122,12 @@ class ChunkTable:
     def __init__(self, folder: Path, kind: str, wanted: Mapping[str, str]) -> None:
         try:
             index = json.loads((folder / _INDEX).read_bytes())
-            self._fields, self._files = (_mds if kind == "mds" else _litdata)(folder, index)
+            self._fields, self._chunks = (_mds if kind == "mds" else _litdata)(folder, index)
         except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
             raise SourceError(
                 f"{folder / _INDEX} cannot be read as that of {kind} ({type(error).__name__}: {error}): fetch it again"
             ) from error
-        self.stamps = tuple(file.stamp for file in self._files)
-        self._starts = np.cumsum([0, *(file.samples for file in self._files)], dtype=np.int64)
+        super().__init__(str(folder), self._chunks, [[file.samples] for file in self._chunks])
         for field in self._fields:
             if _decoder(field.encoding) is None and wanted.get(field.name) != "":
                 raise SourceError(
@@ -129,7 +138,7 @@ class ChunkTable:
 
     def columns(self, root: str) -> list[Column]:
         """Say what each field holds, by its encoding, and files by their first bytes; texts are never paths."""
-        first = next((_parts(file, 0, self._fields) for file in self._files if file.samples), None)
+        first = next((_parts(file, 0) for file in self._chunks if file.samples), None)
         found = []
         for place, field in enumerate(self._fields):
             content = _content(field.encoding)
@@ -142,9 +151,9 @@ class ChunkTable:
 
     def rows(self, used: Sequence[int], columns: Sequence[Column]) -> Iterator[Row]:
         """Yield all rows with the lengths of bytes in place of the bytes; fields that are not used stay empty."""
-        for file in self._files:
+        for file in self._chunks:
             for number in range(file.samples):
-                parts = _parts(file, number, self._fields)
+                parts = _parts(file, number)
                 yield [
                     None if place not in used
                     else Length(len(part)) if columns[place].content == "bytes"
@@ -156,60 +165,16 @@ class ChunkTable:
         """Whether `rows` gives the length of each of the bytes."""
         return True
 
-    def left_out(self) -> list[LeftOut]:
-        """Return the rows that cannot be listed: a sample that cannot be read is an error."""
-        return []
-
     def blocks(self) -> Blocks | None:
         """Return the files where they are decompressed as a whole."""
-        if not any(file.is_compressed for file in self._files):
+        if not any(file.is_compressed for file in self._chunks):
             return None
-        return Blocks(self._starts, np.array([file.size for file in self._files], np.int64), _KEPT_BYTES)
-
-    def place(self, index: int) -> str:
-        """Say where a row stands."""
-        if index >= self._starts[-1]:
-            return str(Path(self.stamps[0].path).parent) if self.stamps else _INDEX
-        return self.take(np.array([index]), ()).place(0)
-
-    def take(self, indices: Int64s, used: Sequence[int]) -> ChunkRows:
-        """Return some rows, by their numbers, to be read where they are written."""
-        files = np.searchsorted(self._starts, indices, side="right") - 1
-        needed, own = np.unique(files, return_inverse=True)
-        located = np.stack((own.reshape(-1), indices - self._starts[files]), axis=1)
-        return ChunkRows(tuple(self._files[number] for number in needed.tolist()), located, self._fields, tuple(used))
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkRows:
-    """Some rows of a `ChunkTable`."""
-
-    files: tuple[_File, ...]
-    """Those that the rows lie in."""
-    located: Int64s
-    """int64 [rows, 2]: number among ``files``, and of the sample in the file."""
-    fields: tuple[_Field, ...]
-    used: tuple[int, ...]
-
-    def __iter__(self) -> Iterator[Row]:
-        for file in self.files:
-            file.stamp.check()
-        for at, number in self.located.tolist():
-            parts = _parts(self.files[at], number, self.fields)
-            row: Row = [None] * len(self.fields)
-            for place in self.used:
-                row[place] = _decoded(self.files[at], number, self.fields[place], parts[place])
-            yield row
-
-    def place(self, number: int) -> str:
-        """Say where a row stands."""
-        at, sample = self.located[number].tolist()
-        return f"{self.files[at].stamp.path}, sample {sample:,}"
+        return Blocks(self.starts, np.array([file.size for file in self._chunks], np.int64), _KEPT_BYTES)
 
 
 def _mds(folder: Path, index: dict[str, Any]) -> tuple[tuple[_Field, ...], list[_File]]:
     """Return the fields and files that an ``index.json`` of MosaicML Streaming lists."""
-    found, files = [], []
+    files = []
     for shard in index["shards"]:
         if (shard["format"], shard["version"]) != ("mds", 2):
             raise ValueError(f"shards of the format {shard['format']!r}, version {shard['version']}, are not read here")
@@ -217,12 +182,12 @@ def _mds(folder: Path, index: dict[str, Any]) -> tuple[tuple[_Field, ...], list[
         if codec is not None and codec.partition(":")[0] not in ("zstd", "gz", "bz2"):
             raise ValueError(f"compression {codec!r} is not read here: write the data set without it")
         names = (shard["column_names"], shard["column_encodings"], shard["column_sizes"])
-        found.append(tuple(_Field(*one) for one in zip(*names, strict=True)))
+        fields = tuple(_Field(*one) for one in zip(*names, strict=True))
         stamp = _stamp(folder, shard["zip_data" if codec else "raw_data"]["basename"])
-        files.append(_File(stamp, int(shard["samples"]), int(shard["raw_data"]["bytes"]), codec is not None))
-    if len(set(found)) != 1:
+        files.append(_File(stamp, int(shard["samples"]), int(shard["raw_data"]["bytes"]), fields, codec is not None))
+    if len({file.fields for file in files}) != 1:
         raise ValueError("its shards have different columns")
-    return found[0], files
+    return files[0].fields, files
 
 
 def _litdata(folder: Path, index: dict[str, Any]) -> tuple[tuple[_Field, ...], list[_File]]:
@@ -233,9 +198,9 @@ def _litdata(folder: Path, index: dict[str, Any]) -> tuple[tuple[_Field, ...], l
             raise ValueError(f"{name} is {config[name]!r}, which is not read here; as in {_BY_LIBRARY['litdata']}")
     names = _leaves(json.loads(config["data_spec"])[1], "")
     fields = tuple(_Field(*one) for one in zip(names, config["data_format"], strict=True))
-    chunks = index["chunks"]
     return fields, [
-        _File(_stamp(folder, one["filename"]), int(one["chunk_size"]), int(one["chunk_bytes"])) for one in chunks
+        _File(_stamp(folder, one["filename"]), int(one["chunk_size"]), int(one["chunk_bytes"]), fields)
+        for one in index["chunks"]
     ]
 
 
@@ -285,10 +250,11 @@ _opened = functools.lru_cache(maxsize=256)(_load)
 _unpacked = functools.lru_cache(maxsize=4)(_load)  # each is a temporary file
 
 
-def _parts(file: _File, number: int, fields: tuple[_Field, ...]) -> list[memoryview]:
+def _parts(file: _File, number: int) -> list[memoryview]:
     """Return the fields of one sample as they are stored."""
     view, offsets = (_unpacked if file.is_compressed else _opened)(file)
     sample = view[offsets[number] : offsets[number + 1]]
+    fields = file.fields
     head = 4 * sum(field.size is None for field in fields)
     told = iter(np.frombuffer(sample[:head], np.dtype("<u4")).tolist()) if len(sample) >= head else iter(())
     sizes = [next(told, 0) if field.size is None else field.size for field in fields]

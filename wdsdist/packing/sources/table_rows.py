@@ -8,7 +8,7 @@ import hashlib
 import os
 import stat
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,7 +19,16 @@ from wdsdist.errors import EncodeError, SourceError
 from wdsdist.packing.sources.columns import Column, Layout, suffix
 from wdsdist.packing.sources.items import broken, numbered
 from wdsdist.packing.sources.paths import Finder, Root
-from wdsdist.packing.sources.source import FilePayload, LeftOut, OnError, Payload, Sample, key_digest, payload_size
+from wdsdist.packing.sources.source import (
+    FilePayload,
+    FileStamp,
+    LeftOut,
+    OnError,
+    Payload,
+    Sample,
+    key_digest,
+    payload_size,
+)
 from wdsdist.samples.codecs import encode
 from wdsdist.shards.tar import split_name, stored_size
 
@@ -48,6 +57,73 @@ class Rows(Protocol):
     def place(self, number: int) -> str:
         """Say where the row with this number, among these, stands: ``"train.csv, row 7"``."""
         ...
+
+
+class TableFile(Protocol):
+    """One file of a table, whose rows lie in groups that are read together: small, and picklable."""
+
+    @property
+    def stamp(self) -> FileStamp: ...
+
+    def row(self, group: int, number: int, used: tuple[int, ...]) -> Row:
+        """Return one row; columns that are not used stay empty."""
+        ...
+
+    def place(self, group: int, number: int) -> str:
+        """Say where a row stands."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FileRows(Rows):
+    """Some rows of the files of a table."""
+
+    files: tuple[TableFile, ...]
+    """Those that the rows lie in."""
+    located: Int64s
+    """int64 [rows, 3]: number among ``files``, group of the file, row of the group."""
+    used: tuple[int, ...]
+    """Places of the columns that are read."""
+
+    def __iter__(self) -> Iterator[Row]:
+        for file in self.files:
+            file.stamp.check()
+        for at, group, number in self.located.tolist():
+            yield self.files[at].row(group, number, self.used)
+
+    def place(self, number: int) -> str:
+        at, group, row = map(int, self.located[number])
+        return self.files[at].place(group, row)
+
+
+class FileTable:
+    """Files with the same columns as one table: its rows in order, and any of its rows."""
+
+    def __init__(self, label: str, files: Sequence[TableFile], lengths: Sequence[Sequence[int]]) -> None:
+        self.label = label
+        self._files = tuple(files)
+        self.stamps = tuple(file.stamp for file in files)
+        self.starts = np.cumsum([0, *(length for of_file in lengths for length in of_file)], dtype=np.int64)
+        """int64 [groups + 1]: number of the first row of each, and of all rows."""
+        self.groups = np.array(
+            [(file, group) for file, of_file in enumerate(lengths) for group in range(len(of_file))], np.int64
+        ).reshape(-1, 2)
+        """int64 [groups, 2]: number of the file of each, and its own number there."""
+
+    def left_out(self) -> list[LeftOut]:
+        """Return the rows that cannot be parsed: these files have none."""
+        return []
+
+    def place(self, index: int) -> str:
+        """Say where a row stands."""
+        return self.label if index >= self.starts[-1] else self.take(np.array([index]), ()).place(0)
+
+    def take(self, indices: Int64s, used: Sequence[int]) -> Rows:
+        """Return some rows, by their numbers, to be read where they are written."""
+        at = np.searchsorted(self.starts, indices, side="right") - 1
+        needed, files = np.unique(self.groups[at, 0], return_inverse=True)
+        located = np.stack((files.reshape(-1), self.groups[at, 1], indices - self.starts[at]), axis=1)
+        return FileRows(tuple(self._files[number] for number in needed.tolist()), located, tuple(used))
 
 
 class _RowError(Exception):
@@ -108,17 +184,10 @@ class TableListing:
         for row in rows:
             index = len(self.sizes)
             try:
-                found = list(_members(layout, row, finder))
-                members: list[tuple[str, Payload | Length]] = []
-                sizes = []
-                for extension, data in found:
-                    if isinstance(data, str):
-                        payload = self._file(data)
-                        if not isinstance(data, _Loose):
-                            sizes.append(payload.size)
-                        members.append((extension, payload))
-                    else:
-                        members.append((extension, data))
+                sizes: list[int] = []
+                members = [
+                    (extension, self._looked_up(data, sizes)) for extension, data in _members(layout, row, finder)
+                ]
                 key = _key(layout, row, index, members)
             except _RowError as error:
                 self._leave_out(index, row, SourceError(f"{place(index)}: {error}"))
@@ -135,11 +204,11 @@ class TableListing:
 
     def stored_sizes(self) -> Int64s:
         """int64 [rows]: bytes that each takes in a tar."""
-        return np.frombuffer(self.sizes, np.int64) if self.sizes else np.zeros(0, np.int64)
+        return np.frombuffer(self.sizes, np.int64)
 
     def file_sizes(self, rows: Int64s) -> Int64s:
         """int64 [members that are files, rows]: as `RowSamples` has them, of some rows."""
-        files = np.frombuffer(self.files, np.int64) if self.files else np.zeros(0, np.int64)
+        files = np.frombuffer(self.files, np.int64)
         return np.ascontiguousarray(files.reshape(len(self.sizes), -1)[rows].T)
 
     @functools.cached_property
@@ -167,7 +236,7 @@ class TableListing:
 
     def _check_keys(self, rows: Callable[[], Iterable[Row]], place: Callable[[int], str]) -> None:
         """Refuse a row whose key an earlier one has."""
-        digests = np.frombuffer(self.keys, np.uint64) if self.keys else np.zeros(0, np.uint64)
+        digests = np.frombuffer(self.keys, np.uint64)
         ordered = np.sort(digests)
         twice = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
         first: dict[str, int] = {}
@@ -190,12 +259,17 @@ class TableListing:
         key = _any_key(self.layout, row, index).encode("utf-8", "backslashreplace").decode()
         self.wrong[index] = LeftOut(key, str(error).replace(self.root.folder + os.sep, ""))
 
-    def _file(self, path: str) -> FilePayload:
-        status = _status(path)
+    def _looked_up(self, data: bytes | str | Length, sizes: list[int]) -> Payload | Length:
+        """Return what is known of a member's data; the size of a file is noted in ``sizes`` too."""
+        if not isinstance(data, str):
+            return data
+        status = _status(data)
         root = self.root.folder
-        relative = os.path.relpath(path, root) if path.startswith(root + os.sep) else path
+        relative = os.path.relpath(data, root) if data.startswith(root + os.sep) else data
         self.state.update(f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
-        return FilePayload(path, status.st_size)
+        if not isinstance(data, _Loose):
+            sizes.append(status.st_size)
+        return FilePayload(data, status.st_size)
 
 
 def _members(layout: Layout, row: Row, finder: Finder) -> Iterator[tuple[str, bytes | str | Length]]:

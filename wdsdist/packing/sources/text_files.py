@@ -30,6 +30,7 @@ from wdsdist.packing.sources.arrow_files import FIRST, LISTED_ROWS, ArrowFile, A
 from wdsdist.packing.sources.columns import Column, Content, paths_or_texts
 from wdsdist.packing.sources.source import FileStamp, LeftOut, OnError
 from wdsdist.packing.sources.table_rows import Row, Rows
+from wdsdist.shards.tar import is_text
 
 _DELIMITERS = {"csv": ",", "tsv": "\t", "jsonl": "\x1f"}  # the last is in no JSON
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
@@ -56,35 +57,45 @@ class TextRows(Rows):
     texts: list[list[str]]
 
     def __iter__(self) -> Iterator[Row]:
-        for number, row in enumerate(self.texts):
-            yield row if self.names is None else _values(row[0], self.names, self.place(number))
+        for row in self.texts:
+            yield row if self.names is None else _values(row[0], self.names)
 
     def place(self, number: int) -> str:
         return f"{self.path}, row {self.numbers[number]:,}"
 
 
 class TextTable(ArrowTable):
-    """One file of text as a table."""
+    """One file of text as a table of texts."""
 
     def __init__(self, path: Path, kind: str, scratch: Path | None, on_error: OnError = "raise") -> None:
         pa = pyarrow()
-        text = _TextFile(path, kind, on_error)
+        self.path = str(path)
+        self._on_error = on_error
         self._is_json = kind == "jsonl"
-        self._profiles = {} if self._is_json else {(place, name): _Profile() for place, name in enumerate(text.names)}
-        schema = pa.schema([(str(place), pa.string()) for place in range(len(text.names))])
+        self._delimiter = _DELIMITERS[kind]
+        self._bad: dict[int, str] = {}
+        """Rows that cannot be parsed, by their number in messages, and why; they are no rows of the table."""
+        with path.open("rb") as stream:
+            if stream.read(2) in _UTF_16:
+                raise SourceError(f"{path} is in UTF-16: convert it to UTF-8, as with `iconv -f UTF-16 -t UTF-8`")
+        with self._errors():
+            self._columns = ["line"] if self._is_json else list(self._open(self.path, None).schema.names)
+        self._profiles = (
+            {} if self._is_json else {(place, name): _Profile() for place, name in enumerate(self._columns)}
+        )
+        schema = pa.schema([(str(place), pa.string()) for place in range(len(self._columns))])
         stamp, rows = FileStamp.of(path), 0
         with _temporary_file(scratch) as stream:
             with pa.ipc.new_file(pa.PythonFile(stream, mode="w"), schema) as writer:
-                for columns in text.batches():
-                    columns = self._look(text, columns, rows)
+                for columns in self._batches():
+                    columns = self._look(columns, rows)
                     writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
                     rows += len(columns[0])
             stream.flush()
             copy = pa.BufferReader(pa.py_buffer(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)))
         stamp.check()
-        super().__init__((stamp,), [ArrowFile(str(path), copy)])
+        super().__init__((stamp,), [ArrowFile(self.path, copy)])
         self._names = tuple(name for _, name in self._profiles)
-        self._text = text
 
     def columns(self, root: str) -> list[Column]:
         return [
@@ -100,11 +111,12 @@ class TextTable(ArrowTable):
         if not self._is_json:
             yield from super().rows(used, columns)
             return
-        for index, (line,) in enumerate(super().rows([0], columns)):
-            yield _values(line, self._names, self.place(index))
+        for (line,) in super().rows([0], columns):
+            yield _values(line, self._names)
 
     def place(self, index: int) -> str:
-        return self._text.place(index)
+        """Say where a row stands."""
+        return f"{self.path}, row {self._numbers(np.array([index]))[0]:,}"
 
     def take(self, indices: Int64s, used: Sequence[int]) -> TextRows:
         """Return some rows themselves: whoever writes them may not see the temporary file."""
@@ -118,13 +130,13 @@ class TextTable(ArrowTable):
             for place, row in zip(places.tolist(), rows, strict=True):
                 texts[place] = list(row)
         names = self._names if self._is_json else None
-        return TextRows(self.stamps[0].path, names, [self._text.number(index) for index in indices.tolist()], texts)
+        return TextRows(self.stamps[0].path, names, self._numbers(indices), texts)
 
     def left_out(self) -> list[LeftOut]:
         """Return the rows that cannot be parsed, where these are left out."""
-        return [LeftOut(f"row {number:,}", reason) for number, reason in sorted(self._text.bad.items())]
+        return [LeftOut(f"row {number:,}", reason) for number, reason in sorted(self._bad.items())]
 
-    def _look(self, text: _TextFile, columns: list[Any], before: int) -> list[Any]:
+    def _look(self, columns: list[Any], before: int) -> list[Any]:
         """Note what columns hold, and return those of the rows that can be parsed; there are so many rows before."""
         if not self._is_json:
             for profile, column in zip(self._profiles.values(), columns, strict=True):
@@ -134,69 +146,51 @@ class TextTable(ArrowTable):
         good: list[int] = []
         for start in range(0, len(columns[0]), LISTED_ROWS):
             for place, line in enumerate(columns[0].slice(start, LISTED_ROWS).to_pylist(), start):
-                index = before + len(good)
                 try:
-                    self._look_at(_object(line, text.place(index)), text.place(index))
-                except SourceError as error:
-                    if text.on_error == "raise":
-                        raise
-                    text.bad[text.number(index)] = str(error).removeprefix(f"{text.place(index)}: ")
+                    self._look_at(_object(line))
+                except ValueError as error:
+                    (number,) = self._numbers(np.array([before + len(good)]))
+                    if self._on_error == "raise":
+                        raise SourceError(f"{self.path}, row {number:,}: {error}") from error
+                    self._bad[number] = str(error)
                 else:
                     good.append(place)
         return columns if len(good) == len(columns[0]) else [columns[0].take(pyarrow().array(good, "int64"))]
 
-    def _look_at(self, row: dict[str, Any], where: str) -> None:
+    def _look_at(self, row: dict[str, Any]) -> None:
         for name in row:
-            if (0, name) not in self._profiles:
-                _check_name(name, where)
+            if (0, name) not in self._profiles and not is_text(name):
+                raise ValueError(f"the name {name!r:.100} is not valid Unicode")
         for name, value in row.items():
             profile = self._profiles.setdefault((0, name), _Profile())
             profile.add(_told(value), [value] if isinstance(value, str) else [], "other")
 
-
-class _TextFile:
-    """A file of text, read as columns of texts."""
-
-    def __init__(self, path: Path, kind: str, on_error: OnError) -> None:
-        self.path = str(path)
-        self.on_error = on_error
-        self.bad: dict[int, str] = {}
-        """Rows that cannot be parsed, by their number in messages, and why; they are no rows of the table."""
-        self.is_json = kind == "jsonl"
-        self.first = 1 if self.is_json else 2  # number of the first row in messages: that of names is one too
-        self._delimiter = _DELIMITERS[kind]
-        with path.open("rb") as stream:
-            if stream.read(2) in _UTF_16:
-                raise SourceError(f"{path} is in UTF-16: convert it to UTF-8, as with `iconv -f UTF-16 -t UTF-8`")
-        with self._errors():
-            self.names = ["line"] if self.is_json else list(self._open(self.path, None).schema.names)
-
-    def place(self, index: int) -> str:
-        """Say where a row stands. Blank lines are not counted."""
-        return f"{self.path}, row {self.number(index):,}"
-
-    def number(self, index: int) -> int:
-        """Return the number that a row has in messages, where those that cannot be parsed count too."""
-        number = index + self.first
-        for bad in sorted(self.bad):
-            number += bad <= number
-        return number
+    def _numbers(self, indices: Int64s) -> list[int]:
+        """Return the numbers of rows in messages: a CSV's row of names and bad rows count, blank ones do not."""
+        numbers = indices + (1 if self._is_json else 2)
+        before = np.array(sorted(self._bad), np.int64) - np.arange(len(self._bad))
+        found: list[int] = (numbers + np.searchsorted(before, numbers, side="right")).tolist()
+        return found
 
     def _leave_out(self, row: Any) -> str:
-        """Decide for pyarrow what becomes of a row with too few or too many fields."""
+        """Return ``"skip"`` for a CSV row with too few or too many fields, which is noted, as pyarrow's handler."""
         if row.number is None:
             return "error"
-        self.bad[row.number] = f"it has {row.actual_columns:,} fields, and the first row names {row.expected_columns:,}"
+        self._bad[row.number] = (
+            f"it has {row.actual_columns:,} fields, and the first row names {row.expected_columns:,}"
+        )
         return "skip"
 
-    def batches(self) -> Iterator[list[Any]]:
+    def _batches(self) -> Iterator[list[Any]]:
         """Yield the columns of all rows, some rows at a time, as arrays of texts; an empty field of a CSV is a null."""
         pa = pyarrow()
         # Not as strings: which row is not UTF-8, only the bytes tell.
         convert = pa.csv.ConvertOptions(
-            column_types=dict.fromkeys(self.names, pa.binary()), null_values=[""], strings_can_be_null=not self.is_json
+            column_types=dict.fromkeys(self._columns, pa.binary()),
+            null_values=[""],
+            strings_can_be_null=not self._is_json,
         )
-        last = self._delimiter.join([_LAST] * len(self.names))
+        last = self._delimiter.join([_LAST] * len(self._columns))
         rows, held = 0, None
         with self._errors(), _Lengthened(self.path, f"\n{last}\n".encode()) as stream:
             for batch in self._open(stream, convert):
@@ -211,14 +205,14 @@ class _TextFile:
     def _open(self, source: Any, convert: Any) -> Any:
         """Open a stream of batches; each is read by one thread, as there is a process for each core."""
         csv = pyarrow().csv
-        names = ["line"] if self.is_json else None
+        names = ["line"] if self._is_json else None
         read = csv.ReadOptions(block_size=_BLOCK, use_threads=False, column_names=names)
-        quote = False if self.is_json else '"'
+        quote = False if self._is_json else '"'
         parse = csv.ParseOptions(
             delimiter=self._delimiter,
             quote_char=quote,
-            newlines_in_values=not self.is_json,
-            invalid_row_handler=None if self.on_error == "raise" else self._leave_out,
+            newlines_in_values=not self._is_json,
+            invalid_row_handler=None if self._on_error == "raise" else self._leave_out,
         )
         return csv.open_csv(source, read, parse, convert)
 
@@ -229,10 +223,10 @@ class _TextFile:
             columns = [column.cast(pa.string()) for column in batch.columns]
         except pa.ArrowInvalid as error:
             for number, row in enumerate(zip(*(column.to_pylist() for column in batch.columns), strict=True), before):
-                for name, value in zip(self.names, row, strict=True):
+                for name, value in zip(self._columns, row, strict=True):
                     _check_utf8(value or b"", f"{self.place(number)}, column {name!r}")
             raise SourceError(f"{self.path} is not UTF-8: {error}") from error
-        if self.is_json:
+        if self._is_json:
             columns = [columns[0].filter(pa.compute.invert(pa.compute.utf8_is_space(columns[0])))]
         return columns
 
@@ -252,7 +246,7 @@ class _TextFile:
                 what = f" has a row of more than {_BLOCK:,} bytes, or quotes that do not end"
             elif match is None:
                 what = f" is no table that can be read: {reason}"
-            elif self.is_json:
+            elif self._is_json:
                 what = f", row {match[1]}: no JSON: a control character"
             else:
                 advice = "the first row names the columns; quote fields that hold separators or line breaks"
@@ -329,26 +323,19 @@ def _told(value: Any) -> Content:
     return "other"
 
 
-def _values(line: str, names: tuple[str, ...], place: str) -> Row:
-    found = _object(line, place)
+def _values(line: str, names: tuple[str, ...]) -> Row:
+    found = json.loads(line)  # which worked when it was listed
     return [found.get(name) for name in names]
 
 
-def _object(line: str, place: str) -> dict[str, Any]:
+def _object(line: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise SourceError(f"{place}: no JSON: {error}") from error
+        raise ValueError(f"no JSON: {error}") from error
     if not isinstance(found, dict):
-        raise SourceError(f'{place}: holds a {type(found).__name__}, not an object such as {{"image": "0.jpg"}}')
+        raise ValueError(f'holds a {type(found).__name__}, not an object such as {{"image": "0.jpg"}}')
     return found
-
-
-def _check_name(name: str, place: str) -> None:
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise SourceError(f"{place}: the name {name!r:.100} is not valid Unicode") from error
 
 
 def _check_utf8(value: bytes, place: str) -> None:

@@ -76,9 +76,8 @@ def save(
 
 def arrays_of(column: Column) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a column, as they are written."""
-    arrays = {"values": column.values, "starts": column.starts, "is_missing": column.missing}
-    if column.is_missing is None:
-        arrays["is_missing"] = column.missing[:0]
+    is_missing = np.zeros(0, np.uint8) if column.is_missing is None else column.is_missing
+    arrays = {"values": column.values, "starts": column.starts, "is_missing": is_missing}
     return {
         name: np.ascontiguousarray(array, _ARRAYS[column.kind][name])
         for name, array in arrays.items()
@@ -97,11 +96,7 @@ def parse(content: bytes | Path, label: str, more: Mapping[str, str]) -> tuple[C
     Raises `IndexFormatError` for what is damaged, and ``FileNotFoundError``.
     """
 
-    def load(dtypes: Mapping[str, str]) -> array_file.ArrayFile:
-        if isinstance(content, Path):
-            return array_file.load(content, _MAGIC, _VERSION, dtypes, what="column")
-        return array_file.parse(content, _MAGIC, _VERSION, dtypes, what="column", label=label)
-
+    load = functools.partial(array_file.load, content, _MAGIC, _VERSION, what="column", label=label)
     kind = load({}).header.get("kind")
     if kind not in _ARRAYS:
         raise IndexFormatError(f"{label} is a column of the unknown kind {kind!r}: make it anew with `wdsdist columns`")

@@ -91,9 +91,9 @@ class ColumnLookup:
         return taken.typed()
 
     def _column_of(self, shard: int) -> Column:
-        if shard not in self._of_shards:
+        column = self._of_shards.get(shard)
+        if column is None:
             part, number = self._manifest.part(shard)
-            column = None
             if from_index.is_free(self.name):
                 column = from_index.column_of_shard(part.whole, number, self.name)
             if column is None or (column.is_empty and self.name not in from_index.ALWAYS):
@@ -101,4 +101,4 @@ class ColumnLookup:
             self._of_shards[shard] = column
             while len(self._of_shards) > _SHARDS:
                 self._of_shards.popitem(last=False)
-        return self._of_shards[shard]
+        return column

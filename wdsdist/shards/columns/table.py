@@ -19,7 +19,7 @@ import numpy as np
 from wdsdist import storage
 from wdsdist._util.extras import extra
 from wdsdist.errors import ArgumentError, DecodeError, SourceError, SourceNotFoundError
-from wdsdist.shards.columns.column import Column
+from wdsdist.shards.columns.column import Column, Kind
 from wdsdist.storage import compression
 
 _TABLES = {
@@ -90,39 +90,36 @@ def of_arrow(values: Any) -> Column | None:
     """Return the column of an array of pyarrow, or ``None`` for a type that no column has, such as lists."""
     import pyarrow
 
-    kind = values.type
-    is_other = pyarrow.types.is_nested(kind) or pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind)
-    if pyarrow.types.is_dictionary(kind):
+    types, kind = pyarrow.types, values.type
+    if types.is_dictionary(kind):
         return of_arrow(values.cast(kind.value_type))
-    if not (pyarrow.types.is_boolean(kind) or pyarrow.types.is_null(kind) or is_other or _is_number(kind)):
-        try:
-            values = values.cast(pyarrow.large_string())  # before chunks are joined: 32-bit offsets would overflow
-        except pyarrow.ArrowException:
-            is_other = True
-    if is_other:
+    if types.is_nested(kind) or types.is_binary(kind) or types.is_large_binary(kind):
+        return None
+    name: Kind
+    filler: bool | float | str
+    if types.is_boolean(kind):
+        name, target, filler = "bool", kind, False
+    elif types.is_integer(kind) and kind != pyarrow.uint64():
+        name, target, filler = "int", pyarrow.int64(), 0
+    elif types.is_floating(kind) or types.is_null(kind):
+        name, target, filler = "float", pyarrow.float64(), 0.0
+    else:  # also uint64, which int64 does not hold
+        name, target, filler = "text", pyarrow.large_string(), ""
+    try:
+        values = values.cast(target)  # before chunks are joined: 32-bit offsets of texts would overflow
+    except pyarrow.ArrowException:
         return None
     if isinstance(values, pyarrow.ChunkedArray):
         values = values.combine_chunks()
     missing = np.asarray(values.is_null()).view(np.uint8) if values.null_count else None
-    if pyarrow.types.is_boolean(kind):
-        return Column("bool", np.asarray(values.fill_null(False)).view(np.uint8), None, missing)
-    if _is_number(kind) and pyarrow.types.is_integer(kind):
-        return Column("int", np.asarray(values.fill_null(0).cast(pyarrow.int64())), None, missing)
-    if pyarrow.types.is_floating(kind):
-        return Column("float", np.asarray(values.fill_null(0.0).cast(pyarrow.float64())), None, missing)
-    if pyarrow.types.is_null(kind):
-        return Column("float", np.zeros(len(values)), None, np.ones(len(values), np.uint8))
-    _, starts, data = values.fill_null("").buffers()
+    values = values.fill_null(filler)
+    if name != "text":
+        found = np.asarray(values)
+        return Column(name, found.view(np.uint8) if name == "bool" else found, None, missing)
+    _, starts, data = values.buffers()
     offsets = np.frombuffer(starts, np.int64, len(values) + 1, 8 * values.offset)
     content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
     return Column("text", content[offsets[0] : offsets[-1]], offsets - offsets[0], missing)
-
-
-def _is_number(kind: Any) -> bool:
-    """Return whether int64 or float64 hold the numbers of a type of pyarrow."""
-    import pyarrow
-
-    return bool(pyarrow.types.is_floating(kind) or (pyarrow.types.is_integer(kind) and kind != pyarrow.uint64()))
 
 
 def _file_name(location: str) -> str:

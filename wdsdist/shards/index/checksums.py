@@ -82,7 +82,8 @@ def wrong(index: ShardIndex, members: Int64s, content: Content) -> Int64s:
     """
     offsets, sizes = index.offsets[members], index.sizes[members]
     if index.checksums is not None:
-        return members[of_data(content, offsets, sizes) != index.checksums[members]]
+        is_wrong: npt.NDArray[np.bool_] = of_data(content, offsets, sizes) != index.checksums[members]
+        return members[is_wrong]
     samples = np.searchsorted(index.sample_starts, members, side="right") - 1
     places = zip(samples.tolist(), index.extension_ids[members].tolist(), offsets.tolist(), sizes.tolist(), strict=True)
 

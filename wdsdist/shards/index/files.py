@@ -8,7 +8,6 @@ per sample.
 from __future__ import annotations
 
 import json
-import mmap
 import struct
 import zlib
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
+from wdsdist._util.files import mapped
 from wdsdist.errors import IndexFormatError
 from wdsdist.shards.index import checksums
 from wdsdist.shards.index.values import STRICT, ShardIndex, Stored, Tolerance
@@ -84,12 +84,7 @@ def load(path: Path) -> ShardIndex:
 
     Raises ``FileNotFoundError`` where there is none and `IndexFormatError` where it is damaged.
     """
-    with path.open("rb") as stream:
-        try:
-            content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
-        except ValueError:  # an empty file cannot be mapped
-            content = memoryview(b"")
-    return loads(content, str(path))
+    return loads(mapped(path), str(path))
 
 
 def loads(content: bytes | memoryview, label: str) -> ShardIndex:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -206,37 +206,21 @@ def _are_names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
-def _are_counts(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_count, value.values()))
-
-
-def _are_columns(value: Any) -> bool:
-    return isinstance(value, dict) and _are_names(list(value.values()))
-
-
 def _check_generations(lengths: list[int] | None, shards: int) -> None:
     """Raise ``ValueError`` where the numbers of shards of the generations do not lead to that of the list."""
     if lengths is not None and (sorted(set(lengths)) != lengths or lengths[-1:] != [shards]):
         raise ValueError(f"its generations end with {reprlib.repr(lengths)} shards, and it lists {shards:,}")
 
 
-def _are_lengths(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_count, value))
-
-
-def _is_key_rule(value: Any) -> bool:
-    # A regular expression of somebody else could take for ever: only the user gives one, to `index`.
-    return isinstance(value, str)
-
-
-_NOTED = (
+_NOTED: tuple[tuple[set[str], Callable[[Any], bool], str], ...] = (
     ({"classes", "fields", "appended"}, _are_names, "a list of names"),
     ({"payload_bytes", "with_checksums", "left_out", "excluded", "renamed_keys", "scattered"}, _is_count, "a count"),
     ({"mirrors", "on_error"}, lambda value: isinstance(value, str), "a text"),
-    ({"generations"}, _are_lengths, "a list of counts"),
-    ({"skipped"}, _are_counts, "an object of counts"),
-    ({"columns"}, _are_columns, "an object of names"),
-    ({"key_rule", "source_key_rule"}, _is_key_rule, "a key rule"),
+    ({"generations"}, lambda value: isinstance(value, list) and all(map(_is_count, value)), "a list of counts"),
+    ({"skipped"}, lambda value: isinstance(value, dict) and all(map(_is_count, value.values())), "an object of counts"),
+    ({"columns"}, lambda value: isinstance(value, dict) and _are_names(list(value.values())), "an object of names"),
+    # A regular expression of somebody else could take for ever: only the user gives one, to `index`.
+    ({"key_rule", "source_key_rule"}, lambda value: isinstance(value, str), "a key rule"),
 )
 """Notes that wdsdist reads, with their checks; others are free."""
 

@@ -89,6 +89,8 @@ class Manifest(Choices):
     """The chosen samples of a view; ``None`` where a manifest has all samples of its shards."""
     made_by: tuple[dict[str, Any], ...] = ()
     """Provenance of a view, step by step: what was asked for, and the samples before and after."""
+    is_staged: bool = False
+    """Whether local shards are read through the cache too, as those of a slow mount."""
 
     @classmethod
     def of(cls, base: str, shards: Iterable[Shard], **more: Any) -> Manifest:
@@ -140,6 +142,10 @@ class Manifest(Choices):
     def generations(self) -> tuple[int, ...]:
         """The shards that the data set had when it was packed, and after each time that it has grown since."""
         return tuple(self.extra.get("generations", (len(self.counts),)))
+
+    def staged(self) -> Manifest:
+        """Return the manifest whose local shards are copied into the cache as remote ones are, and read there."""
+        return replace(self, is_staged=True)
 
     def at_generation(self, number: int) -> Manifest:
         """Return the data set as it was in a generation: 1 before anything was appended, up to the present one.
@@ -206,7 +212,9 @@ class Manifest(Choices):
 
     @functools.cached_property
     def is_copied(self) -> npt.NDArray[np.bool_]:
-        """bool [shards]: which are read through the cache, because they are remote or compressed."""
+        """bool [shards]: which are read through the cache, because they are remote, compressed or staged."""
+        if self.is_staged:
+            return np.ones(len(self.names), np.bool_)
         copied = self._is_compressed | storage.is_remote(self.base)
         with_place = (np.char.find(self.names, b"://") >= 0) | np.char.startswith(self.names, b"/")
         for number in np.flatnonzero(with_place).tolist():
@@ -301,10 +309,14 @@ class Manifest(Choices):
     def _restored(cls, values: dict[str, Any]) -> Manifest:
         return cls(**values)
 
+    @classmethod
+    def _arrived(cls, shared: SharedCopy) -> Manifest:
+        return cls._restored(shared.value())
+
     def __reduce__(self) -> tuple[Any, ...]:
         if is_spawning():  # else megabytes would go through the pipe to each worker
-            return _arrived, (type(self), self._shared)
-        return _restored, (type(self), self._values())
+            return type(self)._arrived, (self._shared,)
+        return type(self)._restored, (self._values(),)
 
     def __repr__(self) -> str:
         return (
@@ -326,14 +338,6 @@ def index_name(location: str, mirrors: str | None) -> str:
     if below == path or ".." in below.split("/"):
         below = storage.split(location)[1]
     return f"{below}{SUFFIX}"
-
-
-def _arrived(kind: type[Manifest], shared: SharedCopy) -> Manifest:
-    return kind._restored(shared.value())
-
-
-def _restored(kind: type[Manifest], values: dict[str, Any]) -> Manifest:
-    return kind._restored(values)
 
 
 def _encoded(name: str) -> bytes:

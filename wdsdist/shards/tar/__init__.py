@@ -4,9 +4,8 @@ Reads what GNU tar, bsdtar, Python and webdataset write (USTAR, PAX, GNU long na
 deterministic USTAR with a PAX header only where a name or size needs one.
 """
 
-from wdsdist.shards.tar.blocks import Readable
-from wdsdist.shards.tar.grouping import Samples, evidence, glance, group
-from wdsdist.shards.tar.headers import plain_headers
+from wdsdist.shards.tar.blocks import BLOCK
+from wdsdist.shards.tar.grouping import evidence, glance, group
 from wdsdist.shards.tar.key_rule import (
     AUTO,
     FIRST_DOT,
@@ -19,13 +18,11 @@ from wdsdist.shards.tar.key_rule import (
     is_cut_alike,
     merge,
     observe,
-    unescaped,
 )
 from wdsdist.shards.tar.member_at import LONGEST_HEADERS, is_member_at
 from wdsdist.shards.tar.naming import (
     CLUTTER,
     CLUTTER_NAMES,
-    is_clutter,
     is_compressed,
     is_tar,
     is_text,
@@ -34,7 +31,7 @@ from wdsdist.shards.tar.naming import (
     why_skipped,
 )
 from wdsdist.shards.tar.reader import Members, scan, scan_parts
-from wdsdist.shards.tar.writer import BLOCK, END, PLAIN_NAME, SIZE_LIMIT, header, padding, stored_size
+from wdsdist.shards.tar.writer import END, PLAIN_NAME, SIZE_LIMIT, header, padding, plain_headers, stored_size
 
 __all__ = [
     "AUTO",
@@ -49,8 +46,6 @@ __all__ = [
     "Members",
     "PLAIN_NAME",
     "SIZE_LIMIT",
-    "Readable",
-    "Samples",
     "check_rule",
     "cutter",
     "decide",
@@ -59,7 +54,6 @@ __all__ = [
     "glance",
     "group",
     "header",
-    "is_clutter",
     "is_compressed",
     "is_cut_alike",
     "is_member_at",
@@ -74,6 +68,5 @@ __all__ = [
     "split_name",
     "split_stored_name",
     "stored_size",
-    "unescaped",
     "why_skipped",
 ]

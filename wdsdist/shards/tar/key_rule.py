@@ -95,11 +95,6 @@ def escaped(key: str) -> str:
     return folder + slash + base.replace(".", "%2E")
 
 
-def unescaped(key: str) -> str:
-    """Return the key that `escaped` was given."""
-    return key.replace("%2E", ".").replace("%25", "%")
-
-
 @dataclass(slots=True)
 class Evidence:
     """What the names of some members show about the key rule; empty for names with one dot each.

@@ -8,7 +8,13 @@ Source: POSIX.1-2017, `pax`, "ustar Interchange Format" and "pax Extended Header
 
 from __future__ import annotations
 
-BLOCK = 512
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist.shards.tar.blocks import BLOCK, Blocks
+
 END = bytes(2 * BLOCK)
 """The end of a tar file: two blocks of zeros."""
 
@@ -17,6 +23,8 @@ SIZE_LIMIT = 8**11
 PLAIN_NAME = 100
 """Most bytes of a name that needs no prefix field."""
 _NAME, _PREFIX = PLAIN_NAME, 155  # bytes
+_SIZE = slice(124, 135)
+_CHECKSUM = slice(148, 154)
 
 
 def _template(typeflag: bytes) -> tuple[bytes, int]:
@@ -30,9 +38,7 @@ def _template(typeflag: bytes) -> tuple[bytes, int]:
     return bytes(block), sum(block)
 
 
-REGULAR = _template(b"0")
-"""The header of a regular file without name and size, with a blank checksum, and the sum of its bytes."""
-_EXTENDED = _template(b"x")
+_REGULAR, _EXTENDED = _template(b"0"), _template(b"x")
 
 
 def _block(template: tuple[bytes, int], name: bytes, prefix: bytes, size: int) -> bytes:
@@ -88,7 +94,7 @@ def header(name: str, size: int) -> bytes:
     path = name.encode()
     split = _split_prefix(path) if path.isascii() else None
     if split is not None and size < SIZE_LIMIT:
-        return _block(REGULAR, split[1], split[0], size)
+        return _block(_REGULAR, split[1], split[0], size)
 
     records = b""
     if split is None:
@@ -98,7 +104,41 @@ def header(name: str, size: int) -> bytes:
         records += _pax_record("size", str(size).encode())
         size = 0
     extended = _block(_EXTENDED, b"././@PaxHeader", b"", len(records))
-    return extended + records + padding(len(records)) + _block(REGULAR, split[1], split[0], size)
+    return extended + records + padding(len(records)) + _block(_REGULAR, split[1], split[0], size)
+
+
+def plain_headers(names: Sequence[str], sizes: npt.NDArray[np.int64]) -> Blocks:
+    """Return the plain USTAR headers of regular files: uint8 [members, 512].
+
+    Args:
+        names: ASCII without NUL, 1 to `PLAIN_NAME` bytes, no slash at their ends.
+        sizes: int64 [members]: 0 to below `SIZE_LIMIT`.
+
+    >>> from wdsdist.shards.tar import header
+    >>> plain_headers(["a.jpg", "b.cls"], np.array([70_000, 1]))[1].tobytes() == header("b.cls", 1)
+    True
+    """
+    template, template_sum = _REGULAR
+    blocks = np.empty((len(names), BLOCK), np.uint8)
+    if not names:
+        return blocks
+    blocks[:] = np.frombuffer(template, np.uint8)
+    letters = np.frombuffer("".join(names).encode("ascii"), np.uint8)
+    lengths = np.fromiter(map(len, names), np.int64, len(names))
+    starts = np.cumsum(lengths) - lengths
+    blocks.reshape(-1)[np.repeat(np.arange(len(names)) * BLOCK - starts, lengths) + np.arange(len(letters))] = letters
+    digits = _octal(sizes, _SIZE)
+    blocks[:, _SIZE] = digits
+    sums = template_sum + np.add.reduceat(letters, starts, dtype=np.int64) + digits.sum(axis=1, dtype=np.int64)
+    blocks[:, _CHECKSUM] = _octal(sums, _CHECKSUM)
+    blocks[:, _CHECKSUM.stop] = 0
+    return blocks
+
+
+def _octal(numbers: npt.NDArray[np.int64], digits: slice) -> Blocks:
+    shifts = 3 * np.arange(digits.stop - digits.start - 1, -1, -1)
+    found: Blocks = ((numbers[:, None] >> shifts & 7) + ord("0")).astype(np.uint8)
+    return found
 
 
 def padding(size: int) -> bytes:

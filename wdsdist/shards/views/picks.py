@@ -56,22 +56,14 @@ class Picks:
         return cls(np.asarray(stored_counts, np.int64), starts, numbers)
 
     @classmethod
-    def load(cls, path: Path) -> tuple[Picks, dict[str, Any]]:
-        """Map the picks of a local file; return them and the file's header.
+    def load(cls, content: bytes | Path, label: str = "") -> tuple[Picks, dict[str, Any]]:
+        """Load the picks of a view from the bytes of its file, or map a local file; return them and its header.
 
-        Raises ``FileNotFoundError``, and `IndexFormatError` where it is no view or damaged.
+        Raises ``FileNotFoundError``, and `IndexFormatError` where it is no view or damaged, with its ``label``.
         """
-        found = array_file.load(path, MAGIC, VERSION, ARRAYS, what="view")
-        return cls._of_file(found, str(path), str(path)), found.header
-
-    @classmethod
-    def parse(cls, content: bytes, label: str) -> tuple[Picks, dict[str, Any]]:
-        """Parse the bytes of a file, as `load` does."""
-        found = array_file.parse(content, MAGIC, VERSION, ARRAYS, what="view", label=label)
-        return cls._of_file(found, "", label), found.header
-
-    @classmethod
-    def _of_file(cls, found: array_file.ArrayFile, path: str, label: str) -> Picks:
+        path = str(content) if isinstance(content, Path) else ""
+        label = label or path
+        found = array_file.load(content, MAGIC, VERSION, ARRAYS, what="view", label=label)
         picks = cls(**found.arrays, path=path, stated_digest=found.digest)
         counts, starts = picks.stored_counts, picks.starts
         if (
@@ -82,7 +74,7 @@ class Picks:
             or bool(((counts < 0) | (counts > MOST_IN_A_SHARD)).any())
         ):
             raise IndexFormatError(f"{label} is a damaged view: its arrays do not fit together; make it anew")
-        return picks
+        return picks, found.header
 
     @functools.cached_property
     def counts(self) -> Int64s:

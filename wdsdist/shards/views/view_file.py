@@ -99,16 +99,14 @@ def load(
         ManifestError: the data lies outside the view's folder, and another user saved the view.
     """
     if storage.is_remote(location):
-        content = storage.read(location, options)
-        picks, header = Picks.parse(content, storage.shown(location))
-        head = array_file.head_of(content)
+        content: bytes | Path = storage.read(location, options)
     else:
-        path = Path(storage.local_path(location)).absolute()
-        picks, header = Picks.load(path)
-        location, head = str(path), array_file.head_of(path)
+        content = storage.local_path(location).absolute()
+        location = str(content)
+    picks, header = Picks.load(content, storage.shown(location))
     data, made_by = _checked(header, location)
     place = storage.join(storage.split(location)[0], data)
-    is_own = trusted_digests.is_recorded(head)
+    is_own = trusted_digests.is_recorded(array_file.head_of(content))
     try:
         check_location(storage.split(location)[0], data, elsewhere=allow_elsewhere or is_own)
     except ElsewhereError:

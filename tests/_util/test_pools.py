@@ -1,0 +1,46 @@
+"""Pools of workers, by what runs where and what is cancelled."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+from wdsdist._util.pools import pool
+
+
+def test_remote_tasks_run_in_threads_of_this_process_some_at_once() -> None:
+    together = threading.Barrier(3)  # broken, unless three tasks run at once
+
+    def work() -> int:
+        together.wait(10)
+        return os.getpid()
+
+    with pool(3, 6, remote=True) as executor:
+        futures = [executor.submit(work) for _ in range(6)]
+    assert {future.result() for future in futures} == {os.getpid()}
+
+
+def test_an_error_cancels_remote_tasks_that_have_not_begun() -> None:
+    begun: list[int] = []
+    futures: list[Future[None]] = []
+    both, cancelled = threading.Barrier(3), threading.Event()
+
+    def work(number: int) -> None:
+        begun.append(number)
+        both.wait(10)
+        cancelled.wait(10)
+
+    def interrupted() -> None:
+        with pool(2, 5, remote=True) as executor:
+            futures.extend(executor.submit(work, number) for number in range(5))
+            futures[-1].add_done_callback(lambda _: cancelled.set())
+            both.wait(10)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert sorted(begun) == [0, 1]
+    assert all(future.cancelled() for future in futures[2:])

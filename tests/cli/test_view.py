@@ -1,0 +1,90 @@
+"""``wdsdist view`` and ``wdsdist show`` as people run them."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+
+
+def served(*args: object) -> tuple[subprocess.Popen[str], str]:
+    """Start the command and return its process and the URL that it printed."""
+    command = [sys.executable, "-m", "wdsdist", "view", *map(str, args)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, process.stdout.readline().partition(": ")[0]
+
+
+def ended(process: subprocess.Popen[str]) -> int:
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    return process.returncode
+
+
+def test_the_page_is_at_the_url_that_is_printed_until_it_is_interrupted(shards: Path) -> None:
+    process, url = served(shards)
+    try:
+        assert url.startswith("http://127.0.0.1:")
+        with urllib.request.urlopen(f"{url}api/samples?count=1") as answer:
+            assert b'"cat/000"' in answer.read()
+    finally:
+        assert ended(process) == 0
+
+
+def test_on_another_address_the_url_has_a_token(shards: Path) -> None:
+    process, url = served(shards, "--host", "0.0.0.0")
+    try:
+        port, token = url.rpartition(":")[2].split("/")[:2]
+        assert len(token) >= 24
+        local = f"http://127.0.0.1:{port}"
+        with urllib.request.urlopen(f"{local}/{token}/api/data") as answer:
+            assert answer.status == 200
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(f"{local}/api/data")
+    finally:
+        ended(process)
+
+
+def test_a_port_that_is_taken_is_an_error_that_says_so(wdsdist: Run, shards: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = wdsdist("view", shards, "--port", port)
+    assert done.returncode == 2
+    message = f"cannot listen on 127.0.0.1, port {port}: Address already in use; port 0 takes a free one"
+    assert done.stderr == f"wdsdist: error: {message}\n"
+
+
+def test_wrong_options_are_refused_before_anything_is_served(wdsdist: Run, shards: Path, tmp_path: Path) -> None:
+    for options in (
+        ("--dtype", "ids"),
+        ("--save-to", tmp_path / "no"),
+        ("--transform", "no_such_module:f"),
+        ("--quarantine", "no"),
+    ):
+        assert wdsdist("view", shards, *options).returncode == 2
+
+
+def test_samples_are_listed_without_control_characters(wdsdist: Run, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.txt").write_text("red \x1b[31m text\nand a line")
+    assert wdsdist("pack", tmp_path / "files", tmp_path / "shards").returncode == 0
+    done = wdsdist("show", tmp_path / "shards")
+    assert done.stdout.splitlines() == ["0\ta\tshard-000000.tar", "\ttxt\t25 B\tred \\x1b[31m text and a line"]
+
+
+def test_a_contact_sheet_is_one_file(wdsdist: Run, shards: Path, tmp_path: Path) -> None:
+    sheet = tmp_path / "sheet.html"
+    done = wdsdist("show", shards, "-n", 3, "--html", sheet)
+    assert done.stdout == f"{sheet}: 3 samples\n"
+    assert sheet.read_text().count("<article") == 3
+    assert wdsdist("show", shards, "--html", tmp_path / "no" / "sheet.html").returncode == 2
+    chosen = wdsdist("show", shards, "--where", '"txt.bytes" > 0', "-n", 1)
+    assert chosen.stdout.startswith("0\tcat/000")

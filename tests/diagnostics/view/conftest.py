@@ -1,0 +1,114 @@
+"""Data sets to look at, and the application that shows them, in this process."""
+
+from __future__ import annotations
+
+import io
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+import wdsdist
+from tests.support.photos import encode, photo
+from wdsdist.diagnostics.view import server
+from wdsdist.diagnostics.view.describe import Style
+from wdsdist.shards.manifest import Manifest
+
+SCRIPT = "<script>document.title='ran'</script>"
+HOSTILE = (
+    f'"><img src=x onerror="document.title=\'ran\'">{SCRIPT}</pre></textarea><svg onload="document.title=\'ran\'">'
+)
+SVG = f'<svg xmlns="http://www.w3.org/2000/svg" onload="document.title=\'ran\'">{SCRIPT}</svg>'
+
+
+def sound() -> bytes:
+    stream = io.BytesIO()
+    with wave.open(stream, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes(bytes(1600))
+    return stream.getvalue()
+
+
+def samples(count: int = 12) -> Iterator[dict[str, Any]]:
+    """Yield samples with an image, a text, a class and JSON; the fourth has an image that is cut short."""
+    for number in range(count):
+        image = encode(photo(60, 90, seed=number))
+        yield {
+            "__key__": f"{number:04}",
+            "jpg": image[: len(image) // 2] if number == 3 else image,
+            "txt": f"caption {number}",
+            "cls": number % 3,
+            "json": {"width": 100 + number, "big": 2**70},
+            "npy": np.full((4, 6), number, np.float32),
+            "ids.npy": np.arange(50 + number, dtype=np.uint16),
+            "wav": sound(),
+        }
+
+
+def client_of(manifest: Manifest, **more: Any) -> TestClient:
+    """Return a client of the application that shows a data set."""
+    options = {name: more.pop(name) for name in ("token", "hosts") if name in more}
+    view = server.View(
+        manifest=manifest,
+        name="shards",
+        given="wdsdist.StreamingDataset('shards', decode=True)",
+        **{"style": Style(), **more},
+    )
+    return TestClient(server.app(view, **options), base_url="http://127.0.0.1:8000", raise_server_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    """Twelve samples in three shards, with two columns."""
+    folder = tmp_path_factory.mktemp("view") / "shards"
+    manifest = wdsdist.pack(samples(), folder, shard_samples=4, shuffle_seed=None)
+    return manifest.add_columns(fields=["json.width", "cls"])
+
+
+@pytest.fixture(scope="module")
+def client(data: Manifest) -> TestClient:
+    return client_of(data)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    """Samples with markup and scripts in every place that data can name: keys, extensions, texts, JSON, SVG, tables."""
+    folder = tmp_path_factory.mktemp("hostile")
+    made = (
+        {
+            "__key__": f"{number}{HOSTILE.replace('/', '|').replace('.', '_')}",
+            "txt": HOSTILE,
+            "html": f"<html><body>{SCRIPT}</body></html>",
+            "svg": SVG,
+            "png": SVG,
+            "mp4": SVG,
+            "cls": HOSTILE.encode(),
+            "json": {HOSTILE: [HOSTILE, {SCRIPT: SVG}]},
+            f"x{SCRIPT.replace('/', '|').replace('.', '_')}": HOSTILE.encode(),
+            "bin": b"\0" + HOSTILE.encode(),
+        }
+        for number in range(3)
+    )
+    encoded = (
+        {name: value.encode() if isinstance(value, str) and name not in ("__key__", "txt") else value
+         for name, value in sample.items()} for sample in made
+    )  # fmt: skip
+    manifest = wdsdist.pack(encoded, folder / "shards", shuffle_seed=None)
+    table = folder / "scores.csv"
+    table.write_text(
+        'key,"note<b>"\n'
+        + "".join(f'"{key.replace(chr(34), chr(34) * 2)}","{SCRIPT}"\n' for key in manifest.column("key"))
+    )
+    return manifest.add_columns(join=table)
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Manifest:
+    """A data set that a test may damage."""
+    return wdsdist.pack(samples(8), tmp_path / "shards", shard_samples=4, shuffle_seed=None)

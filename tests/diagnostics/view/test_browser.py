@@ -1,0 +1,165 @@
+"""The page in a real browser: what people see and press, and that nothing in the data runs."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wdsdist.diagnostics.view import server
+from wdsdist.diagnostics.view.describe import Style
+from wdsdist.shards.manifest import Manifest
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: install one, as by `apt-get install chromium`"),
+    pytest.mark.timeout(400),  # a browser starts slowly on a busy machine
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as started:
+        found = started.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS, timeout=0)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def serve() -> Iterator[Any]:
+    """Serves a data set from a thread of this process, and returns the URL."""
+    import uvicorn
+
+    servers = []
+
+    def start(manifest: Manifest, **more: Any) -> str:
+        view = server.View(
+            manifest=manifest, name="shards", given="wdsdist.StreamingDataset('shards')", style=Style(), **more
+        )
+        listener = server.listening("127.0.0.1", 0)
+        config = uvicorn.Config(server.app(view), log_level="error", ws="none", lifespan="off")
+        running = uvicorn.Server(config)
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        servers.append((running, thread))
+        return f"http://127.0.0.1:{listener.getsockname()[1]}/"
+
+    yield start
+    for running, thread in servers:
+        running.should_exit = True
+        thread.join(20)
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    context = browser.new_context(viewport={"width": 1200, "height": 800})
+    context.set_default_timeout(180_000)
+    found = context.new_page()
+    found.problems = []
+    found.on("pageerror", lambda error: found.problems.append(str(error)))
+    found.on("dialog", lambda dialog: found.problems.append("a dialog"))
+    yield found
+    context.close()
+
+
+def browser_error() -> type[Exception]:
+    from playwright.sync_api import Error
+
+    return Error
+
+
+def test_people_look_search_choose_and_step(page: Any, serve: Any, data: Manifest, tmp_path: Path) -> None:
+    url = serve(data, save_to=tmp_path)
+    page.goto(url)
+    page.wait_for_selector(".tile")
+    assert page.locator(".tile").count() == 12
+    page.wait_for_function("[...document.images].slice(0, 3).every((one) => one.naturalWidth > 0)")
+    page.wait_for_selector("text=damaged or cut short")
+    page.locator(".tile .head a").nth(1).click()  # the page of a sample, and its neighbours by key
+    page.wait_for_selector("#sample-key >> text=0001")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector("#sample-key >> text=0002")
+    page.keyboard.press("Escape")
+    page.wait_for_selector(".tile")
+    page.keyboard.press("/")
+    page.keyboard.type("0007")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=1 key with")
+    page.goto(url)
+    page.fill("#where", '"json.width" >= 108')
+    page.press("#where", "Enter")
+    page.wait_for_selector("text=1 to 4 of 4 samples, of 12 in all")
+    page.fill("#status input", "wide")
+    page.click("text=Save as view")
+    page.wait_for_selector("text=saved 4 samples")
+    assert (tmp_path / "wide").exists()
+    page.goto(f"{url}#/columns")
+    page.wait_for_selector(".card svg, .card .bars")
+    page.goto(f"{url}#/problems")
+    page.wait_for_selector("text=no problem")
+    assert page.problems == []
+
+
+def test_an_epoch_is_hovered_and_its_batch_opened(page: Any, serve: Any, data: Manifest) -> None:
+    page.goto(f"{serve(data)}#/epoch?ranks=2&batch_size=3")
+    page.wait_for_selector(".plan canvas")
+    page.hover(".plan canvas", position={"x": 200, "y": 10})
+    page.wait_for_selector("#tip >> text=rank 0, batch 0")
+    page.click(".plan canvas", position={"x": 200, "y": 30})
+    page.wait_for_selector("#batch >> text=Batch 0 of rank 1")
+    assert page.locator(".tile").count() == 3
+    assert page.problems == []
+
+
+def test_nothing_in_hostile_data_runs_or_leaves(page: Any, serve: Any, hostile: Manifest) -> None:
+    url = serve(hostile)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    for part in (
+        "#/samples",
+        "#/sample/0",
+        "#/columns",
+        "#/problems",
+        "#/samples?key=script",
+        "#/epoch?ranks=1&batch_size=2&batch=0&rank=0",
+    ):
+        page.goto("about:blank")
+        page.goto(url + part)
+        page.wait_for_selector("body:not([aria-busy])")
+        page.wait_for_load_state("networkidle")
+        assert "ran" not in page.title().split()
+        assert page.locator("main script, main svg[onload], main img[onerror], main iframe, main object").count() == 0
+    page.goto(f"{url}#/sample/0")
+    page.wait_for_selector(".sample section")
+    assert "<script>document.title='ran'</script>" in page.inner_text("main")
+    # Members opened as documents of their own, as somebody might who is sent the URL.
+    for number in range(page.locator(".sample section").count()):
+        other = page.context.new_page()
+        with contextlib.suppress(browser_error()):  # it is saved, not shown
+            other.goto(f"{url}member/0/{number}")
+        assert other.title() != "ran"
+        other.close()
+    assert {one for one in asked if not one.startswith((url, "data:", "about:"))} == set()
+    assert page.problems == []
+
+
+def test_the_page_fits_a_phone(page: Any, serve: Any, data: Manifest) -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
+    url = serve(data)
+    for part in ("samples", "sample/1", "columns", "epoch"):
+        page.goto("about:blank")
+        page.goto(f"{url}#/{part}")
+        page.wait_for_selector("main > *")
+        page.wait_for_selector("body:not([aria-busy])")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, part

@@ -1,0 +1,121 @@
+"""The epoch that the page shows is the one that training plays."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import wdsdist
+from tests.support.photos import encode, photo
+from wdsdist.diagnostics.view.describe import Style
+from wdsdist.diagnostics.view.epoch import EpochChoice, EpochPages
+from wdsdist.errors import ArgumentError
+from wdsdist.samples.images.transforms import RandomResizedCrop
+from wdsdist.shards.manifest import Manifest
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    made = ({"__key__": f"{n:03}", "jpg": encode(photo(40, 50, seed=n)), "cls": n} for n in range(24))
+    return wdsdist.pack(made, tmp_path_factory.mktemp("epoch") / "shards", shard_samples=6, shuffle_seed=None)
+
+
+def training(manifest: Manifest, rank: int, **more: Any) -> list[Any]:
+    dataset = wdsdist.StreamingDataset(manifest, num_replicas=2, rank=rank, seed=7, **more)
+    loader = wdsdist.StreamingDataLoader(dataset, batch_size=4, num_workers=0)
+    loader.set_epoch(3)
+    return list(loader)
+
+
+CHOICE = EpochChoice(ranks=2, batch_size=4, seed=7, epoch=3)
+
+
+@pytest.mark.parametrize("order", ["shard", "sampler"])
+def test_batches_are_those_of_a_loader(photos: Manifest, order: Any) -> None:
+    pages = EpochPages(photos, Style())
+    choice = EpochChoice(ranks=2, batch_size=4, seed=7, epoch=3, order=order)
+    for rank in range(2):
+        batches = training(photos, rank, decode=True, order=order)
+        assert len(batches) == 3 == pages.picture(choice)["batches_per_rank"]
+        for number, batch in enumerate(batches):
+            found = pages.batch(choice, rank=rank, batch=number)["samples"]
+            assert [one["key"] for one in found] == batch["__key__"]
+            assert [photos.column("key")[one["number"]] for one in found] == batch["__key__"]
+
+
+def test_crops_are_those_of_training(photos: Manifest) -> None:
+    pages = EpochPages(photos, Style())
+    found = pages.batch(EpochChoice(ranks=2, batch_size=4, seed=7, epoch=3, crop=16), rank=1, batch=2)["samples"]
+    trained = training(photos, 1, decode={"image": RandomResizedCrop(16)})[2]["jpg"]
+    for sample, pixels in zip(found, trained, strict=True):
+        url = next(one["about"]["url"] for one in sample["members"] if one["extension"] == "jpg")
+        shown = np.array(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))))
+        assert np.array_equal(shown, pixels.permute(1, 2, 0).numpy())
+
+
+def test_a_transform_that_fails_shows_its_error_in_the_place_of_the_sample(photos: Manifest) -> None:
+    def transform(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["cls"] % 2:
+            raise KeyError("caption")
+        return sample
+
+    found = EpochPages(photos, Style(), transform=transform).batch(CHOICE, rank=0, batch=0)["samples"]
+    trained = training(photos, 0, decode=True)[0]["cls"]
+    assert [one.get("error") for one in found] == [
+        "KeyError: 'caption'" if one % 2 else None for one in trained.tolist()
+    ]
+
+
+def test_the_picture_names_the_shards_of_each_batch(photos: Manifest) -> None:
+    found = EpochPages(photos, Style()).picture(CHOICE)
+    assert (found["ranks"], found["batches"], found["samples"]) == ([0, 1], [0, 1, 2], 24)
+    for rank in range(2):
+        for number, batch in enumerate(training(photos, rank, decode=True)):
+            shards = {name: batch["__shard__"].count(name) for name in set(batch["__shard__"])}
+            cell = found["cells"][rank * 3 + number]
+            assert {found["shards"][str(shard)]: count for shard, count in cell} == shards
+
+
+def test_many_ranks_and_batches_are_spread_evenly(tmp_path: Path) -> None:
+    manifest = wdsdist.pack(({"cls": 0} for _ in range(8000)), tmp_path / "shards")
+    found = EpochPages(manifest, Style()).picture(EpochChoice(ranks=40, batch_size=1))
+    assert (len(found["ranks"]), len(found["batches"]), found["ranks"][-1], found["batches"][-1]) == (24, 160, 39, 199)
+
+
+def test_a_world_too_large_for_the_data_has_no_batches_and_bad_numbers_are_refused(photos: Manifest) -> None:
+    pages = EpochPages(photos, Style())
+    assert pages.picture(EpochChoice(ranks=64, batch_size=64))["cells"] == []
+    with pytest.raises(ArgumentError, match="there is no batch 3: each rank has 3"):
+        pages.batch(CHOICE, rank=0, batch=3)
+    with pytest.raises(ArgumentError, match="rank"):
+        pages.batch(CHOICE, rank=2, batch=0)
+    with pytest.raises(ArgumentError, match="ranks"):
+        EpochChoice(ranks=0)
+
+
+def test_the_batches_of_a_mix_are_those_of_training_with_its_weights(photos: Manifest, tmp_path: Path) -> None:
+    books = wdsdist.pack(({"__key__": f"b{n}", "cls": n} for n in range(8)), tmp_path / "books", shuffle_seed=None)
+    joined = wdsdist.concat({"photos": photos, "books": books}).manifest
+    pages = EpochPages(joined, Style(), weights=(3.0, 1.0))
+    trained = wdsdist.mix({"photos": (photos, 3), "books": (books, 1)}, fields=("cls",), seed=7, num_replicas=2, rank=1)
+    loader = wdsdist.StreamingDataLoader(trained, batch_size=4, num_workers=0)
+    loader.set_epoch(3)
+    for number, batch in enumerate(loader):
+        found = pages.batch(CHOICE, rank=1, batch=number)["samples"]
+        assert [one["key"] for one in found] == batch["__key__"]
+        assert [one["dataset"] for one in found] == batch["__dataset__"]
+
+
+def test_the_fill_of_planned_batches_is_that_of_the_report(photos: Manifest) -> None:
+    found = EpochPages(photos, Style()).planned(CHOICE, max_tokens=8000, length="jpg.bytes")
+    assert (len(found["fills"]), found["samples_dropped"]) == (found["steps"], 0)
+    assert np.isclose(np.mean(found["fills"]), found["fill"])
+    assert 0.5 < found["fill"] <= 1
+    with pytest.raises(ArgumentError, match="give max_tokens"):
+        EpochPages(photos, Style()).planned(CHOICE)

@@ -1,0 +1,48 @@
+"""Counts of columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import wdsdist
+from wdsdist.diagnostics.view import figures
+from wdsdist.shards.manifest import Manifest
+
+
+def test_many_numbers_become_bins_that_hold_them_all(tmp_path: Path) -> None:
+    made = ({"json": {"n": n / 7}, "txt": str(n)} for n in range(100))
+    manifest = wdsdist.pack(made, tmp_path / "shards").add_columns(fields=["json.n"])
+    found = figures.of_column(manifest, "json.n", None)
+    assert (sum(found["counts"]), found["least"], found["most"]) == (100, 0.0, 99 / 7)
+    assert len(found["edges"]) == len(found["counts"]) + 1
+
+
+def test_few_integers_have_a_bar_each_and_classes_their_names(data: Manifest) -> None:
+    found = figures.of_column(data, "cls", None, ("ant", "bee", "cat"))
+    assert found["bars"] == [["0 ant", 4], ["1 bee", 4], ["2 cat", 4]]
+    assert figures.of_column(data, "cls", None)["bars"] == [["0", 4], ["1", 4], ["2", 4]]
+
+
+def test_counts_are_of_the_chosen_samples(data: Manifest) -> None:
+    chosen = figures.Choice(data).numbers('"cls" = 1')
+    assert chosen.tolist() == [1, 4, 7, 10]
+    found = figures.of_column(data, "json.width", chosen)
+    assert (found["samples"], found["least"], found["most"], found["median"]) == (4, 101, 110, 105.5)
+
+
+def test_of_very_many_values_some_are_counted(data: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "_MOST_COUNTED", 4)
+    found = figures.of_column(data, "json.width", None)
+    assert (found["samples"], found["of"], found["least"], found["most"]) == (4, 12, 100, 111)
+
+
+def test_missing_values_and_values_beyond_the_most_frequent_are_counted(tmp_path: Path) -> None:
+    made = ({"txt": f"word {n % 30}", **({"json": {"x": float("nan")}} if n < 5 else {})} for n in range(60))
+    manifest = wdsdist.pack(made, tmp_path / "shards").add_columns(fields=["txt", "json.x"])
+    found = figures.of_column(manifest, "txt", None)
+    assert (len(found["bars"]), found["others"], found["different"]) == (20, 20, 30)
+    assert figures.of_column(manifest, "json.x", None)["missing"] == 55
+    assert figures.of_column(manifest, "json.x", np.array([59]))["bars"] == []

@@ -1,0 +1,39 @@
+"""`MemberReader` reads what it is asked for and no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import wdsdist
+from wdsdist.diagnostics.view.member_reader import MemberReader
+from wdsdist.errors import SampleIndexError, ShardNotFoundError
+from wdsdist.shards.manifest import Manifest
+
+
+def test_only_the_indexes_of_shards_that_are_shown_are_opened(tmp_path: Path) -> None:
+    made = ({"txt": str(number)} for number in range(40))
+    manifest = wdsdist.pack(made, tmp_path / "shards", shard_samples=1, shuffle_seed=None)
+    reader = MemberReader(manifest)
+    for number in (7, 8, 7):
+        place = reader.place(number)
+        assert reader.read(place, place.members[0]) == str(number).encode()
+    assert reader.index.cache_info().misses == 2
+
+
+def test_a_part_of_a_member_is_read_by_its_bytes(data: Manifest) -> None:
+    reader = MemberReader(data)
+    place = reader.place(2)
+    member = next(one for one in place.members if one.extension == "txt")
+    assert (reader.read(place, member, 2, 5), reader.read(place, member, 5, 99)) == (b"pti", b"on 2")
+
+
+def test_a_sample_outside_and_a_shard_that_is_gone_are_named(shards: Manifest) -> None:
+    reader = MemberReader(shards)
+    with pytest.raises(SampleIndexError, match="there is no sample 8: the data set has 8"):
+        reader.place(8)
+    place = reader.place(0)
+    Path(shards.base, "shard-000000.tar").unlink()
+    with pytest.raises(ShardNotFoundError, match=r"shard-000000\.tar does not exist"):
+        reader.read(place, place.members[0])

@@ -1,0 +1,278 @@
+"""The application of `wdsdist view`: what it answers, about good, bad and hostile data."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+import wdsdist
+from tests.diagnostics.view.conftest import HOSTILE, client_of
+from tests.support.web import served
+from wdsdist.diagnostics.view import server
+from wdsdist.diagnostics.view.describe import Style
+from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.quarantine import BadEntry
+
+
+def about(client: TestClient, number: int) -> dict[str, dict]:
+    found = client.get(f"/api/sample/{number}").json()
+    return {member["extension"]: member["about"] for member in found["members"]}
+
+
+def place(client: TestClient, number: int, extension: str) -> int:
+    found = client.get(f"/api/sample/{number}").json()["members"]
+    return next(place for place, member in enumerate(found) if member["extension"] == extension)
+
+
+def test_a_page_of_samples_has_those_from_its_start_on(client: TestClient) -> None:
+    found = client.get("/api/samples", params={"start": 9, "count": 5}).json()
+    assert (found["total"], [one["key"] for one in found["samples"]]) == (12, ["0009", "0010", "0011"])
+
+
+def test_a_sample_has_its_members_place_code_and_neighbours(client: TestClient, data: Manifest) -> None:
+    found = client.get("/api/sample/5").json()
+    assert (found["shard"], found["place"], found["before"], found["after"]) == ("shard-000001.tar", 1, 4, 6)
+    assert found["code"] == "wdsdist.StreamingDataset('shards', decode=True)[5]"
+    content = Path(data.base, "shard-000001.tar").read_bytes()
+    text = next(one for one in found["members"] if one["extension"] == "txt")
+    assert content[text["offset"] : text["offset"] + text["size"]] == b"caption 5"
+    assert client.get("/api/sample/0").json()["before"] is None
+    assert client.get("/api/sample/11").json()["after"] is None
+
+
+def test_a_sample_that_does_not_exist_is_an_answer_of_status_404(client: TestClient) -> None:
+    found = client.get("/api/sample/12")
+    assert found.status_code == 404
+    assert found.json() == {"error": "there is no sample 12: the data set has 12, numbered from 0"}
+
+
+def test_where_chooses_samples_and_neighbours(client: TestClient) -> None:
+    found = client.get("/api/samples", params={"where": '"json.width" >= 110'}).json()
+    assert [one["number"] for one in found["samples"]] == [10, 11]
+    among = client.get("/api/sample/4", params={"where": '"cls" = 1'}).json()
+    assert (among["before"], among["after"]) == (1, 7)
+    outside = client.get("/api/sample/5", params={"where": '"cls" = 1'}).json()
+    assert (outside["before"], outside["after"]) == (4, 7)
+
+
+def test_a_where_that_is_no_expression_is_an_error_that_says_why(client: TestClient) -> None:
+    found = client.get("/api/samples", params={"where": "read_text('/etc/passwd') <> ''"})
+    assert found.status_code == 422
+    assert "where is" in found.json()["error"]
+
+
+def test_a_picture_fits_its_size(client: TestClient) -> None:
+    found = client.get(f"/picture/0/{place(client, 0, 'jpg')}")
+    assert (found.status_code, found.headers["content-type"]) == (200, "image/jpeg")
+    array = client.get(f"/picture/0/{place(client, 0, 'npy')}")
+    assert array.headers["content-type"] == "image/png"
+
+
+def test_an_image_that_is_damaged_is_an_error_in_its_place(client: TestClient) -> None:
+    found = client.get(f"/picture/3/{place(client, 3, 'jpg')}")
+    assert found.status_code == 422
+    assert "damaged or cut short" in found.json()["error"]
+
+
+def test_an_image_of_too_many_pixels_is_refused(data: Manifest) -> None:
+    small = client_of(data, style=Style(max_pixels=1000))
+    found = small.get(f"/picture/0/{place(small, 0, 'jpg')}")
+    assert found.status_code == 422
+    assert "more than max_pixels, 1,000" in found.json()["error"]
+
+
+def test_a_member_is_sent_whole_or_in_ranges(client: TestClient) -> None:
+    url = f"/member/0/{place(client, 0, 'wav')}"
+    whole = client.get(url)
+    assert whole.headers["content-type"] == "audio/wav"
+    assert (whole.content[:4], int(whole.headers["content-length"])) == (b"RIFF", len(whole.content))
+    part = client.get(url, headers={"range": "bytes=4-9"})
+    assert (part.status_code, part.content) == (206, whole.content[4:10])
+    assert part.headers["content-range"] == f"bytes 4-9/{len(whole.content)}"
+    assert client.get(url, headers={"range": "bytes=99999999-"}).status_code == 416
+
+
+def test_a_member_that_is_no_media_is_a_file_to_save(client: TestClient) -> None:
+    found = client.get(f"/member/0/{place(client, 0, 'txt')}")
+    assert found.headers["content-type"] == "application/octet-stream"
+    assert found.headers["content-disposition"] == 'attachment; filename="0000.txt"'
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/static/../server.py", "/static/%2e%2e/server.py", "/static/%2fetc%2fpasswd", "/static/server.py", "/etc/passwd"],
+)
+def test_no_other_file_is_served(client: TestClient, path: str) -> None:
+    assert client.get(path).status_code == 404
+
+
+def test_a_shard_that_was_cut_is_an_error_of_its_samples_alone(shards: Manifest) -> None:
+    path = Path(shards.base, "shard-000000.tar")
+    path.write_bytes(path.read_bytes()[:2048])
+    client = client_of(shards)
+    found = client.get("/api/samples").json()["samples"]
+    assert ["short of its index" in one.get("error", "") for one in found] == [True] * 4 + [False] * 4
+    problems = client.get("/api/problems").json()
+    assert [(one["what"], one["shard"]) for one in problems["items"]] == [("damaged", "shard-000000.tar")]
+
+
+def test_a_shard_that_was_replaced_by_one_of_its_size_is_an_error_in_its_members(shards: Manifest) -> None:
+    path = Path(shards.base, "shard-000000.tar")
+    path.write_bytes(bytes(path.stat().st_size))
+    found = client_of(shards).get("/api/sample/0").json()["members"]
+    assert all("does not hold what its index says" in member["about"].get("message", "") or member["about"]["kind"] in
+               ("image", "audio") for member in found)  # fmt: skip
+    picture = client_of(shards).get("/picture/0/2")
+    assert "does not hold what its index says" in picture.json()["error"]
+
+
+def test_requests_at_the_same_time_get_their_own_samples(client: TestClient) -> None:
+    with ThreadPoolExecutor(8) as users:
+        found = list(users.map(lambda number: about(client, number % 12)["txt"]["text"], range(48)))
+    assert found == [f"caption {number % 12}" for number in range(48)]
+
+
+def test_of_a_mixture_no_view_is_saved(data: Manifest, tmp_path: Path) -> None:
+    joined = wdsdist.concat({"one": data, "two": data.select('"cls" = 1')}).manifest
+    refused = client_of(joined, save_to=tmp_path).post("/api/save", json={"name": "x", "where": '"cls" = 1'})
+    assert refused.json()["error"].startswith("a view is of one data set")
+
+
+def test_altered_bytes_are_an_error_of_their_member_alone(shards: Manifest) -> None:
+    path = Path(shards.base, "shard-000000.tar")
+    path.write_bytes(path.read_bytes().replace(b"caption 1", b"CAPTION 1"))
+    found = about(client_of(shards), 1)
+    assert "the data of member 'txt' of sample '0001'" in found["txt"]["message"]
+    assert found["cls"]["kind"] == "number"
+
+
+def test_several_data_sets_are_shown_as_one_with_the_columns_of_all(data: Manifest, tmp_path: Path) -> None:
+    other = wdsdist.pack(({"txt": str(n), "cls": 1} for n in range(3)), tmp_path / "other", shuffle_seed=None)
+    client = client_of(wdsdist.concat({"one": data, "other": other.add_columns(fields=["cls"])}).manifest)
+    names = [one["name"] for one in client.get("/api/columns").json()["columns"]]
+    assert names == ["bytes", "cls.bytes", "txt.bytes", "cls"]
+    found = client.get("/api/samples", params={"where": '"cls" = 1'}).json()
+    assert [one["dataset"] for one in found["samples"]] == ["one"] * 4 + ["other"] * 3
+
+
+def test_quarantined_samples_are_listed_with_their_numbers(data: Manifest) -> None:
+    listed = [BadEntry("0003", "shard-000000.tar", "jpg", "is cut"), BadEntry("gone", "shard-000001.tar", "", "bad")]
+    found = client_of(data, quarantined=listed).get("/api/problems").json()["items"]
+    assert [(one["key"], one["number"], one["reason"]) for one in found] == [
+        ("0003", 3, "jpg: is cut"),
+        ("gone", None, "bad"),
+    ]
+
+
+def test_a_view_shows_its_samples_only(data: Manifest) -> None:
+    client = client_of(data.select('"cls" = 2'))
+    assert [one["key"] for one in client.get("/api/samples").json()["samples"]] == ["0002", "0005", "0008", "0011"]
+    assert client.get("/api/sample/1").json()["place"] == 1  # of shard 1
+    assert client.get("/api/keys", params={"text": "0008"}).json()["items"] == [2]
+    assert client.get("/api/keys", params={"text": "0001"}).json()["items"] == []
+
+
+def test_of_a_remote_shard_only_what_is_looked_at_is_fetched(tmp_path: Path) -> None:
+    blob = np.random.default_rng(0).bytes(300_000)
+    wdsdist.pack(({"txt": f"text {n}", "bin": blob} for n in range(20)), tmp_path / "shards", shuffle_seed=None)
+    with served(tmp_path) as web:
+        client = client_of(wdsdist.open(f"{web.url}/shards"))
+        assert about(client, 7)["txt"]["text"] == "text 7"
+        assert web.bytes_of["shard-000000.tar"] < 20_000
+
+
+def test_a_shard_whose_server_has_no_ranges_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    wdsdist.pack(({"txt": f"text {n}"} for n in range(4)), tmp_path / "shards", shuffle_seed=None)
+    with served(tmp_path, ranges=False) as web:
+        client = client_of(wdsdist.open(f"{web.url}/shards"))
+        assert [about(client, number)["txt"]["text"] for number in (2, 3)] == ["text 2", "text 3"]
+
+
+def test_compressed_shards_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    manifest = wdsdist.pack(
+        ({"txt": f"text {n}"} for n in range(4)), tmp_path / "shards", compress="zst", shuffle_seed=None
+    )
+    assert about(client_of(manifest), 2)["txt"]["text"] == "text 2"
+
+
+def test_a_view_is_saved_under_a_plain_name_only(data: Manifest, tmp_path: Path) -> None:
+    client = client_of(data, save_to=tmp_path)
+    found = client.post("/api/save", json={"name": "wide", "where": '"json.width" > 107'}).json()
+    assert found == {"path": str(tmp_path / "wide"), "samples": 4}
+    assert wdsdist.open(tmp_path / "wide").num_samples == 4
+    for name in ("../wide", "/tmp/wide", "", ".hidden", 3, "wide"):
+        refused = client.post("/api/save", json={"name": name, "where": '"cls" = 1'})
+        assert refused.status_code == 422, name
+    assert "exists" in refused.json()["error"]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["wide"]
+    # Another site can have a browser post this type without asking first.
+    plain = {"content": json.dumps({"name": "form", "where": '"cls" = 1'}), "headers": {"content-type": "text/plain"}}
+    assert client.post("/api/save", **plain).status_code == 422
+    assert not (tmp_path / "form").exists()
+    assert client_of(data).post("/api/save", json={"name": "x", "where": '"cls" = 1'}).status_code == 422
+
+
+def test_answers_about_hostile_data_are_data_and_never_markup(hostile: Manifest) -> None:
+    client = client_of(hostile)
+    found = client.get("/api/sample/0")
+    assert found.headers["content-type"] == "application/json"
+    for number, member in enumerate(found.json()["members"]):
+        raw = client.get(f"/member/0/{number}")
+        assert raw.headers["content-type"] in ("application/octet-stream", "video/mp4")
+        assert raw.headers["x-content-type-options"] == "nosniff"
+        assert "sandbox" in raw.headers["content-security-policy"]
+        picture = client.get(f"/picture/0/{number}")
+        assert picture.status_code == 422, member
+        assert picture.headers["content-type"] == "application/json"
+    assert HOSTILE in found.text.encode().decode("unicode_escape").replace("\\/", "/") or HOSTILE in json.dumps(
+        found.json(), ensure_ascii=False
+    ).replace('\\"', '"')
+
+
+@pytest.mark.parametrize("headers", [{"host": "evil.example:8000"}, {"host": ""}, {"host": "127.0.0.1.evil.example"}])
+def test_a_request_under_another_name_is_refused(client: TestClient, headers: dict[str, str]) -> None:
+    assert client.get("/api/data", headers=headers).status_code == 403
+
+
+@pytest.mark.parametrize("host", ["localhost:9999", "127.0.0.1", "[::1]:8000", "LOCALHOST:1"])
+def test_names_of_loopback_are_let_in_with_any_port_as_through_a_tunnel(client: TestClient, host: str) -> None:
+    assert client.get("/api/data", headers={"host": host}).status_code == 200
+
+
+def test_requests_that_another_site_makes_are_refused(client: TestClient) -> None:
+    for headers in ({"sec-fetch-site": "cross-site"}, {"origin": "http://evil.example"}, {"origin": "null"}):
+        assert client.get("/api/data", headers=headers).status_code == 403
+    assert client.get("/api/data", headers={"origin": "http://127.0.0.1:8000"}).status_code == 200
+
+
+def test_with_a_token_no_path_is_answered_without_it(data: Manifest) -> None:
+    client = client_of(data, token="s3cret", hosts=[])
+    for path in ("/", "/api/data", "/S3cret/", "/s3cre/api/data", "/s3cret2/", "//s3cret/"):
+        assert client.get(path).status_code == 403, path
+    for path in ("/s3cret/", "/s3cret/api/data", "/s3cret/static/view.js"):
+        assert client.get(path, headers={"host": "node17:8000"}).status_code == 200, path
+
+
+def test_every_answer_has_a_policy_that_runs_nothing(client: TestClient) -> None:
+    page = client.get("/").headers
+    assert "script-src 'self'" in page["content-security-policy"]
+    assert "unsafe" not in page["content-security-policy"]
+    for path in ("/api/data", "/api/samples", "/picture/0/2", "/member/0/0", "/nothing", "/api/sample/999"):
+        found = client.get(path).headers
+        assert found["content-security-policy"].startswith("default-src 'none'"), path
+        assert (found["x-content-type-options"], found["cross-origin-resource-policy"]) == ("nosniff", "same-origin")
+
+
+def test_the_page_asks_nobody_else_for_anything() -> None:
+    for name in ("view.html", "view.css", "view.js", "epoch.js"):
+        text = (Path(server.__file__).parent / "static" / name).read_text()
+        assert "://" not in text.replace("http://www.w3.org/2000/svg", ""), name
+        assert "innerHTML" not in text, name
+        assert "eval(" not in text, name

@@ -1,0 +1,144 @@
+"""`StreamingDataLoader.prefetch`: shards are fetched before the first batch is asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import wdsdist
+from tests.support.tars import write_shard
+from wdsdist.errors import ShardNotFoundError
+from wdsdist.storage.memory import Fault, MemoryStore
+
+SHARDS, SAMPLES = 8, 10
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shards")
+    for number in range(SHARDS):
+        write_shard(folder / f"{number:02}.tar", SAMPLES, prefix=f"shard{number}-")
+    wdsdist.index(folder)
+    return folder
+
+
+@pytest.fixture
+def store(folder: Path) -> Iterator[MemoryStore]:
+    with MemoryStore({f"train/{path.name}": path.read_bytes() for path in folder.iterdir()}) as store:
+        yield store
+
+
+@pytest.fixture
+def dataset(store: MemoryStore, tmp_path: Path) -> wdsdist.StreamingDataset:
+    return wdsdist.StreamingDataset(f"{store.url}/train", cache_dir=tmp_path / "cache", num_replicas=1, rank=0)
+
+
+def loader_of(dataset: wdsdist.StreamingDataset, **more: Any) -> wdsdist.StreamingDataLoader:
+    return wdsdist.StreamingDataLoader(dataset, **{"batch_size": 5, "num_workers": 0, **more})
+
+
+def fetched(store: MemoryStore) -> list[str]:
+    return [path.removeprefix("train/") for path in store.paths("read") if path.endswith(".tar")]
+
+
+def keys_of(loader: wdsdist.StreamingDataLoader) -> list[str]:
+    return [key for batch in loader for key in batch["__key__"]]
+
+
+def elsewhere(dataset: wdsdist.StreamingDataset, store: MemoryStore) -> wdsdist.StreamingDataset:
+    """Return the same data set with an empty cache."""
+    cache_dir = f"{dataset.cache.folder}-elsewhere"
+    return wdsdist.StreamingDataset(f"{store.url}/train", cache_dir=cache_dir, num_replicas=1, rank=0)
+
+
+def ended() -> None:
+    """Wait until the threads that prefetch have ended."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("wdsdist-prefetch"):
+            thread.join(10)
+
+
+def test_shards_are_fetched_while_nothing_is_asked_for_and_once(
+    dataset: wdsdist.StreamingDataset, store: MemoryStore
+) -> None:
+    stall = Fault("train/*.tar", "stall")
+    store.plant(stall)
+    loader = loader_of(dataset)
+    loader.prefetch()  # does not wait
+    assert stall.reached.wait(10)
+    stall.release()
+    keys = keys_of(loader)
+    assert len(set(keys)) == SHARDS * SAMPLES
+    ended()
+    assert sorted(fetched(store)) == [f"{number:02}.tar" for number in range(SHARDS)]
+
+
+def test_workers_go_on_with_what_is_being_fetched(
+    dataset: wdsdist.StreamingDataset, store: MemoryStore, tmp_path: Path
+) -> None:
+    stall = Fault("train/*.tar", "stall", times=1)
+    store.plant(stall)
+    started = torch.multiprocessing.Event()
+    loader = loader_of(dataset, num_workers=2, worker_init_fn=lambda _: started.set())
+    loader.prefetch()
+    assert stall.reached.wait(10)
+    threading.Thread(target=lambda: started.wait(60) and stall.release(), daemon=True).start()
+    assert len(set(keys_of(loader))) == SHARDS * SAMPLES
+
+
+def test_what_a_loaded_state_needs_comes_first(dataset: wdsdist.StreamingDataset, store: MemoryStore) -> None:
+    loader = loader_of(dataset)
+    batches = iter(loader)
+    taken = [next(batches) for _ in range(12)]
+    state = loader.state_dict()
+    del batches
+    ended()
+    before = len(fetched(store))
+    resumed = loader_of(elsewhere(dataset, store))
+    resumed.load_state_dict(state)
+    resumed.prefetch()
+    rest = keys_of(resumed)
+    ended()
+    assert sorted(rest + [key for batch in taken for key in batch["__key__"]]) == sorted(keys_of(loader_of(dataset)))
+    needed = {key.split("-")[0].replace("shard", "0") + ".tar" for key in rest}
+    assert set(fetched(store)[before:]) == needed
+
+
+def test_after_a_state_of_a_finished_epoch_it_is_the_next_one(
+    dataset: wdsdist.StreamingDataset, store: MemoryStore
+) -> None:
+    loader = loader_of(dataset, batch_size=7)  # which leaves a rest that is dropped
+    keys_of(loader)
+    state = loader.state_dict()
+    again = loader_of(elsewhere(dataset, store), batch_size=7)
+    again.load_state_dict(state)
+    assert again._plan(again._progress.position, dataset.identity(), SHARDS * SAMPLES).is_over
+    stall = Fault("train/*.tar", "stall")
+    store.plant(stall)
+    again.prefetch()
+    assert stall.reached.wait(10)
+    stall.release()
+    assert len(keys_of(again)) == SHARDS * SAMPLES // 7 * 7
+
+
+def test_local_data_needs_nothing(folder: Path) -> None:
+    loader = loader_of(wdsdist.StreamingDataset(folder, num_replicas=1, rank=0))
+    loader.prefetch()
+    assert len(set(keys_of(loader))) == SHARDS * SAMPLES
+
+
+def test_a_shard_that_cannot_be_fetched_is_an_error_of_the_iteration(
+    dataset: wdsdist.StreamingDataset, store: MemoryStore
+) -> None:
+    gone = Fault("train/*.tar", "not-found")
+    store.plant(gone)
+    loader = loader_of(dataset)
+    loader.prefetch()
+    assert gone.reached.wait(10)
+    with pytest.raises(ShardNotFoundError):
+        next(iter(loader))

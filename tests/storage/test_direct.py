@@ -1,0 +1,123 @@
+"""Requests over connections of the standard library: kept ones, redirects, broken bodies, and what fsspec gets."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.web import Answer, Asked, answering
+from wdsdist import storage
+from wdsdist.errors import StorageError
+from wdsdist.storage import RequestPolicy, use_policy
+from wdsdist.storage.direct import Direct, reader
+
+A_TAR = (200, {"ETag": '"x"'}, b"content")
+
+
+@pytest.fixture(autouse=True)
+def short_pauses() -> Iterator[None]:
+    with use_policy(RequestPolicy(first_pause=0.01, patience=2.0)):
+        yield
+
+
+def test_requests_share_one_connection_and_a_kept_one_that_was_closed_is_replaced() -> None:
+    connections: set[threading.Thread] = set()  # the server has a thread for each
+    closes = threading.Event()
+
+    def answer(asked: Asked) -> Answer | None:
+        connections.add(threading.current_thread())
+        if closes.is_set():
+            closes.clear()
+            return None
+        return A_TAR
+
+    with answering(answer) as (url, asked):
+        assert [storage.read(f"{url}/a.tar") for _ in range(3)] == [b"content"] * 3
+        assert len(connections) == 1
+        closes.set()
+        assert Direct().whole(f"{url}/a.tar") == (b"content", '"x"')  # nothing is retried there
+        assert (len(asked), len(connections)) == (5, 2)
+
+
+def test_a_redirect_to_another_server_carries_no_header_and_no_login() -> None:
+    with answering(lambda _: A_TAR) as (other, elsewhere):
+
+        def answer(asked: Asked) -> Answer:
+            if asked.path == "/b.tar":
+                return A_TAR
+            place = f"{other}/c.tar" if asked.path == "/away.tar" else "/b.tar"
+            return 302, {"Location": place}, b""
+
+        with answering(answer) as (url, here):
+            named = url.replace("://", "://me:secret@")
+            options = storage.named({"headers": {"X-Token": "secret"}}, [url])
+            for name in ("near.tar", "away.tar"):
+                assert storage.read(f"{named}/{name}", options) == b"content"
+    assert [asked.headers["x-token"] for asked in here] == ["secret"] * 3
+    assert here[0].headers["authorization"].startswith("Basic ")
+    assert not {"x-token", "authorization"} & set(elsewhere[0].headers)
+
+
+def test_redirects_without_end_are_an_error_at_once() -> None:
+    with (
+        answering(lambda _: (302, {"Location": "/a.tar"}, b"")) as (url, asked),
+        pytest.raises(StorageError, match=r"a\.tar cannot be read: ValueError: more than 10 redirects"),
+    ):
+        storage.read(f"{url}/a.tar")
+    assert len(asked) == 10
+
+
+@pytest.mark.parametrize("place", ["file:///etc/passwd", "ftp://host/a.tar"])
+def test_a_redirect_to_what_is_not_the_web_is_refused(place: str) -> None:
+    with (
+        answering(lambda _: (302, {"Location": place}, b"")) as (url, asked),
+        pytest.raises(StorageError, match=r"a\.tar cannot be read: ValueError: a request would go to"),
+    ):
+        storage.read(f"{url}/a.tar")
+    assert len(asked) == 1
+
+
+def test_a_body_that_ends_early_is_an_error() -> None:
+    with (
+        answering(lambda _: (200, {"Content-Length": "9", "Connection": "close"}, b"content")) as (url, _),
+        pytest.raises(http.client.IncompleteRead),
+    ):
+        Direct().cat_file(f"{url}/a.tar")
+
+
+def test_names_are_sent_as_a_url_may_hold_them() -> None:
+    with answering(lambda _: A_TAR) as (url, asked):
+        for name in ("a b.tar", "ä.tar", "a%20b.tar", "50%.tar", "a.tar?signature=x%2F%2B&y", "a+b.tar"):
+            storage.read(f"{url}/{name}")
+    paths = ["/a%20b.tar", "/%C3%A4.tar", "/a%20b.tar", "/50%25.tar", "/a.tar?signature=x%2F%2B&y", "/a+b.tar"]
+    assert [one.path for one in asked] == paths
+
+
+@pytest.mark.parametrize(
+    ("options", "is_direct"),
+    [({}, True), ({"headers": {"X-Token": "x"}}, True), ({"client_kwargs": {"headers": {"X-Token": "x"}}}, True),
+     ({"client_kwargs": {"trust_env": True}}, False), ({"block_size": 1}, False)],
+)  # fmt: skip
+def test_options_that_only_fsspec_knows_are_left_to_it(options: dict[str, Any], is_direct: bool) -> None:
+    client, _ = reader("https://host/a.tar", storage.named(options, ["https://host"]))
+    assert isinstance(client, Direct) == is_direct
+
+
+def test_a_download_that_is_given_up_leaves_its_server_alone(tmp_path: Path) -> None:
+    reached, gone = threading.Event(), threading.Event()
+
+    def answer(asked: Asked) -> Answer | None:
+        reached.set()
+        gone.wait(10)
+        return None
+
+    with answering(answer) as (url, _):
+        with storage.begin_fetch(f"{url}/a.tar", tmp_path / "a.tar", size=7):
+            assert reached.wait(10)
+        gone.set()
+    assert not (tmp_path / "a.tar").stat().st_size

@@ -1,0 +1,135 @@
+"""Which options of S3 are signed for here and which are left to s3fs, and the URLs that come out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from tests.support.web import Answer, Asked, answering
+from wdsdist import storage
+from wdsdist.storage import RequestPolicy, use_policy
+from wdsdist.storage.clients import signers
+from wdsdist.storage.direct import Direct, reader
+from wdsdist.storage.s3_urls import S3Addresses, s3_addresses
+
+pytest.importorskip("obstore")
+A_TAR = "s3://bucket/train/a.tar"
+KEYS = {"key": "k", "secret": "s"}
+LOCAL = {**KEYS, "endpoint_url": "http://127.0.0.1:9"}
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    for name in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE",
+                 "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "HTTPS_PROXY", "https_proxy",
+                 "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):  # fmt: skip
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    signers.clear()
+    yield tmp_path
+    signers.clear()
+
+
+def url(options: dict[str, Any], location: str = A_TAR) -> str:
+    addresses = s3_addresses(location, options)
+    assert addresses is not None
+    return addresses.url("GET", location)
+
+
+def test_a_url_is_signed_for_the_endpoint_and_the_region() -> None:
+    more = {"client_kwargs": {"region_name": "eu-west-1"}, "token": "t"}
+    place = urlsplit(url({**LOCAL, **more}))
+    assert (place.netloc, place.path) == ("127.0.0.1:9", "/bucket/train/a.tar")
+    query = parse_qs(place.query)
+    assert query["X-Amz-Credential"][0].split("/")[::2] == ["k", "eu-west-1", "aws4_request"]
+    assert query["X-Amz-Security-Token"] == ["t"]
+    assert urlsplit(url({**KEYS, **more})).netloc.endswith("eu-west-1.amazonaws.com")
+
+
+def test_who_is_anonymous_signs_nothing() -> None:
+    assert url({"anon": True, "endpoint_url": "http://127.0.0.1:9"}) == "http://127.0.0.1:9/bucket/train/a.tar"
+
+
+def test_options_of_the_client_are_the_same_as_those_beside_it() -> None:
+    inner = {"aws_access_key_id": "k", "aws_secret_access_key": "s", "endpoint_url": "http://127.0.0.1:9"}
+    first, second = (urlsplit(url(options)) for options in (LOCAL, {"client_kwargs": inner}))
+    assert first.path == second.path
+    assert parse_qs(first.query)["X-Amz-Credential"] == parse_qs(second.query)["X-Amz-Credential"]
+
+
+def test_credentials_come_from_the_environment_or_a_profile(
+    no_settings_of_this_machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "[research]\naws_access_key_id = profiled\naws_secret_access_key = s\n"
+    (no_settings_of_this_machine / "credentials").write_text(text)
+    assert "X-Amz-Credential=profiled%2F" in url({"profile": "research"})
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "environment")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    assert "X-Amz-Credential=environment%2F" in url({})
+    assert "X-Amz-Credential=profiled%2F" in url({"profile": "research"})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {**KEYS, "config_kwargs": {}},
+        {**KEYS, "requester_pays": True},
+        {**KEYS, "client_kwargs": {"verify": False}},
+        {"key": "k"},
+        {"profile": "none"},
+        {},
+    ],
+)
+def test_what_is_not_known_here_is_left_to_s3fs(options: dict[str, Any]) -> None:
+    assert s3_addresses(A_TAR, options) is None
+
+
+@pytest.mark.parametrize("name", ["AWS_CA_BUNDLE", "HTTPS_PROXY", "AWS_USE_FIPS_ENDPOINT"])
+def test_what_only_botocore_heeds_in_the_environment_is_left_to_s3fs(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    assert s3_addresses(A_TAR, KEYS) is not None
+    monkeypatch.setenv(name, "http://127.0.0.1:1")
+    signers.clear()
+    assert s3_addresses(A_TAR, KEYS) is None
+
+
+def test_an_endpoint_in_the_configuration_file_is_left_to_s3fs(no_settings_of_this_machine: Path) -> None:
+    (no_settings_of_this_machine / "config").write_text("[default]\nendpoint_url = http://127.0.0.1:1\n")
+    assert s3_addresses(A_TAR, KEYS) is None
+    assert s3_addresses(A_TAR, LOCAL) is not None
+
+
+@pytest.mark.parametrize("key", ["a//b.tar", "./a.tar", "a/../b.tar"])
+def test_keys_that_obstore_would_change_are_left_to_s3fs(key: str) -> None:
+    client, _ = reader(f"s3://bucket/{key}", storage.named({**LOCAL, "key": "other"}, ["s3://bucket"]))
+    assert not isinstance(client, Direct)
+
+
+def test_a_bucket_in_another_region_is_asked_there() -> None:
+    addresses = S3Addresses("bucket", None, "us-east-1", ("k", "s", None))
+    assert not addresses.moved("us-east-1")
+    assert addresses.moved("eu-west-1")
+    assert "eu-west-1" in urlsplit(addresses.url("GET", A_TAR)).netloc
+
+
+def test_keys_arrive_as_they_are_and_errors_name_the_code_of_s3() -> None:
+    def answer(asked: Asked) -> Answer:
+        if "missing" in asked.path:
+            return 403, {}, b"<Error><Code>SignatureDoesNotMatch</Code></Error>"
+        return 200, {"ETag": '"x"'}, b"content"
+
+    with answering(answer) as (server, asked), use_policy(RequestPolicy(first_pause=0.01)):
+        options = storage.named({**LOCAL, "endpoint_url": server}, ["s3://bucket"])
+        for key in ("a b+c.tar", "ä%41.tar"):
+            assert storage.read(f"s3://bucket/{key}", options) == b"content"
+        with pytest.raises(storage.retry.StorageError, match=r"403 Forbidden \(SignatureDoesNotMatch\) \(access is"):
+            storage.read("s3://bucket/missing", options)
+    paths = [urlsplit(one.path).path for one in asked]
+    assert paths == ["/bucket/a%20b%2Bc.tar", "/bucket/%C3%A4%2541.tar", "/bucket/missing"]

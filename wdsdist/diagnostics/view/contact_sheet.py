@@ -1,0 +1,162 @@
+"""A contact sheet: some samples of a data set as one HTML file, or as lines for a terminal.
+
+It shows what the page shows, by the same descriptions. The file holds its pictures and style, no script, and a policy
+by which a browser asks nobody for anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wdsdist._util.files import atomic_write
+from wdsdist._util.validation import human
+from wdsdist.diagnostics.view import describe, pictures
+from wdsdist.diagnostics.view.member_reader import MemberReader, Place
+from wdsdist.errors import DecodeError, DestinationError, WdsdistError
+from wdsdist.sampling.permutation import permute
+
+_STYLE = Path(__file__).parent / "static" / "view.css"
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'"
+_LINE = 110
+"""Characters of a value on a line."""
+_MOST_PICTURED = 256 << 20
+
+
+def chosen(total: int, count: int, seed: int | None) -> list[int]:
+    """Return the numbers of up to ``count`` samples: the first ones, or with a seed a random choice.
+
+    >>> chosen(10, 3, None), len(set(chosen(10, 4, seed=1)))
+    ([0, 1, 2], 4)
+    """
+    count = min(count, total)
+    if seed is None:
+        return list(range(count))
+    return sorted(permute(np.arange(count), total, np.uint64(seed)).tolist())
+
+
+def write(reader: MemberReader, numbers: Iterable[int], path: Path, *, title: str, style: describe.Style) -> None:
+    """Write a contact sheet of samples as an HTML file, atomically.
+
+    Raises `DestinationError` where it cannot be written; a sample that cannot be read shows its error.
+    """
+    tiles = "\n".join(_tile(reader, number, style) for number in numbers)
+    page = (
+        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" '
+        f'content="{_POLICY}">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{_text(title)}</title>\n<style>\n{_STYLE.read_text()}</style>\n<body>\n<header><h1>{_text(title)}</h1>"
+        f'</header>\n<p id="status"></p>\n<main class="grid">\n{tiles}\n</main>\n</body>\n</html>\n'
+    )
+    try:
+        with atomic_write(path) as stream:
+            stream.write(page.encode("utf-8", "replace"))
+    except OSError as error:
+        raise DestinationError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def lines(reader: MemberReader, numbers: Iterable[int], style: describe.Style) -> Iterator[tuple[str, ...]]:
+    """Yield the columns of lines that list samples and their members; control characters are the caller's to escape."""
+    for number in numbers:
+        try:
+            place = reader.place(number)
+        except WdsdistError as error:
+            yield f"{number:,}", "error", str(error)
+            continue
+        part, own = reader.manifest.part(place.shard)
+        yield f"{number:,}", place.key, part.shown_name(own)
+        for member, about in _described(reader, place, style):
+            yield "", member.extension, human(member.size), _line(reader, place, member, about, style)
+
+
+def _described(reader: MemberReader, place: Place, style: describe.Style) -> Iterator[tuple[Any, describe.Description]]:
+    for member in place.members:
+
+        def read(start: int, stop: int, member: Any = member) -> bytes:
+            return reader.read(place, member, start, stop)
+
+        yield member, describe.member(member.extension, member.size, read, describe.TILE, style)
+
+
+def _line(reader: MemberReader, place: Place, member: Any, about: describe.Description, style: describe.Style) -> str:
+    """Return a description as a short text."""
+    if about["kind"] == "image":
+        try:
+            width, height = pictures.size_of(reader.read(place, member), max_pixels=style.max_pixels)
+        except WdsdistError as error:
+            return f"error: {error}"
+        return f"{width} x {height}"
+    text = " ".join(_words(about).split())
+    return text if len(text) <= _LINE else f"{text[: _LINE - 3]}..."
+
+
+def _words(about: describe.Description) -> str:
+    kind = about["kind"]
+    if kind == "tokens":
+        return f"{about['count']:,} tokens: {' '.join(about['ids'])}"
+    if kind in ("array", "arrays"):
+        return "; ".join(
+            f"{one.get('name', '')} {one['dtype']} {one['shape']}"
+            + (f", {one['least']} to {one['most']}" if "least" in one else "")
+            for one in about.get("arrays", [about])
+        ).strip()
+    if kind == "json":
+        return _tree(about["tree"])
+    if kind == "error":
+        return f"error: {about['message']}"
+    if kind == "bytes":
+        return " ".join(filter(None, (about.get("note"), about["hex"])))
+    return " ".join(filter(None, (about.get("text", kind), about.get("label"))))
+
+
+def _tree(node: list[Any]) -> str:
+    kind, content, total = node
+    if kind == "object":
+        return f"{{{', '.join(f'{key}: {_tree(one)}' for key, one in content)}{_more(content, total)}}}"
+    if kind == "list":
+        return f"[{', '.join(map(_tree, content))}{_more(content, total)}]"
+    return f'"{content}"' if kind == "text" else str(content)
+
+
+def _more(content: list[Any], total: int) -> str:
+    return f", ... {total - len(content):,} more" if len(content) < total else ""
+
+
+def _tile(reader: MemberReader, number: int, style: describe.Style) -> str:
+    try:
+        place = reader.place(number)
+    except WdsdistError as error:
+        return f'<article class="tile"><div class="error">{number:,}: {_text(str(error))}</div></article>'
+    stages, rows = [], []
+    for member, about in _described(reader, place, style):
+        name, words = _text(member.extension), _text(about["message"] if about["kind"] == "error" else _words(about))
+        if about["kind"] == "image" or about.get("has_picture"):
+            is_image = about["kind"] == "image"
+            try:
+                url = describe.data_url(*_picture(reader, place, member, style))
+            except (WdsdistError, ValueError) as error:
+                about, words = describe.failure(error), _text(str(error))
+            else:
+                image = f'<img src="{url}" alt="{name}"{"" if is_image else " class=fine"}>'
+                stages.append(
+                    f'<span class="stage">{image}<small>{name}{"" if is_image else f" {words}"}</small></span>'
+                )
+                continue
+        value = f'<div class="{"error" if about["kind"] == "error" else "text"}" dir="auto">{words}</div>'
+        rows.append(f'<div class="field"><span title="{name}">{name}</span>{value}</div>')
+    part, own = reader.manifest.part(place.shard)
+    head = f'<b class="mono">{_text(place.key)}</b><span title="{_text(part.shown_name(own))}">{number:,}</span>'
+    return f'<article class="tile"><div class="head">{head}</div>{"".join(stages)}{"".join(rows)}</article>'
+
+
+def _picture(reader: MemberReader, place: Place, member: Any, style: describe.Style) -> tuple[bytes, str]:
+    if member.size > _MOST_PICTURED:
+        raise DecodeError(f"{member.size:,} bytes are more than the {_MOST_PICTURED:,} that are shown")
+    return describe.picture(member.extension, reader.read(place, member), pictures.TILE, style)
+
+
+def _text(text: str) -> str:
+    return escape(text, quote=True)

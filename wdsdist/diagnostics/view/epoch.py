@@ -1,0 +1,233 @@
+"""An epoch as a picture, and its batches as training gets them: by the data set's own order, plan and sample reader."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wdsdist._util.array_types import Int64s
+from wdsdist._util.validation import MOST_PROCESSES, check_integer
+from wdsdist.diagnostics.view import describe
+from wdsdist.errors import ArgumentError, WdsdistError
+from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.shards.concat_manifest import JoinedManifest
+from wdsdist.shards.manifest import Manifest
+
+if TYPE_CHECKING:
+    from wdsdist.loader.dataset import StreamingDataset
+    from wdsdist.sampling.order import Order
+
+_ROWS, _STEPS = 24, 160
+"""The most ranks, and batches of each, that the picture has; they are spread evenly where there are more."""
+_SHARDS = 6
+"""Shards of a batch that are named."""
+_MOST_SAMPLES = 256
+"""Of a batch that are made."""
+_MOST_LISTED = 50_000_000
+"""Samples up to which the order of ``DistributedSampler`` is made, which holds all of them."""
+
+_MOST_PLANNED = 5_000_000
+"""Samples up to which planned batches are shown, which takes microseconds for each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochChoice:
+    """Which epoch of which run."""
+
+    ranks: int = 8
+    batch_size: int = 64
+    epoch: int = 0
+    seed: int = 0
+    order: str = "shard"
+    crop: int | None = None
+    """Side of a random crop of images, as `wdsdist.transforms.RandomResizedCrop` makes it; ``None`` for none."""
+
+    def __post_init__(self) -> None:
+        check_integer("ranks", self.ranks, 1, MOST_PROCESSES)
+        check_integer("batch size", self.batch_size, 1, 1 << 20)
+        check_integer("epoch", self.epoch, 0, 1 << 40)
+        check_integer("seed", self.seed, 0, (1 << 63) - 1)
+        if self.crop is not None:
+            check_integer("crop", self.crop, 1, 4096)
+        if self.order not in ("shard", "sampler"):
+            raise ArgumentError(f"order is {self.order!r}: it must be 'shard' or 'sampler'")
+
+
+class EpochPages:
+    """The epochs of a data set.
+
+    Args:
+        manifest: the data set.
+        style: what is known of it for descriptions.
+        decode: as `StreamingDataset` takes it.
+        transform: as it takes it.
+        weights: of each data set, where several are joined, as in `mix`; without them they are concatenated.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        style: describe.Style,
+        *,
+        decode: Any = True,
+        transform: Callable[[Any], Any] | None = None,
+        weights: tuple[float, ...] = (),
+    ) -> None:
+        self._manifest = manifest
+        self._style = style
+        self._decode, self._transform = decode, transform
+        self._weights = weights
+        self._lock = threading.Lock()
+
+    def picture(self, choice: EpochChoice) -> dict[str, Any]:
+        """Return which shards each rank reads for each of its batches, as JSON has it."""
+        _, order, plan = self._opened(choice)
+        ranks = _spread(choice.ranks, _ROWS)
+        batches = _spread(plan.batches_per_rank, _STEPS)
+        places = [plan.positions(rank=rank, batch=batch) for rank in ranks for batch in batches]
+        cells: list[list[list[int]]] = []
+        if places:
+            shards = order.locate(np.concatenate(places))[0]
+            cells = [_most_frequent(one) for one in np.split(shards, np.cumsum([len(one) for one in places])[:-1])]
+        named = sorted({shard for cell in cells for shard, _ in cell})
+        return {
+            "ranks": ranks,
+            "batches": batches,
+            "cells": cells,
+            "shards": {str(number): self._shown_name(number) for number in named},
+            "num_shards": len(self._manifest.counts),
+            "batches_per_rank": plan.batches_per_rank,
+            "samples": plan.batches_per_rank * plan.batch_size * plan.num_replicas,
+        }
+
+    def batch(self, choice: EpochChoice, *, rank: int, batch: int) -> dict[str, Any]:
+        """Return the samples of one batch, decoded and transformed, as JSON has them; a bad one as its error."""
+        check_integer("rank", rank, 0, choice.ranks - 1)
+        with self._lock:  # a sample reader is made for one thread
+            dataset, order, plan = self._opened(choice, rank)
+            if batch >= plan.batches_per_rank:
+                count = plan.batches_per_rank
+                raise ArgumentError(f"there is no batch {batch:,}: each rank has {count:,}, numbered from 0")
+            positions = plan.positions(rank=rank, batch=batch)[:_MOST_SAMPLES]
+            shards, samples = order.locate(positions)
+            found = zip(shards.tolist(), samples.tolist(), order.epochs(positions).tolist(), strict=True)
+            made = [self._made(dataset, shard, sample, epoch) for shard, sample, epoch in found]
+        return {"rank": rank, "batch": batch, "size": plan.batch_size, "samples": made}
+
+    def planned(self, choice: EpochChoice, **options: Any) -> dict[str, Any]:
+        """Return how full planned batches are, step by step, as JSON has it.
+
+        ``options`` are those of a `StreamingDataLoader`, such as ``max_tokens`` and ``length``.
+        """
+        from wdsdist.diagnostics.epoch_report import World
+        from wdsdist.diagnostics.planned_report import report_of
+        from wdsdist.loader.planned_batches import BatchOptions
+
+        count = self._manifest.num_samples
+        if count > _MOST_PLANNED:
+            raise ArgumentError(
+                f"{count:,} samples are more than the {_MOST_PLANNED:,} that are planned here: run `wdsdist plan`"
+            )
+        chosen = BatchOptions(batch_size=choice.batch_size, **options)
+        if chosen.is_plain:
+            raise ArgumentError("give max_tokens or pack_to with length, or group_by")
+        dataset, _, plan = self._opened(choice)
+        world = World(
+            counts=self._manifest.counts, sizes=self._manifest.read_sizes.clip(0), plan=plan, epoch=choice.epoch,
+            settings=dataset.order_config.settings(dataset.identity()), ranks_per_node=min(8, choice.ranks),
+        )  # fmt: skip
+        itemsizes = {name: dtype.itemsize for name, dtype in self._style.dtypes.items()}
+        report, figures = report_of(world, self._manifest, chosen, itemsizes)
+        steps = np.array(_spread(report.steps, _STEPS), np.int64)
+        fill = figures.tokens[steps] / np.maximum(figures.room[steps], 1)
+        return {
+            **asdict(report),
+            "shown": steps.tolist(),
+            "fills": fill.tolist(),
+            "samples": figures.samples[steps].tolist(),
+        }
+
+    def _opened(self, choice: EpochChoice, rank: int = 0) -> tuple[StreamingDataset, Order, EpochPlan]:
+        """Return the data set of a rank, the order of the epoch, and the batches that a `StreamingDataLoader` makes."""
+        from wdsdist.loader.dataset import StreamingDataset
+        from wdsdist.loader.mix import mix
+
+        if choice.order == "sampler" and self._manifest.num_samples > _MOST_LISTED:
+            raise ArgumentError(
+                f"the order 'sampler' lists all samples, and is shown for {_MOST_LISTED:,} at most: look at 'shard'"
+            )
+        options: dict[str, Any] = {
+            "decode": self._decoding(choice), "transform": self._transform, "num_replicas": choice.ranks, "rank": rank,
+            "seed": choice.seed, "order": choice.order,
+        }  # fmt: skip
+        manifest = self._manifest
+        if self._weights and isinstance(manifest, JoinedManifest):
+            mixed = zip(manifest.labels, manifest.parts, self._weights, strict=True)
+            dataset: StreamingDataset = mix({label: (part, weight) for label, part, weight in mixed}, **options)
+        else:
+            dataset = StreamingDataset(manifest, **options)
+        config = dataset.order_config
+        plan = EpochPlan(
+            num_samples=dataset.num_samples, num_replicas=choice.ranks, batch_size=choice.batch_size, drop_last=False,
+            drop_last_batch=True,
+        )  # fmt: skip
+        return dataset, config.order(config.settings(dataset.identity()), choice.epoch), plan
+
+    def _decoding(self, choice: EpochChoice) -> Any:
+        if choice.crop is None:
+            return self._decode
+        from wdsdist.samples.codecs import DECODERS
+        from wdsdist.samples.images.transforms import RandomResizedCrop
+
+        crop = RandomResizedCrop(choice.crop, max_pixels=self._style.max_pixels)
+        return {**(self._decode if isinstance(self._decode, Mapping) else DECODERS), "image": crop}
+
+    def _made(self, dataset: StreamingDataset, shard: int, sample: int, epoch: int) -> dict[str, Any]:
+        number = int(self._manifest.ends[shard] - self._manifest.counts[shard]) + sample
+        found: dict[str, Any] = {"number": number, "shard": self._shown_name(shard), "key": "", "members": []}
+        try:
+            made = dataset.sample_reader.sample(shard, sample, epoch)
+        except WdsdistError as error:
+            return {**found, "error": str(error)}
+        except Exception as error:  # of the user's transform
+            return {**found, "error": f"{type(error).__name__}: {error}"}
+        if not isinstance(made, Mapping):
+            made = {"sample": made}
+        for name, value in made.items():
+            if name == "__key__":
+                found["key"] = str(value)
+            elif name == "__dataset__":
+                found["dataset"] = str(value)
+            elif name != "__shard__":
+                found["members"].append({"extension": str(name), "about": self._described(str(name), value)})
+        return found
+
+    def _described(self, name: str, value: Any) -> describe.Description:
+        try:
+            return describe.value(name, value, describe.TILE, self._style)
+        except Exception as error:
+            return {"kind": "error", "message": f"{type(error).__name__}: {error}"}
+
+    def _shown_name(self, shard: int) -> str:
+        part, number = self._manifest.part(shard)
+        return part.shown_name(number)
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """Return up to ``most`` of the numbers below ``count``, spread evenly, the first and the last among them.
+
+    >>> _spread(3, 4), _spread(101, 3)
+    ([0, 1, 2], [0, 50, 100])
+    """
+    return list(range(count)) if count <= most else np.linspace(0, count - 1, most).astype(int).tolist()
+
+
+def _most_frequent(shards: Int64s) -> list[list[int]]:
+    """Return the shards of a batch with how many samples come from each, the most first."""
+    numbers, counts = np.unique(shards, return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:_SHARDS]
+    return [[int(numbers[one]), int(counts[one])] for one in order]

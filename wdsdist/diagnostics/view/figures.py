@@ -1,0 +1,95 @@
+"""Counts of columns for a page: a histogram of numbers, the most frequent of texts and classes."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist._util.array_types import Int64s
+from wdsdist.shards.columns.column import Column
+from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.views import query
+
+_BINS = 32
+_BARS = 20
+_MOST_COUNTED = 5_000_000
+"""Values that are counted; of more, so many that are spread evenly, which bounds time and memory."""
+_FEW = 20
+"""Different integers up to which each has a bar of its own."""
+_CHOICES = 8
+"""Expressions whose samples are kept."""
+
+
+class Choice:
+    """The samples for which SQL expressions over columns are true; those of the last few are kept.
+
+    Of a mixture too, of which no view can be made.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self.numbers = functools.lru_cache(_CHOICES)(self._numbers)
+        """Returns int64 [samples]: the numbers of the samples for which an expression is true."""
+
+    def _numbers(self, where: str) -> Int64s:
+        return np.flatnonzero(query.is_true(self._manifest, where))
+
+
+def of_column(manifest: Manifest, name: str, chosen: Int64s | None, classes: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return counts of one column over the chosen samples, or all, as JSON has them.
+
+    Numbers of more than a few values come as bins, others as the counts of values, the most frequent first.
+
+    Raises `ArgumentError` where there is no such column, and `IndexFormatError` where its file cannot be used.
+    """
+    column = manifest._column(name)
+    if chosen is not None:
+        column = column.take(chosen)
+    total = len(column)
+    if total > _MOST_COUNTED:
+        column = column.take(np.linspace(0, total - 1, _MOST_COUNTED).astype(np.int64))
+    missing = int(column.missing.sum())
+    about = {"name": name, "kind": column.kind, "samples": len(column), "missing": missing, "of": total}
+    if column.kind == "text" or column.kind == "bool":
+        return about | _bars(_texts(column))
+    values = column.typed()[column.missing == 0]
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return about | {"bars": [], "others": 0}
+    facts = about | {
+        "least": float(values.min()), "most": float(values.max()), "mean": float(values.mean(dtype=np.float64)),
+        "median": float(np.median(values)),
+    }  # fmt: skip
+    if column.kind == "int":
+        different = np.unique(values[:10_000])
+        if len(different) <= _FEW or (name == "cls" and classes):
+            labels = np.array([_label(one, classes) for one in values.tolist()] if name == "cls" else [], object)
+            return facts | _bars(labels if len(labels) else values)
+    return facts | _bins(values)
+
+
+def _texts(column: Column) -> npt.NDArray[Any]:
+    values = column.array()
+    return np.array([str(one) for one in values[column.missing == 0].tolist()], object)
+
+
+def _label(number: int, classes: tuple[str, ...]) -> str:
+    return f"{number} {classes[number]}" if 0 <= number < len(classes) else str(number)
+
+
+def _bars(values: npt.NDArray[Any]) -> dict[str, Any]:
+    different, counts = np.unique(values, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    shown = np.sort(order) if len(order) <= _FEW and values.dtype != object else order[:_BARS]
+    bars = [[str(different[one])[:200], int(counts[one])] for one in shown]
+    return {"bars": bars, "others": int(counts[order[_BARS:]].sum()), "different": len(different)}
+
+
+def _bins(values: npt.NDArray[Any]) -> dict[str, Any]:
+    low, high = float(values.min()), float(values.max())
+    bins = min(_BINS, int(high - low) + 1) if values.dtype.kind in "iu" else _BINS
+    counts, edges = np.histogram(values, bins=bins, range=(low, high) if high > low else None)
+    return {"counts": counts.tolist(), "edges": edges.tolist()}

@@ -1,0 +1,197 @@
+"""`MemberReader`: the samples of a data set by number, and the bytes of their members, of which only these are read.
+
+A shard is not loaded: a local one is read where its members lie, of a remote one ranges are fetched. A compressed shard
+is decompressed into the cache first, and one whose server has no ranges is fetched into it. Any number of threads may
+read at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from wdsdist import storage
+from wdsdist.errors import SampleIndexError, ShardDamagedError, ShardNotFoundError, StorageError
+from wdsdist.samples.shard_reader import ShardReader
+from wdsdist.sampling.order import split_line
+from wdsdist.shards import scan_local
+from wdsdist.shards.columns import from_index
+from wdsdist.shards.index import ShardIndex, checksums
+from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.tar import BLOCK
+
+_INDEXES = 64
+"""Indexes of shards that are kept."""
+_TOGETHER = 256 << 10
+"""Bytes of a remote sample up to which its members are fetched by one request."""
+_KEPT = 64 << 20
+"""Bytes of remote samples that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Where one member of a sample lies."""
+
+    extension: str
+    """As stored."""
+    offset: int
+    """Bytes, in the decompressed tar."""
+    size: int
+    number: int
+    """Among all members of the shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one sample lies, and what it has."""
+
+    number: int
+    """Its number in the data set, by which ``dataset[number]`` reads it."""
+    shard: int
+    stored: int
+    """Its number among all samples in the shard, from which a view may have chosen some."""
+    key: str
+    members: tuple[Member, ...]
+
+
+class MemberReader:
+    """Reads single members of a data set."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.index = functools.lru_cache(_INDEXES)(self._index)
+        """Returns the index of a shard, by its number."""
+        self._shards = ShardReader(manifest)
+        self._whole: set[int] = set()  # remote shards that cannot be read in parts
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[int, int, int], bytes] = OrderedDict()
+
+    def place(self, number: int) -> Place:
+        """Return where a sample lies.
+
+        Raises `SampleIndexError` outside the data set, and what reading the index of its shard raises.
+        """
+        shard, sample = self.shard_of(number)
+        part, own = self.manifest.part(shard)
+        stored = sample if part.picks is None else int(part.picks.of_shard(own)[sample])
+        index = self.index(shard)
+        first = int(index.sample_starts[stored])
+        members = tuple(Member(*one, first + place) for place, one in enumerate(index.members(stored)))
+        return Place(number, shard, stored, index.key(stored), members)
+
+    def shard_of(self, number: int) -> tuple[int, int]:
+        """Return the shard of a sample, and its number among those that the data set has of it."""
+        total = self.manifest.num_samples
+        if not 0 <= number < total:
+            raise SampleIndexError(f"there is no sample {number:,}: the data set has {total:,}, numbered from 0")
+        shards, samples = split_line(self.manifest.ends, np.array([number]))
+        return int(shards[0]), int(samples[0])
+
+    def read(self, place: Place, member: Member, start: int = 0, stop: int | None = None) -> bytes:
+        """Return the bytes of a member, or those from ``start`` up to ``stop``.
+
+        Raises `ShardDamagedError` where the shard does not hold the member, `ShardNotFoundError` where there is no
+        shard, and `StorageError` where it cannot be read.
+        """
+        stop = member.size if stop is None else min(stop, member.size)
+        first, last = member.offset + start, member.offset + max(stop, start)
+        with self._content(place, first, last) as content:
+            index = self.index(place.shard)
+            # Of a part, the header before the member tells whether it is there.
+            known = index if last - first == member.size else replace(index, checksums=None)
+            if len(checksums.wrong(known, np.array([member.number]), content)):
+                manifest, number = self.manifest.part(place.shard)
+                raise checksums.damage(known, member.number, manifest.shown_name(number))
+            return bytes(content[first:last])
+
+    def _index(self, shard: int) -> ShardIndex:
+        index = from_index.shard_index(self.manifest, shard)
+        part, number = self.manifest.part(shard)
+        part.check_count(number, index.num_samples, part.shown_name(number))
+        return index
+
+    @contextlib.contextmanager
+    def _content(self, place: Place, first: int, last: int) -> Iterator[checksums.Content]:
+        """Open the tar of a sample, of which the bytes from ``first`` up to ``last`` are wanted."""
+        manifest, number = self.manifest.part(place.shard)
+        location = manifest.location(number)
+        is_whole, fetched = manifest.shard(number).is_compressed or place.shard in self._whole, None
+        if storage.is_remote(location) and not is_whole:
+            try:
+                fetched = self._fetching(place, location, manifest.client_options, first, last)
+            except StorageError:  # a server without ranges may still give the whole
+                self._whole.add(place.shard)
+                is_whole = True
+        if fetched is not None:
+            yield _Ranges(fetched)
+        elif is_whole:
+            with self._lock:  # a shard reader is made for one thread
+                try:
+                    yield self._shards.shard(place.shard).content
+                finally:
+                    self._shards.release()
+        else:
+            descriptor = self._opened(place.shard, storage.local_path(location))
+            try:
+                yield _Ranges(lambda start, stop: os.pread(descriptor, stop - start, start))
+            finally:
+                os.close(descriptor)
+
+    def _opened(self, shard: int, path: Path) -> int:
+        """Return a descriptor of a local shard, whose size is that of its index."""
+        try:
+            size = scan_local.regular(path).st_size
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise ShardNotFoundError(f"shard {path} does not exist") from None
+        if size == self.index(shard).size:
+            return descriptor
+        os.close(descriptor)
+        raise ShardDamagedError(
+            f"shard {path} has {size:,} bytes but its index says {self.index(shard).size:,}: fetch or pack it again"
+        )
+
+    def _fetching(
+        self, place: Place, location: str, options: storage.StorageOptions, first: int, last: int
+    ) -> Callable[[int, int], bytes]:
+        """Return a function that reads a remote shard, of which the range around some bytes is fetched at once.
+
+        That is all of a small sample, with the headers before it, so that its members take one request together.
+        """
+        start = max(0, min(one.offset for one in place.members) - BLOCK)
+        stop = max(one.offset + one.size for one in place.members)
+        if stop - start > _TOGETHER:
+            start, stop = max(0, first - BLOCK), last
+        with self._lock:
+            held = self._kept.get((place.shard, start, stop))
+        content = held or storage.read_range(location, start, stop, options)
+        with self._lock:
+            self._kept[place.shard, start, stop] = content
+            self._kept.move_to_end((place.shard, start, stop))
+            while sum(map(len, self._kept.values())) > _KEPT:
+                self._kept.popitem(last=False)
+
+        def read(low: int, high: int) -> bytes:
+            if start <= low and high <= stop:
+                return content[low - start : high - start]
+            return storage.read_range(location, low, high, options)
+
+        return read
+
+
+class _Ranges:
+    """Bytes of a tar by their offsets there, read when they are asked for; those read last are kept."""
+
+    def __init__(self, read: Callable[[int, int], bytes]) -> None:
+        self._read = functools.lru_cache(1)(read)
+
+    def __getitem__(self, place: slice, /) -> bytes:
+        return self._read(place.start, place.stop)

@@ -1,0 +1,135 @@
+"""Go through the shards of a data set for keys, or for what is wrong, a part of them at a time.
+
+Each call takes about as long as it may and says where the next one goes on, so that a page shows what was found while
+the rest of a hundred thousand shards is looked at.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from wdsdist import storage
+from wdsdist.diagnostics.view.member_reader import MemberReader
+from wdsdist.errors import WdsdistError
+from wdsdist.shards.columns import from_index
+from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.quarantine import BadEntry
+
+_SECONDS = 0.4
+"""After which a call returns, at the end of a shard."""
+_MOST = 200
+"""Samples or problems after which it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one call found."""
+
+    items: list[Any]
+    next_shard: int | None
+    """Where the next call goes on; ``None`` at the end."""
+    num_shards: int
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A sample or shard that is damaged, or was left out."""
+
+    what: str
+    """``damaged``, ``left out`` or ``quarantined``."""
+    shard: str
+    key: str
+    reason: str
+    number: int | None = None
+    """Of the sample in the data set, where it is in it."""
+
+
+def keys(reader: MemberReader, text: str, *, shard: int, seconds: float = _SECONDS) -> Found:
+    """Return the numbers of the samples whose keys hold a text, from a shard on; of a damaged shard none."""
+    wanted = text.encode("utf-8", "surrogateescape")
+
+    def in_shard(number: int) -> list[Any]:
+        try:
+            index = reader.index(number)
+        except WdsdistError:
+            return []  # `problems` names it
+        return [one for stored in _with_text(index, wanted) for one in _numbers(reader, number, stored)]
+
+    return _walk(reader, in_shard, shard, seconds)
+
+
+def problems(reader: MemberReader, quarantined: Sequence[BadEntry], *, shard: int, seconds: float = _SECONDS) -> Found:
+    """Return what is wrong with shards and their samples, from a shard on, by indexes and sizes alone.
+
+    That is a shard that is missing, or is not what its index says; what was left out of it when it was packed or
+    indexed; and the samples of it that quarantine files list.
+    """
+    by_shard: dict[str, list[BadEntry]] = {}
+    for entry in quarantined:
+        by_shard.setdefault(storage.split(entry.shard)[1], []).append(entry)
+
+    def in_shard(number: int) -> list[Any]:
+        part, own = reader.manifest.part(number)
+        name = part.shown_name(own)
+        try:
+            # Not the one that is kept: the shard is looked at as it is now.
+            index = from_index.shard_index(reader.manifest, number)
+            part.check_count(own, index.num_samples, name)
+        except WdsdistError as error:
+            return [asdict(Problem("damaged", name, "", str(error)))]
+        found = [Problem("left out", name, key, reason) for key, reason in index.left_out]
+        for entry in by_shard.get(storage.split(name)[1], ()):
+            numbers = [one for stored in with_key(index, entry.key) for one in _numbers(reader, number, stored)]
+            reason = f"{entry.field}: {entry.reason}" if entry.field else entry.reason
+            found.append(Problem("quarantined", name, entry.key, reason, numbers[0] if numbers else None))
+        return [asdict(one) for one in found]
+
+    return _walk(reader, in_shard, shard, seconds)
+
+
+def _walk(reader: MemberReader, in_shard: Callable[[int], list[Any]], first: int, seconds: float) -> Found:
+    total = len(reader.manifest.counts)
+    found: list[Any] = []
+    end = time.monotonic() + seconds
+    for number in range(max(first, 0), total):
+        found += in_shard(number)
+        if number + 1 < total and (len(found) >= _MOST or time.monotonic() >= end):
+            return Found(found, number + 1, total)
+    return Found(found, None, total)
+
+
+def _numbers(reader: MemberReader, shard: int, stored: int) -> list[int]:
+    """Return the numbers in the data set of a sample of a shard: of a view none, one or several."""
+    part, own = reader.manifest.part(shard)
+    picked = [stored] if part.picks is None else np.flatnonzero(part.picks.of_shard(own) == stored).tolist()
+    first = int(reader.manifest.ends[shard] - reader.manifest.counts[shard])
+    return [first + place for place in picked]
+
+
+def _with_text(index: ShardIndex, wanted: bytes) -> Iterator[int]:
+    """Yield the samples whose keys hold a text, each once."""
+    text = index.key_bytes.tobytes()
+    place = text.find(wanted) if wanted else -1
+    while place >= 0:
+        # The keys are concatenated: a match counts only where it lies in one of them.
+        sample = int(np.searchsorted(index.key_starts, place, side="right")) - 1
+        end = int(index.key_starts[sample + 1])
+        if place + len(wanted) <= end:
+            yield sample
+            place = text.find(wanted, end)
+        else:
+            place = text.find(wanted, place + 1)
+
+
+def with_key(index: ShardIndex, key: str) -> list[int]:
+    """Return the samples of a shard with a key; an index has at most one."""
+    return [sample for sample in _with_text(index, key.encode("utf-8", "surrogateescape")) if index.key(sample) == key]

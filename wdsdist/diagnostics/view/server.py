@@ -1,0 +1,428 @@
+"""The server of ``wdsdist view``: a page, the samples as JSON and pictures, and members as inert bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wdsdist._util.extras import extra
+from wdsdist.diagnostics.view import describe, figures, pictures, search
+from wdsdist.diagnostics.view.epoch import EpochChoice, EpochPages
+from wdsdist.diagnostics.view.member_reader import Member, MemberReader, Place
+from wdsdist.errors import ArgumentError, DestinationExistsError, SampleIndexError, WdsdistError
+from wdsdist.shards.columns import from_index
+from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.quarantine import BadEntry
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp
+
+_STATIC = Path(__file__).parent / "static"
+_FILES = {"": "text/html", "view.css": "text/css", "view.js": "text/javascript", "epoch.js": "text/javascript"}
+"""The page's own files, and their media types; nothing else is read from there."""
+
+_PIECE = 4 << 20
+"""Bytes of a member that are sent at once."""
+_MOST_PICTURED = 256 << 20
+"""Bytes of a member of which a picture is made."""
+_MOST_SAMPLES = 100
+_DRAWN_AT_ONCE = max(2, min(8, os.cpu_count() or 1))
+"""Pictures that are made at once, which bounds memory."""
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+_log = logging.getLogger("wdsdist")
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """A data set to be looked at, and what is known beyond it."""
+
+    manifest: Manifest
+    name: str
+    given: str
+    """How the user named the data set, as Python code that opens it."""
+    style: describe.Style
+    quarantined: Sequence[BadEntry] = ()
+    save_to: Path | None = None
+    """The folder that views are saved in; by default none are."""
+    decode: Any = True
+    transform: Callable[[Any], Any] | None = None
+    """Of the samples of batches, as `StreamingDataset` takes both."""
+    weights: tuple[float, ...] = ()
+    """Of each data set, where several are mixed."""
+
+
+class _Pages:
+    """The answers to requests. Each runs in a thread of its own."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.reader = MemberReader(view.manifest)
+        self._epochs = EpochPages(
+            view.manifest, view.style, decode=view.decode, transform=view.transform, weights=view.weights
+        )
+        self._choice = figures.Choice(view.manifest)
+        self._drawing = threading.Semaphore(_DRAWN_AT_ONCE)
+        self._readers = ThreadPoolExecutor(8, thread_name_prefix="view")
+
+    def file(self, request: Request) -> Response:
+        """Answer with a file of the page."""
+        from starlette.responses import Response
+
+        from wdsdist.diagnostics.view.guard import PAGE
+
+        name = request.path_params.get("name", "")
+        if name not in _FILES:
+            raise SampleIndexError(f"there is no file {name!r}")
+        content = (_STATIC / (name or "view.html")).read_bytes()
+        return Response(content, media_type=_FILES[name], headers={"content-security-policy": PAGE})
+
+    def data(self, request: Request) -> Any:
+        """Return what there is to look at."""
+        manifest = self.view.manifest
+        return {
+            "location": self.view.given,
+            "name": self.view.name,
+            "samples": manifest.num_samples,
+            "shards": len(manifest.counts),
+            "bytes": manifest.num_bytes,
+            "fields": from_index.extensions_in(manifest),
+            "classes": self.view.style.classes,
+            "made_by": list(manifest.made_by),
+            "can_save": self.view.save_to is not None,
+        }
+
+    def samples(self, request: Request) -> Any:
+        """Return some samples of the data set, or of those for which ``where`` is true, from ``start`` on."""
+        start, count = _integer(request, "start", 0), min(_integer(request, "count", 24), _MOST_SAMPLES)
+        numbers: Sequence[int]
+        if "numbers" in request.query_params:
+            numbers = [
+                int(one) for one in request.query_params["numbers"].split(",")[:_MOST_SAMPLES] if one.isdecimal()
+            ]
+            total = len(numbers)
+        elif where := request.query_params.get("where"):
+            chosen = self._choice.numbers(where)
+            numbers, total = chosen[start : start + count].tolist(), len(chosen)
+        else:
+            total = self.view.manifest.num_samples
+            numbers = range(start, min(start + count, total))
+        return {"total": total, "start": start, "samples": list(self._readers.map(self._tile, numbers))}
+
+    def sample(self, request: Request) -> Any:
+        """Return all of one sample; with ``where``, its neighbours among those for which it is true."""
+        number = request.path_params["number"]
+        found = self._described(number, describe.PAGE)
+        where = request.query_params.get("where")
+        before: int | None = number - 1 if number else None
+        after: int | None = number + 1 if number + 1 < self.view.manifest.num_samples else None
+        if where:
+            chosen = self._choice.numbers(where)
+            place = int(chosen.searchsorted(number))
+            before = int(chosen[place - 1]) if place else None
+            place += place < len(chosen) and int(chosen[place]) == number
+            after = int(chosen[place]) if place < len(chosen) else None
+        return {**found, "code": f"{self.view.given}[{number}]", "before": before, "after": after}
+
+    def member(self, request: Request) -> Response:
+        """Answer with the bytes of a member, or a range of them, as media that is played or as a file to save."""
+        from starlette.responses import Response, StreamingResponse
+
+        place, member = self._member(request)
+        last = member.extension.lower().rpartition(".")[2]
+        kind = describe.MEDIA.get(last, "application/octet-stream")
+        headers = {"accept-ranges": "bytes"}
+        if kind == "application/octet-stream":
+            name = re.sub(r"[^A-Za-z0-9._-]", "_", f"{place.key}.{member.extension}".rpartition("/")[2])[-150:]
+            headers["content-disposition"] = f'attachment; filename="{name}"'
+        span = _range(request.headers.get("range"), member.size)
+        if span is None:
+            pieces = self._pieces(place, member)
+            headers["content-length"] = str(member.size)
+            return StreamingResponse(pieces, media_type=kind, headers=headers)
+        start, stop = span
+        if start >= stop:
+            return Response(status_code=416, headers={"content-range": f"bytes */{member.size}"})
+        headers["content-range"] = f"bytes {start}-{stop - 1}/{member.size}"
+        return Response(self.reader.read(place, member, start, stop), 206, headers, kind)
+
+    def picture(self, request: Request) -> Response:
+        """Answer with the picture of a member, as large as a tile or a page needs."""
+        from starlette.responses import Response
+
+        place, member = self._member(request)
+        side = pictures.PAGE if request.query_params.get("size") == "page" else pictures.TILE
+        if member.size > _MOST_PICTURED:
+            raise ArgumentError(f"{member.size:,} bytes are more than the {_MOST_PICTURED:,} that are shown")
+        with self._drawing:
+            data = self.reader.read(place, member)
+            content, kind = describe.picture(member.extension, data, side, self.view.style)
+        return Response(content, media_type=kind)
+
+    def keys(self, request: Request) -> Any:
+        """Return the numbers of samples whose keys hold a text."""
+        text = request.query_params.get("text", "")
+        return search.keys(self.reader, text, shard=_integer(request, "shard", 0)).facts()
+
+    def problems(self, request: Request) -> Any:
+        """Return what is damaged, quarantined or left out."""
+        return search.problems(self.reader, self.view.quarantined, shard=_integer(request, "shard", 0)).facts()
+
+    def columns(self, request: Request) -> Any:
+        """Return the names of the columns that there are counts of."""
+        names = [name for name in self.view.manifest.columns if name not in (from_index.KEY, from_index.SHARD)]
+        return {"columns": [{"name": name, "is_free": from_index.is_free(name)} for name in names]}
+
+    def column(self, request: Request) -> Any:
+        """Return the counts of one column, over all samples or those for which ``where`` is true."""
+        where = request.query_params.get("where")
+        chosen = self._choice.numbers(where) if where else None
+        name = request.query_params.get("name", "")
+        return figures.of_column(self.view.manifest, name, chosen, self.view.style.classes)
+
+    def epoch(self, request: Request) -> Any:
+        """Return which shards each rank reads for each batch of an epoch."""
+        return self._epochs.picture(_epoch(request))
+
+    def batch(self, request: Request) -> Any:
+        """Return one batch as training gets it."""
+        rank, batch = _integer(request, "rank", 0), _integer(request, "batch", 0)
+        return self._epochs.batch(_epoch(request), rank=rank, batch=batch)
+
+    def planned(self, request: Request) -> Any:
+        """Return how full planned batches are."""
+        given = request.query_params
+        options: dict[str, Any] = {name: given[name] for name in ("length", "group_by") if given.get(name)}
+        options |= {name: _integer(request, name, 0) for name in ("max_tokens", "pack_to") if given.get(name)}
+        return self._epochs.planned(_epoch(request), **options)
+
+    def save(self, request: Request, asked: Any) -> Any:
+        """Save the samples for which an expression is true as a view, under a name in the folder for that."""
+        where, name, folder = asked.get("where"), asked.get("name"), self.view.save_to
+        if folder is None:
+            raise ArgumentError("no folder for views was named: start `wdsdist view` with --save-to DIR")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ArgumentError(f"the name is {name!r}: it may have letters, digits, dots, - and _, at most 100")
+        if self.view.manifest.label(0):
+            raise ArgumentError("a view is of one data set: start `wdsdist view` with that alone")
+        if (folder / name).exists():
+            raise DestinationExistsError(f"{folder / name} exists: choose another name")
+        made = self.view.manifest.select(where)
+        path = made.save(folder / name)
+        return {"path": str(path), "samples": made.num_samples}
+
+    def _tile(self, number: int) -> dict[str, Any]:
+        return self._described(number, describe.TILE)
+
+    def _described(self, number: int, limits: describe.Limits) -> dict[str, Any]:
+        """Return a sample as JSON has it; where its shard cannot be read, the error in its place."""
+        try:
+            place = self.reader.place(number)
+        except SampleIndexError:
+            raise
+        except WdsdistError as error:
+            shard = self.reader.shard_of(number)[0]
+            part, own = self.view.manifest.part(shard)
+            return {"number": number, "key": "", "shard": part.shown_name(own), "error": str(error), "members": []}
+        part, own = self.view.manifest.part(place.shard)
+        return {
+            "number": number,
+            "key": place.key,
+            "shard": part.shown_name(own),
+            "dataset": self.view.manifest.label(place.shard),
+            "place": place.stored,
+            "members": [self._described_member(place, one, limits) for one in place.members],
+        }
+
+    def _described_member(self, place: Place, member: Member, limits: describe.Limits) -> dict[str, Any]:
+        def read(start: int, stop: int) -> bytes:
+            return self.reader.read(place, member, start, stop)
+
+        about = describe.member(member.extension, member.size, read, limits, self.view.style)
+        return {"extension": member.extension, "offset": member.offset, "size": member.size, "about": about}
+
+    def _member(self, request: Request) -> tuple[Place, Member]:
+        place = self.reader.place(request.path_params["number"])
+        member = request.path_params["member"]
+        if member >= len(place.members):
+            raise SampleIndexError(f"sample {place.number:,} has {len(place.members)} members, and no number {member}")
+        return place, place.members[member]
+
+    def _pieces(self, place: Place, member: Member) -> Iterator[bytes]:
+        for start in range(0, member.size, _PIECE):
+            yield self.reader.read(place, member, start, start + _PIECE)
+
+
+def app(view: View, *, hosts: Sequence[str] | None = None, token: str = "") -> ASGIApp:
+    """Return the application, which refuses requests that are not for one of the ``hosts`` or lack the token.
+
+    Raises `ExtraMissingError` without the extra ``view``.
+    """
+    extra("starlette", "view", "`wdsdist view`")
+    from starlette.applications import Starlette
+    from starlette.routing import Route
+
+    from wdsdist.diagnostics.view.guard import LOOPBACK, Guard
+
+    pages = _Pages(view)
+    routes = [Route("/", _answering(pages.file)), Route("/static/{name}", _answering(pages.file))]
+    for name in ("data", "samples", "keys", "problems", "columns", "column", "epoch", "batch", "planned"):
+        routes.append(Route(f"/api/{name}", _answering(getattr(pages, name))))
+    routes += [
+        Route("/api/sample/{number:int}", _answering(pages.sample)),
+        Route("/api/save", _posting(pages.save), methods=["POST"]),
+        Route("/member/{number:int}/{member:int}", _answering(pages.member)),
+        Route("/picture/{number:int}/{member:int}", _answering(pages.picture)),
+    ]
+    return Guard(Starlette(routes=routes), hosts=LOOPBACK if hosts is None else hosts, token=token)
+
+
+def serve(view: View, *, host: str, port: int, token: str, ready: Callable[[str], None]) -> None:
+    """Serve a data set until the process is interrupted.
+
+    Args:
+        view: the data set.
+        host: address to listen on.
+        port: of the host; 0 takes a free one.
+        token: what each path must begin with; empty where none is needed.
+        ready: called with the URL once requests are answered.
+
+    Raises `ArgumentError` where the address cannot be had, and `ExtraMissingError` without the extra ``view``.
+    """
+    uvicorn = extra("uvicorn", "view", "`wdsdist view`")
+    listener = listening(host, port)
+    address, number = listener.getsockname()[:2]
+    # Behind a wildcard any name may lead here; there is a token then, which no other site knows.
+    hosts = [] if address in ("0.0.0.0", "::") else [host, address, "localhost", "127.0.0.1", "::1"]
+    config = uvicorn.Config(
+        app(view, hosts=hosts, token=token), log_level="warning", ws="none", lifespan="off", server_header=False,
+        proxy_headers=False, timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    name = socket.gethostname() if not hosts else host
+    ready(f"http://{f'[{name}]' if ':' in name else name}:{number}/{f'{token}/' if token else ''}")
+    with contextlib.suppress(KeyboardInterrupt):  # the usual end, which uvicorn raises once it has closed
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address; port 0 takes a free one. Raises `ArgumentError` where none can."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(found[4][:2], family=found[0])
+    except OSError as error:
+        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise ArgumentError(f"cannot listen on {host}, port {port}: {reason}; port 0 takes a free one") from error
+
+
+def new_token() -> str:
+    """Return a token that cannot be guessed."""
+    return secrets.token_urlsafe(18)
+
+
+def _answering(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
+    """Return an endpoint of a function that returns a response or what is sent as JSON; errors are sent as texts."""
+
+    def endpoint(request: Request) -> Response:
+        return _answer(lambda: answer(request))
+
+    return endpoint
+
+
+def _posting(answer: Callable[[Request, Any], Any]) -> Callable[[Request], Any]:
+    """Return an endpoint of a function that takes JSON too. No form of another site can send that type."""
+    from starlette.concurrency import run_in_threadpool
+
+    async def endpoint(request: Request) -> Response:
+        body = await request.body()
+
+        def answered() -> Any:
+            if request.headers.get("content-type") != "application/json":
+                raise ArgumentError("the request is no application/json")
+            asked = json.loads(body)
+            if not isinstance(asked, dict):
+                raise ArgumentError("the request is no JSON object")
+            return answer(request, asked)
+
+        return await run_in_threadpool(_answer, answered)
+
+    return endpoint
+
+
+def _answer(made: Callable[[], Any]) -> Response:
+    from starlette.responses import Response
+
+    try:
+        found = made()
+    except SampleIndexError as error:
+        return _error(404, str(error))
+    except (WdsdistError, ValueError) as error:
+        return _error(422, str(error))
+    except Exception as error:
+        _log.exception("a request for the page failed")
+        return _error(500, f"{type(error).__name__}: {error}")
+    if isinstance(found, Response):
+        return found
+    # Plain ASCII: half a surrogate pair in a key would be no UTF-8.
+    return Response(json.dumps(_finite(found), allow_nan=False), media_type="application/json")
+
+
+def _error(status: int, message: str) -> Response:
+    from starlette.responses import Response
+
+    return Response(json.dumps({"error": message}), status, media_type="application/json")
+
+
+def _finite(found: Any) -> Any:
+    """Return data without numbers that JSON does not have."""
+    if isinstance(found, dict):
+        return {name: _finite(one) for name, one in found.items()}
+    if isinstance(found, (list, tuple)):
+        return [_finite(one) for one in found]
+    return None if isinstance(found, float) and found - found != 0 else found
+
+
+def _epoch(request: Request) -> EpochChoice:
+    """Return the epoch that a request is about."""
+    names = ("ranks", "batch_size", "epoch", "seed", "crop")
+    numbers = {name: _integer(request, name, 0) for name in names if request.query_params.get(name)}
+    return EpochChoice(order=request.query_params.get("order") or "shard", **numbers)
+
+
+def _integer(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not text.isdecimal() or len(text) > 18:
+        raise ArgumentError(f"{name} is {text!r}: it must be a number from 0")
+    return int(text)
+
+
+def _range(header: str | None, size: int) -> tuple[int, int] | None:
+    """Return the first bytes that a ``Range`` header asks for, at most a piece; ``None`` where it asks for all.
+
+    A server may send less than was asked for: players ask for the rest when they come to it.
+
+    >>> _range("bytes=2-", 10), _range("bytes=-3", 10), _range("bytes=0-4", 10), _range("bytes=12-", 10)
+    ((2, 10), (7, 10), (0, 5), (12, 10))
+    >>> _range("lines=0-1", 10) is None is _range(None, 10)
+    True
+    """
+    found = re.fullmatch(r"bytes=(\d{0,18})-(\d{0,18})", header or "")
+    if found is None or found[1] == found[2] == "":
+        return None
+    if not found[1]:
+        start, stop = max(0, size - int(found[2])), size
+    else:
+        start, stop = int(found[1]), min(int(found[2]) + 1 if found[2] else size, size)
+    return start, min(stop, start + _PIECE)

@@ -1,0 +1,396 @@
+"use strict";
+// Nothing from the data becomes markup: texts are set as texts, and the page's policy lets no other way work.
+
+const PER_PAGE = 24;
+const state = { data: null, turn: 0, samples: [], before: null, after: null, keys: "" };
+const byId = (id) => document.getElementById(id);
+
+function el(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.filter((one) => one !== null && one !== undefined));
+  return node;
+}
+
+const thousands = (number) => Number(number).toLocaleString("en");
+const counted = (number, noun) => `${thousands(number)} ${noun}${number === 1 ? "" : "s"}`;
+function human(bytes) {
+  if (bytes < 1024) return counted(bytes, "byte");
+  let unit = -1;
+  do { bytes /= 1024; unit += 1; } while (bytes >= 1024 && unit < 4);
+  return `${bytes.toFixed(1)} ${["KiB", "MiB", "GiB", "TiB", "PiB"][unit]}`;
+}
+
+async function answer(response) {
+  const found = await response.json().catch(() => ({ error: `the server answers with status ${response.status}` }));
+  if (!response.ok) throw new Error(found.error || `status ${response.status}`);
+  return found;
+}
+async function api(path, parameters = {}) {
+  const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== "" && value != null));
+  let response;
+  try {
+    response = await fetch(`api/${path}?${query}`);
+  } catch {
+    throw new Error("the server does not answer: was `wdsdist view` ended?");
+  }
+  return answer(response);
+}
+
+function say(text, bad = false) {
+  const status = byId("status");
+  status.replaceChildren(text);
+  status.classList.toggle("bad", bad);
+}
+
+// Members
+
+const ORDER = ["image", "video", "array", "audio", "number", "text", "tokens", "json", "arrays", "bytes", "error"];
+
+function picture(url, name, about, caption) {
+  const image = el("img", { src: url, alt: name, loading: "lazy", decoding: "async", class: about.kind === "array" ? "fine" : null });
+  const stage = el("span", { class: "stage" }, image, el("small", {}, caption || name));
+  image.addEventListener("load", () => {  // small ones are enlarged: their pixels are what there is to see
+    if (Math.max(image.naturalWidth, image.naturalHeight) <= 64) image.classList.add("fine");
+  });
+  image.addEventListener("error", async () => {
+    let message = "the picture cannot be shown";
+    try { await answer(await fetch(url)); } catch (error) { message = error.message; }
+    image.replaceWith(el("div", { class: "error" }, `${name}: ${message}`));
+  });
+  return stage;
+}
+
+function described(about) {
+  return `${about.dtype} [${about.shape.join(", ")}]${about.least !== undefined ? `, ${about.least} to ${about.most}` : ""}`;
+}
+
+function tree(node, name, open) {
+  const [kind, content, total] = node;
+  const label = name === null ? [] : [el("span", { class: "name" }, name), ": "];
+  if (kind === "plain") return el("div", {}, ...label, content);
+  if (kind === "text") return el("div", {}, ...label, `"${content}"${content.length < total ? "…" : ""}`);
+  const what = kind === "object" ? `{ ${counted(total, "key")} }` : `[ ${counted(total, "item")} ]`;
+  const entries = kind === "object" ? content : content.map((one, place) => [String(place), one]);
+  const rows = entries.map(([key, one]) => tree(one, key, false));
+  if (entries.length < total) rows.push(el("div", { class: "dim" }, `… ${thousands(total - entries.length)} more`));
+  return el("details", { open }, el("summary", {}, ...label, el("span", { class: "dim" }, what)), el("div", { class: "branch" }, ...rows));
+}
+
+// Returns a member's content: a picture or player as a stage, or else what stands in a row.
+function content(about, url, pictureUrl, name, large) {
+  switch (about.kind) {
+    case "image": return picture(pictureUrl, name, about);
+    case "video": return el("span", { class: "stage" }, el("video", { src: url, controls: true, preload: "metadata" }));
+    case "audio": return el("div", { class: "sound" }, el("audio", { src: url, controls: true, preload: large ? "metadata" : "none" }));
+    case "array":
+      if (about.has_picture && pictureUrl) return picture(pictureUrl, name, about, `${name} ${described(about)}`);
+      return el("div", { class: "mono" }, described(about), about.values ? el("div", { class: "dim" }, about.values.join(" ")) : null);
+    case "tokens":
+      return el("div", { class: "mono" }, el("b", {}, counted(about.count, "token")), ` ${about.dtype === "list" ? "" : about.dtype} `,
+        el("span", { class: "dim" }, about.ids.join(" ") + (about.ids.length < about.count ? " …" : "")));
+    case "number": return el("div", { class: "number" }, about.text, about.label ? el("span", { class: "dim" }, ` ${about.label}`) : null);
+    case "text":
+      return el("div", { class: "text", dir: "auto" }, about.text + (about.is_cut ? "…" : ""), about.note ? el("div", { class: "dim" }, about.note) : null);
+    case "json": return el("div", { class: "tree" }, tree(about.tree, null, large), about.is_cut ? el("div", { class: "dim" }, "cut") : null);
+    case "arrays":
+      return el("div", { class: "mono" }, ...about.arrays.map((one) => el("div", {}, el("b", {}, one.name), ` ${described(one)}`)));
+    case "error": return el("div", { class: "error" }, about.message);
+    default: return el("div", { class: "mono dim" }, [about.note, about.hex].filter(Boolean).join(" · "));
+  }
+}
+
+function place(kind) { const found = ORDER.indexOf(kind); return found < 0 ? ORDER.length : found; }
+const byKind = (members) => members.sort((one, other) => place(one[1].kind) - place(other[1].kind));
+const isStage = (node) => node.classList.contains("stage") || node.classList.contains("sound");
+
+function tile(sample, members) {
+  const href = sample.number === null ? null : link("sample", { where: chosen() }, sample.number);
+  const head = el("div", { class: "head" }, el("a", { href, title: sample.key }, sample.key || "?"),
+    el("span", { title: sample.shard }, sample.number === null ? "" : thousands(sample.number)));
+  const card = el("article", { class: "tile" }, head);
+  if (sample.error) card.append(el("div", { class: "error" }, sample.error));
+  for (const [name, about, node] of byKind(members)) {
+    if (isStage(node)) {
+      if (about.kind !== "video" && about.kind !== "audio" && href) card.append(el("a", { href, class: "open" }, node));
+      else card.append(node);
+    } else card.append(el("div", { class: "field" }, el("span", { title: name }, name), node));
+  }
+  return card;
+}
+
+function storedMembers(sample, large) {
+  return sample.members.map((one, number) => {
+    const url = `member/${sample.number}/${number}`;
+    const shown = `picture/${sample.number}/${number}${large ? "?size=page" : ""}`;
+    return [one.extension, one.about, content(one.about, url, shown, one.extension, large), one, url];
+  });
+}
+
+// Where the page is: the part of the URL behind #
+
+function where() {
+  const [path, query] = location.hash.slice(1).split("?");
+  const [, page = "samples", number] = path.split("/");
+  return { page: page || "samples", number: Number(number), query: new URLSearchParams(query || "") };
+}
+function link(page, parameters = {}, number = null) {
+  const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== "" && value !== 0 && value != null));
+  return `#/${page}${number === null ? "" : `/${number}`}${query.size ? `?${query}` : ""}`;
+}
+const chosen = () => where().query.get("where") || "";
+
+// Pages
+
+async function samplesPage(isCurrent) {
+  const { query } = where();
+  const start = Number(query.get("start") || 0);
+  const key = query.get("key");
+  if (key) return keysPage(isCurrent, key);
+  say(chosen() ? "looking…" : "");
+  const found = await api("samples", { start, count: PER_PAGE, where: chosen() });
+  if (!isCurrent()) return;
+  state.samples = found.samples.map((one) => one.number);
+  state.before = start > 0 ? link("samples", { where: chosen(), start: Math.max(0, start - PER_PAGE) }) : null;
+  state.after = start + PER_PAGE < found.total ? link("samples", { where: chosen(), start: start + PER_PAGE }) : null;
+  const last = start + found.samples.length;
+  const range = found.samples.length ? `${thousands(start + 1)} to ${thousands(last)} of ${counted(found.total, "sample")}` : counted(found.total, "sample");
+  say(chosen() ? `${range}, of ${thousands(state.data.samples)} in all` : range);
+  if (chosen() && state.data.can_save && found.total) byId("status").append(...saveBox());
+  byId("page").replaceChildren(grid(found.samples), pager(start, found.total));
+}
+
+function grid(samples) {
+  return el("div", { class: "grid" }, ...samples.map((one) => tile(one, storedMembers(one, false))));
+}
+
+function pager(start, total) {
+  const go = (to) => { location.hash = to; };
+  const slider = el("input", { type: "range", min: 0, max: Math.max(0, total - 1), step: 1, value: start, "aria-label": "first sample" });
+  slider.addEventListener("change", () => go(link("samples", { where: chosen(), start: Math.floor(slider.value / PER_PAGE) * PER_PAGE })));
+  return el("div", { class: "pager", hidden: total <= PER_PAGE && start === 0 },
+    el("button", { disabled: !state.before, onclick: () => go(state.before) }, "← Previous"), slider,
+    el("button", { disabled: !state.after, onclick: () => go(state.after) }, "Next →"));
+}
+
+async function keysPage(isCurrent, text) {
+  const shown = el("div", { class: "grid" });
+  byId("page").replaceChildren(shown);
+  state.samples = [];
+  state.before = state.after = null;
+  let count = 0;
+  for (let shard = 0; shard !== null;) {
+    const found = await api("keys", { text, shard });
+    if (!isCurrent()) return;
+    count += found.items.length;
+    const room = found.items.slice(0, Math.max(0, 96 - state.samples.length));
+    for (let first = 0; first < room.length; first += PER_PAGE) {
+      const part = await api("samples", { numbers: room.slice(first, first + PER_PAGE).join(",") });
+      if (!isCurrent()) return;
+      shown.append(...part.samples.map((one) => tile(one, storedMembers(one, false))));
+      state.samples.push(...part.samples.map((one) => one.number));
+    }
+    shard = found.next_shard;
+    const looked = shard === null ? "" : `, ${thousands(shard)} of ${counted(found.num_shards, "shard")} looked at…`;
+    say(`${counted(count, "key")} with "${text}"${count > 96 ? ", the first 96 shown" : ""}${looked}`);
+    if (count > 96) break;
+  }
+}
+
+function saveBox() {
+  const name = el("input", { type: "text", placeholder: "name of the view", "aria-label": "name of the view" });
+  const save = async () => {
+    try {
+      const response = await fetch("api/save", {
+        method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ name: name.value, where: chosen() }),
+      });
+      const found = await answer(response);
+      say(`saved ${counted(found.samples, "sample")} as the view ${found.path}`);
+    } catch (error) { say(error.message, true); }
+  };
+  name.addEventListener("keydown", (event) => { if (event.key === "Enter") { event.preventDefault(); save(); } });
+  return [name, el("button", { type: "button", onclick: save }, "Save as view")];
+}
+
+async function samplePage(isCurrent) {
+  const { number } = where();
+  const found = await api(`sample/${number}`, { where: chosen() });
+  if (!isCurrent()) return;
+  const goTo = (to) => (to === null ? null : link("sample", { where: chosen() }, to));
+  [state.before, state.after] = [goTo(found.before), goTo(found.after)];
+  say("");
+  const parts = byKind(storedMembers(found, true)).map(([name, about, node, member, url]) => el("section", {},
+    el("header", {}, el("b", {}, name), el("span", {}, `${human(member.size)} at byte ${thousands(member.offset)}`),
+      el("a", { href: url, download: about.kind === "audio" || about.kind === "video" ? "" : null }, "Save")),
+    isStage(node) ? node : el("div", { class: "body" }, node),
+    about.kind === "array" && about.has_picture ? el("div", { class: "body mono" }, described(about)) : null));
+  if (found.error) parts.unshift(el("div", { class: "error" }, found.error));
+  const code = el("div", { class: "code", tabindex: 0 }, found.code);
+  const copy = el("button", { type: "button", onclick: async () => {
+    await navigator.clipboard.writeText(`import wdsdist\n\nsample = ${found.code}\n`);
+    copy.textContent = "Copied";
+  } }, "Copy");
+  const facts = [["number", thousands(found.number)], ["shard", found.shard]];
+  if (found.dataset) facts.push(["data set", found.dataset]);
+  if (found.place !== undefined) facts.push(["place", `${thousands(found.place)} of the shard`]);
+  facts.push(["members", String(found.members.length)]);
+  const step = (to, text) => el("button", { type: "button", disabled: !to, onclick: () => { location.hash = to; } }, text);
+  byId("page").replaceChildren(el("div", { class: "sample" }, el("div", {}, ...parts), el("aside", {},
+    el("h2", { id: "sample-key" }, found.key || "?"), el("dl", {}, ...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
+    el("div", { class: "buttons" }, step(state.before, "← Previous"), step(state.after, "Next →")), code, copy)));
+}
+
+async function columnsPage(isCurrent) {
+  say("");
+  const shown = el("div", { class: "columns" });
+  byId("page").replaceChildren(shown);
+  const { columns } = await api("columns");
+  if (!isCurrent()) return;
+  if (columns.every((one) => one.is_free)) {
+    say("More columns, such as the widths of images or fields of JSON members, are added by `wdsdist columns`.");
+  }
+  // The free ones are read from the index of each shard.
+  const isSlow = state.data.shards > 500 || state.data.samples > 5e6;
+  for (const one of columns.sort((a, b) => a.is_free - b.is_free)) {
+    const card = el("div", { class: "card" }, el("h2", {}, one.name));
+    shown.append(card);
+    const load = async () => {
+      try {
+        const found = await api("column", { name: one.name, where: chosen() });
+        if (isCurrent()) card.replaceChildren(el("h2", {}, one.name), ...figure(found));
+      } catch (error) { if (isCurrent()) card.replaceChildren(el("h2", {}, one.name), el("div", { class: "error" }, error.message)); }
+    };
+    if (one.is_free && isSlow) card.append(el("button", { type: "button", onclick: load }, "Count"));
+    else await load();
+    if (!isCurrent()) return;
+  }
+}
+
+const short = (number) => (Math.abs(number) >= 1000 ? thousands(Math.round(number)) : Number(number.toPrecision(4)).toString());
+
+// Bars of some heights, each with a title to hover.
+function chart(values, most, titles) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const width = 100 / values.length;
+  svg.setAttribute("viewBox", "0 0 100 100");
+  svg.setAttribute("preserveAspectRatio", "none");
+  values.forEach((value, number) => {
+    const bar = document.createElementNS(svg.namespaceURI, "rect");
+    const height = most ? Math.max(value / most * 100, value ? 1 : 0) : 0;
+    for (const [name, one] of Object.entries({ x: number * width, y: 100 - height, width: width * 0.92, height })) bar.setAttribute(name, one);
+    const title = document.createElementNS(svg.namespaceURI, "title");
+    title.textContent = titles[number];
+    bar.append(title);
+    svg.append(bar);
+  });
+  return svg;
+}
+
+function figure(found) {
+  const missing = found.missing ? `, ${thousands(found.missing)} missing` : "";
+  const part = found.of > found.samples ? `; every ${Math.round(found.of / found.samples)}th of ${counted(found.of, "sample")}` : "";
+  const lines = [el("p", {}, `${found.kind}, ${counted(found.samples - found.missing, "value")}${missing}${part}`)];
+  if (found.median !== undefined) lines.push(el("p", {}, `median ${short(found.median)}, mean ${short(found.mean)}`));
+  if (found.counts) {
+    const titles = found.counts.map((count, number) =>
+      `${short(found.edges[number])} to ${short(found.edges[number + 1])}: ${counted(count, "sample")}`);
+    lines.push(chart(found.counts, Math.max(...found.counts), titles), el("div", { class: "ends" }, el("span", {}, short(found.least)), el("span", {}, short(found.most))));
+  } else if (found.bars) {
+    const most = Math.max(1, ...found.bars.map(([, count]) => count));
+    const rows = found.bars.flatMap(([value, count]) => {
+      const bar = el("span", { class: "bar" });
+      bar.style.width = `${count / most * 100}%`;
+      return [el("span", { title: value }, value), bar, el("span", { class: "count" }, thousands(count))];
+    });
+    lines.push(el("div", { class: "bars" }, ...rows));
+    if (found.others) lines.push(el("p", {}, `${counted(found.others, "sample")} with other values`));
+  }
+  return lines;
+}
+
+async function problemsPage(isCurrent) {
+  const rows = el("tbody");
+  const table = el("table", { hidden: true }, el("thead", {}, el("tr", {}, ...["what", "shard", "key", "reason"].map((one) => el("th", {}, one)))), rows);
+  byId("page").replaceChildren(table);
+  let count = 0;
+  for (let shard = 0; shard !== null;) {
+    const found = await api("problems", { shard });
+    if (!isCurrent()) return;
+    count += found.items.length;
+    for (const one of found.items.slice(0, Math.max(0, 1000 - rows.children.length))) {
+      const key = one.number === null ? one.key : el("a", { href: link("sample", {}, one.number) }, one.key);
+      rows.append(el("tr", {}, el("td", {}, one.what), el("td", { class: "mono" }, one.shard), el("td", { class: "mono" }, key), el("td", {}, one.reason)));
+    }
+    table.hidden = !count;
+    shard = found.next_shard;
+    const looked = `${thousands(shard === null ? found.num_shards : shard)} of ${counted(found.num_shards, "shard")} looked at`;
+    say(`${count ? counted(count, "problem") : "no problem"}${count > 1000 ? ", the first 1,000 shown" : ""}; ${looked}, by indexes and sizes: \`wdsdist verify\` compares digests`);
+  }
+}
+
+const PAGES = { samples: samplesPage, sample: samplePage, columns: columnsPage, problems: problemsPage };
+
+async function show() {
+  const turn = ++state.turn;
+  const { page, query } = where();
+  for (const one of document.querySelectorAll("nav a")) {
+    const isHere = one.dataset.page === (page === "sample" ? "samples" : page);
+    one.toggleAttribute("aria-current", isHere);
+    one.href = link(one.dataset.page, { where: one.dataset.page === "samples" || one.dataset.page === "columns" ? chosen() : "" });
+  }
+  byId("choice").hidden = !["samples", "columns"].includes(page);
+  byId("where").value = query.get("where") || "";
+  byId("key").value = query.get("key") || "";
+  byId("number").value = "";
+  state.before = state.after = null;
+  document.title = `${state.data.name} – wdsdist view`;
+  document.body.setAttribute("aria-busy", "true");
+  try {
+    await (PAGES[page] || samplesPage)(() => turn === state.turn);
+  } catch (error) {
+    if (turn === state.turn) { say(error.message, true); byId("page").replaceChildren(); }
+  }
+  if (turn === state.turn) document.body.removeAttribute("aria-busy");
+}
+
+byId("choice").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const number = byId("number").value.replace(/[,\s]/g, "");
+  const text = byId("where").value.trim();
+  const target = number ? link("sample", { where: text }, number)
+    : link(where().page === "columns" ? "columns" : "samples", { where: text, key: byId("key").value });
+  if (location.hash === target) show(); else location.hash = target;
+});
+
+addEventListener("hashchange", () => { scrollTo(0, 0); show(); });
+addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target.matches("input, select, audio, video")) {
+    if (event.key === "Escape") event.target.blur();
+    return;
+  }
+  const { page, number } = where();
+  const jump = { ArrowLeft: state.before, ArrowRight: state.after, k: state.before, j: state.after }[event.key];
+  if (jump) location.hash = jump;
+  else if (event.key === "Escape" && page === "sample") {
+    location.hash = link("samples", { where: chosen(), start: chosen() ? 0 : Math.floor(number / PER_PAGE) * PER_PAGE });
+  } else if (event.key === "Enter" && page === "samples" && event.target === document.body && state.samples.length) {
+    location.hash = link("sample", { where: chosen() }, state.samples[0]);
+  } else if (event.key === "/" || event.key === "w") {
+    event.preventDefault();
+    byId(event.key === "/" ? "key" : "where").focus();
+  }
+});
+
+addEventListener("DOMContentLoaded", async () => {
+  try {
+    state.data = await api("data");
+  } catch (error) { say(error.message, true); return; }
+  const { data } = state;
+  byId("name").textContent = data.name;
+  byId("about").textContent = `${counted(data.samples, "sample")} in ${counted(data.shards, "shard")}, ${human(data.bytes)}; ${data.fields.join(", ")}`;
+  show();
+});

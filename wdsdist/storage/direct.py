@@ -1,0 +1,294 @@
+"""Requests to web servers and S3 on connections of the standard library, for reads and downloads.
+
+aiohttp and s3fs take 0.2 to 0.6 CPU seconds to import and to make their first client, in every process that has not
+inherited them; this takes some 0.02. Connections are kept open and shared by all threads of a process; a forked child
+makes its own. Nothing is retried here, redirects see no credentials, and errors hold the status and the headers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import contextlib
+import functools
+import http.client
+import itertools
+import os
+import re
+import socket
+import ssl
+import threading
+import time
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from email.message import Message
+from typing import Any, Literal
+
+from wdsdist.storage.clients import StorageOptions, filesystem, given_for, reach, store
+from wdsdist.storage.retry import NoRangesError, policy
+from wdsdist.storage.s3_urls import S3Addresses, s3_addresses
+
+_PIECE = 256 << 10  # bytes at most; what has arrived is given at once
+_TOGETHER = 1 << 20  # bytes
+_SOON = 0.1  # seconds
+_MOST_IDLE = 32  # connections to one server
+_HOPS = 10  # redirects
+_REDIRECTS = {301, 302, 303, 307, 308}
+_STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
+"""What a request on a kept connection gives that the server has closed meanwhile."""
+_CODE = re.compile(rb"<Code>(\w+)</Code>")
+_ERROR_BYTES = 4096
+_UNSAFE = re.compile(r"%(?![0-9A-Fa-f]{2})|[^\x21-\x7e]|[\"<>\\^`{|}]")
+"""Characters that a URL may not hold as they are."""
+
+
+class StatusError(Exception):
+    """A web server or a store answered with a status that is an error."""
+
+    def __init__(self, status: int, reason: str, headers: Message, code: str) -> None:
+        super().__init__(f"{status} {reason}" + (f" ({code})" if code else ""))
+        self.status = status
+        self.headers = headers
+        self.s3_code = code
+        """What S3 calls it; the status where an answer to a HEAD request has no body that would say."""
+
+
+@dataclass(eq=False)
+class Direct:
+    """A client that reads from one store."""
+
+    addresses: S3Addresses | None = None
+    """Of S3; a web server's locations are URLs already."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The user's."""
+    stores: tuple[str, ...] = ()
+    """Stores that may see these."""
+    protocol = "direct"
+    async_impl = False
+
+    def cat_file(
+        self, location: str, start: int | None = None, end: int | None = None, *, seconds: float | None = None
+    ) -> bytes:
+        """Return a file, or a range of it, within so many seconds."""
+        wanted = None if start is None or end is None else range(start, end)
+        with self.answer("GET", location, wanted, seconds=seconds) as answer:
+            if wanted is not None and answer.status != 206:
+                raise NoRangesError("the server has no ranges")
+            return answer.content()
+
+    def whole(self, location: str, *, seconds: float | None = None) -> tuple[bytes, str]:
+        """Return a file and its ETag, of one answer."""
+        with self.answer("GET", location, seconds=seconds) as answer:
+            return answer.content(), answer.headers.get("ETag", "")
+
+    def info(self, location: str, *, seconds: float | None = None) -> dict[str, Any]:
+        """Return what the headers of a file say: its size and its stamps."""
+        with self.answer("HEAD", location, seconds=seconds) as answer:
+            size = answer.headers.get("Content-Length")
+            stamps = {name: answer.headers[name] for name in ("ETag", "Last-Modified") if name in answer.headers}
+            return {"size": None if size is None else int(size), "type": "file", **stamps}
+
+    def answer(
+        self, method: Literal["GET", "HEAD"], location: str, wanted: range | None = None, *,
+        seconds: float | None = None,
+    ) -> Answer:  # fmt: skip
+        """Ask for a file or a range of it; follows redirects, to other stores without what was given for this one.
+
+        Raises `StatusError`, or what the connection raises.
+        """
+        until = None if seconds is None else time.monotonic() + seconds
+        url = self.addresses.url(method, location) if self.addresses else location
+        for _ in range(_HOPS):
+            answer = _asked(method, url, self._headers(url, wanted), until)
+            target, region = answer.headers.get("Location"), answer.headers.get("x-amz-bucket-region")
+            if answer.status >= 300 and self.addresses and region and self.addresses.moved(region):
+                url = self.addresses.url(method, location)
+            elif answer.status in _REDIRECTS and target:
+                url = urllib.parse.urljoin(url, target)
+            elif answer.status >= 300:
+                with answer:
+                    raise self._error(method, answer)
+            else:
+                return answer
+            answer.close()
+        raise ValueError(f"more than {_HOPS} redirects")
+
+    def _headers(self, url: str, wanted: range | None) -> dict[str, str]:
+        # A body that the server compresses on its way has neither the length nor the ranges of the file.
+        ours = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "wdsdist"}
+        if wanted is not None:
+            ours["Range"] = f"bytes={wanted.start}-{wanted.stop - 1}"
+        if self.addresses:
+            return ours
+        login = urllib.parse.unquote(urllib.parse.urlsplit(url).netloc.rpartition("@")[0])
+        if login:
+            ours["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
+        theirs = self.headers if store(url) in self.stores else {}
+        names = {name.lower() for name in theirs} - {"range", "accept-encoding", "host", "connection"}
+        return {**{name: value for name, value in ours.items() if name.lower() not in names},
+                **{name: value for name, value in theirs.items() if name.lower() in names}}  # fmt: skip
+
+    def _error(self, method: str, answer: Answer) -> StatusError:
+        code = ""
+        if self.addresses:
+            found = _CODE.search(answer.piece()) if method == "GET" else None
+            code = found[1].decode() if found else str(answer.status)
+        return StatusError(answer.status, answer.reason, answer.headers, code)
+
+
+class Answer:
+    """An answer whose body is read in pieces; it goes back to the kept connections when it has been read whole."""
+
+    def __init__(self, connection: http.client.HTTPConnection, key: _Key, until: float | None) -> None:
+        self._connection, self._key, self._until = connection, key, until
+        self._socket = connection.sock
+        self._reading = threading.Lock()
+        self._is_abandoned = False
+        self._response = connection.getresponse()
+        self.status, self.reason, self.headers = self._response.status, self._response.reason, self._response.headers
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def piece(self) -> bytes:
+        """Return what has arrived, after waiting for some of it; nothing at the end."""
+        if self._connection.sock is not None:
+            self._connection.sock.settimeout(_patience(self._until))
+        piece = self._response.read1(_PIECE)
+        if not piece and self._response.length:
+            raise http.client.IncompleteRead(b"", self._response.length)
+        return piece
+
+    def pieces(self) -> list[bytes]:
+        """Return pieces of up to `_TOGETHER` bytes, or what came within `_SOON`; none at the end."""
+        found, size, began = [], 0, time.monotonic()
+        try:
+            with self._reading:
+                while size < _TOGETHER and time.monotonic() - began < _SOON and (piece := self.piece()):
+                    found.append(piece)
+                    size += len(piece)
+        finally:
+            if self._is_abandoned:
+                self.close()
+        return found
+
+    def content(self) -> bytes:
+        """Return the rest of the body."""
+        return b"".join(iter(self.piece, b""))
+
+    def abandon(self) -> None:
+        """Close the connection; where another thread waits in `pieces`, that ends at once and closes it."""
+        self._is_abandoned = True
+        if self._reading.acquire(blocking=False):
+            self.close()
+            self._reading.release()
+        elif self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Keep the connection where all was read, close it otherwise."""
+        response, connection = self._response, self._connection
+        is_whole = not self._is_abandoned and (response.isclosed() or response.length == 0)
+        response.close()
+        idle = _kept().setdefault(self._key, [])
+        if is_whole and not response.will_close and connection.sock is not None and len(idle) < _MOST_IDLE:
+            idle.append(connection)
+        else:
+            connection.close()
+
+
+_Key = tuple[str, str, "int | None"]
+_idle: dict[int, dict[_Key, list[http.client.HTTPConnection]]] = {}
+"""Connections that are kept, by process. Those that a forked child inherits stay open there, unused: they are its
+parent's, whose end would close them."""
+
+
+def _kept() -> dict[_Key, list[http.client.HTTPConnection]]:
+    return _idle.setdefault(os.getpid(), {})
+
+
+@atexit.register
+def _close_idle() -> None:
+    for connection in itertools.chain(*_kept().values()):
+        connection.close()
+
+
+def _patience(until: float | None) -> float:
+    """Return the seconds that one operation on a connection may take. Raises ``TimeoutError`` where none are left."""
+    if until is None:
+        return policy().stall
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("no answer in time")
+    return min(left, policy().stall)
+
+
+def _asked(method: str, url: str, headers: Mapping[str, str], until: float | None) -> Answer:
+    """Make one request; again, on a new connection, where a kept one turns out to have been closed."""
+    place = urllib.parse.urlsplit(_UNSAFE.sub(lambda found: urllib.parse.quote(found[0], safe=""), url))
+    if place.scheme not in ("http", "https") or not place.hostname:
+        raise ValueError(f"a request would go to {place.scheme}://, which is not the web")
+    target = urllib.parse.urlunsplit(("", "", place.path or "/", place.query, ""))
+    key = (place.scheme, place.hostname, place.port)
+    while True:
+        connection = _connection(key, _patience(until))
+        is_kept = connection.sock is not None
+        try:
+            connection.request(method, target, headers=dict(headers))
+            return Answer(connection, key, until)
+        except BaseException as error:
+            connection.close()
+            if not (is_kept and isinstance(error, _STALE)):
+                raise
+
+
+def _connection(key: _Key, patience: float) -> http.client.HTTPConnection:
+    """Take a kept connection, or make one that connects when it is used."""
+    with contextlib.suppress(KeyError, IndexError):
+        connection = _kept()[key].pop()
+        connection.timeout = patience
+        if connection.sock is not None:
+            connection.sock.settimeout(patience)
+        return connection
+    scheme, host, port = key
+    if scheme == "https":
+        return http.client.HTTPSConnection(host, port, timeout=patience, context=_tls())
+    return http.client.HTTPConnection(host, port, timeout=patience)
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+def reader(location: str, options: StorageOptions | None, *, retries: bool = True) -> tuple[Any, str]:
+    """Return the client that reads a location, and what the location is called there.
+
+    A `Direct` one for web servers and S3 where the options allow; what `filesystem` returns otherwise.
+    """
+    scheme = location.partition("://")[0].lower()
+    if scheme in ("http", "https"):
+        headers = _only_headers(given_for(location, options))
+        if headers is not None:
+            return Direct(None, headers, reach(location, options)), location
+    elif scheme in ("s3", "s3a"):
+        addresses = s3_addresses(location, given_for(location, options))
+        if addresses is not None:
+            return Direct(addresses), location
+    return filesystem(location, options, retries=retries)
+
+
+def _only_headers(given: Mapping[str, Any]) -> Mapping[str, str] | None:
+    """Return the headers that options for the web hold; None where they hold something else."""
+    headers = {}
+    for name, value in given.items():
+        more = value if name == "headers" else value.get("headers", {}) if name == "client_kwargs" else None
+        if more is None or (name == "client_kwargs" and set(value) - {"headers"}):
+            return None
+        headers.update(more)
+    return headers

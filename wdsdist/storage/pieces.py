@@ -1,0 +1,134 @@
+"""The bytes of a remote file or of a range of it, piece by piece as they arrive, from any back end.
+
+fsspec's own `cat_file` returns a range when all of it is there; through one event loop that reaches half of what the
+same number of plain connections does. Web servers and S3 are therefore read piece by piece.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any, TypeVar
+
+from wdsdist.errors import StorageError
+from wdsdist.storage.clients import speaks
+from wdsdist.storage.direct import Answer, Direct
+from wdsdist.storage.retry import NoRangesError
+from wdsdist.storage.urls import shown
+
+T = TypeVar("T")
+_PIECE = 1 << 20  # bytes at most; what has arrived is given at once
+
+
+class ChangedError(StorageError):
+    """An object was replaced while parts of it were downloaded."""
+
+
+def pieces(client: Any, path: str, wanted: range | None, tags: set[str]) -> AsyncGenerator[bytes, None]:
+    """Yield the bytes of a range, or without one of the whole file, on the event loop.
+
+    Raises what the back end raises, `NoRangesError` where only the whole file can be had, and `ChangedError` where the
+    ETag of an object of S3 is not that in ``tags``, which gets the first one.
+    """
+    if isinstance(client, Direct):
+        return _of_direct(client, path, wanted, tags)
+    if speaks(client, "http"):
+        return _of_http(client, path, wanted)
+    return _at_once(client, path, wanted)
+
+
+async def size_of(client: Any, path: str) -> int | None:
+    """Return the size of a file in bytes; None where the store does not say."""
+    info = await (client._info(path) if client.async_impl else in_thread(client.info, path))
+    return None if info.get("size") is None else int(info["size"])
+
+
+@contextlib.asynccontextmanager
+async def http_answer(client: Any, path: str, wanted: range | None = None) -> AsyncIterator[Any]:
+    session = await client.set_session()
+    options = dict(client.kwargs)
+    # A body that the server compresses on its way has neither the length nor the ranges of the file.
+    headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
+    if wanted:
+        headers["Range"] = _header(wanted)
+    async with session.get(client.encode_url(path), headers=headers, read_bufsize=_PIECE, **options) as answer:
+        answer.raise_for_status()
+        yield answer
+
+
+async def _of_http(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes, None]:
+    async with http_answer(client, path, wanted) as answer:
+        if wanted and answer.status != 206:
+            raise NoRangesError
+        async for piece in answer.content.iter_any():
+            yield piece
+
+
+async def _of_direct(
+    client: Direct, path: str, wanted: range | None, tags: set[str]
+) -> AsyncGenerator[bytes, None]:  # fmt: skip
+    answers: list[Answer] = []
+    is_over = threading.Event()
+
+    def ask() -> Answer:
+        answer = client.answer("GET", path, wanted)
+        answers.append(answer)
+        if is_over.is_set():  # nobody waits any more
+            answer.abandon()
+        return answer
+
+    try:
+        answer = await in_thread(ask)
+        if wanted and answer.status != 206:
+            raise NoRangesError
+        if client.addresses and "ETag" in answer.headers:
+            tags.add(answer.headers["ETag"])
+            if len(tags) > 1:
+                raise ChangedError(f"{shown(path)} was replaced while it was downloaded: try again")
+        while pieces := await in_thread(answer.pieces):
+            for piece in pieces:
+                yield piece
+        answers.clear()
+        answer.close()
+    finally:
+        is_over.set()
+        for answer in answers:
+            answer.abandon()
+
+
+def _header(wanted: range) -> str:
+    return f"bytes={wanted.start}-{wanted.stop - 1}"
+
+
+async def _at_once(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes, None]:
+    start, stop = (wanted.start, wanted.stop) if wanted else (None, None)
+    if client.async_impl:
+        yield await client._cat_file(path, start=start, end=stop)
+    else:
+        yield await in_thread(client.cat_file, path, start, stop)
+
+
+async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Call something that blocks, in a thread that may be left alone: neither this call nor the process waits for it.
+
+    The threads of an executor would keep the process from ending as long as one of them hangs.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def deliver(settle: Callable[[Any], None], value: Any) -> None:
+        if not future.done():  # nobody waits any more
+            settle(value)
+
+    def work() -> None:
+        try:
+            outcome: tuple[Callable[[Any], None], Any] = (future.set_result, function(*arguments))
+        except BaseException as error:
+            outcome = (future.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop has been closed
+            loop.call_soon_threadsafe(deliver, *outcome)
+
+    threading.Thread(target=work, name="wdsdist-storage", daemon=True).start()
+    return await future
