@@ -14,6 +14,7 @@ from wdsdist.diagnostics import summary as module
 from wdsdist.diagnostics.neighbours import neighbours
 from wdsdist.diagnostics.summary import summary
 from wdsdist.errors import ShardNotFoundError
+from wdsdist.shards.concat_manifest import join
 
 
 def samples(count: int) -> list[dict[str, Any]]:
@@ -137,8 +138,7 @@ def test_a_column_that_cannot_be_read_is_a_problem_and_hides_nothing_else(data: 
 
 def test_concatenated_data_sets_are_summed_up(data: wdsdist.Manifest, tmp_path: Path) -> None:
     other = wdsdist.pack(samples(4), tmp_path / "other", shuffle_seed=None)
-    both = wdsdist.concat([data.base, other.base]).manifest
-    assert summary(both)["field_counts"] == {"cls": 34, "jpg": 34, "txt": 22}
+    assert summary(join([data, other], ["a", "b"]))["field_counts"] == {"cls": 34, "jpg": 34, "txt": 22}
 
 
 def test_an_empty_data_set_has_no_figures(tmp_path: Path) -> None:
