@@ -36,7 +36,7 @@ class ColumnLookup:
     def __init__(self, manifest: Manifest, name: str) -> None:
         self._manifest = manifest
         self.name = name
-        self._of_shards: OrderedDict[int, Column] = OrderedDict()
+        self._of_shards: OrderedDict[tuple[int, int], Column] = OrderedDict()
         _ = self._parts
 
     def __call__(self, shards: Int64s, samples: Int64s) -> npt.NDArray[Any]:
@@ -67,13 +67,12 @@ class ColumnLookup:
     def _parts(self) -> dict[int, tuple[StoredColumn, Int64s] | None]:
         """The stored column of each part of the data set and where its shards' samples start, by the part's id."""
         parts: dict[int, tuple[StoredColumn, Int64s] | None] = {}
-        for number in np.flatnonzero(self._manifest.counts).tolist():
-            part = self._manifest.part(number)[0]
-            if id(part) in parts:
+        for part in self._manifest.data_sets:
+            if not part.num_samples:
                 continue
             stored = read.of_file(part.whole, self.name)
             if stored is None:
-                self._column_of(number)  # which fails where there is none of that name
+                self._column_of(part, int((part.counts > 0).argmax()))  # which fails where there is none of that name
             parts[id(part)] = None if stored is None else (stored, part.whole.ends - part.whole.counts)
         return parts
 
@@ -82,7 +81,7 @@ class ColumnLookup:
         stored = samples if part.picks is None else part.picks.of_shard(number)[samples].astype(np.int64)
         found = self._parts.get(id(part))
         if found is None:
-            column, places = self._column_of(shard), stored
+            column, places = self._column_of(part, number), stored
         else:
             column, places = found[0].column, found[1][number] + stored
         taken = column.take(places)
@@ -96,15 +95,14 @@ class ColumnLookup:
             return np.frombuffer(b"".join(digests), "<u8")
         return taken.typed()
 
-    def _column_of(self, shard: int) -> Column:
-        column = self._of_shards.get(shard)
+    def _column_of(self, part: Manifest, number: int) -> Column:
+        column = self._of_shards.get((id(part), number))
         if column is None:
-            part, number = self._manifest.part(shard)
             if from_index.is_free(self.name):
                 column = from_index.column_of_shard(part.whole, number, self.name)
             if column is None or (column.is_empty and self.name not in from_index.ALWAYS):
                 raise read.unknown(self.name, read.names(part.whole))
-            self._of_shards[shard] = column
+            self._of_shards[id(part), number] = column
             while len(self._of_shards) > _SHARDS:
                 self._of_shards.popitem(last=False)
         return column

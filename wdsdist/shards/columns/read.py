@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 def names(manifest: Manifest) -> list[str]:
     """Return the names of a data set's columns: the free ones, then those of files; of several, what all have."""
-    parts: tuple[Manifest, ...] = getattr(manifest, "parts", ())  # of data sets that were joined
-    if parts:
-        of_parts = [names(part) for part in parts]
-        return [name for name in of_parts[0] if all(name in others for others in of_parts)]
+    first, *others = map(_names, manifest.data_sets)
+    return [name for name in first if all(name in other for other in others)]
+
+
+def _names(manifest: Manifest) -> list[str]:
     free = [*from_index.ALWAYS, *(f"{extension}.bytes" for extension in from_index.extensions_in(manifest))]
     return free + [name for name in column_file.names(manifest) if name not in free]
 
