@@ -139,8 +139,8 @@ def _first(
     from wdsdist.sampling.shard_schedule import upcoming
 
     given, plan = epoch_of(
-        manifest.counts, ranks=ranks, samples_per_epoch=samples_per_epoch, shuffle_window=shuffle_window,
-        num_canonical_replicas=num_canonical_replicas, **epoch_given,
+        manifest.counts, is_local=not manifest.is_copied.any(), ranks=ranks, samples_per_epoch=samples_per_epoch,
+        shuffle_window=shuffle_window, num_canonical_replicas=num_canonical_replicas, **epoch_given,
     )  # fmt: skip
     per_node = min(ranks, check_integer("ranks_per_node", ranks_per_node, 1))
     if rank is None:

@@ -49,16 +49,18 @@ def epoch_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def epoch_of(
-    counts: Int64s, *, ranks: int, batch_size: int, samples_per_epoch: int | None, seed: int, order: str,
-    no_shuffle: bool, shuffle_window: int | None, num_canonical_replicas: int | None, keep_tail: bool,
+    counts: Int64s, *, is_local: bool, ranks: int, batch_size: int, samples_per_epoch: int | None, seed: int,
+    order: str, no_shuffle: bool, shuffle_window: int | None, num_canonical_replicas: int | None, keep_tail: bool,
 ) -> tuple[OrderSettings, EpochPlan]:  # fmt: skip
     """Return the order and the plan of an epoch over shards with so many samples each, as `epoch_options` say.
+
+    ``is_local`` says that no shard is read through the cache, as the order of training depends on it.
 
     Raises `ArgumentError` for an option out of its range.
     """
     from wdsdist._util.validation import MOST_PROCESSES, check_integer
     from wdsdist.sampling.epoch_plan import EpochPlan
-    from wdsdist.sampling.order import OrderSettings, default_window
+    from wdsdist.sampling.order import OrderSettings, default_window, version_for
 
     check_integer("ranks", ranks, 1, MOST_PROCESSES)
     if samples_per_epoch is not None:
@@ -69,6 +71,7 @@ def epoch_of(
         seed=seed,
         window=default_window(counts) if shuffle_window is None else shuffle_window,
         num_canonical_replicas=ranks if num_canonical_replicas is None else num_canonical_replicas,
+        version=version_for(is_local=is_local),
     )
     return settings, EpochPlan(
         num_samples=int(counts.sum()) if samples_per_epoch is None else samples_per_epoch,
@@ -157,7 +160,7 @@ def _world(
         counts = np.full(many, share)
         counts[:more] += 1
         sizes = np.full(many, shard_bytes)
-    settings, plan = epoch_of(counts, **epoch_given)
+    settings, plan = epoch_of(counts, is_local=manifest is not None and not manifest.is_copied.any(), **epoch_given)
     return World(
         counts=counts, sizes=sizes, settings=settings, plan=plan, ranks_per_node=ranks_per_node, epoch=epoch
     ), manifest
