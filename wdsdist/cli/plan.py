@@ -54,8 +54,6 @@ def epoch_of(
 ) -> tuple[OrderSettings, EpochPlan]:  # fmt: skip
     """Return the order and the plan of an epoch over shards with so many samples each, as `epoch_options` say.
 
-    ``is_local`` says that no shard is read through the cache, as the order of training depends on it.
-
     Raises `ArgumentError` for an option out of its range.
     """
     from wdsdist._util.validation import MOST_PROCESSES, check_integer
@@ -160,7 +158,8 @@ def _world(
         counts = np.full(many, share)
         counts[:more] += 1
         sizes = np.full(many, shard_bytes)
-    settings, plan = epoch_of(counts, is_local=manifest is not None and not manifest.is_copied.any(), **epoch_given)
+    is_local = manifest is not None and not manifest.is_copied.any()
+    settings, plan = epoch_of(counts, is_local=is_local, **epoch_given)
     return World(
         counts=counts, sizes=sizes, settings=settings, plan=plan, ranks_per_node=ranks_per_node, epoch=epoch
     ), manifest

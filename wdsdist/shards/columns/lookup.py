@@ -14,6 +14,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError
 from wdsdist.shards.columns import from_index, read
 from wdsdist.shards.columns.column import Column
+from wdsdist.shards.columns.column_file import StoredColumn
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -53,14 +54,19 @@ class ColumnLookup:
             found[here] = values
         return np.zeros(0, np.int64) if found is None else found
 
+    @property
+    def digest(self) -> str:
+        """What tells the values from others under the same name; those that shards themselves say need nothing."""
+        return " ".join("" if part is None else part[0].digest for part in self._parts.values())
+
     def __getstate__(self) -> dict[str, Any]:
         # Mapped columns stay behind: the other process maps them itself.
         return {"_manifest": self._manifest, "name": self.name, "_of_shards": OrderedDict()}
 
     @functools.cached_property
-    def _parts(self) -> dict[int, tuple[Column, Int64s] | None]:
+    def _parts(self) -> dict[int, tuple[StoredColumn, Int64s] | None]:
         """The stored column of each part of the data set and where its shards' samples start, by the part's id."""
-        parts: dict[int, tuple[Column, Int64s] | None] = {}
+        parts: dict[int, tuple[StoredColumn, Int64s] | None] = {}
         for part in self._manifest.data_sets:
             if not part.num_samples:
                 continue
@@ -77,7 +83,7 @@ class ColumnLookup:
         if found is None:
             column, places = self._column_of(part, number), stored
         else:
-            column, places = found[0], found[1][number] + stored
+            column, places = found[0].column, found[1][number] + stored
         taken = column.take(places)
         if taken.is_missing is not None and taken.is_missing.any():
             raise ArgumentError(
