@@ -69,6 +69,27 @@ def test_a_state_from_before_lines_were_turned_goes_on_in_the_order_of_its_run(n
     assert rest_after(saved_state["state"], dataset, 1, workers=2 if when == "end" else 0) == saved_state["keys"]
 
 
+@pytest.mark.usefixtures("saved")
+@pytest.mark.parametrize("when", ["before", "within", "end"])
+@pytest.mark.parametrize("name", ["grow", "grow mixed"])
+def test_a_state_from_when_windows_grew_goes_on_in_the_order_of_its_run(name: str, when: str) -> None:
+    grow: dict[str, Any] = {"decode": True, "seed": 3, "shuffle_window": 14, "num_canonical_replicas": 1}
+    mixed = name == "grow mixed"
+    dataset = wdsdist.mix({"packed": 0.7, "zst": 0.3}, **grow) if mixed else wdsdist.StreamingDataset("packed", **grow)
+    saved_state = STATES[name][when]
+    assert saved_state["state"]["order_version"] == 2
+    assert rest_after(saved_state["state"], dataset, 2) == saved_state["keys"]
+
+
+@pytest.mark.usefixtures("saved")
+def test_remote_and_compressed_shards_keep_the_order_whose_first_batch_needs_one_shard(
+    stored: dict[str, tuple[str, float]],
+) -> None:
+    places = ("packed", "zst", stored["a"][0])
+    versions = [wdsdist.StreamingDataset(place).state_dict()["order_version"] for place in places]
+    assert versions == [3, 2, 2]
+
+
 @pytest.mark.parametrize("when", ["before", "within", "end"])
 def test_a_state_of_a_mix_of_0_1_goes_on_with_the_same_samples_from_its_cache(
     when: str, stored: dict[str, tuple[str, float]]

@@ -183,6 +183,49 @@ def test_a_server_without_ranges_is_read_in_one_piece(tmp_path: Path, known: boo
     assert (tmp_path / "copy").read_bytes() == CONTENT
 
 
+RANGES = [range(10, 20), range(PART, 3 * PART + 1)]
+
+
+def test_ranges_alone_are_fetched_each_to_its_place(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(bytes(len(CONTENT)))
+    with (
+        use_policy(RequestPolicy(part_bytes=PART)),
+        storage.begin_fetch(store.location, path, store.bound, ranges=RANGES, deadline=Deadline(20)) as running,
+    ):
+        assert running.result() == Transfer(sum(map(len, RANGES)), 4, 0)
+    expected = bytearray(len(CONTENT))
+    for one in RANGES:
+        expected[one.start : one.stop] = CONTENT[one.start : one.stop]
+    assert path.read_bytes() == bytes(expected)
+    assert store.proxy.count(store.path).bytes == sum(map(len, RANGES))
+
+
+def test_a_server_without_ranges_gives_none(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(CONTENT)
+    with served(tmp_path, ranges=False) as server:
+        location = f"{server.url}/a.tar"
+        fetching = storage.begin_fetch(location, tmp_path / "copy", ranges=RANGES, deadline=Deadline(20))
+        with pytest.raises(storage.NoRangesError), fetching as running:
+            running.result()
+
+
+def test_a_fetch_leaves_the_line_to_others_as_long_as_it_is_told(store: Store, tmp_path: Path) -> None:
+    asked, free = threading.Event(), threading.Event()
+
+    def pauses() -> bool:
+        asked.set()
+        return not free.is_set()
+
+    path = tmp_path / "a.tar"
+    with storage.begin_fetch(store.location, path, store.bound, deadline=Deadline(20), pauses=pauses) as running:
+        assert asked.wait(10)
+        assert store.proxy.count(store.path).requests == 0
+        free.set()
+        running.result()
+    assert path.read_bytes() == CONTENT
+
+
 MIXED = [
     Rule("status", 500, share=0.05, seed=1),
     Rule("status", 503, share=0.03, seed=2, burst=3),

@@ -14,11 +14,12 @@ SHARDS = 30
 
 
 def use(folder: Path) -> int:
-    """Return the bytes of all that is in the folders of stores, as it is at some moment."""
+    """Return the bytes of all that is in the folders of stores, as it is at some moment; of sparse files the blocks."""
     total = 0
     for path in folder.glob("?" * 24 + "/*"):
         try:
-            total += path.stat().st_size
+            found = path.stat()
+            total += found.st_blocks * 512 if path.suffix == ".wdssparse" else found.st_size
         except FileNotFoundError:
             continue
     return total

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wdsdist.cache.locks import LockableFile, PlantedError
+from wdsdist.cache.parts import Members, PartNeeds, PinnedPart
 from wdsdist.cache.paths import copy_key
 from wdsdist.cache.pins import Pinned
 from wdsdist.cache.priorities import Need
@@ -20,8 +21,11 @@ from wdsdist.shards.manifest import Manifest
 __all__ = [
     "TIMEOUT",
     "FetchAhead",
+    "Members",
     "Need",
+    "PartNeeds",
     "Pinned",
+    "PinnedPart",
     "ShardCache",
     "copy_key",
     "cached_path",

@@ -43,12 +43,15 @@ class Fetched:
     """Identity of the compressed file that it was decompressed from; empty where there is none."""
 
 
-def fetch(request: ShardRequest, count_retries: Callable[[int], None]) -> Fetched:
+def fetch(
+    request: ShardRequest, count_retries: Callable[[int], None], pauses: Callable[[], bool] | None = None
+) -> Fetched:
     """Fetch a shard into its part, with retries while its bytes are wrong.
 
     Args:
         request: the shard.
         count_retries: called with the number of retried requests, or of retried fetches.
+        pauses: whether the fetch has to leave the line to others for now.
 
     Raises `ShardNotFoundError` and `StorageError` as storage does, `ShardDamagedError` where it differs from
     the manifest or from the index beside it.
@@ -56,7 +59,7 @@ def fetch(request: ShardRequest, count_retries: Callable[[int], None]) -> Fetche
     attempt = 1
     while True:
         try:
-            return _fetch_once(request, count_retries)
+            return _fetch_once(request, count_retries, pauses)
         except storage.WrongLengthError as error:
             raise ShardDamagedError(f"{error}: upload it again") from None
         except ShardDamagedError as error:
@@ -69,19 +72,21 @@ def fetch(request: ShardRequest, count_retries: Callable[[int], None]) -> Fetche
         request = request.again()  # its index may be the wrong one
 
 
-def _fetch_once(request: ShardRequest, count_retries: Callable[[int], None]) -> Fetched:
+def _fetch_once(
+    request: ShardRequest, count_retries: Callable[[int], None], pauses: Callable[[], bool] | None
+) -> Fetched:
     part = request.paths.part  # every write below keeps its inode, which is locked
     made_of = request.made_of()
     if request.listed.is_compressed:
         _warn_of_decompressing(request.paths.folder.parent)
-        with _compressed_file(request, count_retries) as path:
+        with _compressed_file(request, count_retries, pauses) as path:
             file = scan_local.stored(path)
             _check(request, "index.json", file, _listed(request))
             compression.unpack(path, part, size=request.size, label=request.shown)
         tar = scan_local.stored(part)
     else:
         if request.is_remote:
-            with _begin_fetch(request, part, digest=True) as shard:
+            with _begin_fetch(request, part, pauses, digest=True) as shard:
                 _ = request.sidecar  # fetched while the shard is
                 done = shard.result()
                 count_retries(done.retries)
@@ -128,22 +133,26 @@ def scan(request: ShardRequest, tar: Path, file: Stored) -> ShardIndex:
 
 
 @contextlib.contextmanager
-def _compressed_file(request: ShardRequest, count_retries: Callable[[int], None]) -> Iterator[Path]:
+def _compressed_file(
+    request: ShardRequest, count_retries: Callable[[int], None], pauses: Callable[[], bool] | None
+) -> Iterator[Path]:
     """Give the compressed file of a shard; a fetched one is unnamed, so that a crash leaves nothing behind."""
     if not request.is_remote:
         yield storage.local_path(request.location)
         return
     with tempfile.TemporaryFile(dir=request.paths.folder) as file:
         path = Path(f"/proc/self/fd/{file.fileno()}")
-        with _begin_fetch(request, path) as shard:
+        with _begin_fetch(request, path, pauses) as shard:
             count_retries(shard.result().retries)
         yield path
 
 
-def _begin_fetch(request: ShardRequest, path: Path, *, digest: bool = False) -> storage.Fetching:
+def _begin_fetch(
+    request: ShardRequest, path: Path, pauses: Callable[[], bool] | None, *, digest: bool = False
+) -> storage.Fetching:
     size = request.listed.size if request.listed.size >= 0 else None
     return storage.begin_fetch(
-        request.location, path, request.options, size=size, deadline=request.deadline, digest=digest
+        request.location, path, request.options, size=size, deadline=request.deadline, digest=digest, pauses=pauses
     )
 
 

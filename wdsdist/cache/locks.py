@@ -7,6 +7,7 @@ import fcntl
 import os
 import random
 import stat
+import struct
 import threading
 import time
 import weakref
@@ -18,6 +19,9 @@ from wdsdist._util.ownership import is_owner
 from wdsdist.errors import CacheError
 
 _LONGEST_PAUSE = 0.02  # seconds
+
+FLOCK = struct.Struct("@hhqqi4x")
+"""The system's description of a lock on a range: kind, whence, start, length (0 for all), process."""
 
 _open_files: weakref.WeakSet[LockableFile] = weakref.WeakSet()
 # Held while files are opened and closed, so that no fork runs between the opening of a descriptor and its record.
@@ -98,6 +102,22 @@ class LockableFile:
     def unlock(self) -> None:
         if self.is_open:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def claim(self, start: int, stop: int) -> bool:
+        """Try to lock a range of the file, exclusively and beside other locks, until `unclaim`; return whether it is.
+
+        It belongs to the open file, as `lock` does, and unlike POSIX locks.
+        """
+        try:
+            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_WRLCK, 0, start, stop - start, 0))
+        except BlockingIOError:
+            return False
+        return True
+
+    def unclaim(self) -> None:
+        """Unlock all ranges."""
+        if self.is_open:
+            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_UNLCK, 0, 0, 0, 0))
 
     def close(self) -> None:
         if is_finalizing():  # the system closes it, and a thread that the interpreter has ended may hold the lock

@@ -1,7 +1,8 @@
 """Paths in a cache folder. Pure: no file is opened.
 
-Each shard may have four files, ``<root>/<24 hex digits of its store's folder>/<name><suffix>``: the copy, its
-index, its stamp (the verified digest, or the reserved space), and the part that is being fetched.
+Each shard may have six files, ``<root>/<24 hex digits of its store's folder>/<name><suffix>``: the copy, its
+index, its stamp (the verified digest, or the reserved space), the part that is being fetched to become the copy; and,
+where only some of it is needed, the sparse copy with the map of its extents.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from wdsdist.shards.manifest import Manifest
 
 LOCK = ".lock"
 READERS = "readers"
+WAITING = ".waiting"
 STAMP = ".wdsstamp"
 PART = ".wdspart"
+SPARSE = ".wdssparse"
+EXTENTS = ".wdsextents"
 SOURCE = ".wdssource"
 """Name of the file, beside the copies from one folder or URL, that says which that is."""
 
@@ -52,6 +56,14 @@ class CopyPaths:
     @property
     def part(self) -> Path:
         return self.folder / f"{self.name}{PART}"
+
+    @property
+    def sparse(self) -> Path:
+        return self.folder / f"{self.name}{SPARSE}"
+
+    @property
+    def extents(self) -> Path:
+        return self.folder / f"{self.name}{EXTENTS}"
 
 
 def copy_paths(root: Path, manifest: Manifest, number: int) -> CopyPaths:

@@ -14,12 +14,13 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
+from wdsdist.cache.parts import Members
 from wdsdist.cache.paths import copy_key
 from wdsdist.cache.priorities import Need
 from wdsdist.cache.shard_cache import FetchAhead, ShardCache
@@ -173,14 +174,23 @@ class Prefetch:
         uses: what is needed from the process's first batch on, as `shard_schedule.upcoming` yields it.
         room: bytes of shards up to which to look ahead.
         job: the same for all processes that go through the same batches.
+        epoch: returns what an epoch reads of a shard; ``None`` where that is all.
     """
 
     def __init__(
-        self, cache: ShardCache, manifest: Manifest, uses: Iterator[Use | None], *, room: int, job: str = ""
+        self,
+        cache: ShardCache,
+        manifest: Manifest,
+        uses: Iterator[Use | None],
+        *,
+        room: int,
+        job: str = "",
+        epoch: Callable[[int], Members | None] = lambda shard: None,
     ) -> None:
         self._cache = cache
         self._manifest = manifest
         self._job = job
+        self._epoch = epoch
         sizes = copy_sizes(manifest.counts, manifest.read_sizes)
         sizes = np.where(sizes > 0, sizes, _BYTES_AT_A_TIME)  # unknown sizes: look ahead, but not without limit
         at_a_time = -(-_BYTES_AT_A_TIME // max(1, int(sizes.mean())))
@@ -214,11 +224,11 @@ class Prefetch:
         """Fetch shards from the queue until it is closed; the target of each thread."""
         while (shard := self._queue.take()) is not None:
             began = time.monotonic()
-            outcome = self._cache.fetch_ahead(self._manifest, shard)
+            outcome = self._cache.fetch_ahead(self._manifest, shard, self._epoch(shard))
             ended = time.monotonic()
             while outcome is FetchAhead.BUSY and self._queue.is_urgent(shard):
                 time.sleep(_PAUSE)
-                outcome = self._cache.fetch_ahead(self._manifest, shard)
+                outcome = self._cache.fetch_ahead(self._manifest, shard, self._epoch(shard))
             is_refused = outcome is FetchAhead.REFUSED
             self._queue.done(shard, retry_at=ended + _PATIENCE * (ended - began) if is_refused else None)
 

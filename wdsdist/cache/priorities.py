@@ -86,6 +86,11 @@ class Reader:
                 self._job, self._upcoming = job, upcoming
                 self._publish()
 
+    def expects(self, key: str) -> bool:
+        """Return whether this process has published that it will read a copy, so that all of it is being fetched."""
+        with self._changing:
+            return any(key == upcoming for upcoming, _ in self._upcoming)
+
     def claim(self, keys: Collection[str], latest: int) -> Rank:
         """Publish that a batch of this thread waits for these copies; return their priority.
 

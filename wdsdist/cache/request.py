@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from wdsdist import storage
+from wdsdist._util.ownership import is_own_file
 from wdsdist.cache.paths import CopyPaths, copy_paths
 from wdsdist.errors import IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.shards import index as shard_index
@@ -24,8 +25,11 @@ class ShardRequest:
         deadline: for everything that is done for this request.
     """
 
-    def __init__(self, manifest: Manifest, number: int, root: Path, deadline: storage.Deadline) -> None:
+    def __init__(
+        self, manifest: Manifest, number: int, root: Path, deadline: storage.Deadline, *, is_first: bool = True
+    ) -> None:
         self._given = (manifest, number, root)
+        self._is_first = is_first
         manifest, number = manifest.part(number)
         self.deadline = deadline
         self.paths: CopyPaths = copy_paths(root, manifest, number)
@@ -42,8 +46,8 @@ class ShardRequest:
         """Where its index may lie beside the index.json that lists it; ``None`` for a remote data set."""
 
     def again(self) -> ShardRequest:
-        """Return the same request without the kept answers of the store."""
-        return ShardRequest(*self._given, self.deadline)
+        """Return the same request without the kept answers of the store, and without the index of a sparse copy."""
+        return ShardRequest(*self._given, self.deadline, is_first=False)
 
     @property
     def described(self) -> str:
@@ -65,6 +69,8 @@ class ShardRequest:
         """The bytes of the index beside the shard; ``None`` where there is none, or none is needed."""
         if self.has_listed_index():
             return None
+        if self._is_first and self.paths.sparse.exists() and is_own_file(self.paths.index):
+            return self.paths.index.read_bytes()
         try:
             index = storage.beside(self.location, shard_index.SUFFIX)
             return storage.read(index, self.options, deadline=self.deadline)

@@ -8,7 +8,7 @@ import errno
 import functools
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ from wdsdist.cache import folders, stamps
 from wdsdist.cache.counters import Counters
 from wdsdist.cache.fetch import fetch
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses
-from wdsdist.cache.paths import copy_key, copy_paths
+from wdsdist.cache.parts import LEAST_BYTES, Members, PartFetcher, PartNeeds, PinnedPart
+from wdsdist.cache.paths import WAITING, copy_key, copy_paths
 from wdsdist.cache.pins import Pinned
 from wdsdist.cache.priorities import Need
 from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.space import CacheSpace, Refusal
+from wdsdist.cache.urgency import Urgency
 from wdsdist.cache.verify_copy import verified_index, verify_bytes
 from wdsdist.errors import CacheError, ShardDamagedError, WdsdistError
 from wdsdist.shards import scan_local
@@ -148,8 +150,8 @@ class ShardCache:
                 if not batch:
                     self.rest()
 
-    def fetch_ahead(self, manifest: Manifest, number: int) -> FetchAhead:
-        """Prefetch a remote shard, where there is space for it.
+    def fetch_ahead(self, manifest: Manifest, number: int, epoch: Members | None = None) -> FetchAhead:
+        """Prefetch a remote shard, where there is space for it, or what an ``epoch`` reads of it where that is little.
 
         No copy that is needed sooner is evicted for it.
         """
@@ -159,6 +161,8 @@ class ShardCache:
         try:
             with self._clear_errors(request.described):
                 found: Pinned | Refusal | None = self._open_copy(request)
+                if found is None and epoch is not None and self._may_be_sparse(request):
+                    found = self._parts.pin({number: (request, PartNeeds(epoch, epoch))}, None).get(number)
                 if found is None and self._space.may_fit(request):
                     found = self._fetch(request, None)
         except WdsdistError:
@@ -167,6 +171,24 @@ class ShardCache:
             found.close()
             return FetchAhead.THERE
         return FetchAhead.BUSY if found is _BUSY else FetchAhead.REFUSED
+
+    def pin_parts(
+        self, manifest: Manifest, needs: Mapping[int, PartNeeds], *, batch: Collection[int] = ()
+    ) -> dict[int, PinnedPart]:
+        """Return sparse copies, locked, that have the members needed now of those shards that are best had in parts.
+
+        All others have to be pinned whole. Raises what `pin` raises.
+        """
+        requests = {number: self._request(manifest, number) for number in needs if manifest.is_copied[number]}
+        wanted = {number: (one, needs[number]) for number, one in requests.items() if self._may_be_sparse(one)}
+        if not wanted:
+            return {}
+        began = time.monotonic()
+        try:
+            with self._clear_errors(f"parts of {len(wanted)} shards"), self._urgency.waiting():
+                return self._parts.pin(wanted, {copy_key(manifest, number) for number in (*wanted, *batch)})
+        finally:
+            self.seconds_waited += time.monotonic() - began
 
     def refetch(self, manifest: Manifest, number: int) -> Path:
         """Fetch a remote shard again, and replace its cached copy once the new one is verified.
@@ -239,6 +261,8 @@ class ShardCache:
         pinned = self._verified(request, file)
         if pinned is None:
             file.close()
+        elif request.paths.sparse.exists():  # somebody was reading it when the copy came
+            self._space.drop_sparse(request.paths, request.deadline)
         return pinned
 
     def _verified(self, request: ShardRequest, file: LockableFile) -> Pinned | None:
@@ -277,7 +301,8 @@ class ShardCache:
             if refusal := self._space.reserve(part, request, batch):
                 self._space.give_up(part, paths, request.deadline)
                 return refusal
-            fetched = fetch(request, self._count_retries)
+            with contextlib.nullcontext() if batch is not None else self._urgency.pauses() as pauses:
+                fetched = fetch(request, self._count_retries, pauses)
             # Before other processes find it, which may end the epoch before this thread continues.
             self.fetches += 1
             self.bytes_fetched += fetched.index.size
@@ -291,6 +316,24 @@ class ShardCache:
         if part.lock(alone=False) and part.is_at(paths.copy):
             return Pinned(paths.copy, fetched.index, part)
         return _EVICTED
+
+    @functools.cached_property
+    def _urgency(self) -> Urgency:
+        return Urgency(self._space.root / WAITING)
+
+    @functools.cached_property
+    def _parts(self) -> PartFetcher:
+        return PartFetcher(self._space, self._count_part)
+
+    @staticmethod
+    def _may_be_sparse(request: ShardRequest) -> bool:
+        """Return whether a shard may be had in parts, and is not there whole."""
+        is_plain = request.is_remote and not request.listed.is_compressed
+        return is_plain and request.listed_size >= LEAST_BYTES and not request.paths.copy.exists()
+
+    def _count_part(self, transfer: storage.Transfer) -> None:
+        self.bytes_fetched += transfer.bytes
+        self.retries += transfer.retries
 
     def _count_retries(self, retries: int) -> None:
         self.retries += retries

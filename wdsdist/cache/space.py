@@ -13,13 +13,16 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from wdsdist import storage
+from wdsdist._util.array_types import Int64s
 from wdsdist.cache import folders, stamps
+from wdsdist.cache.extents import ExtentMap
 from wdsdist.cache.fetch import Fetched
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses
 from wdsdist.cache.paths import LOCK, READERS, CopyPaths
 from wdsdist.cache.priorities import NEVER, Need, Needs, Rank, Reader, all_needs
 from wdsdist.cache.request import ShardRequest
-from wdsdist.cache.usage import STAMP_BYTES, Held, Ledger, all_held, reserved_for, size_of
+from wdsdist.cache.usage import STAMP_BYTES, Held, Ledger, all_held, reserved_for, size_of, sparse_size
 from wdsdist.errors import CacheError
 from wdsdist.storage import Deadline
 
@@ -28,6 +31,12 @@ _SLACK = 64
 
 _MOMENT = 0.002
 """Longest pause in seconds between attempts to lock the folder."""
+
+_BLOCK_BYTES = 4096
+"""Of a file system: each range of a sparse copy may take two more of them in part."""
+
+_MAP_BYTES = 4096
+"""Of a map with few extents."""
 
 _PATIENCE = 10.0
 """Least seconds to wait for the folder's lock, whatever the deadline, so that a late fetch is not lost."""
@@ -112,25 +121,74 @@ class CacheSpace:
                 f"cache_limit is {self._limit:,} bytes but {request.shown} takes {reserved:,} with its index: raise it"
             )
         with self.alone(request.deadline) as ledger:
-            if self._limit is not None:
-                needs = all_needs(self.root / READERS)
-                rank = needs.rank(paths.key) if batch is None else self.reader.claim(batch, needs.latest)
-                if rank == NEVER and needs.ranks:  # read and evicted since its prefetch was scheduled
-                    return Refusal("nobody needs it any more")
-                if refusal := self._make_room(ledger, paths, reserved, rank, needs):
-                    return refusal
+            if refusal := self._find_room(ledger, paths, reserved + sparse_size(paths), batch):
+                return refusal
             with ledger.changing(paths):
                 stamps.write(paths.stamp, stamps.Stamp(reserved=reserved))
                 os.ftruncate(part.fileno(), 0)
                 _allocate(part.fileno(), size)
         return None
 
+    def add_sparse(self, request: ShardRequest, shard: str, batch: Collection[str] | None) -> bool:
+        """Add a sparse copy without an extent, of a shard that a text identifies; return false where it has no room.
+
+        Takes a ``batch`` as `reserve` does.
+        """
+        paths, sidecar = request.paths, request.sidecar or b""
+        with self.alone(request.deadline) as ledger:
+            folders.make_folder(paths.folder)
+            if _is_there(paths.sparse):
+                return True  # of another process, meanwhile
+            if self._find_room(ledger, paths, size_of(paths) + len(sidecar) + _MAP_BYTES, batch):
+                return False
+            folders.note_source(paths.folder, storage.split(request.location)[0])
+            with ledger.changing(paths):
+                if sidecar and not paths.copy.exists():
+                    _remove(paths.index)  # never written over: others may have mapped it
+                    folders.write(paths.index, sidecar)
+                _remove(paths.sparse, paths.extents)
+                ExtentMap.create(paths.extents, shard)
+                # The copy last: who finds it finds its index and its map.
+                with contextlib.closing(LockableFile(paths.sparse, writable=True, create=True)) as file:
+                    os.ftruncate(file.fileno(), request.size)
+        return True
+
+    def drop_sparse(self, paths: CopyPaths, deadline: Deadline) -> None:
+        """Delete a sparse copy, unless a process uses it."""
+        with self.alone(deadline) as ledger, ledger.changing(paths):
+            _drop_sparse(paths)
+
+    def allocate(
+        self, request: ShardRequest, sparse: int, ranges: Int64s, batch: Collection[str] | None
+    ) -> Refusal | None:
+        """Allocate the disk space of ranges of an open sparse copy; return why it is refused.
+
+        Takes a ``batch`` as `reserve` does.
+        """
+        paths = request.paths
+        with self.alone(request.deadline) as ledger:
+            more = int(((ranges[:, 1] - ranges[:, 0]) + 2 * _BLOCK_BYTES).sum()) + 16 * len(ranges)
+            if refusal := self._find_room(ledger, paths, size_of(paths) + more, batch):
+                return refusal
+            with ledger.changing(paths):
+                for start, stop in ranges.tolist():
+                    _allocate(sparse, stop - start, start)
+        return None
+
+    def record(self, request: ShardRequest, extents: ExtentMap, ranges: Int64s) -> None:
+        """Record ranges whose bytes are written and checked in the map of a sparse copy."""
+        if self._limit is None:
+            extents.add(ranges)
+            return
+        with self.alone(request.deadline) as ledger, ledger.changing(request.paths):
+            extents.add(ranges)
+
     def give_up(self, part: LockableFile, paths: CopyPaths, deadline: Deadline) -> None:
         """Delete a part that this process has taken."""
         with contextlib.closing(part), self.alone(deadline) as ledger, ledger.changing(paths):
             _remove(paths.part)
             if not paths.copy.exists():
-                _remove(paths.index, paths.stamp)
+                _remove(paths.stamp, *(() if paths.sparse.exists() else (paths.index,)))
 
     def install(self, part: LockableFile, request: ShardRequest, fetched: Fetched) -> None:
         """Rename a verified part to the copy, and write its index beside it."""
@@ -143,6 +201,7 @@ class CacheSpace:
                 folders.write(paths.index, sidecar)
             paths.part.replace(paths.copy)
             stamps.stamp(part.fileno(), paths.stamp, fetched.sha256, fetched.made_of)
+            _drop_sparse(paths)
 
     def discard(self, paths: CopyPaths, copy: LockableFile, deadline: Deadline) -> None:
         """Delete a copy that this process has opened and locked exclusively."""
@@ -205,6 +264,18 @@ class CacheSpace:
         missing = self._missing(sum(one.size for one in held), paths, wanted)
         return missing, whole, [one for one in whole if needs.rank(one.paths.key) > rank]
 
+    def _find_room(
+        self, ledger: Ledger, paths: CopyPaths, wanted: int, batch: Collection[str] | None
+    ) -> Refusal | None:
+        """Make room for the files of a shard, of ``wanted`` bytes in all; return why that is refused."""
+        if self._limit is None:
+            return None
+        needs = all_needs(self.root / READERS)
+        rank = needs.rank(paths.key) if batch is None else self.reader.claim(batch, needs.latest)
+        if rank == NEVER and needs.ranks:  # read and evicted since its prefetch was scheduled
+            return Refusal("nobody needs it any more")
+        return self._make_room(ledger, paths, wanted, rank, needs)
+
     def _make_room(self, ledger: Ledger, paths: CopyPaths, wanted: int, rank: Rank, needs: Needs) -> Refusal | None:
         """Evict copies of lower priority than ``rank`` until a shard fits; return why where that is not enough."""
         if self._fits(ledger, paths, wanted):
@@ -254,23 +325,45 @@ def _is_there(copy: Path) -> bool:
 
 def _is_free(one: Held) -> bool:
     """Return whether no process reads or fetches a shard."""
-    try:
-        with contextlib.closing(LockableFile(one.paths.copy)) as file:
-            return one.is_whole and file.lock(alone=True)
-    except OSError:
-        return one.is_whole
+    for path in (one.paths.copy, one.paths.sparse):
+        with contextlib.suppress(OSError), contextlib.closing(LockableFile(path)) as file:
+            if not file.lock(alone=True):
+                return False
+    return one.is_whole
 
 
 def _evict(paths: CopyPaths) -> bool:
-    """Evict a copy and its files, unless a process is reading it; return whether it was evicted."""
+    """Evict a copy, whole or sparse, and its files, unless a process is reading it; return whether it was evicted."""
+    is_sparse = paths.sparse.exists()
+    if is_sparse and not _drop_sparse(paths):
+        return False
     try:
         with contextlib.closing(LockableFile(paths.copy)) as file:
             if file.lock(alone=True):
                 _drop(paths, file)
                 return True
-    except OSError:  # it is gone, or not ours to write
+    except FileNotFoundError:
+        if is_sparse:
+            _remove(paths.index, paths.stamp)
+        return is_sparse
+    except OSError:  # it is not ours to write
         pass
     return False
+
+
+def _drop_sparse(paths: CopyPaths) -> bool:
+    """Delete a sparse copy and its map, unless a process uses it; return whether there is none any more."""
+    try:
+        with contextlib.closing(LockableFile(paths.sparse, writable=True)) as file:
+            if not file.lock(alone=True):
+                return False
+            os.truncate(f"/proc/self/fd/{file.fileno()}", 0)
+    except FileNotFoundError:
+        pass
+    except PlantedError:  # a link is deleted, not what it leads to
+        pass
+    _remove(paths.sparse, paths.extents)
+    return True
 
 
 def _drop(paths: CopyPaths, copy: LockableFile) -> None:
@@ -288,12 +381,12 @@ def _remove(*paths: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _allocate(descriptor: int, size: int) -> None:
+def _allocate(descriptor: int, size: int, start: int = 0) -> None:
     """Allocate the disk space of a file, so that a full disk is found before anything is fetched."""
     if size > 0:
         try:
-            os.posix_fallocate(descriptor, 0, size)
+            os.posix_fallocate(descriptor, start, size)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
                 raise
-            os.ftruncate(descriptor, size)
+            os.truncate(descriptor, max(start + size, os.fstat(descriptor).st_size))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from wdsdist.cache import stamps
 from wdsdist.cache.locks import LockableFile, PlantedError
-from wdsdist.cache.paths import PART, STAMP, CopyPaths, is_store
+from wdsdist.cache.paths import EXTENTS, PART, SPARSE, STAMP, CopyPaths, is_store
 from wdsdist.shards.index import SUFFIX
 
 STAMP_BYTES = 512
@@ -28,9 +28,9 @@ class Held:
 
     paths: CopyPaths
     size: int
-    """Bytes of all its files, or those reserved for them where that is more."""
+    """Bytes of all its files, or those reserved for them where that is more; of a sparse copy the blocks in use."""
     is_whole: bool
-    """Whether there is a copy, and no part."""
+    """Whether there is a copy or a sparse one, and no part."""
     last_use: int
     """Nanoseconds since 1970."""
 
@@ -45,12 +45,25 @@ def all_held(root: Path) -> list[Held]:
 def size_of(paths: CopyPaths) -> int:
     """Return the bytes of one shard in the cache, counted as in `all_held`; 0 where it has no files."""
     found = {}
-    for name in (paths.name, paths.name + SUFFIX, paths.name + PART, paths.name + STAMP):
+    for name in (paths.name + suffix for suffix in ("", SUFFIX, PART, STAMP, SPARSE, EXTENTS)):
         with contextlib.suppress(FileNotFoundError):
             found[name] = (paths.folder / name).lstat()
-    if paths.name + STAMP in found or paths.name + PART in found:
+    if any(paths.name + suffix in found for suffix in (STAMP, PART, SPARSE)):
         return _held(paths, found).size
     return 0
+
+
+def sparse_size(paths: CopyPaths) -> int:
+    """Return the bytes of a sparse copy and its map; 0 where there is none."""
+    try:
+        return used(paths.sparse.lstat()) + paths.extents.lstat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def used(found: os.stat_result) -> int:
+    """Return the bytes that a file with holes takes."""
+    return found.st_blocks * 512
 
 
 def reserved_for(paths: CopyPaths) -> int:
@@ -63,16 +76,20 @@ def _held_in(folder: Path) -> Iterator[Held]:
     # There may be many thousands of copies, and the folder is locked: names are faster than paths.
     with os.scandir(folder) as entries:
         found = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
-    # Only what has a stamp or is a part is the cache's own: other files may lie here too.
-    stamped = {name.removesuffix(STAMP) for name in found if name.endswith(STAMP)}
-    parts = {name.removesuffix(PART) for name in found if name.endswith(PART)}
-    for name in stamped | parts:
+    # Only what has a stamp or is a part or sparse is the cache's own: other files may lie here too.
+    stamped, parts, sparse, maps = (
+        {name.removesuffix(suffix) for name in found if name.endswith(suffix)}
+        for suffix in (STAMP, PART, SPARSE, EXTENTS)
+    )
+    for name in maps - sparse:
+        CopyPaths(folder, name).extents.unlink()
+    for name in stamped | parts | sparse:
         paths = CopyPaths(folder, name)
         if name in parts and _was_left(paths):
             paths.part.unlink()
             del found[name + PART]
             parts.remove(name)
-        if name not in parts and name not in found:
+        if name not in parts | sparse and name not in found:
             paths.index.unlink(missing_ok=True)
             paths.stamp.unlink(missing_ok=True)
             continue
@@ -88,7 +105,11 @@ def _held(paths: CopyPaths, found: dict[str, os.stat_result]) -> Held:
     is_whole = name + PART not in found
     if not is_whole:
         size = max(size, reserved_for(paths))
-    return Held(paths, size, is_whole, (stamp or stats[-1]).st_mtime_ns)
+    extents = [found[name + EXTENTS]] if name + EXTENTS in found else []
+    if name + SPARSE in found:
+        size += used(found[name + SPARSE]) + sum(one.st_size for one in extents)
+    times = [one.st_mtime_ns for one in (*extents, stamp) if one is not None]
+    return Held(paths, size, is_whole, max(times, default=0) or (stats or [found[name + SPARSE]])[-1].st_mtime_ns)
 
 
 def _was_left(paths: CopyPaths) -> bool:

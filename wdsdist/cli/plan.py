@@ -113,7 +113,7 @@ def _world(
     from wdsdist._util.validation import MOST_PROCESSES, check_integer
     from wdsdist.diagnostics.epoch_report import World
     from wdsdist.sampling.epoch_plan import EpochPlan
-    from wdsdist.sampling.order import OrderSettings, default_window
+    from wdsdist.sampling.order import OrderSettings, default_window, version_for
 
     if bool(shards) == bool(num_shards and samples):
         raise click.UsageError("give either SHARDS, or both --shards and --samples")
@@ -136,6 +136,7 @@ def _world(
         seed=seed,
         window=default_window(counts) if shuffle_window is None else shuffle_window,
         num_canonical_replicas=ranks if num_canonical_replicas is None else num_canonical_replicas,
+        version=version_for(is_local=manifest is not None and not manifest.is_copied.any()),
     )
     plan = EpochPlan(
         num_samples=int(counts.sum())

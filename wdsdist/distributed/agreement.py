@@ -49,10 +49,16 @@ def first_value(name: str, value: str) -> Told | None:
     return None
 
 
-def check_same(name: str, value: str) -> None:
+_REPLACED = (
+    "it was replaced while the job started, or one node used a copy while the store was away; start the job again"
+)
+
+
+def check_same(name: str, value: str, *, why: str = _REPLACED) -> None:
     """Raise `DataMismatchError` where this rank's value differs from that of the first rank to call this with ``name``.
 
-    Without a process group nothing is compared. The error names both ranks and values.
+    Without a process group nothing is compared. The error names both ranks and values, and ends in ``why``: the cause
+    and the remedy.
 
     >>> check_same("index.json of s3://bucket/train", "6f0c...")
     """
@@ -61,6 +67,5 @@ def check_same(name: str, value: str) -> None:
     if told is not None and told.value != value:
         raise DataMismatchError(
             f"rank {told.own_rank} reads another {name} than rank {told.rank} ({value[:12]}, not {told.value[:12]}): "
-            f"it was replaced while the job started, or one node used a copy while the store was away; start the job "
-            f"again"
+            f"{why}"
         )

@@ -34,7 +34,7 @@ from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.samples.sample_spec import Decode, Decoder, SampleSpec
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.order import OrderName, OrderSettings, default_window, split_line
+from wdsdist.sampling.order import OrderName, OrderSettings, default_window, split_line, version_for
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.spellings import Shards
 
@@ -390,4 +390,5 @@ def _given(
         seed=seed,
         window=default_window(manifest.counts) if window is None else window,
         num_canonical_replicas=1 if lanes is None else lanes,
+        version=version_for(is_local=not manifest.is_copied.any()),
     )

@@ -26,7 +26,7 @@ from wdsdist.loader.framework_guards import (
 )
 from wdsdist.loader.ipc.channel import group_size
 from wdsdist.loader.ipc.workers import end_workers, guarded, has_lost_workers
-from wdsdist.loader.order_config import OrderConfig
+from wdsdist.loader.order_config import OrderConfig, check_ranks_agree
 from wdsdist.loader.planned_batches import (
     BatchOptions,
     PlannedBatches,
@@ -392,12 +392,12 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         here = self.dataset.identity()
         position, left = self._progress.start(lambda place: self._what_is_left(place, here))
         config = self._config_at(position)
-        if self._meter is None and here.world_size > 1 and (self._fixed or not self.dataset.follows):
-            for where, version in self.dataset.manifest.versions.items():
-                check_same(f"index.json of {where}", version)
+        settings = self._settings = self._order_settings(here)  # the first run's, whatever the world becomes
+        if self._meter is None and here.world_size > 1:
+            is_one_version = self._fixed or not self.dataset.follows
+            check_ranks_agree(self.dataset.manifest.versions if is_one_version else {}, settings)
             if self._planned is not None:
                 check_same("plan of batches", self._planned.agreed(here, self._block_samples()))
-        settings = self._settings = self._order_settings(here)  # the first run's, whatever the world becomes
         self._renew_workers(config)
         if settings != self._checked:
             config.check_room(settings, here)
@@ -462,7 +462,8 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         # for room while they hold what others wait for would wait for ever.
         if self._worker_dataset.is_light and self.dataset.cache.limit is None:
             batches = plan.num_samples // (plan.num_replicas * plan.batch_size)  # of a whole epoch
-            group = group_size(batches, batch_bytes, self.num_workers)
+            is_remote = bool(self.dataset.manifest.is_copied.any())
+            group = group_size(batches, batch_bytes, self.num_workers, is_remote=is_remote)
         ahead = self.prefetch_factor or 2
         self._group = self._worker_dataset.channel.prepare(self.num_workers, ahead, batch_bytes, group=group)
 

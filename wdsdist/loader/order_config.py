@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from wdsdist.distributed import Identity
+from wdsdist.distributed import Identity, check_same
 from wdsdist.loader.checkpoint import VIEW, Position, State, make_state, version_in
 from wdsdist.sampling.mix_order import MixOrder, Mixture
 from wdsdist.sampling.mix_schedule import Schedule, changed, described, parsed
@@ -200,3 +200,21 @@ class MixedOrderConfig(OrderConfig):
     @functools.cached_property
     def _windows(self) -> tuple[int, ...]:
         return tuple(self.window or default_window(part.counts) for part in self.manifest.parts)
+
+
+def check_ranks_agree(versions: Mapping[str, str], settings: OrderSettings) -> None:
+    """Raise `DataMismatchError` where this rank would read other samples than the ranks that began before it.
+
+    Args:
+        versions: the digest of each ``index.json``, by where it lies.
+        settings: of the order.
+    """
+    if settings.name == "shard" and settings.shuffle:
+        check_same(
+            "order of samples",
+            f"version {settings.version}",
+            why="plain shards on local disk are read in another order than remote or compressed ones; let all ranks "
+            "read the same copy of the data set",
+        )
+    for where, version in versions.items():
+        check_same(f"index.json of {where}", version)

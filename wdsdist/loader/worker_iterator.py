@@ -219,7 +219,10 @@ class WorkerIterator:
         return prefetch
 
     def _prefetching(self, uses: Iterator[Use | None]) -> Prefetch:
-        self._prefetch = Prefetch(self.cache, self.order_config.manifest, uses, room=self._room(), job=self._job())
+        epoch = self.sample_reader.epoch_members
+        self._prefetch = Prefetch(
+            self.cache, self.order_config.manifest, uses, room=self._room(), job=self._job(), epoch=epoch
+        )
         return self._prefetch
 
     def _job(self) -> str:

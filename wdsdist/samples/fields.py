@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
+from wdsdist._util.array_types import Int64s, runs
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SampleError
+from wdsdist.shards.index import ShardIndex
 
 IMAGE_TYPES = ("jpg", "jpeg", "png", "webp", "ppm", "pgm", "pbm", "pnm", "gif", "bmp", "tif", "tiff", "jpe", "jfif")
 """Extensions of images that every supported Pillow reads; ``image`` in ``fields=`` and ``decode=`` means any."""
@@ -37,6 +41,11 @@ class Fields:
         """Names of the fields that a sample may lack, such as ``"txt?"``."""
         self._known: dict[tuple[str, ...], Chosen] = {}
 
+    @property
+    def are_all(self) -> bool:
+        """Whether all members of a sample are read."""
+        return self._alternatives is None
+
     def choose(self, layout: tuple[str, ...]) -> Chosen:
         """Return (entry name, extension, place) for each field; the entry has the name of the first alternative.
 
@@ -49,6 +58,27 @@ class Fields:
                 self._known.clear()
             chosen = self._known[layout] = tuple(self._chosen(layout))
         return chosen
+
+    def members(self, index: ShardIndex, samples: Int64s) -> Int64s:
+        """Return the members of a shard that the fields of some of its samples are made of, by their numbers there."""
+        if self._alternatives is None:
+            return runs(index.sample_starts, samples)[0]
+        names = tuple(extension.lower() for extension in index.extensions)
+        starts = index.sample_starts
+        if index.is_uniform and len(samples):
+            places = self._places(tuple(names[kind] for kind in index.extension_ids[: starts[1]]))
+            return (starts[samples][:, None] + places).ravel()
+        found = [np.zeros(0, np.int64)]
+        for start, stop in zip(starts[samples].tolist(), starts[samples + 1].tolist(), strict=True):
+            found.append(start + self._places(tuple([names[kind] for kind in index.extension_ids[start:stop]])))
+        return np.concatenate(found)
+
+    def _places(self, layout: tuple[str, ...]) -> Int64s:
+        """Return the places of chosen members in a layout; none where it lacks a field, which is an error later."""
+        try:
+            return np.array([place for *_, place in self.choose(layout) if place != ABSENT], np.int64)
+        except SampleError:
+            return np.zeros(0, np.int64)
 
     def _chosen(self, layout: tuple[str, ...]) -> Iterator[tuple[str, str, int]]:
         if self._alternatives is None:

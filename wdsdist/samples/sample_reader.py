@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
+from wdsdist.cache import Members
 from wdsdist.errors import BadSample, DecodeError, SampleError
 from wdsdist.samples.bad_samples import (
     ADVICE,
@@ -190,6 +191,10 @@ class SampleReader:
     def _spec(self, shard: int) -> SampleSpec:
         return self._specs[bisect_right(self._first_shards, shard) - 1]
 
+    def epoch_members(self, shard: int) -> Members | None:
+        """Return which members of a shard an epoch reads; ``None`` where that is all of them."""
+        return self._reader.epoch_members(shard, self._spec(shard).fields)
+
     def release(self) -> None:
         """Let the shards that were read be evicted from the cache, once no view of them is left."""
         self._reader.release()
@@ -203,7 +208,7 @@ class SampleReader:
         """
         self._places, self._bad = 0, {}
         seed = mix_key(self._seed, epoch, _AUGMENTATION, shard, sample) >> 1 if self._needs_seeds else 0
-        self._reader.hold((shard,))
+        self._reader.hold((shard,), lambda number: (self._spec(number).fields, np.array([sample])))
         try:
             opened = _Opened(shard, self._reader.shard(shard), self._spec(shard))
             row = opened, opened.shard.stored(sample), seed, padding
@@ -227,7 +232,7 @@ class SampleReader:
         """
         self._places, self._bad = 0, {}
         needed = np.unique(shards).tolist()
-        self._reader.hold(needed)
+        self._reader.hold(needed, lambda number: (self._spec(number).fields, samples[shards == number]))
         seeds = self._seeds(shards, samples, epochs)
         try:
             opened = {number: _Opened(number, self._reader.shard(number), self._spec(number)) for number in needed}

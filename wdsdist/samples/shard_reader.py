@@ -7,14 +7,17 @@ import mmap
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from wdsdist import storage
-from wdsdist.cache import Pinned, ShardCache
+from wdsdist._util.array_types import Int64s
+from wdsdist.cache import Members, PartNeeds, Pinned, PinnedPart, ShardCache
 from wdsdist.errors import ShardDamagedError, ShardNotFoundError
+from wdsdist.samples.fields import Fields
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.tar import END, is_member_at
 from wdsdist.storage.compression import Expansion
@@ -24,6 +27,9 @@ _LOOKS = 8
 
 _OPEN_SHARDS = 64
 """Shards that stay mapped at once; more are let go in the order of their last use."""
+
+Reads = tuple[Fields, Int64s]
+"""What is read of a shard: the fields, and the samples by their numbers in the data set's shard."""
 
 _RELEASED = memoryview(b"")
 _RELEASED.release()  # to read it is an error
@@ -150,6 +156,42 @@ class MappedShard:
         return Expansion(self.index.file.size, len(self.index.sizes))
 
 
+class PartOfShard(MappedShard):
+    """A sparse copy of a shard, mapped.
+
+    Its reader asks for what a batch needs before; what else is read, such as a substitute, is fetched by itself.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pinned: PinnedPart,
+        content: mmap.mmap,
+        dataset: str = "",
+        picks: npt.NDArray[np.uint32] | None = None,
+    ) -> None:
+        super().__init__(name, pinned, content, dataset, picks)
+        self.pinned = pinned
+        self.fetch: Callable[[int], MappedShard | None] = lambda member: None
+        """Fetches one member; returns the whole shard where that was needed."""
+        self._is_there = np.zeros(len(pinned.index.offsets), np.bool_)
+
+    def has(self, members: Int64s) -> bool:
+        """Return whether members are there."""
+        unknown = members[~self._is_there[members]]
+        if len(unknown) and not len(self.pinned.missing(unknown)):
+            self._is_there[unknown] = True
+        return bool(self._is_there[members].all())
+
+    def member(self, sample: int, number: int) -> memoryview:
+        place = self._starts[sample] + number
+        if not self._is_there[place] and not self.has(np.array([place])):
+            whole = self.fetch(place)
+            if whole is not None:
+                return whole.member(sample, number)
+        return super().member(sample, number)
+
+
 class ShardReader:
     """Gives the shards of a data set, each mapped and checked when it is first asked for.
 
@@ -162,6 +204,7 @@ class ShardReader:
         self._cache = cache or ShardCache()
         self._open: OrderedDict[int, MappedShard] = OrderedDict()
         self._altered: set[int] = set()  # copies that have to be fetched anew
+        self._is_cached = bool(manifest.is_copied.any())
 
     def __getstate__(self) -> dict[str, Any]:
         # Maps stay behind when the reader moves to another process, which opens what it needs.
@@ -170,7 +213,7 @@ class ShardReader:
     @property
     def is_bounded(self) -> bool:
         """Whether shards make room for others once they are released."""
-        return self._cache.limit is not None and bool(self._manifest.is_copied.any())
+        return self._cache.limit is not None and self._is_cached
 
     def shard(self, number: int) -> MappedShard:
         """Return a shard, opening it if need be; whether it was altered since it was held is not asked."""
@@ -179,15 +222,23 @@ class ShardReader:
             self.hold((number,))
         return self._open[number]
 
-    def hold(self, numbers: Collection[int]) -> None:
+    def hold(self, numbers: Collection[int], reads: Callable[[int], Reads] | None = None) -> None:
         """Open all shards that a batch needs, so that none of them goes until `release`, and look for altered ones.
 
         To ask for one after the other would not do: while it waits for one, others may evict those that came before.
+        Where ``reads`` returns what is read of each shard, some may be fetched in parts.
         """
+        # Asked for only where it matters: nearly always all shards are held.
+        needs = (
+            functools.cache(lambda number: self._needs(number, *reads(number))) if reads and self._is_cached else None
+        )
         try:
             # Once more after each wait, in which all were let go.
-            while missing := [number for number in numbers if not self._is_held(number)]:
+            while missing := [number for number in numbers if not self._is_held(number, needs)]:
+                parts = self._pin_parts({number: needs(number) for number in missing}, numbers) if needs else ()
                 for number in missing:
+                    if number in parts:
+                        continue
                     anew = number in self._altered
                     pinned = self._cache.pin(self._manifest, number, batch=numbers, let_go=self.release, anew=anew)
                     self._altered.discard(number)
@@ -202,23 +253,68 @@ class ShardReader:
         for shard in self._open.values():
             shard.release()
 
-    def _is_held(self, number: int) -> bool:
+    def _is_held(self, number: int, needs: Callable[[int], PartNeeds] | None) -> bool:
         if number not in self._open:
             return False
         self._open.move_to_end(number)
-        if self._open[number].hold():
-            return True
+        shard = self._open[number]
+        if shard.hold():
+            return needs is None or not isinstance(shard, PartOfShard) or shard.has(needs(number).now(shard.index))
         if self._open.pop(number).must_be_replaced:
             self._altered.add(number)
         return False
+
+    def epoch_members(self, number: int, fields: Fields) -> Members | None:
+        """Return which members of a shard an epoch reads; ``None`` where that is all of them."""
+        picks = _picks(self._manifest, number)
+        if picks is None and fields.are_all:
+            return None
+        chosen = slice(None) if picks is None else np.unique(picks)
+        return lambda index: fields.members(index, np.arange(index.num_samples)[chosen])
+
+    def _needs(self, number: int, fields: Fields, samples: Int64s) -> PartNeeds:
+        """Return which members are read of a shard: now, and in an epoch."""
+        picks = _picks(self._manifest, number)
+        stored = samples if picks is None else picks[samples].astype(np.int64)
+        return PartNeeds(lambda index: fields.members(index, stored), self.epoch_members(number, fields))
+
+    def _pin_parts(self, needs: dict[int, PartNeeds], batch: Collection[int]) -> Collection[int]:
+        """Open those shards of which parts are best, with what is needed of them; return their numbers."""
+        needs = {number: one for number, one in needs.items() if number not in self._altered}
+        for number, one in needs.items():
+            shard = self._open.get(number)
+            if isinstance(shard, PartOfShard):
+                needs[number] = replace(one, pinned=shard.pinned)
+        parts = self._cache.pin_parts(self._manifest, needs, batch=batch) if needs else {}
+        for number, pinned in parts.items():
+            if pinned is not needs[number].pinned:
+                shard = self._open[number] = _map_shard(self._manifest, number, pinned)
+                assert isinstance(shard, PartOfShard)
+                shard.fetch = functools.partial(self._fetch_member, number)
+        return parts
+
+    def _fetch_member(self, number: int, member: int) -> MappedShard | None:
+        """Fetch one member into an open sparse copy, or else return the whole shard."""
+        shard, members = self._open[number], np.array([member])
+        assert isinstance(shard, PartOfShard)
+        needs = PartNeeds(lambda _: members, lambda _: members, shard.pinned)
+        if self._cache.pin_parts(self._manifest, {number: needs}):
+            return None
+        return _map_shard(self._manifest, number, self._cache.pin(self._manifest, number))
+
+
+def _picks(manifest: Manifest, number: int) -> npt.NDArray[np.uint32] | None:
+    """Return the samples of a shard that a view has, by their numbers there; ``None`` where it is no view."""
+    manifest, number = manifest.part(number)
+    return None if manifest.picks is None else manifest.picks.of_shard(number)
 
 
 def _map_shard(manifest: Manifest, number: int, pinned: Pinned) -> MappedShard:
     path, index = pinned.path, pinned.index
     dataset = manifest.label(number)
+    picks = _picks(manifest, number)
     manifest, number = manifest.part(number)
     listed = manifest.whole.shard(number)
-    picks = None if manifest.picks is None else manifest.picks.of_shard(number)
     try:
         with path.open("rb") as stream:
             content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
@@ -235,10 +331,13 @@ def _map_shard(manifest: Manifest, number: int, pinned: Pinned) -> MappedShard:
         raise ShardDamagedError(
             f"shard {path} was indexed with another digest than index.json gives: run `wdsdist verify` on its folder"
         )
+    name = storage.split(manifest.location(number))[1]
+    if isinstance(pinned, PinnedPart):
+        return PartOfShard(name, pinned, content, dataset, picks)
     for sample in sorted({index.num_samples * part // _LOOKS for part in range(_LOOKS)} if index.num_samples else ()):
         extension, offset, size = index.members(sample)[0]
-        name = f"{index.key(sample)}.{extension}"
-        if not is_member_at(lambda start, stop: content[start:stop], offset, name, size):
+        member = f"{index.key(sample)}.{extension}"
+        if not is_member_at(lambda start, stop: content[start:stop], offset, member, size):
             raise ShardDamagedError(
                 f"shard {path} does not hold what its index says (sample {index.key(sample)!r} is not at byte "
                 f"{offset:,}): it was replaced by another; fetch or pack it again"
@@ -247,4 +346,4 @@ def _map_shard(manifest: Manifest, number: int, pinned: Pinned) -> MappedShard:
         raise ShardDamagedError(
             f"shard {path} does not end in the two zero blocks of a whole tar: fetch or pack it again"
         )
-    return MappedShard(storage.split(manifest.location(number))[1], pinned, content, dataset, picks)
+    return MappedShard(name, pinned, content, dataset, picks)

@@ -29,8 +29,15 @@ from wdsdist.sampling.permutation import mix_key, mix_keys, permute, shuffled, t
 
 OrderName = Literal["shard", "sampler"]
 
-VERSIONS = 1, 2
-"""Versions of the order ``shard``. In version 1, of states that have none, the line is never turned."""
+VERSIONS = 1, 2, 3
+"""Versions of the order ``shard``. In version 1, of states that have none, the line is never turned. Up to version 2,
+lanes begin with their longest piece and windows grow fourfold from that, so that the first batch needs one shard."""
+
+
+def version_for(*, is_local: bool) -> int:
+    """Return the version for new runs: of shards that are fetched first, a full window would be waited for."""
+    return VERSIONS[-1] if is_local else 2
+
 
 # Distinct first words keep the hashes for shards, for windows and for turns apart.
 _SHARDS, _WINDOWS, _TURNS = 1, 2, 3
@@ -41,7 +48,7 @@ _WINDOW_SHARDS = 16
 _WINDOW_SAMPLES = 4096
 
 _GROWTH = 4
-"""Times by which a window is larger than the one before it, at the start of a lane."""
+"""Times by which a window is larger than the one before it, at the start of a lane, up to version 2."""
 
 _STRETCHES = 4
 """For each shard, the most stretches that a lane is looked at in."""
@@ -194,7 +201,10 @@ class ShardOrder:
         lanes = np.arange(settings.num_canonical_replicas + 1, dtype=np.int64)
         share, more = divmod(self.num_samples, settings.num_canonical_replicas)
         self._lane_starts = lanes * share + np.minimum(lanes, more)
-        if self._shuffle:
+        if not self._shuffle or settings.version > 2:
+            self._first_piece = np.zeros(self.num_lanes, np.int64)
+            self._first_length = np.full(self.num_lanes, self._window)
+        else:
             self._first_piece, self._first_length = _longest_pieces(self._ends, self._lane_starts)
 
     @property
@@ -241,7 +251,7 @@ class ShardOrder:
         """
         start, stop = self._lane_starts[lane : lane + 2].tolist()
         length = max(1, stop - start)
-        first = (begins + (self._first_piece[lane] if self._shuffle else 0)) % length
+        first = (begins + self._first_piece[lane]) % length
         last = first + ends - begins
         firsts = start + np.stack((first, np.zeros_like(first)))
         lasts = start + np.stack((np.minimum(last, length), np.maximum(last - length, 0)))
@@ -321,9 +331,7 @@ def _longest_pieces(ends: Int64s, lane_starts: Int64s) -> tuple[Int64s, Int64s]:
 def _windows(offset: Int64s, first: Int64s, window: int, length: Int64s) -> tuple[Int64s, Int64s, Int64s]:
     """Return the number, the start and the size of the window that holds each offset of a lane.
 
-    The first window is the lane's first piece, so that the first batch needs one shard; each next one is `_GROWTH`
-    times as large, up to ``window``. Doubling would let data in more gently, but mixes less: on short lanes, half of an
-    epoch would be spent in small windows.
+    The first window has ``first`` samples, and each next one is `_GROWTH` times as large, up to ``window``.
     """
     first = np.minimum(first, window)
     # Window k of the ramp starts at first * (4**k - 1) / 3.

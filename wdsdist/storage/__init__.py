@@ -27,6 +27,7 @@ from wdsdist.storage.objects import (
 from wdsdist.storage.retry import (
     AwayError,
     Deadline,
+    NoRangesError,
     RequestPolicy,
     UnfitError,
     WrongLengthError,
@@ -41,6 +42,7 @@ __all__ = [
     "Deadline",
     "Entry",
     "Fetching",
+    "NoRangesError",
     "RequestPolicy",
     "StorageOptions",
     "Transfer",

@@ -39,6 +39,8 @@ from wdsdist.storage.urls import shown
 T = TypeVar("T")
 _GRACE = 2.0
 """Seconds for what is cancelled to end."""
+_PAUSE = 0.05
+"""Seconds between looks whether others still need the line."""
 _CHANGES = 3
 """Times that an object may be replaced while it is downloaded."""
 _PIECE = 1 << 20  # bytes at most; what has arrived is given at once
@@ -127,6 +129,8 @@ def begin_fetch(
     deadline: Deadline | None = None,
     connections: Connections | None = None,
     digest: bool = False,
+    ranges: Sequence[range] | None = None,
+    pauses: Callable[[], bool] | None = None,
 ) -> Fetching:
     """Start what `fetch` does and return at once, so that one thread can run several downloads:
 
@@ -134,13 +138,21 @@ def begin_fetch(
             one.result()
             other.result()
 
-    Takes what `fetch` takes, and whether to compute the file's digest while its bytes arrive. Raises `StorageError`
-    where there is no client for the location.
+    Takes what `fetch` takes, and:
+
+    Args:
+        digest: whether to compute the digest of the whole file while its bytes arrive.
+        ranges: of bytes, which alone are fetched, each to its place; the rest of the local file stays what it is. A
+            store that gives whole files only is a `NoRangesError`.
+        pauses: asked before each request and between the pieces of its answer: as long as it is true, the download
+            reads nothing and leaves the line to others.
+
+    Raises `StorageError` where there is no client for the location.
     """
     import fsspec.asyn
 
     client, remote = reader(location, options, retries=False)
-    copy = _Copy(location, path, options, client, remote, deadline, connections or _shared)
+    copy = _Copy(location, path, options, client, remote, deadline, connections or _shared, ranges, pauses)
     copy.sha256 = hashlib.sha256() if digest else None
     return Fetching(copy, asyncio.run_coroutine_threadsafe(copy.run(size), fsspec.asyn.get_loop()))
 
@@ -200,6 +212,8 @@ class _Copy:
     remote: str
     deadline: Deadline | None
     connections: Connections
+    ranges: Sequence[range] | None = None
+    pauses: Callable[[], bool] | None = None
     requests: int = 0
     retries: int = 0
     policy: RequestPolicy = field(default_factory=policy)
@@ -216,13 +230,16 @@ class _Copy:
         try:
             with self._kept():
                 self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            if self.ranges is not None:
+                await self._parts_of_one_object(self.ranges)
+                return Transfer(sum(map(len, self.ranges)), self.requests, self.retries)
             if size is None:
                 size = await self._persist(lambda _: size_of(self.client, self.remote))
             if size is None or size <= self.policy.part_bytes:
                 size = await self._whole(size)
             else:
                 try:
-                    await self._parts_of_one_object(size)
+                    await self._parts_of_one_object([range(size)])
                 except NoRangesError:
                     await self._whole(size)
             with self._kept():
@@ -240,27 +257,25 @@ class _Copy:
         await self._hash(0, size)
         return size
 
-    async def _parts_of_one_object(self, size: int) -> None:
+    async def _parts_of_one_object(self, ranges: Sequence[range]) -> None:
         for _ in range(_CHANGES):
             self.tags.clear()
             self.sha256 = self.sha256 and hashlib.sha256()
             with contextlib.suppress(ChangedError):
-                return await self._parts(size)
+                return await self._parts(ranges)
         raise ChangedError(f"{shown(self.location)} is replaced again and again: try again once it is at rest")
 
-    async def _parts(self, size: int) -> None:
-        starts = range(0, size, self.policy.part_bytes)
-        tasks = [
-            asyncio.ensure_future(self._part(range(start, stop), stop - start))
-            for start, stop in zip(starts, [*starts[1:], size], strict=True)
-        ]
-        hashing = asyncio.ensure_future(self._hash_in_order(starts, tasks))
+    async def _parts(self, ranges: Sequence[range]) -> None:
+        most = self.policy.part_bytes
+        parts = [wanted[at : at + most] for wanted in ranges for at in range(0, len(wanted), most)]
+        tasks = [asyncio.ensure_future(self._part(part, len(part))) for part in parts]
+        hashing = asyncio.ensure_future(self._hash_in_order([part.start for part in parts], tasks))
         try:
             await asyncio.gather(*tasks, hashing)
         finally:
             await _cancel(*tasks, hashing)
 
-    async def _hash_in_order(self, starts: range, parts: Sequence[asyncio.Future[int]]) -> None:
+    async def _hash_in_order(self, starts: Sequence[int], parts: Sequence[asyncio.Future[int]]) -> None:
         for start, part in zip(starts, parts, strict=True):
             await self._hash(start, start + await part)
 
@@ -285,6 +300,7 @@ class _Copy:
                     raise MisfitError(f"more than {size:,} bytes")
                 self._write(piece, start + got)
                 got += len(piece)
+                await self._let_pass()
                 watch.moved = time.monotonic()
         if size is not None and got != size:
             raise MisfitError(f"{got:,} bytes where there should be {size:,}")
@@ -315,6 +331,7 @@ class _Copy:
         watch = _Watch(min(stall, self.deadline.seconds / 4) if self.deadline else stall)
         async with self.connections.slot():
             while True:
+                await self._let_pass()
                 self.requests += 1
                 client = self.client
                 try:
@@ -327,6 +344,11 @@ class _Copy:
                         self.client, self.remote = reader(self.location, self.options, retries=False)
                 self.retries += 1
                 await asyncio.sleep(pause)
+
+    async def _let_pass(self) -> None:
+        """Pause while others need the line."""
+        while self.pauses is not None and self.pauses():
+            await asyncio.sleep(_PAUSE)
 
     async def _watched(self, action: Callable[[_Watch], Coroutine[Any, Any, T]], watch: _Watch) -> T:
         """Await a request as long as bytes come, and drop its connection when none do."""

@@ -1,7 +1,8 @@
 """Make the files in this folder: what wdsdist 0.1 wrote, which later versions must go on reading.
 
 They were made once, by version 0.1.0 before its modules were rearranged, and the states of ``few`` shards on many
-ranks before lines were turned; making them anew would test nothing.
+ranks before lines were turned, and of windows that ``grow`` in version 2 of the order; making them anew would test
+nothing.
 """
 
 from __future__ import annotations
@@ -72,6 +73,9 @@ def main() -> None:
     few = {"decode": True, "seed": 3, "num_replicas": 8, "rank": 5}
     found["few"] = states(wdsdist.StreamingDataset("packed", **few), 1)
     found["few mixed"] = states(wdsdist.mix({"packed": 0.7, "zst": 0.3}, **few), 1)
+    grow = {"decode": True, "seed": 3, "shuffle_window": 14, "num_canonical_replicas": 1}
+    found["grow"] = states(wdsdist.StreamingDataset("packed", **grow), 2)
+    found["grow mixed"] = states(wdsdist.mix({"packed": 0.7, "zst": 0.3}, **grow), 2)
     Path("states.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 

@@ -49,6 +49,22 @@ def newer(web: Web) -> None:
     index.write_text(json.dumps(data))
 
 
+# First: a rank that was told of a difference has compared less than the other one.
+def test_ranks_that_read_copies_here_and_in_a_store_are_told_that_their_orders_differ(
+    ranks: Ranks, web: Web, tmp_path: Path
+) -> None:
+    ranks.tell(0, open_loader, str(web.folder), str(tmp_path / "cache"))
+    assert ranks.outcome(0) is None
+    ranks.tell(1, open_loader, web.url, str(tmp_path / "cache"))
+    assert ranks.outcome(1) is None
+    ranks.tell(0, play)
+    assert ranks.outcome(0) > 0
+    ranks.tell(1, play)
+    error = ranks.outcome(1)
+    assert isinstance(error, DataMismatchError)
+    assert "let all ranks read the same copy of the data set" in str(error)
+
+
 @pytest.mark.parametrize("opening", [open_loader, open_mix])
 def test_ranks_that_read_another_version_are_told_before_the_first_batch(
     ranks: Ranks, web: Web, tmp_path: Path, opening: object

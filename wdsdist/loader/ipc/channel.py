@@ -26,8 +26,8 @@ _LONG_PICKLE = 8 << 10
 """Bytes of a batch's pickle from which it takes the way of the bulk."""
 
 _MOST_BATCHES = 32
-_MOST_BYTES = 16 << 20
-"""Of the batches of a group."""
+_MOST_BYTES, _MOST_REMOTE_BYTES = 16 << 20, 2 << 20
+"""Of the batches of a group. The first group of remote data waits for all that it needs of shards far away."""
 _LEAST_GROUPS = 4
 """Of a worker in an epoch."""
 
@@ -134,19 +134,21 @@ def _unpacked(
     return unseal(rest or pieces.pop(), pieces)
 
 
-def group_size(batches: int, batch_bytes: int, num_workers: int) -> int:
+def group_size(batches: int, batch_bytes: int, num_workers: int, *, is_remote: bool = False) -> int:
     """Return how many batches a worker should send together, where making one is little work.
 
     Args:
         batches: of an epoch; each worker should have some groups of them, or one would have much more to do.
-        batch_bytes: of one batch; a group has at most 16 MiB.
+        batch_bytes: of one batch; a group has at most 16 MiB, or 2 MiB of remote data.
         num_workers: worker processes.
+        is_remote: whether shards are fetched from a store.
 
     >>> group_size(10_000, 200_000, 4), group_size(10_000, 5_000_000, 4), group_size(32, 200_000, 4)
     (32, 3, 2)
     """
     share = batches // (max(1, num_workers) * _LEAST_GROUPS)
-    return max(1, min(_MOST_BATCHES, _MOST_BYTES // max(1, batch_bytes), share))
+    most = _MOST_REMOTE_BYTES if is_remote else _MOST_BYTES
+    return max(1, min(_MOST_BATCHES, most // max(1, batch_bytes), share))
 
 
 def grouped(batches: Iterable[Any], size: int) -> Iterator[list[Any]]:

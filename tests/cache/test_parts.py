@@ -1,0 +1,354 @@
+"""Parts of shards: sparse copies, whatever befalls the process, the disk, the store or the folder meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import wdsdist
+from tests.support import folders
+from tests.support.tars import plain_tar
+from tests.support.web import served
+from wdsdist import storage
+from wdsdist._util.array_types import Int64s
+from wdsdist.cache import PinnedPart, ShardCache, cached_path, shard_cache, stamps
+from wdsdist.cache.extents import ExtentMap
+from wdsdist.cache.fetch import Fetched, fetch
+from wdsdist.cache.urgency import Urgency
+from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError
+from wdsdist.shards.index import checksums
+from wdsdist.shards.manifest import Manifest
+from wdsdist.storage.memory import Fault, MemoryStore
+
+SHARDS, SAMPLES, SIZE = 3, 40, 40_000
+KB = 1 << 10
+
+
+def member(number: int) -> bytes:
+    return np.random.default_rng(number).bytes(SIZE)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of shards of 1.6 MB each: a label and 40 KB a sample."""
+    folder = tmp_path_factory.mktemp("packed")
+    for shard in range(SHARDS):
+        numbers = range(shard * SAMPLES, (shard + 1) * SAMPLES)
+        members = [
+            (f"{n:04}.{kind}", b"%d" % n if kind == "cls" else member(n)) for n in numbers for kind in ("bin", "cls")
+        ]
+        (folder / f"{shard:02}.tar").write_bytes(plain_tar(members))
+    wdsdist.index(folder)
+    return folder
+
+
+@pytest.fixture
+def open_dataset(remote: Manifest, tmp_path: Path) -> Callable[..., wdsdist.StreamingDataset]:
+    return lambda **more: wdsdist.StreamingDataset(remote, **{"cache_dir": tmp_path / "cache", **more})
+
+
+def is_right(sample: dict[str, Any]) -> bool:
+    return bytes(sample["bin"]) == member(int(sample["__key__"]))
+
+
+def tar_bytes(store: MemoryStore) -> int:
+    """Return the bytes of ranges of tars that were asked for."""
+    asked = [request for request in store.requests if request.path.endswith(".tar")]
+    assert all(request.stop is not None for request in asked)
+    return sum((request.stop or 0) - (request.start or 0) for request in asked)
+
+
+def sparse_copies(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.wdssparse"))
+
+
+def test_a_sample_takes_its_index_and_one_range(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore, tmp_path: Path
+) -> None:
+    dataset = open_dataset()
+    store.requests.clear()
+    assert is_right(dataset[50])
+    assert store.paths("read") == ["train/01.tar.wdsindex", "train/01.tar"]
+    assert tar_bytes(store) < SIZE + 2 * KB
+    assert folders.copies(tmp_path) == []
+    store.requests.clear()
+    assert is_right(open_dataset()[50])  # as another process would read it
+    assert is_right(dataset[51])
+    assert len(store.requests) == 1
+
+
+def test_labels_alone_are_all_that_is_fetched(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore, tmp_path: Path
+) -> None:
+    dataset = open_dataset(fields=("cls",))
+    store.requests.clear()
+    loader = wdsdist.StreamingDataLoader(dataset, 8, num_workers=0)
+    labels = sorted(int(bytes(label)) for batch in loader for label in batch["cls"])
+    assert labels == list(range(SHARDS * SAMPLES))
+    assert tar_bytes(store) < 0.03 * SHARDS * SAMPLES * SIZE
+    assert folders.copies(tmp_path) == []
+
+
+def test_a_thin_view_takes_little_more_than_its_samples(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore, remote: Manifest, tmp_path: Path
+) -> None:
+    view = remote.select(keys=[f"{number:04}" for number in range(0, SHARDS * SAMPLES, 10)])
+    dataset = wdsdist.StreamingDataset(view, cache_dir=tmp_path / "cache")
+    store.requests.clear()
+    batches = list(wdsdist.StreamingDataLoader(dataset, 4, num_workers=0))
+    assert sum(len(batch["__key__"]) for batch in batches) == 12
+    assert tar_bytes(store) < 1.3 * 12 * SIZE
+
+
+def test_the_first_batch_does_not_wait_for_its_shards(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def fetch_later(*arguments: Any) -> Fetched:
+        assert go_on.wait(60)
+        return fetch(*arguments)
+
+    monkeypatch.setattr(shard_cache, "fetch", fetch_later)
+    batches = iter(wdsdist.StreamingDataLoader(open_dataset(), 6, num_workers=0))
+    first = next(batches)
+    go_on.set()
+    taken = [first, *batches]
+    assert all(is_right({"__key__": key, "bin": data}) for batch in taken for key, data in
+               zip(batch["__key__"], batch["bin"], strict=True))  # fmt: skip
+    assert sorted(int(key) for batch in taken for key in batch["__key__"]) == list(range(SHARDS * SAMPLES))
+
+
+def test_a_whole_copy_takes_the_place_of_a_sparse_one(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], remote: Manifest, tmp_path: Path
+) -> None:
+    dataset = open_dataset()
+    assert is_right(dataset[0])
+    assert len(sparse_copies(tmp_path)) == 1
+    ShardCache(tmp_path / "cache").pin(remote, 0).close()
+    assert folders.copies(tmp_path) == ["00.tar"]
+    assert sparse_copies(tmp_path) == []
+    assert is_right(dataset[0])
+    assert is_right(dataset[1])
+
+
+def test_a_sparse_copy_that_was_read_when_the_whole_one_came_goes_later(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], remote: Manifest, tmp_path: Path
+) -> None:
+    reader = open_dataset().sample_reader
+    place = np.array([0])
+    held = reader.batch(place, place, place, None, None, deferred=True)["bin"]
+    ShardCache(tmp_path / "cache").pin(remote, 0).close()
+    assert len(sparse_copies(tmp_path)) == 1
+    assert bytes(held[0]) == member(0)
+    reader.release()
+    del held
+    ShardCache(tmp_path / "cache").pin(remote, 0).close()
+    assert sparse_copies(tmp_path) == []
+
+
+def test_samples_at_random_end_in_a_whole_copy_where_they_are_half_of_a_shard(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], tmp_path: Path
+) -> None:
+    dataset = open_dataset()
+    assert all(is_right(dataset[number]) for number in range(SAMPLES // 2))
+    assert folders.copies(tmp_path) == []
+    assert all(is_right(dataset[number]) for number in range(SAMPLES))
+    assert folders.copies(tmp_path) == ["00.tar"]
+
+
+@pytest.mark.parametrize(("module", "name"), [(storage, "begin_fetch"), (checksums, "wrong")])
+def test_a_writer_that_is_killed_leaves_no_extent_without_its_bytes(
+    module: ModuleType,
+    name: str,
+    open_dataset: Callable[..., wdsdist.StreamingDataset],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, lambda *_, **__: os.kill(os.getpid(), 9))
+        process = folders.forked(lambda: open_dataset()[5])
+        assert folders.status(process) == -9
+    (copy,) = sparse_copies(tmp_path)
+    assert len(ExtentMap(copy.with_suffix(".wdsextents")).extents()) == 0
+    assert is_right(open_dataset()[5])
+
+
+def test_a_full_disk_is_an_error_before_anything_is_fetched(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    dataset = open_dataset()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(CacheError, match=r"has no room for parts of 1 shards .* free some"):
+            dataset[5]
+    assert "train/00.tar" not in store.paths("read")
+    assert is_right(dataset[5])
+
+
+def test_wrong_bytes_are_fetched_once_more(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore, tmp_path: Path
+) -> None:
+    dataset = open_dataset()
+    store.plant(Fault("train/00.tar", "wrong-bytes", times=1))
+    assert is_right(dataset[5])
+    assert folders.copies(tmp_path) == []
+
+
+def test_bytes_that_stay_wrong_are_an_error_that_names_the_shard(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore, tmp_path: Path
+) -> None:
+    dataset = open_dataset()
+    store.plant(Fault("train/00.tar", "wrong-bytes"))
+    with pytest.raises(ShardDamagedError, match=r"00\.tar does not have the digest"):
+        dataset[5]
+    assert sparse_copies(tmp_path) == folders.leftovers(tmp_path / "cache") == []
+    store.heal()
+    assert is_right(dataset[5])
+
+
+def test_a_shard_that_changes_between_parts_is_an_error(
+    packed: Path, tmp_path: Path, open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore
+) -> None:
+    dataset = open_dataset()
+    assert is_right(dataset[5])
+    changed = (packed / "00.tar").read_bytes()[::-1]
+    store.files["train/00.tar"] = changed
+    with pytest.raises(ShardDamagedError, match=r"00\.tar"):
+        dataset[6]
+
+
+def test_a_shard_that_is_gone_is_an_error(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore
+) -> None:
+    store.plant(Fault("train/00.tar", "not-found"))
+    with pytest.raises(ShardNotFoundError, match=r"00\.tar does not exist"):
+        open_dataset()[5]
+
+
+def test_jobs_share_what_each_of_them_fetches(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore
+) -> None:
+    datasets = [open_dataset() for _ in range(4)]
+    store.requests.clear()
+    with ThreadPoolExecutor(4) as pool:
+        for dataset, first in zip(datasets, range(0, 16, 4), strict=True):
+            pool.submit(lambda dataset=dataset, first=first: [dataset[first + n] for n in range(4)]).result()
+    assert all(is_right(datasets[0][number]) for number in range(16))
+    assert store.paths("read").count("train/00.tar") == 16
+
+
+def test_what_one_job_is_fetching_another_waits_for(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = [open_dataset() for _ in range(2)]
+    stall, claims, both = Fault("train/00.tar", "stall"), count(1), threading.Event()
+    claimed = PinnedPart.claimed
+
+    def watched(part: PinnedPart, ranges: Int64s) -> AbstractContextManager[Int64s]:
+        if next(claims) == 3:  # the second job's second look
+            both.set()
+        return claimed(part, ranges)
+
+    monkeypatch.setattr(PinnedPart, "claimed", watched)
+    store.plant(stall)
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(dataset.__getitem__, 5) for dataset in datasets]
+        assert both.wait(60)
+        store.heal()
+        assert all(is_right(one.result()) for one in running)
+    assert store.paths("read").count("train/00.tar") == 1
+
+
+def test_parts_of_before_the_last_boot_are_fetched_again(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert is_right(open_dataset()[5])
+    monkeypatch.setattr(stamps, "boot", lambda: "another boot")
+    store.requests.clear()
+    assert is_right(open_dataset()[5])
+    assert "train/00.tar" in store.paths("read")
+
+
+def test_parts_are_evicted_for_others_but_not_while_they_are_read(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], tmp_path: Path, remote: Manifest
+) -> None:
+    limit = 400 * KB
+    dataset = open_dataset(cache_limit=limit)
+    held = dataset.sample_reader.batch(np.array([0]), np.array([0]), np.array([0]), None, None, deferred=True)["bin"]
+    for number in [*range(1, 5), *range(SAMPLES, SAMPLES + 3), *range(2 * SAMPLES, 2 * SAMPLES + 3)]:
+        assert is_right(dataset[number])
+        assert (
+            sum(path.stat().st_blocks * 512 for path in (tmp_path / "cache").glob("?" * 24 + "/*")) <= limit + 64 * KB
+        )
+    assert bytes(held[0]) == member(0)
+    assert cached_path(remote, 0, tmp_path / "cache").with_suffix(".tar.wdssparse").exists()
+
+
+def test_a_substitute_is_fetched_by_itself(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], tmp_path: Path
+) -> None:
+    def transform(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__key__"] == "0005":
+            raise wdsdist.BadSample("on purpose")
+        return sample
+
+    dataset = open_dataset(transform=transform, on_error="replace", shuffle=False)
+    loader = wdsdist.StreamingDataLoader(dataset, 4, num_workers=0)
+    batches = iter(loader)
+    taken = [next(batches) for _ in range(2)]
+    assert all(is_right({"__key__": key, "bin": data}) for batch in taken for key, data in
+               zip(batch["__key__"], batch["bin"], strict=True))  # fmt: skip
+
+
+def test_a_server_without_ranges_gives_the_whole_shard(packed: Path, tmp_path: Path) -> None:
+    with served(packed, ranges=False) as server:
+        dataset = wdsdist.StreamingDataset(server.url, cache_dir=tmp_path / "cache")
+        assert is_right(dataset[5])
+    assert folders.copies(tmp_path) == ["00.tar"]
+
+
+@pytest.fixture
+def urgency(tmp_path: Path) -> Urgency:
+    return Urgency(tmp_path / "cache" / ".waiting")
+
+
+def test_what_is_fetched_ahead_pauses_while_another_process_waits(urgency: Urgency) -> None:
+    with urgency.waiting():
+        pass
+    with urgency.pauses() as must_pause:
+        assert not must_pause()
+        with urgency.waiting(), urgency.waiting():
+            assert must_pause()
+        assert not must_pause()
+
+
+def test_a_process_that_died_waiting_holds_nobody_up(urgency: Urgency) -> None:
+    reading, writing = os.pipe()
+
+    def wait_for_ever() -> None:
+        with urgency.waiting():
+            os.write(writing, b".")
+            threading.Event().wait()
+
+    process = folders.forked(wait_for_ever)
+    os.read(reading, 1)
+    with urgency.pauses() as must_pause:
+        assert must_pause()
+        os.kill(process, 9)
+        folders.status(process)
+        assert not must_pause()
