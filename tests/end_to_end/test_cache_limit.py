@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -222,15 +223,23 @@ def test_what_comes_next_is_fetched_while_nothing_is_asked_for(store: web.Web, t
     assert sum(fetched(store).values()) == 4
 
 
-def test_what_the_first_batch_needs_is_alone_until_it_is_there(store: web.Web) -> None:
-    """Also where another process fetches it: to fetch something else would take bandwidth from that."""
+def test_what_the_first_batch_needs_is_alone_until_it_is_there(store: web.Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another process fetches it: to fetch something else would take bandwidth from that, and so to ask
+    again and again would take the cores."""
     asked: list[int] = []
+    pauses: list[float] = []
     there = threading.Event()
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        time.sleep(0.001)
+
+    monkeypatch.setattr("wdsdist.cache.prefetch.time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
 
     class Cache:
         def expect(self, *_: object) -> None: ...
 
-        def fetch_ahead(self, manifest: object, shard: int) -> FetchAhead:
+        def fetch_ahead(self, manifest: object, shard: int, epoch: object) -> FetchAhead:
             asked.append(shard)
             return FetchAhead.THERE if shard != 3 or there.is_set() else FetchAhead.BUSY
 
@@ -238,8 +247,9 @@ def test_what_the_first_batch_needs_is_alone_until_it_is_there(store: web.Web) -
     prefetch = Prefetch(Cache(), wdsdist.open(store.url), uses, room=750_000)  # type: ignore[arg-type]
     try:
         prefetch.reach(0)
-        wait_for(lambda: len(asked) > 2)
+        wait_for(lambda: len(pauses) > 5)
         assert set(asked) == {3}
+        assert pauses[:5] == [0.02, 0.04, 0.08, 0.16, 0.16]
         there.set()
         wait_for(lambda: 5 in asked)
     finally:

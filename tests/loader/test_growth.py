@@ -235,6 +235,16 @@ def test_a_data_set_on_the_web_is_followed(growing: Growing, tmp_path: Path) -> 
         assert len(played(loader)) == 36
 
 
+@pytest.mark.parametrize("is_fresh", [True, False])
+def test_what_has_just_been_opened_is_asked_for_once(
+    growing: Growing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_fresh: bool
+) -> None:
+    monkeypatch.setattr(growth, "_FRESH", 300.0 if is_fresh else -1.0)
+    with served(growing.folder) as web:
+        assert len(played(growing.loader(shards=web.url, cache_dir=tmp_path / "cache"))) == 23
+        assert (web.asked.count("/index.json") == 1) is is_fresh
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_under_a_foreign_loader_set_epoch_looks(growing: Growing, workers: int) -> None:
     dataset = growing.dataset(batch_size=4)

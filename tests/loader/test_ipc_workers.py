@@ -239,6 +239,17 @@ def spawned_bytes(value: Any) -> bytes:
         context.set_spawning_popen(None)  # type: ignore[attr-defined]
 
 
+def test_what_each_worker_would_import_is_imported_before_they_are_forked(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[object] = []
+    start = multiprocessing.Process.start
+    monkeypatch.setattr("wdsdist.loader.ipc.workers.importlib.import_module", happened.append)
+    monkeypatch.setattr(multiprocessing.Process, "start", lambda self: happened.append("start") or start(self))
+    next(iter(StreamingDataLoader(StreamingDataset(shards), 8, num_workers=1)))
+    assert happened == ["numpy.random", "numpy.ma", "start"]
+
+
 def test_a_manifest_that_was_sent_is_the_same(shards: Path) -> None:
     manifest = wdsdist.open(shards)
     with multiprocessing.get_context("spawn").Pool(1) as pool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import hashlib
 import importlib.util
@@ -27,7 +28,7 @@ from tests.support.programs import PROGRAMS, command
 from tests.support.web import Answer, Asked, answering, served
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, ShardNotFoundError, StorageError
-from wdsdist.storage import Connections, Deadline, RequestPolicy, StorageOptions, Transfer, use_policy
+from wdsdist.storage import Connections, Deadline, RequestPolicy, StorageOptions, Transfer, download, pieces, use_policy
 
 PART = 1 << 16
 CONTENT = secrets.token_bytes(20 * PART + 1000)
@@ -224,6 +225,40 @@ def test_a_fetch_leaves_the_line_to_others_as_long_as_it_is_told(store: Store, t
         free.set()
         running.result()
     assert path.read_bytes() == CONTENT
+
+
+def test_a_pause_is_no_stall_however_long_it_takes(tmp_path: Path) -> None:
+    """Else a deadline of few seconds, whose quarter is the stall limit, would be used up by retries after pauses."""
+    watch, seen = download._Watch(allowance=0.1), []
+
+    def pauses() -> bool:
+        seen.append(watch.moved)
+        return len(seen) < 3
+
+    copy = download._Copy("", tmp_path, None, None, "", None, Connections(), None, pauses)
+    asyncio.run(copy._let_pass(watch))
+    assert len({*seen, watch.moved}) == 3
+    assert sorted(seen) == seen
+
+
+def test_a_small_range_takes_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first batch is made of dozens, and a busy machine takes milliseconds to start each thread."""
+    (tmp_path / "a.tar").write_bytes(CONTENT)
+    called: list[Callable[..., Any]] = []
+    in_thread = pieces.in_thread
+
+    async def counted(function: Callable[..., Any], *arguments: Any) -> Any:
+        called.append(function)
+        return await in_thread(function, *arguments)
+
+    monkeypatch.setattr(pieces, "in_thread", counted)
+    with (
+        served(tmp_path) as server,
+        storage.begin_fetch(f"{server.url}/a.tar", tmp_path / "copy", ranges=[range(10, 20)]) as running,
+    ):
+        running.result()
+    assert (tmp_path / "copy").read_bytes()[10:] == CONTENT[10:20]
+    assert len(called) == 1
 
 
 MIXED = [

@@ -37,8 +37,9 @@ _PATIENCE = 50
 """Other processes may free space at any time. To check takes the lock of the whole cache, so a check is repeated only
 after this many times its own duration."""
 
-_PAUSE = 0.01
-"""Seconds between checks whether another process has fetched a shard that the first batch waits for."""
+_LONGEST_PAUSE = 0.16
+"""Longest of the growing pauses between checks whether another process has fetched a shard that the first batch waits
+for, in seconds. A check takes some 3 ms of a core that the first batch needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +227,10 @@ class Prefetch:
             began = time.monotonic()
             outcome = self._cache.fetch_ahead(self._manifest, shard, self._epoch(shard))
             ended = time.monotonic()
+            pause = _LONGEST_PAUSE / 8
             while outcome is FetchAhead.BUSY and self._queue.is_urgent(shard):
-                time.sleep(_PAUSE)
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
                 outcome = self._cache.fetch_ahead(self._manifest, shard, self._epoch(shard))
             is_refused = outcome is FetchAhead.REFUSED
             self._queue.done(shard, retry_at=ended + _PATIENCE * (ended - began) if is_refused else None)

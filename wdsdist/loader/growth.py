@@ -27,6 +27,9 @@ _MOST_TOLD = 64
 _STALE, _AGAIN = 120.0, 1.0
 """Seconds in which a shared file system must show what another rank has read there, and between two looks."""
 
+_FRESH = 1.0
+"""Seconds after it was opened in which a remote data set is not looked at again for its first epoch: a round trip."""
+
 _shared: Counter[str] = Counter()
 """Data sets at each place that this process has shared with other ranks: each has epochs of its own."""
 
@@ -71,6 +74,7 @@ class Growth:
     def __init__(self, manifest: Manifest, reopen: Callable[[], Manifest], *, unchecked: bool) -> None:
         self._latest = self._present = manifest
         self._stamp = manifest.stamp
+        self._fresh_until = time.monotonic() + (_FRESH if storage.is_remote(manifest.origin) else 0)
         self._reopen = reopen
         self._unchecked = unchecked
         self._found: tuple[int, bool] | None = None
@@ -86,7 +90,8 @@ class Growth:
         Raises `DataMismatchError` where this rank cannot find the shards that another one plays in this epoch.
         """
         if (epoch, is_alone) != self._found:
-            self._look()
+            if self._found is not None or time.monotonic() > self._fresh_until:
+                self._look()
             self._present = self._latest if is_alone else self._agreed(epoch)
             self._found = epoch, is_alone
         return self._present

@@ -25,7 +25,7 @@ from wdsdist.loader.framework_guards import (
     refuse_first_length,
 )
 from wdsdist.loader.ipc.channel import group_size
-from wdsdist.loader.ipc.workers import end_workers, guarded, has_lost_workers
+from wdsdist.loader.ipc.workers import end_workers, guarded, has_lost_workers, preload
 from wdsdist.loader.order_config import OrderConfig, check_ranks_agree
 from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches, PlannedProgress, planned_position, world_of
 from wdsdist.loader.stats import EpochMeter, LoaderStats
@@ -456,13 +456,14 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
 
         A message costs as much as making a batch of small samples.
         """
+        is_remote = bool(self.dataset.manifest.is_copied.any())
+        preload(is_remote=is_remote)
         batch_bytes = sample_bytes * plan.batch_size
         group = 1
         # With a limit, batches that wait for the rest of their group would hold their shards, and workers that wait
         # for room while they hold what others wait for would wait for ever.
         if self._worker_dataset.is_light and self.dataset.cache.limit is None:
             batches = plan.num_samples // (plan.num_replicas * plan.batch_size)  # of a whole epoch
-            is_remote = bool(self.dataset.manifest.is_copied.any())
             group = group_size(batches, batch_bytes, self.num_workers, is_remote=is_remote)
         ahead = self.prefetch_factor or 2
         self._group = self._worker_dataset.channel.prepare(self.num_workers, ahead, batch_bytes, group=group)

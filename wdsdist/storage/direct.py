@@ -160,6 +160,11 @@ class Answer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the whole body has been read."""
+        return self._response.isclosed() or self._response.length == 0
+
     def piece(self) -> bytes:
         """Return what has arrived, after waiting for some of it; nothing at the end."""
         # Not the socket of the connection, which has none any more where the server is to close it.
@@ -200,7 +205,7 @@ class Answer:
     def close(self) -> None:
         """Keep the connection where all was read, close it otherwise."""
         response, connection = self._response, self._connection
-        is_whole = not self._is_abandoned and (response.isclosed() or response.length == 0)
+        is_whole = not self._is_abandoned and self.is_read
         response.close()
         idle = _kept().setdefault(self._key, [])
         if is_whole and not response.will_close and connection.sock is not None and len(idle) < _MOST_IDLE:

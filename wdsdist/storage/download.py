@@ -300,8 +300,7 @@ class _Copy:
                     raise MisfitError(f"more than {size:,} bytes")
                 self._write(piece, start + got)
                 got += len(piece)
-                await self._let_pass()
-                watch.moved = time.monotonic()
+                await self._let_pass(watch)
         if size is not None and got != size:
             raise MisfitError(f"{got:,} bytes where there should be {size:,}")
         return got
@@ -331,7 +330,7 @@ class _Copy:
         watch = _Watch(min(stall, self.deadline.seconds / 4) if self.deadline else stall)
         async with self.connections.slot():
             while True:
-                await self._let_pass()
+                await self._let_pass(watch)
                 self.requests += 1
                 client = self.client
                 try:
@@ -345,10 +344,12 @@ class _Copy:
                 self.retries += 1
                 await asyncio.sleep(pause)
 
-    async def _let_pass(self) -> None:
-        """Pause while others need the line."""
+    async def _let_pass(self, watch: _Watch) -> None:
+        """Pause while others need the line, which is no stall, however long it takes."""
+        watch.moved = time.monotonic()
         while self.pauses is not None and self.pauses():
             await asyncio.sleep(_PAUSE)
+            watch.moved = time.monotonic()
 
     async def _watched(self, action: Callable[[_Watch], Coroutine[Any, Any, T]], watch: _Watch) -> T:
         """Await a request as long as bytes come, and drop its connection when none do."""

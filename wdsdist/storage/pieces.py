@@ -73,25 +73,28 @@ async def _of_direct(
     answers: list[Answer] = []
     is_over = threading.Event()
 
-    def ask() -> Answer:
+    def ask() -> tuple[Answer, list[bytes]]:
+        """Return the answer and its first pieces, which are all of a small range: a thread for each would cost more."""
         answer = client.answer("GET", path, wanted)
         answers.append(answer)
         if is_over.is_set():  # nobody waits any more
             answer.abandon()
-        return answer
-
-    try:
-        answer = await in_thread(ask)
+            return answer, []
         if wanted and answer.status != 206:
             raise NoRangesError
         check_range(answer, wanted)
+        return answer, answer.pieces()
+
+    try:
+        answer, found = await in_thread(ask)
         if client.addresses and "ETag" in answer.headers:
             tags.add(answer.headers["ETag"])
             if len(tags) > 1:
                 raise ChangedError(f"{shown(path)} was replaced while it was downloaded: try again")
-        while pieces := await in_thread(answer.pieces):
-            for piece in pieces:
+        while found:
+            for piece in found:
                 yield piece
+            found = [] if answer.is_read else await in_thread(answer.pieces)
         answers.clear()
         answer.close()
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Iterator
 from multiprocessing.synchronize import Event
@@ -12,6 +13,17 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 _LONGEST = 1.0
 """Seconds to wait for the lock of an event that workers hold for microseconds."""
+
+
+_PRELOADED = ("numpy.random", "numpy.ma")
+"""What torch and the order of an epoch import in each worker."""
+_PRELOADED_FOR_REMOTE = ("fsspec.asyn",)
+
+
+def preload(*, is_remote: bool) -> None:
+    """Import what each worker would import before its first batch: forked workers inherit it."""
+    for name in (*_PRELOADED, *(_PRELOADED_FOR_REMOTE if is_remote else ())):
+        importlib.import_module(name)
 
 
 class _SafeEvent:
