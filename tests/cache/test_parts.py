@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -242,13 +242,13 @@ def test_checked_bytes_are_not_written_again_with_those_around_them(
     def pinned(*members: int) -> PinnedPart:
         return cache.pin_parts(remote, {0: PartNeeds(lambda _: np.array(members))})[0]
 
-    with pinned(1) as part:
+    with closing(pinned(1)) as part:
         place = slice(*part.places(np.array([1]))[0].tolist())
         checked = part.path.read_bytes()[place]
         store.files["train/00.tar"] = (
             store.files["train/00.tar"][: place.start] + b"?" * len(checked) + store.files["train/00.tar"][place.stop :]
         )
-        with pinned(0, 2) as around:
+        with closing(pinned(0, 2)) as around:
             assert around.has(np.array([0, 1, 2]))
             assert around.path.read_bytes()[place] == checked
 
