@@ -136,6 +136,9 @@ class EncodeError(WdsdistError, ValueError):
 class SharedMemoryError(WdsdistError, MemoryError):
     """There is too little shared memory for the batches that workers prefetch."""
 
+    # Of the bases, only MemoryError has a `__new__` of its own, which refuses this class: dask and tblib call it.
+    __new__ = Exception.__new__  # type: ignore[assignment]
+
 
 class DatasetTooSmallError(WdsdistError, ValueError):
     """The data set is smaller than one batch per rank, under ``drop_last=True``."""

@@ -118,10 +118,31 @@ class TestInfo:
             "shards:      3",
             "bytes:       21.0 KiB (21,504)",
             "mean sample: 1006 B",
-            "fields:      cls, jpg, txt",
+            "fields:      cls 6, jpg 6, txt 3",
+            "missing:     txt in 3 samples",
+            "sizes:       sample 1004 B to 1009 B, median 1006 B",
+            "             cls 1 B",
+            "             jpg 1000 B to 1005 B, median 1002 B",
+            "             txt 6 B",
             "checksums:   of each member",
-            "classes:     2: cat, dog",
+            "classes:     2: cat (3), dog (3)",
         ]
+
+    def test_it_shows_columns_views_and_generations(self, wdsdist: Run, shards: Path, photos: Path) -> None:
+        data = library.open(shards).add_columns(fields=["txt.length"])
+        data.select('"txt.length" > 0').save(shards.parent / "views" / "noted")
+        (photos.parent / "new" / "cat").mkdir(parents=True)
+        (photos.parent / "new" / "cat" / "new.jpg").write_bytes(b"new")
+        library.pack(photos.parent / "new", shards, append=True)
+        found = lines(wdsdist("info", shards))
+        assert "generations: 1: 6 samples in 3 shards, 2: 7 samples in 4 shards" in found
+        assert "views:       ../views/noted: 3 samples" in found
+        shown = "problems:    the column 'txt.length' has values for 3 of the 4 shards that the data set has now: run"
+        assert any(line.startswith(shown) for line in found)
+        lines(wdsdist("columns", shards, "--field", "txt.length"))
+        found = lines(wdsdist("info", shards / ".." / "views" / "noted"))
+        assert "columns:     txt.length: int, 6" in found
+        assert "fields:      cls 3, jpg 3, txt 3" in found
 
     def test_it_says_which_shards_are_checked_by_headers_alone(self, wdsdist: Run) -> None:
         old = Path(__file__).parents[1] / "end_to_end" / "data_of_0_1" / "packed"
@@ -140,11 +161,29 @@ class TestInfo:
             "fields": ["cls", "jpg", "txt"],
             "with_checksums": 3,
             "classes": ["cat", "dog"],
+            "class_counts": {"cat": 3, "dog": 3},
+            "classes_counted_in": 6,
+            "looked_at": {"shards": 3, "samples": 6},
+            "field_counts": {"cls": 6, "jpg": 6, "txt": 3},
+            "missing": {"txt": 3},
+            "sizes": {
+                "sample": {"min": 1004, "median": 1006.5, "max": 1009},
+                "fields": {
+                    "cls": {"min": 1, "median": 1, "max": 1},
+                    "jpg": {"min": 1000, "median": 1002.5, "max": 1005},
+                    "txt": {"min": 6, "median": 6, "max": 6},
+                },
+            },
             "source": {"kind": "folder"},
             "shuffle_seed": None,
             "generations": [{"generation": 1, "shards": 3, "samples": 6}],
             "columns": [],
+            "column_figures": {},
             "view": [],
+            "views": [],
+            "data_sets": [],
+            "splits": {},
+            "problems": [],
         }
 
     def test_fields_of_foreign_tars_come_from_their_indexes(self, wdsdist: Run, shards: Path) -> None:
@@ -152,13 +191,13 @@ class TestInfo:
             (shards / name).unlink()
         library.index(shards)
         found = lines(wdsdist("info", shards))
-        assert "fields:      cls, jpg, txt" in found
+        assert "fields:      cls 6, jpg 6, txt 3" in found
         assert "mean sample: 1006 B" in found
-        assert "classes:     not recorded" in found
+        assert "classes:     2: 0 (3), 1 (3)" in found
 
     def test_indexing_a_packed_data_set_anew_keeps_the_names_of_its_classes(self, wdsdist: Run, shards: Path) -> None:
         library.index(shards)
-        assert "classes:     2: cat, dog" in lines(wdsdist("info", shards))
+        assert "classes:     2: cat (3), dog (3)" in lines(wdsdist("info", shards))
 
 
 class TestLs:

@@ -151,8 +151,11 @@ def harmless(shown: str) -> str:
 
 class TestHostileNames:
     def test_a_data_set_cannot_steer_the_terminal(self, hostile: Path) -> None:
+        data = wdsdist.open(hostile).add_columns(fields=["txt"])
+        data.select(sample=1).save(hostile / "views" / f"one{HOSTILE}")
         named = [
             ("info", hostile),
+            ("show", hostile),
             ("ls", hostile, "--samples"),
             ("cat", hostile, "0"),
             ("cat", hostile, "1", "txt"),

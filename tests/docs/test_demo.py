@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_demo_keeps_every_promise_that_it_prints(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += [str(ROOT / "examples" / "train_fashion_mnist.py"), "--work", str(tmp_path / "work")]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=580, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
     assert "BROKEN" not in found.stdout
     for line in (

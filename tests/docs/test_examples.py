@@ -34,7 +34,7 @@ def test_samples_of_a_scraped_data_set_are_chosen_and_trained_on(tmp_path: Path)
 @pytest.mark.slow
 def test_a_language_model_has_the_same_losses_with_and_without_a_stop(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "train_tiny_lm.py"), "--work", str(tmp_path / "work"), "--steps", "6"]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=580, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
     for line in (
         "stopped: steps 0 to 2 on 2 processes",

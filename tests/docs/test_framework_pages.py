@@ -39,7 +39,7 @@ def test_every_python_block_runs_as_it_stands(block: str, folder: Path, monkeypa
         return
     Path("train.py").write_text(block)
     if "ray.train" in block:
-        found = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, timeout=280, check=False)
+        found = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, timeout=580, check=False)
     else:
         found = forked.launch("train.py", ranks=4)
     assert found.returncode == 0, found.stderr

@@ -22,8 +22,9 @@ from wdsdist.storage import RequestPolicy, use_policy
 pytestmark = pytest.mark.slow
 
 WORKERS = (0, 1, 2, 4)
-TIMEOUT = 2.0
-SLACK = 10.0
+TIMEOUT = 10.0
+"""Seconds for a shard: many for one of a sound store on a busy machine, as each worker makes a client first."""
+SLACK = 20.0
 """Seconds until an error has come from where it happened; on a busy machine."""
 
 
@@ -39,9 +40,9 @@ def last_words(store: Store, folder: Path, spoil: Callable[[], object], *, batch
             )
             for workers in WORKERS
         ]  # fmt: skip
-        for job in jobs:
-            job.tell("take", batches)
-        assert [len(job.outcome(0).batches) for job in jobs] == [batches] * len(jobs)
+        for job in jobs:  # one by one: all at once are too many for a small machine in the time that a shard has
+            (sound,) = job.all("take", batches)
+            assert (sound.error, len(sound.batches)) == (None, batches)
         spoil()
         for job in jobs:
             job.tell("take")
@@ -77,11 +78,12 @@ def test_what_cannot_be_had_is_an_error_in_the_training_loop(
 def test_a_store_that_hangs_is_an_error_in_the_training_loop(web: Store, tmp_path: Path) -> None:
     hang = Rule("stall", 1000, path="*.tar")
     # A worker may also have waited all the time for another one, which was fetching the shard.
-    message = r"c(annot be read: .*(no byte in|the last byte) .*attempt|ould not be had within 2 seconds: another)"
+    waited = f"ould not be had within {TIMEOUT:g} seconds: another"
+    message = rf"c(annot be read: .*(no byte in|the last byte) .*attempt|{waited})"
     check(last_words(web, tmp_path, lambda: web.proxy.rules(hang), batches=5), web, WdsdistError, message)
 
 
-@pytest.mark.parametrize("batches", [pytest.param(0, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize("batches", [0, 5])
 def test_a_store_that_has_gone_is_an_error_in_the_training_loop(store: Store, tmp_path: Path, batches: int) -> None:
     with ExitStack() as server:
         mortal = store.through(server.enter_context(faults.planted(store.proxy.url)))
@@ -115,7 +117,7 @@ def test_only_the_rank_that_needs_a_shard_fails_for_it(store: Store, stored: Pat
         needed = [outcome.shards for outcome in ranks.all()]
     missing = sorted(needed[1] - needed[0])[-1]
     store.proxy.rules(Rule("status", 404, path=f"*/{missing}", method="*"))
-    with Ranks(store, tmp_path / "b", download_timeout=TIMEOUT) as ranks:
+    with Ranks(store, tmp_path / "b") as ranks:
         sound, failed = ranks.all()
     assert (sound.error, sound.batches) == (None, expected(stored, 0, 2))
     assert isinstance(failed.error, ShardNotFoundError)

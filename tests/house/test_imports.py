@@ -151,11 +151,16 @@ def test_an_error_is_ours_and_refines_a_builtin(error: type[Exception]) -> None:
     assert builtin not in {Exception, BaseException, object}
 
 
+@pytest.mark.parametrize("reducer", ["python", "dask"])
 @pytest.mark.parametrize("error", ERRORS)
-def test_an_error_is_made_from_one_message_and_survives_the_way_to_another_process(error: type[Exception]) -> None:
+def test_an_error_is_made_from_one_message_and_survives_the_way_to_another_process(
+    error: type[Exception], reducer: str
+) -> None:
     original = error("shard 00012.tar is gone: fetch it again")
     pickler = pickle.Pickler(pickled := io.BytesIO())
-    pickler.dispatch_table = {}  # without what dask registers for exceptions, once another test has imported it
+    pickler.dispatch_table = {}  # in place of pickle's own, where dask registers tblib's reducer once it is imported
+    if reducer == "dask":
+        pickler.dispatch_table[error] = pytest.importorskip("tblib.pickling_support").pickle_exception
     pickler.dump(original)
     copy = pickle.loads(pickled.getvalue())
     assert type(copy) is error

@@ -473,6 +473,25 @@ def test_weights_by_tokens_are_shares_of_the_tokens_of_every_block(
         StreamingDataLoader(wdsdist.mix(shares, **options), 8, num_workers=0).load_state_dict(state)
 
 
+def test_weights_by_a_column_that_was_replaced_are_shares_of_its_new_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("one", "other"):
+        samples = ({"__key__": str(number), "txt": "x"} for number in range(4))
+        wdsdist.pack(samples, tmp_path / name).add_columns(join=_lengths(tmp_path, [2, 2, 2, 2]))
+    shares = {tmp_path / "one": 1, tmp_path / "other": 1}
+    assert wdsdist.mix(shares, by="size").order_config.phases[0].weights == (Fraction(1, 2), Fraction(1, 2))
+    wdsdist.open(tmp_path / "other").add_columns(join=_lengths(tmp_path, [5, 7, 5, 7]))
+    assert wdsdist.mix(shares, by="size").order_config.phases[0].weights == (Fraction(3, 4), Fraction(1, 4))
+
+
+def _lengths(folder: Path, sizes: list[int]) -> Path:
+    table = folder / "sizes.csv"
+    table.write_text("key,size\n" + "".join(f"{number},{size}\n" for number, size in enumerate(sizes)))
+    return table
+
+
 def test_weights_by_a_column_that_has_no_lengths_are_refused(sets: dict[str, Path]) -> None:
     shares = {name: (folder, 1) for name, folder in sets.items()}
     with pytest.raises(ArgumentError, match=r"no column 'txt\.tokens'"):

@@ -216,6 +216,22 @@ def test_a_state_of_other_batches_is_refused_inside_an_epoch_only(data: Manifest
     assert (plain.state_dict()["epoch"], plain.state_dict()["finished"]) == (1, True)
 
 
+@pytest.mark.parametrize("other", [{"cost": "quadratic"}, {"oversize": "alone"}, {"drop_last": False}])
+def test_a_state_inside_a_block_that_was_dealt_in_another_way_is_refused(data: Manifest, other: dict[str, Any]) -> None:
+    one, then = loader(data, **TOKENS), loader(data, **TOKENS, **other)
+    iterator = iter(one)
+    next(iterator)
+    state = one.state_dict()
+    assert state["segments"]
+    with pytest.raises(StateMismatchError, match="dealt with cost=linear, oversize=error, drop_last=True, and here"):
+        then.load_state_dict(state)
+    then.load_state_dict({name: value for name, value in state.items() if name != "dealing"})  # of before
+    while one.state_dict()["segments"]:
+        next(iterator)
+    then.load_state_dict(one.state_dict())
+    assert Counter(keys(iterator)) == Counter(keys(then))
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -274,6 +290,18 @@ def test_the_lengths_of_all_samples_are_looked_at_once_for_a_loader(
         one.set_epoch(epoch)
         assert next(iter(one)) != first
     assert not looked
+
+
+def test_the_length_of_a_loader_follows_a_column_that_was_replaced(tmp_path: Path) -> None:
+    samples = ({"__key__": str(number), "txt": "x"} for number in range(40))
+    data = wdsdist.pack(samples, tmp_path / "shards")
+    for sizes in ([50, 50], [1, 99]):  # the mean, by which blocks are cut, is the same
+        rows = (f"{number},{sizes[number % 2]}\n" for number in range(40))
+        (tmp_path / "sizes.csv").write_text("key,size\n" + "".join(rows))
+        data.add_columns(join=tmp_path / "sizes.csv")
+        dataset = StreamingDataset(data, num_replicas=1, rank=0)
+        one = StreamingDataLoader(dataset, max_tokens=99, length="size", num_workers=0)
+        assert len(one) == len(list(one))
 
 
 def test_an_epoch_is_complete_only_once_all_its_blocks_were_reached() -> None:

@@ -112,7 +112,7 @@ def test_under_torchrun_one_packs_for_all(source: Path, tmp_path: Path) -> None:
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python",
             sys.executable, "-m", "wdsdist", "pack", str(source), str(tmp_path / "dest"), "--shard-samples", "10",
         ],
-        capture_output=True, text=True, timeout=110, check=False,
+        capture_output=True, text=True, timeout=580, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
@@ -130,7 +130,7 @@ def test_under_torchrun_an_error_fails_the_launch(tmp_path: Path) -> None:
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python",
             sys.executable, "-m", "wdsdist", "pack", str(tmp_path / "nowhere"), str(tmp_path / "dest"),
         ],
-        capture_output=True, text=True, timeout=110, check=False,
+        capture_output=True, text=True, timeout=580, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert run.returncode != 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import secrets
 import subprocess
@@ -234,3 +235,25 @@ def test_pauses_grow_up_to_a_limit(tries: int, longest: float) -> None:
         drawn.append(pause)
     assert max(drawn) <= longest
     assert min(drawn) < longest / 4 < 3 * longest / 4 < max(drawn), "full jitter"
+
+
+def meaning(error: Exception) -> PassingError:
+    with pytest.raises(PassingError) as caught, mapped(A_TAR):
+        raise error
+    return caught.value
+
+
+def test_an_attempt_that_timed_out_leaves_the_cause_to_what_was_said_before() -> None:
+    early = TimeoutError("no answer in 0.5 s")
+    late = meaning(asyncio.TimeoutError("no answer in 0.1 s"))
+    late.retry_after = 1000.0  # longer than the time that is left
+    for before, cause in [
+        ([early, OSError("first"), ConnectionResetError("reset")], "reset .after 4 attempts"),
+        ([ConnectionResetError("reset"), early], "reset .after 3 attempts"),
+        ([early], "no answer in 0.1 s .after 2 attempts"),
+    ]:
+        attempts = Attempts(Deadline(300), patience=300)
+        for error in before:
+            attempts.failed(meaning(error))
+        with pytest.raises(storage.AwayError, match=rf"a\.tar cannot be read: \w+: {cause} in 300 s"):
+            attempts.failed(late)

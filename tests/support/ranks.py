@@ -87,7 +87,7 @@ class Ranks:
             pipe.send((what, arguments))
 
     def outcome(self, rank: int) -> Outcome:
-        assert self.pipes[rank].poll(60), f"rank {rank} does not answer"
+        assert self.pipes[rank].poll(100), f"rank {rank} does not answer"
         outcome: Outcome = self.pipes[rank].recv()
         return outcome
 

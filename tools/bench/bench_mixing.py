@@ -7,11 +7,14 @@ No time is measured: the figures depend on the seed only.
 
     python tools/bench/bench_mixing.py
 
+Quick, with other figures: ``--epochs 1 --samples 200000`` leaves out the larger data sets.
+
 The results stand in docs/order.md, with the choice of the default window that they led to.
 """
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 
 import numpy as np
@@ -22,11 +25,16 @@ from wdsdist.sampling.order import OrderSettings, default_window, epoch_order
 
 WORLDS = ((1280, 1000, 8, 1000), (128, 1000, 8, 100), (128, 1000, 1, 100), (64, 16384, 8, 100))
 WINDOWS = (1, 2, 4, 8, 16, 32, 64)
-EPOCHS = range(5)
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--samples", type=int, default=2_000_000, help="of the largest data set to measure")
+    args = parser.parse_args()
     for shards, per_shard, ranks, classes in WORLDS:
+        if shards * per_shard > args.samples:
+            continue
         counts = np.full(shards, per_shard)
         plan = EpochPlan(
             num_samples=int(counts.sum()), num_replicas=ranks, batch_size=64, drop_last=False, drop_last_batch=True
@@ -37,7 +45,7 @@ def main() -> None:
         print("| --- | --- | --- | --- | --- |")
         for window in WINDOWS:
             settings = OrderSettings(window=window * per_shard, num_canonical_replicas=ranks)
-            orders = [epoch_order(counts, settings, epoch) for epoch in EPOCHS]
+            orders = [epoch_order(counts, settings, epoch) for epoch in range(args.epochs)]
             rank = [measure_mixing(order, counts, plan, classes=classes) for order in orders]
             whole = [measure_mixing(order, counts, everyone, classes=classes) for order in orders]
             chosen = " (default)" if settings.window == default_window(counts) else ""

@@ -17,7 +17,8 @@ from wdsdist.cli.bench import bench
 from wdsdist.cli.cache import cache
 from wdsdist.cli.columns import columns
 from wdsdist.cli.index import index
-from wdsdist.cli.inspect import cat, info, ls
+from wdsdist.cli.info import info
+from wdsdist.cli.ls import cat, ls
 from wdsdist.cli.output import say
 from wdsdist.cli.pack import pack
 from wdsdist.cli.plan import plan

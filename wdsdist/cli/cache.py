@@ -15,7 +15,7 @@ import click
 from wdsdist._util.validation import human
 from wdsdist.cli.options import allow_elsewhere, byte_count, opened, storage_option
 from wdsdist.cli.output import counted, say, say_json
-from wdsdist.cli.plan import epoch_options
+from wdsdist.cli.plan import epoch_of, epoch_options
 from wdsdist.cli.progress import meter
 
 if TYPE_CHECKING:
@@ -126,21 +126,22 @@ def warm(
 
 
 def _first(
-    manifest: Manifest, *, ranks: int, ranks_per_node: int, batch_size: int, epoch: int, samples_per_epoch: int | None,
-    seed: int, order: str, no_shuffle: bool, shuffle_window: int | None, num_canonical_replicas: int | None,
-    keep_tail: bool, node: int | None, rank: int | None, room: int | None, cache_limit: int | None,
+    manifest: Manifest, *, ranks: int, ranks_per_node: int, epoch: int, samples_per_epoch: int | None,
+    shuffle_window: int | None, num_canonical_replicas: int | None, node: int | None, rank: int | None,
+    room: int | None, cache_limit: int | None, **epoch_given: Any,
 ) -> list[int]:  # fmt: skip
     """Return the shards that the ranks of a node need first."""
-    from wdsdist._util.validation import MOST_PROCESSES, check_integer
+    from wdsdist._util.validation import check_integer
     from wdsdist.cache.warm import first_shards
     from wdsdist.distributed.identity import Identity, identity
     from wdsdist.errors import DatasetTooSmallError
     from wdsdist.loader.order_config import OrderConfig
-    from wdsdist.sampling.epoch_plan import EpochPlan
-    from wdsdist.sampling.order import OrderSettings, default_window
     from wdsdist.sampling.shard_schedule import upcoming
 
-    check_integer("ranks", ranks, 1, MOST_PROCESSES)
+    given, plan = epoch_of(
+        manifest.counts, is_local=not manifest.is_copied.any(), ranks=ranks, samples_per_epoch=samples_per_epoch,
+        shuffle_window=shuffle_window, num_canonical_replicas=num_canonical_replicas, **epoch_given,
+    )  # fmt: skip
     per_node = min(ranks, check_integer("ranks_per_node", ranks_per_node, 1))
     if rank is None:
         first = per_node * (identity().node_rank if node is None else node)
@@ -149,29 +150,16 @@ def _first(
         mine = range(rank, rank + 1)
     if not mine or mine[-1] >= ranks:
         raise click.UsageError(f"there are {counted(ranks, 'rank')}, {per_node:,} on each node: see --ranks")
-    given = OrderSettings(
-        name="sampler" if order == "sampler" else "shard",
-        shuffle=not no_shuffle,
-        seed=seed,
-        window=default_window(manifest.counts) if shuffle_window is None else shuffle_window,
-    )
     config = OrderConfig(
         manifest=manifest, given=given, lanes=num_canonical_replicas, window=shuffle_window, cache_limit=cache_limit,
         samples_per_epoch=samples_per_epoch,
     )  # fmt: skip
     here = Identity(mine[0], ranks, mine[0] % per_node, per_node, mine[0] // per_node, "arguments")
     settings = config.settings(here)
-    plan = EpochPlan(
-        num_samples=config.num_samples,
-        num_replicas=ranks,
-        batch_size=check_integer("batch_size", batch_size, 1),
-        drop_last=False,
-        drop_last_batch=not keep_tail,
-    )
     if not plan.batches_per_rank:
         raise DatasetTooSmallError(
-            f"no rank gets a batch: {counted(plan.num_samples, 'sample')} are fewer than {ranks:,} x {batch_size:,}: "
-            f"give the --ranks and --batch-size of training, or --keep-tail"
+            f"no rank gets a batch: {counted(plan.num_samples, 'sample')} are fewer than {ranks:,} x "
+            f"{plan.batch_size:,}: give the --ranks and --batch-size of training, or --keep-tail"
         )
     epoch_order = config.order(settings, epoch)
     uses = (upcoming(epoch_order, plan, rank=one) for one in mine)

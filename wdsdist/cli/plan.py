@@ -16,8 +16,10 @@ from wdsdist.cli.output import counted, say, say_json, spread
 from wdsdist.cli.planned import CHOICES, PlannedBatching, batch_choices, plan_batches
 
 if TYPE_CHECKING:
+    from wdsdist._util.array_types import Int64s
     from wdsdist.diagnostics.epoch_report import EpochReport, World
     from wdsdist.sampling.epoch_plan import EpochPlan
+    from wdsdist.sampling.order import OrderSettings
     from wdsdist.shards.manifest import Manifest
 
 _SHOWN = 8  # samples of a batch, and shards of a rank, that are printed before they are only counted
@@ -44,6 +46,38 @@ def epoch_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(_EPOCH):
         command = option(command)
     return command
+
+
+def epoch_of(
+    counts: Int64s, *, is_local: bool, ranks: int, batch_size: int, samples_per_epoch: int | None, seed: int,
+    order: str, no_shuffle: bool, shuffle_window: int | None, num_canonical_replicas: int | None, keep_tail: bool,
+) -> tuple[OrderSettings, EpochPlan]:  # fmt: skip
+    """Return the order and the plan of an epoch over shards with so many samples each, as `epoch_options` say.
+
+    Raises `ArgumentError` for an option out of its range.
+    """
+    from wdsdist._util.validation import MOST_PROCESSES, check_integer
+    from wdsdist.sampling.epoch_plan import EpochPlan
+    from wdsdist.sampling.order import OrderSettings, default_window, version_for
+
+    check_integer("ranks", ranks, 1, MOST_PROCESSES)
+    if samples_per_epoch is not None:
+        check_integer("samples_per_epoch", samples_per_epoch, 1, 2**53)
+    settings = OrderSettings(
+        name="sampler" if order == "sampler" else "shard",
+        shuffle=not no_shuffle,
+        seed=seed,
+        window=default_window(counts) if shuffle_window is None else shuffle_window,
+        num_canonical_replicas=ranks if num_canonical_replicas is None else num_canonical_replicas,
+        version=version_for(is_local=is_local),
+    )
+    return settings, EpochPlan(
+        num_samples=int(counts.sum()) if samples_per_epoch is None else samples_per_epoch,
+        num_replicas=ranks,
+        batch_size=check_integer("batch_size", batch_size, 1),
+        drop_last=False,
+        drop_last_batch=not keep_tail,
+    )
 
 
 @click.command()
@@ -103,17 +137,12 @@ def plan(rank: int | None, workers: int, as_json: bool, plot: Path | None, **opt
 
 
 def _world(
-    *, shards: tuple[str, ...], num_shards: int | None, samples: int | None, shard_bytes: int, ranks: int,
-    ranks_per_node: int, batch_size: int, epoch: int, samples_per_epoch: int | None, seed: int, order: str,
-    no_shuffle: bool,
-    shuffle_window: int | None, num_canonical_replicas: int | None, keep_tail: bool, allow_elsewhere: bool,
+    *, shards: tuple[str, ...], num_shards: int | None, samples: int | None, shard_bytes: int, ranks_per_node: int,
+    epoch: int, allow_elsewhere: bool, **epoch_given: Any,
 ) -> tuple[World, Manifest | None]:  # fmt: skip
     import numpy as np
 
-    from wdsdist._util.validation import MOST_PROCESSES, check_integer
     from wdsdist.diagnostics.epoch_report import World
-    from wdsdist.sampling.epoch_plan import EpochPlan
-    from wdsdist.sampling.order import OrderSettings, default_window, version_for
 
     if bool(shards) == bool(num_shards and samples):
         raise click.UsageError("give either SHARDS, or both --shards and --samples")
@@ -129,24 +158,8 @@ def _world(
         counts = np.full(many, share)
         counts[:more] += 1
         sizes = np.full(many, shard_bytes)
-    check_integer("ranks", ranks, 1, MOST_PROCESSES)
-    settings = OrderSettings(
-        name="sampler" if order == "sampler" else "shard",
-        shuffle=not no_shuffle,
-        seed=seed,
-        window=default_window(counts) if shuffle_window is None else shuffle_window,
-        num_canonical_replicas=ranks if num_canonical_replicas is None else num_canonical_replicas,
-        version=version_for(is_local=manifest is not None and not manifest.is_copied.any()),
-    )
-    plan = EpochPlan(
-        num_samples=int(counts.sum())
-        if samples_per_epoch is None
-        else check_integer("samples_per_epoch", samples_per_epoch, 1, 2**53),
-        num_replicas=ranks,
-        batch_size=check_integer("batch_size", batch_size, 1),
-        drop_last=False,
-        drop_last_batch=not keep_tail,
-    )
+    is_local = manifest is not None and not manifest.is_copied.any()
+    settings, plan = epoch_of(counts, is_local=is_local, **epoch_given)
     return World(
         counts=counts, sizes=sizes, settings=settings, plan=plan, ranks_per_node=ranks_per_node, epoch=epoch
     ), manifest

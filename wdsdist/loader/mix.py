@@ -211,7 +211,7 @@ def _mean_length(part: Manifest, column: str, itemsizes: dict[str, int]) -> Frac
         counts = enumerate(part.counts.tolist())
         return sum(int(lengths(np.full(count, shard), np.arange(count)).sum()) for shard, count in counts if count)
 
-    kept = kept_count(f"sum of {column} {itemsizes} {part.fingerprint}", total)
+    kept = kept_count(f"sum of {column} {itemsizes} {part.fingerprint} {lengths.values.digest}", total)
     return Fraction(kept, part.num_samples).limit_denominator(1000)
 
 

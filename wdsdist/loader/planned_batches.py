@@ -115,6 +115,11 @@ class BatchOptions:
             return f"rows of {self.pack_to} by {self.length}, long={self.long}"
         return f"{self.rule.kind} by {self.length or self.group_by or ''} {self.bucket_by or ''}".strip()
 
+    @property
+    def dealing(self) -> str:
+        """What must be the same for a state to be continued inside a block, beside what its segments tell."""
+        return f"cost={self.cost}, oversize={self.oversize}, drop_last={self.drop_last}"
+
 
 class PlannedBatches:
     """Makes the planned epochs of a data set.
@@ -236,7 +241,8 @@ class PlannedBatches:
         """Return what a loader's state has of a place: flat, of strings and numbers."""
         place = place or Place(0)
         segments = ";".join(",".join(map(str, one)) for one in place.segments)
-        return {"batches": self.options.label, "block_samples": block, "block": place.block, "segments": segments}
+        rules = {"batches": self.options.label, "dealing": self.options.dealing}
+        return {**rules, "block_samples": block, "block": place.block, "segments": segments}
 
     def agreed(self, here: Identity, block: int) -> str:
         """Return what all ranks must have alike for their plans to be one."""
@@ -246,6 +252,9 @@ class PlannedBatches:
         """Return the steps of an epoch: counted once on a node, and kept in the user's cache folder."""
         about = f"{self.manifest.fingerprint} {self.options} {epoch.world} {epoch.key} {epoch.batching.block_samples}"
         about += f" {epoch.num_samples} {settings}"
+        looked_up = (self._batching.lengths, self._batching.costs, self._batching.buckets)
+        for one in looked_up:
+            about += f" {one.values.digest}" if isinstance(one, (Lengths, CostColumn, Codes)) else ""
         return kept_count(about, lambda: sum(epoch.steps()))
 
     def _lengths_in(self, number: int) -> Int64s:
@@ -272,10 +281,10 @@ class Codes:
     """Categories as integers: of numbers the numbers, of texts a hash."""
 
     def __init__(self, values: ColumnLookup) -> None:
-        self._values = values
+        self.values = values
 
     def __call__(self, shards: Int64s, samples: Int64s) -> Int64s:
-        found = self._values(shards, samples)
+        found = self.values(shards, samples)
         return found.view(np.int64) if found.itemsize == 8 else found.astype(np.int64)
 
 
@@ -283,13 +292,13 @@ class Lengths:
     """Lengths of samples, in tokens: a column, which may count bytes of a fixed number for each token."""
 
     def __init__(self, values: ColumnLookup, divisor: int = 1) -> None:
-        self._values = values
+        self.values = values
         self._divisor = divisor
 
     def __call__(self, shards: Int64s, samples: Int64s) -> Int64s:
-        found = self._values(shards, samples)
+        found = self.values(shards, samples)
         if found.dtype == np.uint64 or (len(found) and float(found.min()) < 0):
-            raise ArgumentError(f"the column {self._values.name!r} holds no lengths: they must be numbers from 0 on")
+            raise ArgumentError(f"the column {self.values.name!r} holds no lengths: they must be numbers from 0 on")
         return np.ceil(found / self._divisor).astype(np.int64) if self._divisor > 1 else found.astype(np.int64)
 
 
@@ -317,11 +326,11 @@ class CostColumn:
     """Costs of samples by a column; a piece of a sample has its share of the tokens."""
 
     def __init__(self, values: ColumnLookup) -> None:
-        self._values = values
+        self.values = values
 
     def __call__(self, shards: Int64s, samples: Int64s, lengths: Int64s, sizes: Int64s) -> npt.NDArray[np.float64]:
         share = np.divide(sizes, lengths, out=np.ones(len(sizes)), where=lengths > 0)
-        return self._values(shards, samples).astype(np.float64) * share
+        return self.values(shards, samples).astype(np.float64) * share
 
 
 def _linear(shards: Int64s, samples: Int64s, lengths: Int64s, sizes: Int64s) -> npt.NDArray[np.float64]:
@@ -358,7 +367,8 @@ def planned_position(
 ) -> tuple[Position, int]:
     """Return the position of a state with its place in planned batches, and the size of its blocks.
 
-    Raises `StateMismatchError` where the state was taken inside an epoch of other batches.
+    Raises `StateMismatchError` where the state was taken inside an epoch of other batches, or inside a block that was
+    dealt in another way.
     """
     stated = str(state.get("batches", ""))
     inside = (position.consumed or state.get("block") or state.get("segments")) and (
@@ -372,6 +382,12 @@ def planned_position(
         )
     if planned is None or stated != own:
         return position, block
+    dealing = state.get("dealing", planned.options.dealing)  # states of before do not tell
+    if state.get("segments") and dealing != planned.options.dealing:
+        raise StateMismatchError(
+            f"the state was taken inside a block of batches that was dealt with {dealing}, and here it would be with "
+            f"{planned.options.dealing}: finish that epoch with its own, or begin an epoch"
+        )
     size, number = state.get("block_samples"), state.get("block")
     if type(size) is not int or type(number) is not int or size < 1 or number < 0:
         raise StateMismatchError(f"the state is damaged: block {number!r} of {size!r} samples")

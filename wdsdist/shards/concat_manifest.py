@@ -25,6 +25,10 @@ class JoinedManifest(Manifest):
     labels: tuple[str, ...] = ()
     """The value of ``"__dataset__"`` in the samples of each part."""
 
+    @property
+    def data_sets(self) -> tuple[Manifest, ...]:
+        return tuple(one for part in self.parts for one in part.data_sets)
+
     def part(self, number: int) -> tuple[Manifest, int]:
         which = self._part_of(number)
         return self.parts[which].part(number - int(self.first_shards[which]))

@@ -23,6 +23,7 @@ _PASSING = {408, 425, 429}  # of 400 to 499: too slow, too early, too many
 _NEVER = {501, 505}  # of 500 and more: not implemented, another version of HTTP
 # Of the options, of the program, of the credentials: what is wrong with them stays wrong.
 _FINAL = (PermissionError, ImportError, NotImplementedError, TypeError, ValueError)
+_TIMEOUTS = (TimeoutError, asyncio.TimeoutError)  # two classes before Python 3.11
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 """Codes of S3, with status 400 or 403, for credentials that were good: a new client reads those in their place."""
 _BARE = "400"  # code of a HEAD request that fails: it has no body that would say why
@@ -91,6 +92,8 @@ class PassingError(StorageError):
     """Whether the store answered well, but with another number of bytes."""
     is_vague = False
     """Whether the store refused without a reason that tells whether another attempt may help."""
+    is_timeout = False
+    """Whether no answer came in the time that the attempt had."""
 
 
 class UnfitError(PassingError):
@@ -142,14 +145,15 @@ class Attempts:
         self._patience = patience
         self._failed = 0
         self._misfits = 0
-        self._expired: PassingError | None = None
+        self._cause: PassingError | None = None
 
     def failed(self, error: FinalError | PassingError) -> float:
         """Return the seconds to wait after a failed attempt.
 
         Raises `StorageError` with the number of attempts and the cause where another attempt cannot help, or where the
         time is over before it; `WrongLengthError` where too many answers had the wrong length, or the last one had;
-        `AwayError` where the last one was that the store cannot answer, or there was none.
+        `AwayError` where the last one was that the store cannot answer, or there was none. An attempt that timed out
+        has no answer: the cause is what one before it was told.
         """
         self._failed += 1
         if self._deadline is None:
@@ -157,7 +161,8 @@ class Attempts:
         attempts = f"after {self._failed} attempt{'s'[: self._failed - 1]}"
         if isinstance(error, FinalError):
             raise StorageError(f"{error} ({attempts})" if self._failed > 1 else f"{error}") from None
-        self._expired = error if error.has_expired else self._expired
+        # The last attempt may have had no time for an answer, which says less than what others said before it.
+        self._cause = max(error, self._cause or error, key=lambda one: (one.has_expired, not one.is_timeout))
         self._misfits += error.is_misfit or error.is_vague
         most = min(policy().first_pause * 2 ** min(self._failed - 1, 10), policy().longest_pause)
         pause = (error.retry_after or 0.0) + random.uniform(0, most)
@@ -165,11 +170,10 @@ class Attempts:
             if pause < self._deadline.left():
                 return pause
             attempts = f"{attempts} in {self._deadline.seconds:g} s"
-        # The last attempt may have had no time for an answer, which says less than what others said before it.
-        error = self._expired or error
-        is_answer = isinstance(error, UnfitError) or error.has_expired
-        kind = WrongLengthError if error.is_misfit else StorageError if is_answer else AwayError
-        raise kind(f"{error} ({attempts})") from None
+        cause = self._cause
+        is_answer = isinstance(cause, UnfitError) or cause.has_expired
+        kind = WrongLengthError if cause.is_misfit else StorageError if is_answer else AwayError
+        raise kind(f"{cause} ({attempts})") from None
 
 
 @contextlib.contextmanager
@@ -221,13 +225,13 @@ def _meaning(error: Exception, location: str, verb: str) -> FileNotFoundError | 
         return FinalError(message)
     passing = PassingError(message)
     passing.has_expired, passing.is_vague = has_expired, code == _BARE
-    passing.is_misfit = isinstance(told, MisfitError)
+    passing.is_misfit, passing.is_timeout = isinstance(told, MisfitError), isinstance(told, _TIMEOUTS)
     passing.retry_after = next((after for after in map(_retry_after, causes) if after is not None), None)
     return passing
 
 
 def _is_final(error: BaseException, causes: list[BaseException], status: int | None) -> bool:
-    if isinstance(error, (TimeoutError, asyncio.TimeoutError)):  # S3 calls a slow request a bad one: 400
+    if isinstance(error, _TIMEOUTS):  # S3 calls a slow request a bad one: 400
         return False
     if status is not None:
         return status in _NEVER or (400 <= status < 500 and status not in _PASSING)

@@ -39,7 +39,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, timeout=280)
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, timeout=580)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -69,7 +69,7 @@ def seen_by_ray(config: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("ray")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")  # of Ray's own
 def test_ray_train_prepares_a_loader_without_touching_its_split(shards: Path, tmp_path: Path) -> None:
     ray = pytest.importorskip("ray", reason="Ray is not installed")

@@ -24,7 +24,7 @@ GOOD = {
     [
         ("t.csv", b"", r"t\.csv is empty"),
         ("t.csv", b"\xef\xbb\xbf", r"t\.csv is empty"),
-        ("t.csv", b"a,b\n", "no column that can become a member"),
+        ("t.csv", b"a,b\n", "holds no row that could be a sample: is it"),
         (
             "t.csv",
             b"a,label\n1,2\n3\n",
@@ -41,7 +41,7 @@ GOOD = {
         ("t.csv", b"label\n1\nx\n", None),
         ("t.csv", b"key,label\na,1\nb,2\n\na,3\n", r"t\.csv, row 4: the key 'a' stands in .*t\.csv, row 2 already"),
         ("t.csv", b"label,text\n1,a\n,\n", r"t\.csv, row 3: all values that could be a member are missing"),
-        ("t.jsonl", b"", "no column that can become a member"),
+        ("t.jsonl", b"", "holds no row that could be a sample: is it"),
         ("t.jsonl", b'{"a": 1}\n{"a": 1\n', r"t\.jsonl, row 2: no JSON"),
         ("t.jsonl", b'{"a": 1}\n\n[1]\n', r"t\.jsonl, row 2: holds a list, not an object"),
         ("t.jsonl", b'{"a": ' + b"[" * 200_000, r"t\.jsonl, row 1: no JSON"),
@@ -57,6 +57,13 @@ def test_what_cannot_be_read_is_named_with_its_row(tmp_path: Path, name: str, da
         return
     with pytest.raises(SourceError, match=message):
         find(tmp_path / name)
+
+
+def test_of_a_table_all_of_whose_rows_are_bad_the_first_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,b\n1\n2\n")
+    reason = r"holds no row that could be a sample, such as row 2: it has 1 fields, .*: is it the right file\?"
+    with pytest.raises(SourceError, match=reason):
+        find(tmp_path / "t.csv", on_error="skip")
 
 
 @pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf"])

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 import wdsdist
 from tests.support.examples import fewer
 from tests.support.tars import plain_tar
-from wdsdist.errors import ShardDamagedError
-from wdsdist.shards.columns import from_index
+from wdsdist.errors import ArgumentError, ShardDamagedError
+from wdsdist.shards.columns import from_index, read
+from wdsdist.shards.columns.lookup import ColumnLookup
+from wdsdist.shards.concat_manifest import join
 from wdsdist.storage.memory import MemoryStore
 
 SAMPLE = st.dictionaries(st.sampled_from(["jpg", "JSON", "seg.png", "txt"]), st.binary(max_size=30), min_size=1)
@@ -55,6 +57,21 @@ def test_free_columns_are_what_tarfile_says(tmp_path_factory: pytest.TempPathFac
     for name in {extension for one in sizes.values() for extension in one}:
         expected = np.array([sizes[key].get(name, np.nan) for key in keys])
         np.testing.assert_array_equal(data.column(f"{name}.bytes"), expected)
+
+
+def test_a_concatenation_has_the_columns_that_all_its_data_sets_have(tmp_path: Path) -> None:
+    found = []
+    for name, sample in (("a", {"jpg": b"1", "txt": b"12"}), ("b", {"txt": b"123"}), ("c", {"txt": b"", "cls": b"0"})):
+        (tmp_path / name).mkdir()
+        written(tmp_path / name, [[sample], [sample]])
+        found.append(wdsdist.index(tmp_path / name))
+    joined = join([join(found[:2], ["a", "b"]), found[2]], ["ab", "c"])
+    assert joined.data_sets == tuple(found)
+    assert read.names(joined) == ["key", "shard", "bytes", "txt.bytes"]
+    lookup = ColumnLookup(joined, "txt.bytes")
+    assert lookup(np.arange(6), np.zeros(6, np.int64)).tolist() == [2, 2, 3, 3, 0, 0]
+    with pytest.raises(ArgumentError, match=r"no column 'jpg.bytes'"):
+        ColumnLookup(joined, "jpg.bytes")
 
 
 def test_an_index_with_other_samples_than_the_manifest_is_an_error(tmp_path: Path) -> None:

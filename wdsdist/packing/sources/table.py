@@ -166,6 +166,9 @@ def _source(kind: str, location: Path, home: Path, paths: list[Path], options: S
         else:
             stamps = tuple(map(FileStamp.of, paths))
             table = ArrowTable(stamps, [ArrowFile(stamp.path) for stamp in stamps])
+        if not table.starts[-1]:
+            bad = "".join(f", such as {one.key}: {one.reason}" for one in table.left_out()[:1])
+            raise SourceError(f"{location} holds no row that could be a sample{bad}: is it the right file?")
         layout = _numbered(choose(table.columns(root.folder), wanted, str(location)), table, str(location))
         listing = TableListing(layout, root, options.on_error)
         rows = functools.partial(table.rows, layout.used(), layout.columns)

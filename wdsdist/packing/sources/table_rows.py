@@ -227,8 +227,6 @@ class TableListing:
 
         Raises `SourceError` for a table without a row to pack, and for two rows with one key unless such are left out.
         """
-        if not self.sizes:
-            raise SourceError(f"{place(0)}: the table holds no row that could be a sample: is it the right file?")
         self._check_keys(again, place)
         if len(self.wrong) == len(self.sizes):
             why = self.wrong[0].reason

@@ -81,7 +81,7 @@ def add_columns(
     if workers is not None:
         check_integer("workers", workers, 1)
     data = manifest.whole
-    if len(data.counts) and data.part(0)[0] is not data:
+    if data.data_sets != (data,):
         raise ArgumentError("columns belong to one data set: add them to each of these before they are concatenated")
     keys = join.keys_of(on)
     specs = column_spec.parsed(fields, probe)

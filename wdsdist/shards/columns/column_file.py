@@ -51,6 +51,8 @@ class StoredColumn:
     """The first of them, and why."""
     made_by: dict[str, Any]
     """What it was made by, such as ``{"field": "json.width"}``."""
+    digest: str
+    """SHA-256 of what the file holds."""
 
 
 def save(
@@ -261,4 +263,5 @@ def _of_data(column: Column, found: array_file.ArrayFile, manifest: Manifest, la
         column = column.take(runs(np.concatenate(([0], np.cumsum(counts))), places)[0])
     if not np.array_equal(counts[places], manifest.counts[covered]):
         raise IndexFormatError(f"{label} is damaged: its shards have other numbers of samples; make it anew")
-    return StoredColumn(column, covered, num_failed[places], first_failed, made_by if isinstance(made_by, dict) else {})
+    made_by = made_by if isinstance(made_by, dict) else {}
+    return StoredColumn(column, covered, num_failed[places], first_failed, made_by, found.digest)

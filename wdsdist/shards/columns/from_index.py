@@ -97,17 +97,18 @@ def column_of(manifest: Manifest, name: str) -> Column:
     numbers = range(len(manifest.counts))
     if name == SHARD:
         return Column.joined([column_of_shard(manifest, number, name) for number in numbers])
-    return Column.joined([_column(index, name) for _, index in shard_indexes(manifest, numbers)])
+    return Column.joined([of_index(index, name) for _, index in shard_indexes(manifest, numbers)])
 
 
 def column_of_shard(manifest: Manifest, number: int, name: str) -> Column:
     """Return a free column over the samples that lie in one shard."""
     if name == SHARD:
         return _shard_column(manifest, number, int(manifest.whole.counts[number]))
-    return _column(shard_index(manifest, number), name)
+    return of_index(shard_index(manifest, number), name)
 
 
-def _column(index: ShardIndex, name: str) -> Column:
+def of_index(index: ShardIndex, name: str) -> Column:
+    """Return a free column other than ``"shard"`` over the samples of an index."""
     if name == KEY:
         return Column("text", index.key_bytes, index.key_starts)
     if name == BYTES:

@@ -14,6 +14,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError
 from wdsdist.shards.columns import from_index, read
 from wdsdist.shards.columns.column import Column
+from wdsdist.shards.columns.column_file import StoredColumn
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -35,7 +36,7 @@ class ColumnLookup:
     def __init__(self, manifest: Manifest, name: str) -> None:
         self._manifest = manifest
         self.name = name
-        self._of_shards: OrderedDict[int, Column] = OrderedDict()
+        self._of_shards: OrderedDict[tuple[int, int], Column] = OrderedDict()
         _ = self._parts
 
     def __call__(self, shards: Int64s, samples: Int64s) -> npt.NDArray[Any]:
@@ -53,21 +54,25 @@ class ColumnLookup:
             found[here] = values
         return np.zeros(0, np.int64) if found is None else found
 
+    @property
+    def digest(self) -> str:
+        """What tells the values from others under the same name; those that shards themselves say need nothing."""
+        return " ".join("" if part is None else part[0].digest for part in self._parts.values())
+
     def __getstate__(self) -> dict[str, Any]:
         # Mapped columns stay behind: the other process maps them itself.
         return {"_manifest": self._manifest, "name": self.name, "_of_shards": OrderedDict()}
 
     @functools.cached_property
-    def _parts(self) -> dict[int, tuple[Column, Int64s] | None]:
+    def _parts(self) -> dict[int, tuple[StoredColumn, Int64s] | None]:
         """The stored column of each part of the data set and where its shards' samples start, by the part's id."""
-        parts: dict[int, tuple[Column, Int64s] | None] = {}
-        for number in np.flatnonzero(self._manifest.counts).tolist():
-            part = self._manifest.part(number)[0]
-            if id(part) in parts:
+        parts: dict[int, tuple[StoredColumn, Int64s] | None] = {}
+        for part in self._manifest.data_sets:
+            if not part.num_samples:
                 continue
             stored = read.of_file(part.whole, self.name)
             if stored is None:
-                self._column_of(number)  # which fails where there is none of that name
+                self._column_of(part, int((part.counts > 0).argmax()))  # which fails where there is none of that name
             parts[id(part)] = None if stored is None else (stored, part.whole.ends - part.whole.counts)
         return parts
 
@@ -76,9 +81,9 @@ class ColumnLookup:
         stored = samples if part.picks is None else part.picks.of_shard(number)[samples].astype(np.int64)
         found = self._parts.get(id(part))
         if found is None:
-            column, places = self._column_of(shard), stored
+            column, places = self._column_of(part, number), stored
         else:
-            column, places = found[0], found[1][number] + stored
+            column, places = found[0].column, found[1][number] + stored
         taken = column.take(places)
         if taken.is_missing is not None and taken.is_missing.any():
             raise ArgumentError(
@@ -90,15 +95,14 @@ class ColumnLookup:
             return np.frombuffer(b"".join(digests), "<u8")
         return taken.typed()
 
-    def _column_of(self, shard: int) -> Column:
-        column = self._of_shards.get(shard)
+    def _column_of(self, part: Manifest, number: int) -> Column:
+        column = self._of_shards.get((id(part), number))
         if column is None:
-            part, number = self._manifest.part(shard)
             if from_index.is_free(self.name):
                 column = from_index.column_of_shard(part.whole, number, self.name)
             if column is None or (column.is_empty and self.name not in from_index.ALWAYS):
                 raise read.unknown(self.name, read.names(part.whole))
-            self._of_shards[shard] = column
+            self._of_shards[id(part), number] = column
             while len(self._of_shards) > _SHARDS:
                 self._of_shards.popitem(last=False)
         return column

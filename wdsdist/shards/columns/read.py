@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from wdsdist.errors import ArgumentError
 from wdsdist.shards.columns import column_file, from_index
 from wdsdist.shards.columns.column import Column
+from wdsdist.shards.columns.column_file import StoredColumn
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -15,10 +16,11 @@ if TYPE_CHECKING:
 
 def names(manifest: Manifest) -> list[str]:
     """Return the names of a data set's columns: the free ones, then those of files; of several, what all have."""
-    parts: tuple[Manifest, ...] = getattr(manifest, "parts", ())  # of data sets that were joined
-    if parts:
-        of_parts = [names(part) for part in parts]
-        return [name for name in of_parts[0] if all(name in others for others in of_parts)]
+    first, *others = map(_names, manifest.data_sets)
+    return [name for name in first if all(name in other for other in others)]
+
+
+def _names(manifest: Manifest) -> list[str]:
     free = [*from_index.ALWAYS, *(f"{extension}.bytes" for extension in from_index.extensions_in(manifest))]
     return free + [name for name in column_file.names(manifest) if name not in free]
 
@@ -29,7 +31,8 @@ def column(manifest: Manifest, name: str) -> Column:
     Raises `ArgumentError` where there is none of that name, and `IndexFormatError` where its file cannot be used.
     """
     whole = manifest.whole
-    found = of_file(whole, name)
+    stored = of_file(whole, name)
+    found = None if stored is None else stored.column
     if found is None and from_index.is_free(name):
         found = from_index.column_of(whole, name)
         if found.is_empty and name not in from_index.ALWAYS:
@@ -39,7 +42,7 @@ def column(manifest: Manifest, name: str) -> Column:
     return found if manifest.picks is None else found.take(manifest.picks.positions())
 
 
-def of_file(manifest: Manifest, name: str) -> Column | None:
+def of_file(manifest: Manifest, name: str) -> StoredColumn | None:
     """Return a column over all samples of a data set that a file holds; ``None`` where no file does.
 
     Raises `ArgumentError` where it lacks shards that the data set has now, and `IndexFormatError` as `column` does.
@@ -54,7 +57,7 @@ def of_file(manifest: Manifest, name: str) -> Column | None:
             f"the column {name!r} has values for {covered:,} of the {shards:,} shards that the data set has now: run "
             f"`wdsdist columns` again, which adds the rest"
         )
-    return found.column
+    return found
 
 
 def unknown(name: str, known: list[str]) -> ArgumentError:

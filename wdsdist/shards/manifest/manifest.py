@@ -244,6 +244,11 @@ class Manifest(Choices):
         """The version of each remote ``index.json``, by its location without credentials."""
         return {storage.shown(self.base): self.version} if self.version else {}
 
+    @property
+    def data_sets(self) -> tuple[Manifest, ...]:
+        """The manifests that are concatenated in this one, each of one data set; itself alone where none are."""
+        return (self,)
+
     def part(self, number: int) -> tuple[Manifest, int]:
         """Return the manifest that lists a shard, and its number there: another one where some are concatenated."""
         return self, number

@@ -1,0 +1,191 @@
+"""Figures on the contents of data sets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import wdsdist
+from wdsdist.diagnostics import summary as module
+from wdsdist.diagnostics.neighbours import neighbours
+from wdsdist.diagnostics.summary import summary
+from wdsdist.errors import ShardNotFoundError
+from wdsdist.shards.concat_manifest import join
+
+
+def samples(count: int) -> list[dict[str, Any]]:
+    """Return samples with bytes that grow, of which every third lacks its text."""
+    return [{"jpg": b"x" * (n + 1), "cls": n % 4, **({"txt": "a" * n} if n % 3 else {})} for n in range(count)]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> wdsdist.Manifest:
+    return wdsdist.pack(samples(30), tmp_path / "data", shard_samples=5, shuffle_seed=None)
+
+
+def test_samples_of_each_field_and_those_that_lack_one_are_counted(data: wdsdist.Manifest) -> None:
+    found = summary(data)
+    assert found["field_counts"] == {"cls": 30, "jpg": 30, "txt": 20}
+    assert found["missing"] == {"txt": 10}
+
+
+def test_sizes_agree_with_the_columns_of_sizes(data: wdsdist.Manifest) -> None:
+    found = summary(data)["sizes"]
+    for name, sizes in [
+        ("bytes", found["sample"]),
+        *((f"{one}.bytes", found["fields"][one]) for one in found["fields"]),
+    ]:
+        column = data.column(name)
+        assert sizes == {"min": np.nanmin(column), "median": np.nanmedian(column), "max": np.nanmax(column)}, name
+
+
+def test_classes_are_counted_by_members(data: wdsdist.Manifest) -> None:
+    found = summary(data)
+    assert found["class_counts"] == {"0": 8, "1": 8, "2": 7, "3": 7}
+    assert found["classes_counted_in"] == 30
+
+
+def test_classes_have_their_names(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / "photos" / ("cat", "dog")[number % 2]).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "photos" / ("cat", "dog")[number % 2] / f"{number}.jpg").write_bytes(b"x")
+    found = summary(wdsdist.pack(tmp_path / "photos", tmp_path / "data"))
+    assert found["class_counts"] == {"cat": 2, "dog": 1}
+
+
+def test_classes_are_counted_by_their_column_without_reading_members(data: wdsdist.Manifest) -> None:
+    data.add_columns(fields=["cls"])
+    for shard in Path(data.base).glob("*.tar"):
+        shard.write_bytes(bytes(shard.stat().st_size))
+    assert summary(data)["class_counts"] == {"0": 8, "1": 8, "2": 7, "3": 7}
+
+
+def test_columns_have_their_range_or_their_most_frequent_values(data: wdsdist.Manifest) -> None:
+    data.add_columns(fields=["txt.length", "txt"])
+    found = summary(data)["column_figures"]
+    assert found["txt.length"] == {"kind": "int", "missing": 10, "min": 1, "median": 15, "max": 29}
+    assert (found["txt"]["kind"], found["txt"]["missing"], found["txt"]["different"]) == ("text", 10, 20)
+    assert found["txt"]["most_frequent"][0] == ["a", 1]
+
+
+def test_figures_of_a_view_are_of_its_samples(data: wdsdist.Manifest) -> None:
+    view = data.select('"txt.bytes" > 20')
+    found = summary(view)
+    assert found["field_counts"] == {"cls": 6, "jpg": 6, "txt": 6}
+    assert found["sizes"]["fields"]["txt"] == {"min": 22, "median": 25.5, "max": 29}
+    assert sum(found["class_counts"].values()) == 6
+    assert found["payload_bytes"] == view.column("bytes").sum()
+
+
+def test_of_many_shards_some_are_looked_at_and_it_says_so(
+    data: wdsdist.Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SHARDS", 3)
+    for number, index in enumerate(sorted(Path(data.base).glob("*.wdsindex"))):
+        if number in (1, 3, 4):  # which nobody asks for
+            index.write_bytes(b"damaged")
+    found = summary(data)
+    assert found["looked_at"] == {"shards": 3, "samples": 15}
+    assert found["field_counts"]["jpg"] == 15
+    assert (found["samples"], found["payload_bytes"]) == (30, data.extra["payload_bytes"])
+
+
+def test_on_request_all_indexes_are_read(data: wdsdist.Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SHARDS", 3)
+    assert summary(data, everything=True)["looked_at"] == {"shards": 6, "samples": 30}
+
+
+def test_of_large_shards_fewer_are_looked_at(data: wdsdist.Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SAMPLES", 10)
+    assert summary(data)["looked_at"] == {"shards": 2, "samples": 10}
+
+
+def test_of_many_samples_some_classes_are_read(data: wdsdist.Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MEMBERS", 12)
+    found = summary(data)
+    assert found["classes_counted_in"] == sum(found["class_counts"].values()) == 12
+
+
+def test_a_packed_data_set_without_its_shards_has_what_its_packer_noted(data: wdsdist.Manifest) -> None:
+    for path in [*Path(data.base).glob("*.tar"), *Path(data.base).glob("*.wdsindex")]:
+        path.unlink()
+    found = summary(data)
+    assert (found["samples"], found["fields"], found["looked_at"]["shards"]) == (30, ["cls", "jpg", "txt"], 0)
+    assert "members were not looked at: shard" in found["problems"][0]
+
+
+def test_one_that_nobody_noted_anything_of_is_an_error_then(data: wdsdist.Manifest) -> None:
+    index = Path(data.base, "index.json")
+    content = json.loads(index.read_text())
+    del content["wdsdist"]
+    index.write_text(json.dumps(content))
+    Path(data.base, "shard-000002.tar").unlink()
+    with pytest.raises(ShardNotFoundError, match=r"shard-000002\.tar"):
+        summary(wdsdist.open(data.base))
+
+
+def test_a_column_that_cannot_be_read_is_a_problem_and_hides_nothing_else(data: wdsdist.Manifest) -> None:
+    data.add_columns(fields=["cls", "txt.length"])
+    wdsdist.pack(samples(3), data.base, append=True)
+    found = summary(wdsdist.open(data.base))
+    assert any("values for 6 of the 7 shards" in problem for problem in found["problems"])
+    assert found["field_counts"]["jpg"] == 33
+
+
+def test_concatenated_data_sets_are_summed_up(data: wdsdist.Manifest, tmp_path: Path) -> None:
+    other = wdsdist.pack(samples(4), tmp_path / "other", shuffle_seed=None)
+    assert summary(join([data, other], ["a", "b"]))["field_counts"] == {"cls": 34, "jpg": 34, "txt": 22}
+
+
+def test_an_empty_data_set_has_no_figures(tmp_path: Path) -> None:
+    import tarfile
+
+    tarfile.open(tmp_path / "a.tar", "w").close()
+    found = summary(wdsdist.index(tmp_path))
+    assert (found["samples"], found["field_counts"], found["sizes"]["sample"], found["class_counts"]) == (
+        0,
+        {},
+        {},
+        None,
+    )
+
+
+# What lies beside it
+
+
+@pytest.mark.parametrize("place", ["data/train", "data/views/train", "views/train"])
+def test_views_are_found_in_and_beside_the_folder(data: wdsdist.Manifest, tmp_path: Path, place: str) -> None:
+    data.split(train=0.5)[0].save(tmp_path / place)
+    (found,) = neighbours(data)["views"]
+    assert (tmp_path / "data" / found["path"]).resolve() == tmp_path / place
+    assert found["samples"] == wdsdist.open(tmp_path / place).num_samples
+
+
+def test_views_of_other_data_are_none_of_it(data: wdsdist.Manifest, tmp_path: Path) -> None:
+    other = wdsdist.pack(samples(4), tmp_path / "other")
+    other.select(sample=2).save(tmp_path / "views" / "two")
+    assert neighbours(data)["views"] == []
+
+
+def test_a_damaged_view_is_passed_over(data: wdsdist.Manifest, tmp_path: Path) -> None:
+    path = data.select(sample=2).save(tmp_path / "views" / "two")
+    path.write_bytes(path.read_bytes()[:100])
+    assert neighbours(data)["views"] == []
+
+
+def test_other_data_sets_of_the_folder_are_named(data: wdsdist.Manifest) -> None:
+    Path(data.base, "index-val.json").write_text("{}")
+    assert neighbours(data)["data_sets"] == ["index-val.json"]
+
+
+def test_splits_that_another_tool_noted_are_counted(data: wdsdist.Manifest) -> None:
+    splits = {
+        name: {"num_samples": 5, "filenames": [f"shard-{number:06}.tar"], "shard_lengths": [5]}
+        for number, name in enumerate(("train", "validation"))
+    }
+    Path(data.base, "_info.json").write_text(json.dumps({"splits": splits}))
+    assert neighbours(data)["splits"] == {"train": 5, "validation": 5}

@@ -1,0 +1,168 @@
+"""The command ``info``, which says what a data set holds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from wdsdist._util.validation import human
+from wdsdist.cli.options import allow_elsewhere, opened, storage_option
+from wdsdist.cli.output import counted, described, say, say_json
+
+_NAMED = 10
+"""Classes, fields and views that are named before the rest is only counted."""
+
+
+@click.command()
+@click.argument("shards", nargs=-1, required=True)
+@allow_elsewhere
+@storage_option
+@click.option("--all", "everything", is_flag=True, help="Read the indexes of all shards.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def info(shards: tuple[str, ...], allow_elsewhere: bool, everything: bool, as_json: bool) -> None:
+    """Show the contents of SHARDS: samples, fields, sizes, classes, columns, generations, splits and views.
+
+    Of many shards, the indexes of some that are spread evenly are read, and the output says of how many; --all reads
+    them all. Classes are counted by the column cls where there is one (`wdsdist columns --field cls` adds it), else by
+    some of the cls members of local shards.
+    """
+    from wdsdist.diagnostics.summary import summary
+
+    facts = summary(opened(shards, allow_elsewhere=allow_elsewhere), everything=everything)
+    if as_json:
+        say_json(facts)
+        return
+    for name, lines in _lines(facts).items():
+        for number, line in enumerate(lines):
+            say(f"{'' if number else name + ':':<13}{line}")
+
+
+def _lines(facts: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the lines of each name that is shown; those that do not apply are left out."""
+    lines = {
+        "location": [facts["location"]],
+        "samples": [f"{facts['samples']:,}"],
+        "shards": [f"{facts['shards']:,}"],
+        "bytes": [f"{human(facts['bytes'])} ({facts['bytes']:,})"],
+        "tars": [f"{human(facts['tar_bytes'])}, decompressed"] if facts["tar_bytes"] != facts["bytes"] else [],
+        "mean sample": [human(facts["mean_sample_bytes"])],
+        "fields": [_fields(facts)],
+        "missing": _some(f"{name} in {counted(count, 'sample')}" for name, count in facts["missing"].items()),
+        "sizes": _sizes(facts["sizes"]),
+        "looked at": _looked_at(facts),
+        "keys": [facts["keys"]] if "keys" in facts else [],
+        "checksums": [_checksums(facts["with_checksums"], facts["shards"])],
+        "classes": [_classes(facts)],
+        "generations": [", ".join(map(_generation, facts["generations"]))] if len(facts["generations"]) > 1 else [],
+        "columns": [_column(name, facts["column_figures"][name]) for name in facts["columns"]],
+        "view": [described(step) for step in facts["view"]],
+        "splits": _some(f"{name}: {counted(count, 'sample')}" for name, count in facts["splits"].items()),
+        "views": list(_shortened(map(_view, facts["views"]))),
+        "beside it": _some(facts["data_sets"]),
+        "problems": facts["problems"],
+    }
+    return {name: found for name, found in lines.items() if found}
+
+
+def _shortened(names: Iterator[str] | list[str]) -> Iterator[str]:
+    """Yield the first of some names, and how many more there are."""
+    listed = list(names)
+    yield from itertools.islice(listed, _NAMED)
+    if len(listed) > _NAMED:
+        yield f"and {len(listed) - _NAMED:,} more"
+
+
+def _some(names: Iterator[str] | list[str]) -> list[str]:
+    shown = ", ".join(_shortened(names))
+    return [shown] if shown else []
+
+
+def _fields(facts: Mapping[str, Any]) -> str:
+    counts = facts["field_counts"]
+    return (
+        "".join(_some([f"{name} {counts[name]:,}" if name in counts else name for name in facts["fields"]])) or "none"
+    )
+
+
+def _sizes(sizes: Mapping[str, Any]) -> list[str]:
+    of_fields = [f"{name} {_range(one)}" for name, one in sizes["fields"].items()]
+    return [f"sample {_range(sizes['sample'])}", *_shortened(of_fields)] if sizes["sample"] else []
+
+
+def _range(spread: Mapping[str, int]) -> str:
+    """Return the range of some sizes and their median.
+
+    >>> _range({"min": 10, "median": 2048, "max": 4096}), _range({"min": 8, "median": 8, "max": 8})
+    ('10 B to 4.0 KiB, median 2.0 KiB', '8 B')
+    """
+    least, median, most = (human(spread[name]) for name in ("min", "median", "max"))
+    return least if spread["min"] == spread["max"] else f"{least} to {most}, median {median}"
+
+
+def _looked_at(facts: Mapping[str, Any]) -> list[str]:
+    looked = facts["looked_at"]
+    if looked["samples"] == facts["samples"]:
+        return []
+    part = f"{counted(looked['samples'], 'sample')} in {looked['shards']:,} of {counted(facts['shards'], 'shard')}"
+    return [f"{part}, for the counts and sizes of fields: --all reads every index"]
+
+
+def _classes(facts: Mapping[str, Any]) -> str:
+    names, counts, among = facts["classes"], facts["class_counts"], facts["classes_counted_in"]
+    if counts is None:
+        return f"{len(names):,}: {''.join(_some(names))}; add the column cls to count them" if names else "not recorded"
+    text = f"{max(len(names or ()), len(counts)):,}"
+    if len(counts) > _NAMED:
+        text += f", of {min(counts.values()):,} to {counted(max(counts.values()), 'sample')}"
+        counts = dict(sorted(counts.items(), key=lambda one: -one[1]))
+    text += f": {''.join(_some([f'{name} ({count:,})' for name, count in counts.items()]))}"
+    return (
+        text
+        if among == facts["samples"]
+        else f"{text}, in the {among:,} samples counted; the column cls would count all"
+    )
+
+
+def _column(name: str, figures: Mapping[str, Any]) -> str:
+    """Return a column with its range or its most frequent values.
+
+    >>> _column("jpg.width", {"kind": "int", "missing": 2, "min": 64, "median": 500, "max": 4000})
+    'jpg.width: int, 64 to 4,000, median 500; missing in 2 samples'
+    """
+    if not figures:
+        return f"{name}: not read"
+    text = f"{name}: {figures['kind']}"
+    if "median" in figures:
+        least, median, most = (_number(figures[one]) for one in ("min", "median", "max"))
+        text += f", {least} to {most}, median {median}" if figures["min"] != figures["max"] else f", {least}"
+    elif figures.get("most_frequent"):
+        shown = [f"{value[:40]} ({count:,})" for value, count in figures["most_frequent"][:3]]
+        more = figures["different"] - len(shown)
+        text += f", {', '.join(shown)}{f' and {more:,} more' if more > 0 else ''}"
+    return text + (f"; missing in {counted(figures['missing'], 'sample')}" if figures["missing"] else "")
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+
+
+def _view(view: Mapping[str, Any]) -> str:
+    return view["path"] if view["samples"] is None else f"{view['path']}: {counted(view['samples'], 'sample')}"
+
+
+def _checksums(known: int, shards: int) -> str:
+    """Return how parts of shards are verified.
+
+    >>> _checksums(640, 640), _checksums(600, 640)[:23]
+    ('of each member', 'of 600 of 640 shards: p')
+    """
+    if known == shards:
+        return "of each member"
+    return f"of {known:,} of {shards:,} shards: parts of the others are checked by tar headers alone"
+
+
+def _generation(one: Mapping[str, int]) -> str:
+    return f"{one['generation']:,}: {counted(one['samples'], 'sample')} in {counted(one['shards'], 'shard')}"

@@ -1,0 +1,238 @@
+"""`summary`: the contents of a data set in figures, from its manifest, the indexes of its shards and its columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist import storage
+from wdsdist._util.array_types import Int64s
+from wdsdist.diagnostics.neighbours import neighbours
+from wdsdist.diagnostics.view import figures
+from wdsdist.errors import WdsdistError
+from wdsdist.shards.columns import from_index, from_members
+from wdsdist.shards.columns.column import Column
+from wdsdist.shards.columns.column_spec import ColumnSpec
+
+if TYPE_CHECKING:
+    from wdsdist.shards.index import ShardIndex
+    from wdsdist.shards.manifest import Manifest
+
+_SHARDS, _FAR_SHARDS = 256, 64
+"""Shards whose indexes are read, of local and of remote data; of more, so many that are spread evenly."""
+_SAMPLES = 1_000_000
+"""Samples in these: of larger shards fewer are looked at."""
+_MEMBERS = 10_000
+"""Members ``cls`` that are read to count classes where no column has them."""
+_KEPT = 1_000_000
+"""Values of which a median is computed; of more, so many that are spread evenly."""
+_TEXTS = 200_000
+"""Texts of a column that are counted; of more, so many that are spread evenly."""
+_CLASSES = 10_000
+"""Classes up to which each is counted."""
+
+
+class _Spread:
+    """Least, median and most of numbers that come in parts."""
+
+    def __init__(self, expected: int) -> None:
+        self._stride = max(1, expected // _KEPT)
+        self._kept: list[npt.NDArray[Any]] = []
+        self._ends: list[Any] = []
+        self.count = self.total = 0
+
+    def add(self, values: npt.NDArray[Any]) -> None:
+        """Take in values of one shard."""
+        if len(values):
+            self.count += len(values)
+            self.total += values.sum().item()
+            self._ends += [values.min(), values.max()]
+            self._kept.append(values[:: self._stride].copy())
+
+    def facts(self) -> dict[str, float]:
+        """Return the figures as JSON has them; none without values."""
+        if not self.count:
+            return {}
+        median = float(np.median(np.concatenate(self._kept)))
+        least, most = min(self._ends).item(), max(self._ends).item()
+        return {"min": least, "median": int(median) if median.is_integer() else median, "max": most}
+
+
+@dataclass(frozen=True, slots=True)
+class _Members:
+    """What the indexes of the shards that were looked at say."""
+
+    shards: int
+    samples: Int64s
+    """int64 [shards looked at]: samples of each."""
+    sizes: _Spread
+    """Bytes of samples."""
+    fields: dict[str, _Spread]
+    """Bytes of members, by their extension in lower case."""
+    classes: Column | None
+    """Values of ``cls`` members, as far as they were read."""
+
+
+def summary(manifest: Manifest, *, everything: bool = False) -> dict[str, Any]:
+    """Return the contents of a data set or view, as JSON has them.
+
+    Args:
+        manifest: the data set.
+        everything: read the indexes of all shards. By default figures on members are of some shards where there are
+            many, as ``"looked_at"`` says.
+
+    Raises what `wdsdist.open` raises for a shard, where the manifest does not say which fields there are; else what
+    cannot be read is listed under ``"problems"``.
+    """
+    extra, problems = manifest.extra, list[str]()
+    try:
+        found = _look(manifest, problems, everything=everything)
+    except WdsdistError as error:
+        if "fields" not in extra or "payload_bytes" not in extra:
+            raise
+        problems.append(f"members were not looked at: {error}")
+        found = _Members(0, np.zeros(0, np.int64), _Spread(0), {}, None)
+    samples, sizes = int(found.samples.sum()), found.sizes
+    is_whole = samples == manifest.num_samples
+    payload = extra.get("payload_bytes", sizes.total if is_whole else None)
+    mean = payload / max(manifest.num_samples, 1) if payload is not None else sizes.total / max(samples, 1)
+    counts, counted = _class_counts(manifest, found.classes, problems)
+    return {
+        "location": storage.shown(manifest.base),
+        "samples": manifest.num_samples,
+        "shards": len(manifest.counts),
+        "bytes": manifest.num_bytes,
+        "tar_bytes": manifest.num_tar_bytes,
+        "payload_bytes": payload,
+        "mean_sample_bytes": round(mean, 1),
+        "fields": sorted({*extra.get("fields", ()), *found.fields}),
+        "looked_at": {"shards": found.shards, "samples": samples},
+        "field_counts": {name: one.count for name, one in found.fields.items()},
+        "missing": {name: gone for name, one in found.fields.items() if (gone := samples - one.count) > 0},
+        "sizes": {"sample": sizes.facts(), "fields": {name: one.facts() for name, one in found.fields.items()}},
+        "with_checksums": extra.get("with_checksums", 0),
+        "classes": extra.get("classes"),
+        "class_counts": counts,
+        "classes_counted_in": counted,
+        **({"keys": keys} if (keys := _keys(manifest)) else {}),
+        "source": extra.get("source"),
+        "shuffle_seed": extra.get("shuffle_seed"),
+        "generations": [
+            {"generation": number, "shards": shards, "samples": int(manifest.counts[:shards].sum())}
+            for number, shards in enumerate(manifest.generations, 1)
+        ],
+        "columns": (columns := [name for name in manifest.columns if not from_index.is_free(name)]),
+        "column_figures": {name: _figures(manifest, name, problems) for name in columns},
+        "view": list(manifest.made_by),
+        **neighbours(manifest),
+        "problems": problems,
+    }
+
+
+def _look(manifest: Manifest, problems: list[str], *, everything: bool) -> _Members:
+    """Read indexes, and where there are no columns of classes, some of the members that name them."""
+    numbers = np.flatnonzero(manifest.counts) if everything else _chosen(manifest)
+    total = int(manifest.counts[numbers].sum())
+    found = _Members(len(numbers), manifest.counts[numbers], _Spread(total), {}, None)
+    classes: list[Column] = []
+    budget = _MEMBERS if total <= _MEMBERS else max(1, _MEMBERS // len(numbers))
+    has_column = "cls" in manifest.columns
+    for number, index in from_index.shard_indexes(manifest, numbers.tolist()):
+        part, place = manifest.part(number)
+        if part.picks is not None:
+            index = index.of_samples(part.picks.of_shard(place))
+        found.sizes.add(from_index.of_index(index, from_index.BYTES).values)
+        for name, sizes in _sizes(index):
+            found.fields.setdefault(name, _Spread(total)).add(sizes)
+        if not has_column and len(classes) < _MEMBERS and not manifest.is_copied[number]:
+            try:
+                classes.append(_cls(part, place, index, budget))
+            except WdsdistError as error:
+                problems.append(f"classes were not counted in all shards: {error}")
+                has_column = True  # as it would be with the next shards
+    fields = dict(sorted(found.fields.items()))
+    known = [one for one in classes if not one.is_empty]
+    return _Members(found.shards, found.samples, found.sizes, fields, Column.joined(known) if known else None)
+
+
+def _chosen(manifest: Manifest) -> Int64s:
+    """Return the numbers of the shards that are looked at: all, or some that are spread evenly."""
+    filled = np.flatnonzero(manifest.counts)
+    most = _FAR_SHARDS if len(filled) and storage.is_remote(manifest.location(int(filled[0]))) else _SHARDS
+    stored = manifest.whole.counts
+    most = min(most, len(filled), max(1, _SAMPLES * max(1, len(filled)) // max(1, int(stored[filled].sum()))))
+    return filled[np.linspace(0, len(filled) - 1, most).astype(np.int64)]
+
+
+def _sizes(index: ShardIndex) -> list[tuple[str, Int64s]]:
+    """Return the sizes of a shard's members by their extension in lower case."""
+    names, ids = np.unique([one.lower() for one in index.extensions] or [""], return_inverse=True)
+    ids = ids[index.extension_ids]
+    order = np.argsort(ids, kind="stable")
+    ends = np.searchsorted(ids[order], np.arange(1, len(names)))
+    parts = zip(names.tolist(), np.split(index.sizes[order], ends), strict=True)
+    return [(name, sizes) for name, sizes in parts if len(sizes)]
+
+
+def _cls(part: Manifest, number: int, index: ShardIndex, budget: int) -> Column:
+    """Return the values of some of a shard's ``cls`` members."""
+    if budget < index.num_samples:
+        index = index.of_samples(np.linspace(0, index.num_samples - 1, budget).astype(np.int64))
+    spec, name = ColumnSpec("field", "cls"), part.shown_name(number)
+    return from_members.read(part.location(number), index, [spec], part.client_options, name)["cls"].column
+
+
+def _class_counts(
+    manifest: Manifest, read: Column | None, problems: list[str]
+) -> tuple[dict[str, int] | None, int | None]:
+    """Return the samples of each class by its name or number, and the samples that were counted; ``None`` for both
+    where that is not known, and the first for more classes than anybody reads."""
+    column = read
+    if "cls" in manifest.columns:
+        try:
+            column = manifest._column("cls")
+        except WdsdistError as error:
+            problems.append(str(error))
+    if column is None or column.kind not in ("int", "text"):
+        return None, None
+    there = column.missing == 0
+    classes = manifest.extra.get("classes") or ()
+    if column.kind == "int":
+        values, counts = np.unique(column.values[there], return_counts=True)
+        names = [classes[one] if 0 <= one < len(classes) else str(one) for one in values[:_CLASSES].tolist()]
+    else:
+        values, counts = np.unique(column.array()[there].astype(str), return_counts=True)
+        names = values[:_CLASSES].tolist()
+    found: dict[str, int] = {}
+    for name, count in zip(names, counts.tolist(), strict=False):
+        found[name] = found.get(name, 0) + count
+    return (found if len(values) <= _CLASSES else None), int(there.sum())
+
+
+def _figures(manifest: Manifest, name: str, problems: list[str]) -> dict[str, Any]:
+    """Return figures of one column: of numbers the range and median, of others the most frequent values."""
+    try:
+        column = manifest._column(name)
+        about = {"kind": column.kind, "missing": int(column.missing.sum())}
+        if column.kind in ("int", "float"):
+            spread = _Spread(len(column))
+            values = column.values if column.is_missing is None else column.values[column.is_missing == 0]
+            spread.add(values[np.isfinite(values)])
+            return about | spread.facts()
+        chosen = np.linspace(0, len(column) - 1, _TEXTS).astype(np.int64) if len(column) > _TEXTS else None
+        bars = figures.of_column(manifest, name, chosen)
+        return about | {"most_frequent": bars["bars"], "different": bars["different"], "counted_in": bars["samples"]}
+    except WdsdistError as error:
+        problems.append(str(error))
+        return {}
+
+
+def _keys(manifest: Manifest) -> str | None:
+    """Return where keys end in names, unless that is the first dot."""
+    if manifest.key_rule != "first-dot":
+        return f"by {manifest.key_rule}"
+    rule = manifest.extra.get("source_key_rule")
+    return f"by {rule} in the source, with dots as %2E" if rule else None
