@@ -12,16 +12,20 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from wdsdist import errors
     from wdsdist.diagnostics.exports import export
     from wdsdist.diagnostics.repair import repair
     from wdsdist.diagnostics.verify import verify
     from wdsdist.distributed import barrier, data_download
     from wdsdist.errors import BadSample
+    from wdsdist.integrations.engines import connect
     from wdsdist.loader.dataset import StreamingDataset
     from wdsdist.loader.device_prefetch import to_device
     from wdsdist.loader.loader import StreamingDataLoader
     from wdsdist.loader.mix import concat, mix
+    from wdsdist.loader.stats import LoaderStats
     from wdsdist.packing import pack
+    from wdsdist.samples.codecs import encode
     from wdsdist.samples.collate import Ragged
     from wdsdist.samples.images import transforms
     from wdsdist.samples.padding import unpadded
@@ -51,6 +55,9 @@ _HOME = {
     "concat": "wdsdist.loader.mix",
     "to_device": "wdsdist.loader.device_prefetch",
     "unpadded": "wdsdist.samples.padding",
+    "LoaderStats": "wdsdist.loader.stats",
+    "encode": "wdsdist.samples.codecs",
+    "connect": "wdsdist.integrations.engines",
 }
 
 __all__ = [
@@ -72,6 +79,10 @@ __all__ = [
     "concat",
     "to_device",
     "unpadded",
+    "LoaderStats",
+    "encode",
+    "connect",
+    "errors",
     "transforms",
     "__version__",
 ]
@@ -91,6 +102,8 @@ transforms = sys.modules[f"{__name__}.transforms"] = _Transforms(f"{__name__}.tr
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("errors", "integrations"):
+        return import_module(f"wdsdist.{name}")
     # `dataDownload` is the spelling some platforms use for the same function.
     home = _HOME.get("data_download" if name == "dataDownload" else name)
     if home is None:

@@ -25,6 +25,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.cache import PinnedPart, ShardCache, cached_path, shard_cache, stamps
 from wdsdist.cache.extents import ExtentMap
 from wdsdist.cache.fetch import Fetched, fetch
+from wdsdist.cache.parts import PartNeeds
 from wdsdist.cache.urgency import Urgency
 from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError
 from wdsdist.shards.index import checksums
@@ -230,6 +231,26 @@ def test_a_shard_that_changes_between_parts_is_an_error(
     store.files["train/00.tar"] = changed
     with pytest.raises(ShardDamagedError, match=r"00\.tar"):
         dataset[6]
+
+
+def test_checked_bytes_are_not_written_again_with_those_around_them(
+    remote: Manifest, store: MemoryStore, tmp_path: Path
+) -> None:
+    """Somebody may be reading them; what comes with its neighbours in one request is not checked."""
+    cache = ShardCache(tmp_path / "cache")
+
+    def pinned(*members: int) -> PinnedPart:
+        return cache.pin_parts(remote, {0: PartNeeds(lambda _: np.array(members))})[0]
+
+    with pinned(1) as part:
+        place = slice(*part.places(np.array([1]))[0].tolist())
+        checked = part.path.read_bytes()[place]
+        store.files["train/00.tar"] = (
+            store.files["train/00.tar"][: place.start] + b"?" * len(checked) + store.files["train/00.tar"][place.stop :]
+        )
+        with pinned(0, 2) as around:
+            assert around.has(np.array([0, 1, 2]))
+            assert around.path.read_bytes()[place] == checked
 
 
 def test_a_shard_that_is_gone_is_an_error(

@@ -40,11 +40,11 @@ def keys_of(dataset: wdsdist.StreamingDataset) -> list[str]:
     return [key for batch in loader for key in batch["__key__"]]
 
 
-def test_an_epoch_is_the_same_and_reads_the_copies(mount: Path, tmp_path: Path) -> None:
+def test_an_epoch_has_the_same_samples_and_reads_the_copies(mount: Path, tmp_path: Path) -> None:
     plain = wdsdist.StreamingDataset(mount, num_replicas=1, rank=0)
     staged = wdsdist.StreamingDataset(mount, num_replicas=1, rank=0, stage=True, cache_dir=tmp_path / "cache")
     assert staged.fingerprint == plain.fingerprint
-    assert keys_of(staged) == keys_of(plain)
+    assert sorted(keys_of(staged)) == sorted(keys_of(plain))  # in another order, as remote ones
     assert staged.cache.fetches == SHARDS
     with staged.cache.pin(staged.manifest, 1) as pinned:
         assert pinned.path.is_relative_to(tmp_path / "cache")

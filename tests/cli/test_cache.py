@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -143,6 +144,20 @@ def test_warm_fetches_what_the_ranks_of_the_node_need_first(store: MemoryStore, 
     again = run("warm", f"{store.url}/a", *words, "--node", 1, "--bytes", int(2.6 * size))
     assert again.stdout.endswith("; 0 were fetched now\n")
     assert fetched(store) == first
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_warm_fetches_remote_shards_in_the_order_in_which_training_reads_them(
+    store: MemoryStore, tmp_path: Path, seed: int
+) -> None:
+    words = ["--seed", seed, "--batch-size", 1, "--shuffle-window", 4 * SAMPLES, "--cache-dir", tmp_path / "cache"]
+    done = run("warm", f"{store.url}/a", *words, "--bytes", int(2.6 * len(store.files["a/00.tar"])))
+    assert done.exit_code == 0, done.output
+    data = StreamingDataset(f"{store.url}/a", seed=seed, batch_size=1, shuffle_window=4 * SAMPLES)
+    order = data.order_config.order(data.order_config.settings(data.identity()), 0)
+    read = dict.fromkeys(order.locate(np.arange(len(data)))[0].tolist())
+    assert len(fetched(store)) == 2
+    assert sorted(fetched(store)) == sorted(f"a/{shard:02}.tar" for shard in list(read)[:2])
 
 
 def test_warm_says_why_a_shard_cannot_be_fetched(store: MemoryStore, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 import wdsdist
 from tests.support import web
 from tests.support.programs import command
-from tests.support.stores import COPY, SAMPLES, SHARD, SHARDS, used, watched
+from tests.support.stores import COPY, SAMPLES, SHARD, SHARDS, as_remote, used, watched
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.cache import FetchAhead, ShardCache
 from wdsdist.cache.prefetch import Prefetch
@@ -61,7 +61,7 @@ def test_three_shards_of_thirty_are_room_enough(store: web.Web, stored: Path, tm
         found = read(mine)
     window = mine.state_dict()["shuffle_window"]
     assert SAMPLES // 2 <= window <= SAMPLES
-    assert found == read(loader(stored, workers=0, shuffle_window=window))
+    assert found == read(as_remote(loader(stored, workers=0, shuffle_window=window)))
     assert len(use) > 20
     assert max(use) <= limit
     times = fetched(store)
@@ -82,7 +82,7 @@ def read_by_ranks(store: web.Web, cache: Path, world: int, limit: int, batch_siz
 
 def read_locally(stored: Path, world: int, batch_size: int) -> list[Any]:
     ranks = [StreamingDataset(stored, num_replicas=world, rank=rank, shuffle_window=80) for rank in range(world)]
-    loaders = [StreamingDataLoader(rank, batch_size, num_workers=0) for rank in ranks]
+    loaders = [as_remote(StreamingDataLoader(rank, batch_size, num_workers=0)) for rank in ranks]
     return [[key for batch in one for key in batch["__key__"]] for one in loaders]
 
 
@@ -169,8 +169,7 @@ def test_an_epoch_that_was_broken_off_is_followed_by_the_next(
     for _ in zip(range(20), mine, strict=False):
         pass
     local = loader(stored, workers=0, shuffle_window=mine.state_dict()["shuffle_window"])
-    local.set_epoch(1)
-    assert read(mine) == read(local)
+    assert read(mine) == read(as_remote(local, epoch=1))
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -189,7 +188,8 @@ def test_a_program_may_end_in_the_middle_of_an_epoch(store: web.Web, tmp_path: P
 def test_batches_and_samples_that_are_kept_hold_no_room(store: web.Web, stored: Path, tmp_path: Path) -> None:
     mine = loader(store.url, workers=0, cache_dir=tmp_path, cache_limit=3 * COPY, download_timeout=60)
     kept = list(mine)
-    assert read(kept) == read(loader(stored, workers=0, shuffle_window=mine.state_dict()["shuffle_window"]))
+    local = loader(stored, workers=0, shuffle_window=mine.state_dict()["shuffle_window"])
+    assert read(kept) == read(as_remote(local))
     dataset = StreamingDataset(store.url, cache_dir=tmp_path, cache_limit=3 * COPY, download_timeout=60)
     samples = [dataset[number] for number in range(0, SHARDS * SAMPLES, SAMPLES)]
     assert [sample["__key__"] for sample in samples] == [f"{number:05}" for number in range(0, 1200, SAMPLES)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import pickle
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -21,7 +22,7 @@ ERRORS = [
     for value in vars(errors).values()
     if inspect.isclass(value) and issubclass(value, Exception) and value is not errors.WdsdistError
 ]
-NAMES = sorted(set(wdsdist.__all__) - {"__version__", "transforms"})
+NAMES = sorted(set(wdsdist.__all__) - {"__version__", "errors", "transforms"})
 
 WITHOUT_TORCH = [
     "wdsdist",
@@ -129,6 +130,36 @@ def test_a_public_name_is_found_where_it_says_it_lives(name: str) -> None:
 
 def test_the_camel_case_spelling_is_the_same_function() -> None:
     assert wdsdist.dataDownload is wdsdist.data_download
+
+
+def reference() -> dict[str, str]:
+    """The names that the reference lists with where they are defined, but for those that have a page part of their own:
+    modules, and what imports a framework."""
+    page = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
+    paths = [path for path in re.findall(r"^::: (\S+)$", page, re.MULTILINE) if path != "wdsdist.errors"]
+    apart = ("wdsdist.integrations.transformers.", "wdsdist.samples.images.transforms.")
+    return {path.rpartition(".")[2]: path.rpartition(".")[0] for path in paths if not path.startswith(apart)}
+
+
+def test_the_package_lists_what_the_reference_does() -> None:
+    spelled_twice = {"dataDownload", "__version__"}
+    assert set(dir(wdsdist)) - spelled_twice == {*reference(), "errors", "transforms"}
+
+
+@pytest.mark.parametrize(("name", "home"), reference().items())
+def test_a_name_of_the_reference_is_on_the_package(name: str, home: str) -> None:
+    assert getattr(wdsdist, name) is getattr(import_module(home), name)
+
+
+def test_modules_that_the_reference_names_are_there_after_importing_the_package() -> None:
+    code = "import wdsdist; wdsdist.errors.BadSample; wdsdist.integrations.engines.connect"
+    imported = modules_after(code + "; assert 'RandomResizedCrop' in wdsdist.transforms.__all__")
+    assert not imported & {"torch", "transformers", "ray", "distributed"}
+
+
+def test_an_integration_that_does_not_exist_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match=r"module 'wdsdist\.integrations' has no attribute 'nothing'"):
+        wdsdist.integrations.nothing  # noqa: B018
 
 
 def test_names_are_listed_without_being_resolved() -> None:

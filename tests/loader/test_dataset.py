@@ -288,3 +288,20 @@ def test_remote_shards_that_were_uploaded_anew_are_fetched_anew(tmp_path: Path) 
 def test_its_manifest_says_what_it_holds(shards: Path) -> None:
     dataset = StreamingDataset(shards)
     assert dataset.num_samples == dataset.manifest.num_samples == wdsdist.open(shards).num_samples == TOTAL
+
+
+def test_its_text_says_what_it_reads_and_how(shards: Path) -> None:
+    manifest = wdsdist.open(shards)
+    dataset = StreamingDataset(manifest.select(sample=5), seed=7, rank=1, num_replicas=2)
+    dataset.set_epoch(3)
+    assert repr(dataset) == (
+        f"StreamingDataset(Manifest('{shards}': 5 of {manifest.num_samples} samples in {len(manifest.counts)} shards, "
+        f"{manifest.num_bytes:,} bytes, fields cls, txt), order='shard', shuffle=True, "
+        "seed=7, rank=1, num_replicas=2, epoch=3, samples_per_epoch=5)"
+    )
+
+
+def test_its_text_needs_no_rank(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = StreamingDataset(shards)
+    monkeypatch.setenv("RANK", "nonsense")
+    assert repr(dataset).endswith("seed=0, epoch=0, samples_per_epoch=103)")

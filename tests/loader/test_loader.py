@@ -456,3 +456,18 @@ def test_a_script_that_ends_with_a_data_set_and_a_loader_in_its_hands_says_nothi
     script += "for batch in wdsdist.StreamingDataLoader(dataset, num_workers=0): pass"
     ended = subprocess.run([sys.executable, "-c", script, str(shards)], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_its_text_says_what_it_plays_and_where_it_is(shards: Path) -> None:
+    dataset = StreamingDataset(shards)
+    loader = StreamingDataLoader(dataset, 4, num_workers=0)
+    assert repr(loader) == f"StreamingDataLoader({dataset!r}, batch_size=4, num_workers=0, epoch=0)"
+    batches = iter(loader)
+    next(batches)
+    next(batches)
+    assert repr(loader).endswith(", epoch=0 after 8 samples)")
+
+
+def test_its_text_says_how_batches_are_planned(shards: Path) -> None:
+    loader = StreamingDataLoader(StreamingDataset(shards), 4, num_workers=0, max_tokens=50, length="txt.bytes")
+    assert repr(loader).endswith("), batch_size=4, max_tokens=50, length='txt.bytes', num_workers=0, epoch=0)")

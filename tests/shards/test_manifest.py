@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.support.tars import write_shard
 from wdsdist.errors import IndexFormatError, IndexNotFoundError
 from wdsdist.shards import manifest as manifests
+from wdsdist.shards.concat_manifest import join
 from wdsdist.shards.manifest import Manifest, Shard
 
 SHARDS = [
@@ -89,6 +90,20 @@ def test_some_shards_of_a_manifest_are_a_manifest() -> None:
 def test_a_manifest_shows_its_figures_but_no_credentials() -> None:
     manifest = Manifest.of("s3://me:pass@bucket/train", SHARDS, storage_options={"key": "secret"})
     assert repr(manifest) == "Manifest('s3://bucket/train': 8 samples in 3 shards, 1,099,511,639,040 bytes)"
+
+
+def test_a_manifest_shows_its_first_fields_with_their_control_characters_escaped() -> None:
+    manifest = Manifest.of("/data", [], extra={"fields": ["jpg", "t\x1b[2Jxt", *map(str, range(90))]})
+    assert repr(manifest) == (
+        r"Manifest('/data': 0 samples in 0 shards, 0 bytes, fields jpg, t\x1b[2Jxt, 0, 1, 2, 3, 4, 5, ...)"
+    )
+
+
+def test_of_many_joined_manifests_the_first_are_shown() -> None:
+    parts = [Manifest.of(f"/{name}", SHARDS) for name in "abcdef"]
+    shown = repr(join(parts, list("abcdef")))
+    assert shown.startswith("JoinedManifest(6 data sets, 48 samples: Manifest('/a': 8 samples")
+    assert ("'/d'" in shown, "'/e'" in shown, shown.endswith(", ...)")) == (True, False, True)
 
 
 # Identity

@@ -13,7 +13,7 @@ import pytest
 from tests.support.web import Answer, Asked, answering
 from wdsdist import storage
 from wdsdist.errors import StorageError
-from wdsdist.storage import RequestPolicy, use_policy
+from wdsdist.storage import RequestPolicy, direct, use_policy
 from wdsdist.storage.direct import Direct, reader
 
 A_TAR = (200, {"ETag": '"x"'}, b"content")
@@ -121,3 +121,78 @@ def test_a_download_that_is_given_up_leaves_its_server_alone(tmp_path: Path) -> 
             assert reached.wait(10)
         gone.set()
     assert not (tmp_path / "a.tar").stat().st_size
+
+
+def test_a_header_with_a_line_break_is_an_error_that_does_not_show_it() -> None:
+    with answering(lambda _: A_TAR) as (url, asked):
+        options = storage.named({"headers": {"Authorization": "Bearer secret\n"}}, [url])
+        with pytest.raises(StorageError, match="header Authorization of storage_options has a line break") as caught:
+            storage.read(f"{url}/a.tar", options)
+    assert "secret" not in str(caught.value)
+    assert not asked
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port"),
+    [("http://[::1]/a.tar", "::1", 80), ("https://[::1]/a.tar", "::1", 443), ("http://[::1]:8/a.tar", "::1", 8),
+     ("http://bücher.example/a.tar", "bücher.example", 80)],
+)  # fmt: skip
+def test_a_host_may_be_an_address_or_have_letters_of_its_own(
+    url: str, host: str, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(connection: http.client.HTTPConnection) -> None:
+        assert (connection.host, connection.port) == (host, port)
+        raise ConnectionRefusedError
+
+    for kind in (http.client.HTTPConnection, http.client.HTTPSConnection):
+        monkeypatch.setattr(kind, "connect", refuse)
+    with pytest.raises(ConnectionRefusedError):
+        Direct().whole(url)
+
+
+def test_a_redirect_within_a_server_keeps_the_login() -> None:
+    def answer(asked: Asked) -> Answer:
+        return A_TAR if asked.path == "/b.tar" else (302, {"Location": f"http://{asked.headers['host']}/b.tar"}, b"")
+
+    with answering(answer) as (url, asked):
+        storage.read(f"{url.replace('://', '://me:secret@')}/a.tar")
+    assert asked[0].headers["authorization"] == asked[1].headers["authorization"]
+
+
+@pytest.mark.parametrize("options", [{}, {"client_kwargs": {"trust_env": True}}])
+def test_another_range_than_was_asked_for_is_no_part_of_the_file(tmp_path: Path, options: dict[str, Any]) -> None:
+    def answer(asked: Asked) -> Answer:
+        return 206, {"Content-Range": "bytes 0-3/8"}, b"cont"
+
+    with (
+        answering(answer) as (url, _),
+        use_policy(RequestPolicy(first_pause=0.01, part_bytes=4)),
+        pytest.raises(StorageError, match="bytes 0-3/8 came where bytes 4-7 were asked for"),
+    ):
+        storage.fetch(f"{url}/a.tar", tmp_path / "a.tar", storage.named(options, [url]), size=8)
+
+
+def test_a_connection_that_was_idle_for_long_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies between may have forgotten it without a word, and each of many would be waited for in vain."""
+    connections: set[threading.Thread] = set()
+
+    def answer(asked: Asked) -> Answer:
+        connections.add(threading.current_thread())
+        return A_TAR
+
+    with answering(answer) as (url, _):
+        for idle in (100.0, 0.0):
+            monkeypatch.setattr(direct, "_LONGEST_IDLE", idle)
+            assert storage.read(f"{url}/a.tar") == b"content"
+    assert len(connections) == 2
+
+
+def test_a_body_that_drips_ends_in_time_also_on_a_connection_that_is_not_kept() -> None:
+    with (
+        answering(lambda _: (200, {"Content-Length": "9", "Connection": "close"}, b"content")) as (url, _),
+        Direct().answer("GET", f"{url}/a.tar", seconds=10.0) as found,
+    ):
+        assert found.piece() == b"content"
+        found._until = 0.0
+        with pytest.raises(TimeoutError):
+            found.piece()

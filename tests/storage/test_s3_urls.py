@@ -112,6 +112,25 @@ def test_keys_that_obstore_would_change_are_left_to_s3fs(key: str) -> None:
     assert not isinstance(client, Direct)
 
 
+@pytest.mark.parametrize(
+    ("bucket", "region"),
+    [("bucket", "cn-north-1"), ("bucket", "us-iso-east-1"), ("bucket--use1-az4--x-s3", "us-east-1"),
+     ("arn:aws:s3:us-east-1:123456789012:accesspoint", "us-east-1")],
+)  # fmt: skip
+def test_buckets_that_are_elsewhere_than_obstore_thinks_are_left_to_s3fs(
+    bucket: str, region: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", region)
+    assert s3_addresses(f"s3://{bucket}/train/a.tar", KEYS) is None
+
+
+def test_a_region_of_another_partition_in_the_configuration_file_is_left_to_s3fs(
+    no_settings_of_this_machine: Path,
+) -> None:
+    (no_settings_of_this_machine / "config").write_text("[default]\nregion = cn-north-1\n")
+    assert s3_addresses(A_TAR, KEYS) is None
+
+
 def test_a_bucket_in_another_region_is_asked_there() -> None:
     addresses = S3Addresses("bucket", None, "us-east-1", ("k", "s", None))
     assert not addresses.moved("us-east-1")

@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import numbers
 import re
+from dataclasses import fields
 from decimal import Decimal
+from typing import TYPE_CHECKING
 
 from wdsdist.errors import ArgumentError, ArgumentTypeError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 MOST_PROCESSES = 1 << 20
 """The largest world size and number of lanes: an epoch's order takes memory for each of them."""
@@ -93,3 +98,16 @@ def human(count: float) -> str:
     while count >= 1024 and power < len(_UNITS) - 1:
         count, power = count / 1024, power + 1
     return f"{count:.0f} B" if power == 0 else f"{count:.1f} {_UNITS[power]}"
+
+
+def given(options: DataclassInstance) -> str:
+    """Return the fields of a dataclass that are not left at their defaults, as they are written in a call.
+
+    >>> from dataclasses import make_dataclass
+    >>> given(make_dataclass("Options", [("size", int), ("seed", int, 0), ("name", str, "")])(8, name="a"))
+    "size=8, name='a'"
+    """
+    values = {
+        one.name: getattr(options, one.name) for one in fields(options) if getattr(options, one.name) != one.default
+    }
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())

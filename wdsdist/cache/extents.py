@@ -118,6 +118,17 @@ def covered(ranges: Int64s, extents: Int64s) -> npt.NDArray[np.bool_]:
     return found
 
 
+def without(ranges: Int64s, others: Int64s) -> Int64s:
+    """Return what of ranges is in none of the others; both are merged.
+
+    >>> without(np.array([[0, 9], [20, 30]]), np.array([[3, 5], [25, 40]])).tolist()
+    [[0, 3], [5, 9], [20, 25]]
+    """
+    points = np.unique(np.concatenate((ranges, others)))
+    pieces = np.stack((points[:-1], points[1:]), axis=1)
+    return merged(pieces[covered(pieces, ranges) & ~covered(pieces, others)])
+
+
 def _joined(ranges: Int64s, is_joined: Callable[[Int64s], npt.NDArray[np.bool_]]) -> Int64s:
     """Return sorted ranges, each as one with the next where a function of the gaps between them says so."""
     if not len(ranges):

@@ -19,7 +19,7 @@ import numpy as np
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.ownership import is_own_file
-from wdsdist.cache.extents import ExtentMap, coalesced, covered, merged
+from wdsdist.cache.extents import ExtentMap, coalesced, covered, merged, without
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses
 from wdsdist.cache.paths import CopyPaths
 from wdsdist.cache.pins import Pinned
@@ -84,6 +84,11 @@ class PinnedPart(Pinned):
         """Return the bytes by which members are read and checked: int64 [members, 2]."""
         offsets, lengths = checksums.needed(self.index, members)
         return np.stack((offsets, offsets + lengths), axis=1)
+
+    def unchecked(self, ranges: Int64s, claimed: Int64s) -> Int64s:
+        """Return what of ranges may be written: what is claimed and not yet checked, as others may read the rest."""
+        free = without(claimed, self.map.extents())
+        return without(ranges, without(ranges, free))
 
     @contextlib.contextmanager
     def claimed(self, ranges: Int64s) -> Iterator[Int64s]:
@@ -279,7 +284,7 @@ class PartFetcher:
                     size=request.size,
                     deadline=request.deadline,
                     connections=self._connections,
-                    ranges=[range(*one) for one in coalesced(part.places(mine)).tolist()],
+                    ranges=[range(*one) for one in part.unchecked(coalesced(part.places(mine)), claimed).tolist()],
                 )
                 running.append((number, mine, stack.enter_context(fetching)))
             for number, members, fetching in running:

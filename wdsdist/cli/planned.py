@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from wdsdist._util.validation import human
 from wdsdist.cli.options import dtypes
@@ -117,6 +118,10 @@ def plan_batches(
 
     Raises `ArgumentError` for options that do not go together, and for columns that there are not.
     """
+    from_where = click.get_current_context().get_parameter_source
+    if all(from_where(name) is ParameterSource.DEFAULT for name in CHOICES):
+        return None  # before the imports, which load torch
+
     from wdsdist.diagnostics.planned_report import report_of
     from wdsdist.loader.planned_batches import BatchOptions
 

@@ -42,7 +42,7 @@ def neighbours(manifest: Manifest) -> dict[str, Any]:
     for path in sorted({path.resolve(): path for path in _files(index.parent)}.values()):
         header = _header(path)
         if header is not None and _is_of(path, header, index):
-            step = next(reversed(header["made_by"]), {})
+            step: dict[str, Any] = next(reversed(header["made_by"]), {})
             view = {"path": os.path.relpath(path, index.parent), "samples": step.get("samples_after")}
             found["views"].append(view | ({"split": step["split"]} if "split" in step else {}))
     try:

@@ -199,6 +199,14 @@ class StreamingDataset(IterableDataset[Any]):
         """Return the samples that this rank gets in an epoch, which frameworks ask a data set for."""
         return self._plan(self.identity()).samples_per_rank
 
+    def __repr__(self) -> str:
+        order, replica = self.order_config.given, self._replica
+        of = "" if replica.rank is None else f", rank={replica.rank}, num_replicas={replica.num_replicas}"
+        return (
+            f"{type(self).__name__}({self.manifest!r}, order={order.name!r}, shuffle={order.shuffle}, "
+            f"seed={order.seed}{of}, epoch={self.chosen_epoch.epoch}, samples_per_epoch={self.num_samples:,})"
+        )
+
     def __bool__(self) -> bool:
         return True  # a data set without samples is no missing one, and a test for that needs no rank
 

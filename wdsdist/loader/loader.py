@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from wdsdist._util.host import cpu_count
-from wdsdist._util.validation import check_integer
+from wdsdist._util.validation import check_integer, given
 from wdsdist.cache.prefetch import Prefetch
 from wdsdist.distributed import Identity, check_same, identity
 from wdsdist.errors import ArgumentTypeError, DatasetTooSmallError, LoaderStateError
@@ -27,13 +27,7 @@ from wdsdist.loader.framework_guards import (
 from wdsdist.loader.ipc.channel import group_size
 from wdsdist.loader.ipc.workers import end_workers, guarded, has_lost_workers, preload
 from wdsdist.loader.order_config import OrderConfig, check_ranks_agree
-from wdsdist.loader.planned_batches import (
-    BatchOptions,
-    PlannedBatches,
-    PlannedProgress,
-    planned_position,
-    world_of,
-)
+from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches, PlannedProgress, planned_position, world_of
 from wdsdist.loader.stats import EpochMeter, LoaderStats
 from wdsdist.loader.worker_iterator import WorkerDataset, WorkerIterator
 from wdsdist.loader.worker_state import EpochStart
@@ -171,6 +165,12 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         # Frameworks read these; torch refuses to have them set once it has been initialised.
         self.__dict__.update(batch_size=size, drop_last=drops, sampler=EpochSampler(dataset))
         expect_a_length()
+
+    def __repr__(self) -> str:
+        batches = f"batch_size={self.batch_size}" if self._planned is None else given(self._planned.options)
+        place = self._progress.position
+        at = f"epoch={place.epoch}" + (f" after {place.consumed:,} samples" if place.consumed else "")
+        return f"{type(self).__name__}({self.dataset!r}, {batches}, num_workers={self.num_workers}, {at})"
 
     def _make_workers_of(self, *of: Any) -> WorkerDataset:
         """Return what the workers iterate, of an order, a cache and a reader of samples."""

@@ -17,9 +17,9 @@ from wdsdist import storage
 from wdsdist._util.validation import check_integer
 from wdsdist.distributed.kept_count import kept_count
 from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.loader.batch_columns import lengths_of
 from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.loader.order_config import MixedOrderConfig
-from wdsdist.loader.planned_batches import lengths_of
 from wdsdist.samples.bad_samples import STRICT, BadSamplePolicy
 from wdsdist.samples.fields import Fields
 from wdsdist.samples.sample_spec import Decoder, SampleSpec

@@ -14,6 +14,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import check_integer
 from wdsdist.distributed.kept_count import kept_count
 from wdsdist.errors import ArgumentError, LoaderStateError, StateMismatchError
+from wdsdist.loader.batch_columns import Codes, CostColumn, Lengths, cost_of, lengths_of, ones
 from wdsdist.loader.checkpoint import Position
 from wdsdist.loader.worker_state import SharedNumbers
 from wdsdist.samples.packed_rows import pack_rows
@@ -137,11 +138,11 @@ class PlannedBatches:
         self.options = options
         self._column = options.length or options.group_by
         lengths: Callable[[Int64s, Int64s], npt.NDArray[Any]]
-        lengths = _ones if self._column is None else lengths_of(manifest, self._column, itemsizes)
+        lengths = ones if self._column is None else lengths_of(manifest, self._column, itemsizes)
         self._batching = Batching(
             rule=options.rule,
             lengths=lengths,
-            costs=_cost(manifest, options.cost),
+            costs=cost_of(manifest, options.cost),
             buckets=None if options.bucket_by is None else Codes(ColumnLookup(manifest, options.bucket_by)),
             oversize=options.oversize,
             long=options.long,
@@ -277,76 +278,8 @@ class PlannedBatches:
         )
 
 
-class Codes:
-    """Categories as integers: of numbers the numbers, of texts a hash."""
-
-    def __init__(self, values: ColumnLookup) -> None:
-        self.values = values
-
-    def __call__(self, shards: Int64s, samples: Int64s) -> Int64s:
-        found = self.values(shards, samples)
-        return found.view(np.int64) if found.itemsize == 8 else found.astype(np.int64)
-
-
-class Lengths:
-    """Lengths of samples, in tokens: a column, which may count bytes of a fixed number for each token."""
-
-    def __init__(self, values: ColumnLookup, divisor: int = 1) -> None:
-        self.values = values
-        self._divisor = divisor
-
-    def __call__(self, shards: Int64s, samples: Int64s) -> Int64s:
-        found = self.values(shards, samples)
-        if found.dtype == np.uint64 or (len(found) and float(found.min()) < 0):
-            raise ArgumentError(f"the column {self.values.name!r} holds no lengths: they must be numbers from 0 on")
-        return np.ceil(found / self._divisor).astype(np.int64) if self._divisor > 1 else found.astype(np.int64)
-
-
-def lengths_of(manifest: Manifest, name: str, itemsizes: dict[str, int]) -> Lengths:
-    """Return the lookup of a column of lengths; ``<ext>.tokens`` of a raw array needs no file."""
-    extension = name.removesuffix(".tokens")
-    try:
-        return Lengths(ColumnLookup(manifest, name))
-    except ArgumentError as error:
-        if extension == name:
-            raise
-        if extension not in itemsizes:
-            how = f'decode={{"{extension}": np.int32}}, or --dtype {extension}=int32, makes it of a raw array'
-            raise ArgumentError(f"{error}; {how}") from None
-    return Lengths(ColumnLookup(manifest, f"{extension}.bytes"), itemsizes[extension])
-
-
-def _cost(manifest: Manifest, cost: str) -> Callable[..., npt.NDArray[np.float64]]:
-    if cost == "linear":
-        return _linear
-    return _quadratic if cost == "quadratic" else CostColumn(ColumnLookup(manifest, cost))
-
-
-class CostColumn:
-    """Costs of samples by a column; a piece of a sample has its share of the tokens."""
-
-    def __init__(self, values: ColumnLookup) -> None:
-        self.values = values
-
-    def __call__(self, shards: Int64s, samples: Int64s, lengths: Int64s, sizes: Int64s) -> npt.NDArray[np.float64]:
-        share = np.divide(sizes, lengths, out=np.ones(len(sizes)), where=lengths > 0)
-        return self.values(shards, samples).astype(np.float64) * share
-
-
-def _linear(shards: Int64s, samples: Int64s, lengths: Int64s, sizes: Int64s) -> npt.NDArray[np.float64]:
-    return sizes.astype(np.float64)
-
-
-def _quadratic(shards: Int64s, samples: Int64s, lengths: Int64s, sizes: Int64s) -> npt.NDArray[np.float64]:
-    return sizes.astype(np.float64) ** 2
-
-
 def _rows(samples: list[Any], *, pieces: Pieces, **how: Any) -> Batch:
     return pack_rows(samples, rows=pieces.rows, starts=pieces.starts, stops=pieces.stops, **how)
-
-
-def _ones(shards: Int64s, samples: Int64s) -> Int64s:
-    return np.ones(len(shards), np.int64)
 
 
 # The place in an epoch: in the main process, in states, and on its way to the workers.

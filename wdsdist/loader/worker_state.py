@@ -14,8 +14,6 @@ from dataclasses import astuple, dataclass, fields
 from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
-from torch.utils.data import get_worker_info
-
 from wdsdist._util.pools import follow_parent
 from wdsdist._util.shared_memory import is_spawning, leave_inherited_objects
 from wdsdist._util.validation import check_integer
@@ -30,6 +28,8 @@ def enter_worker() -> tuple[int, int]:
 
     A worker is prepared for its work: it ends with its parent, and leaves what it inherited out of garbage collection.
     """
+    from torch.utils.data import get_worker_info
+
     worker = get_worker_info()
     if worker is None:
         return 0, 1
@@ -208,6 +208,8 @@ class SharedNumbers:
 
     def _mine(self) -> Any:
         """Return the memory; a process that got it from another, and is no worker of that, takes one of its own."""
+        from torch.utils.data import get_worker_info  # not at the top: planning on the command line takes no torch
+
         if self._owner != os.getpid() and get_worker_info() is None:
             self._hold(self._array[:])
         return self._array

@@ -16,6 +16,9 @@ from wdsdist.errors import ArgumentError
 from wdsdist.shards.columns.column import Column
 from wdsdist.shards.manifest import Manifest
 
+_NAMED = 4
+"""Data sets that the text of a joined manifest names."""
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class JoinedManifest(Manifest):
@@ -71,7 +74,8 @@ class JoinedManifest(Manifest):
         return np.cumsum(lengths) - lengths
 
     def __repr__(self) -> str:
-        return f"JoinedManifest({', '.join(map(repr, self.parts))})"
+        shown = [*map(repr, self.parts[:_NAMED]), *(["..."] if len(self.parts) > _NAMED else [])]
+        return f"JoinedManifest({len(self.parts):,} data sets, {self.num_samples:,} samples: {', '.join(shown)})"
 
     def _values(self) -> dict[str, Any]:
         # By value: a part that shares memory itself could not be pickled inside a value in shared memory.

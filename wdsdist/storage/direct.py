@@ -26,13 +26,15 @@ from email.message import Message
 from typing import Any, Literal
 
 from wdsdist.storage.clients import StorageOptions, filesystem, given_for, reach, store
-from wdsdist.storage.retry import NoRangesError, policy
+from wdsdist.storage.retry import MisfitError, NoRangesError, policy
 from wdsdist.storage.s3_urls import S3Addresses, s3_addresses
 
 _PIECE = 256 << 10  # bytes at most; what has arrived is given at once
 _TOGETHER = 1 << 20  # bytes
 _SOON = 0.1  # seconds
 _MOST_IDLE = 32  # connections to one server
+_LONGEST_IDLE = 15.0
+"""Seconds after which a kept connection is not used again: a router may have forgotten it, and says nothing."""
 _HOPS = 10  # redirects
 _REDIRECTS = {301, 302, 303, 307, 308}
 _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
@@ -75,6 +77,7 @@ class Direct:
         with self.answer("GET", location, wanted, seconds=seconds) as answer:
             if wanted is not None and answer.status != 206:
                 raise NoRangesError("the server has no ranges")
+            check_range(answer, wanted)
             return answer.content()
 
     def whole(self, location: str, *, seconds: float | None = None) -> tuple[bytes, str]:
@@ -105,7 +108,7 @@ class Direct:
             if answer.status >= 300 and self.addresses and region and self.addresses.moved(region):
                 url = self.addresses.url(method, location)
             elif answer.status in _REDIRECTS and target:
-                url = urllib.parse.urljoin(url, target)
+                url = _with_login(urllib.parse.urljoin(url, target), url)
             elif answer.status >= 300:
                 with answer:
                     raise self._error(method, answer)
@@ -125,6 +128,9 @@ class Direct:
         if login:
             ours["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
         theirs = self.headers if store(url) in self.stores else {}
+        for name, value in theirs.items():
+            if {"\r", "\n"} & set(str(value)):  # http.client would show it, which may be a password
+                raise ValueError(f"the header {name} of storage_options has a line break: remove it")
         names = {name.lower() for name in theirs} - {"range", "accept-encoding", "host", "connection"}
         return {**{name: value for name, value in ours.items() if name.lower() not in names},
                 **{name: value for name, value in theirs.items() if name.lower() in names}}  # fmt: skip
@@ -161,8 +167,9 @@ class Answer:
 
     def piece(self) -> bytes:
         """Return what has arrived, after waiting for some of it; nothing at the end."""
-        if self._connection.sock is not None:
-            self._connection.sock.settimeout(_patience(self._until))
+        # Not the socket of the connection, which has none any more where the server is to close it.
+        if self._socket is not None and not self._response.isclosed():
+            self._socket.settimeout(_patience(self._until))
         piece = self._response.read1(_PIECE)
         if not piece and self._response.length:
             raise http.client.IncompleteRead(b"", self._response.length)
@@ -202,25 +209,43 @@ class Answer:
         response.close()
         idle = _kept().setdefault(self._key, [])
         if is_whole and not response.will_close and connection.sock is not None and len(idle) < _MOST_IDLE:
-            idle.append(connection)
+            idle.append((time.monotonic(), connection))
         else:
             connection.close()
 
 
-_Key = tuple[str, str, "int | None"]
-_idle: dict[int, dict[_Key, list[http.client.HTTPConnection]]] = {}
-"""Connections that are kept, by process. Those that a forked child inherits stay open there, unused: they are its
-parent's, whose end would close them."""
+_Key = tuple[str, str, int]
+_Idle = list[tuple[float, http.client.HTTPConnection]]
+_idle: dict[int, dict[_Key, _Idle]] = {}
+"""Connections that are kept, and since when, by process. Those that a forked child inherits stay open there, unused:
+they are its parent's, whose end would close them."""
 
 
-def _kept() -> dict[_Key, list[http.client.HTTPConnection]]:
+def _kept() -> dict[_Key, _Idle]:
     return _idle.setdefault(os.getpid(), {})
 
 
 @atexit.register
 def _close_idle() -> None:
-    for connection in itertools.chain(*_kept().values()):
+    for _, connection in itertools.chain(*_kept().values()):
         connection.close()
+
+
+def check_range(answer: Any, wanted: range | None) -> None:
+    """Raise `MisfitError` where an answer says that it is another range of the file than was wanted."""
+    given = answer.headers.get("Content-Range", "")
+    if wanted and answer.status == 206 and given and not given.startswith(f"bytes {wanted.start}-"):
+        asked = f"bytes {wanted.start}-{wanted.stop - 1}"
+        raise MisfitError(f"{given} came where {asked} were asked for")
+
+
+def _with_login(target: str, source: str) -> str:
+    """Return where a redirect leads, with the login of its source where that is on the same server."""
+    login, at, _ = urllib.parse.urlsplit(source).netloc.rpartition("@")
+    place = urllib.parse.urlsplit(target)
+    if "@" in place.netloc or store(target) != store(source):
+        return target
+    return place._replace(netloc=f"{login}{at}{place.netloc}").geturl()
 
 
 def _patience(until: float | None) -> float:
@@ -238,8 +263,11 @@ def _asked(method: str, url: str, headers: Mapping[str, str], until: float | Non
     place = urllib.parse.urlsplit(_UNSAFE.sub(lambda found: urllib.parse.quote(found[0], safe=""), url))
     if place.scheme not in ("http", "https") or not place.hostname:
         raise ValueError(f"a request would go to {place.scheme}://, which is not the web")
-    target = urllib.parse.urlunsplit(("", "", place.path or "/", place.query, ""))
-    key = (place.scheme, place.hostname, place.port)
+    # Not by `urlunsplit`, some versions of which put more slashes before a path that begins with two.
+    target = (place.path or "/") + (f"?{place.query}" if place.query else "")
+    # Without a port, http.client would look for one in an address of IPv6.
+    port = place.port or {"http": 80, "https": 443}[place.scheme]
+    key = (place.scheme, urllib.parse.unquote(place.hostname), port)
     while True:
         connection = _connection(key, _patience(until))
         is_kept = connection.sock is not None
@@ -255,7 +283,10 @@ def _asked(method: str, url: str, headers: Mapping[str, str], until: float | Non
 def _connection(key: _Key, patience: float) -> http.client.HTTPConnection:
     """Take a kept connection, or make one that connects when it is used."""
     with contextlib.suppress(KeyError, IndexError):
-        connection = _kept()[key].pop()
+        since, connection = _kept()[key].pop()
+        while time.monotonic() - since >= _LONGEST_IDLE:
+            connection.close()
+            since, connection = _kept()[key].pop()
         connection.timeout = patience
         if connection.sock is not None:
             connection.sock.settimeout(patience)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from wdsdist.errors import StorageError
 from wdsdist.storage.clients import speaks
-from wdsdist.storage.direct import Answer, Direct
+from wdsdist.storage.direct import Answer, Direct, check_range
 from wdsdist.storage.retry import NoRangesError
 from wdsdist.storage.urls import shown
 
@@ -62,6 +62,7 @@ async def _of_http(client: Any, path: str, wanted: range | None) -> AsyncGenerat
     async with http_answer(client, path, wanted) as answer:
         if wanted and answer.status != 206:
             raise NoRangesError
+        check_range(answer, wanted)
         async for piece in answer.content.iter_any():
             yield piece
 
@@ -81,6 +82,7 @@ async def _of_direct(
             return answer, []
         if wanted and answer.status != 206:
             raise NoRangesError
+        check_range(answer, wanted)
         return answer, answer.pieces()
 
     try:

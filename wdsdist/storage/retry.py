@@ -109,7 +109,7 @@ class AwayError(StorageError):
 
 
 class MisfitError(Exception):
-    """A range has more or fewer bytes than it should."""
+    """A range has more or fewer bytes than it should, or is another one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ _KNOWN_CLIENT = {"aws_access_key_id": "key", "aws_secret_access_key": "secret", 
                  "endpoint_url": "endpoint_url", "region_name": "region"}  # fmt: skip
 """Names of ``client_kwargs``, and what stands for them here."""
 _ELSEWHERE = ("AWS_USE_FIPS_ENDPOINT", "AWS_USE_DUALSTACK_ENDPOINT")
+_OTHER_DOMAINS = ("cn-", "us-iso", "eu-iso", "eusc-")
+"""Beginnings of regions that are not below amazonaws.com, which obstore takes for granted."""
 _CERTIFICATES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 """Variables that only botocore heeds."""
 
@@ -110,16 +112,19 @@ def _addresses(location: str, given: Mapping[str, Any]) -> S3Addresses | None:
         known[_KNOWN_CLIENT[name]] = value
     env = os.environ.get
     endpoint = known.get("endpoint_url") or env("AWS_ENDPOINT_URL_S3") or env("AWS_ENDPOINT_URL")
+    region = known.get("region") or env("AWS_DEFAULT_REGION") or _DEFAULT_REGION
+    bucket = location.partition("://")[2].partition("/")[0]
     if (
         set(given) - _KNOWN
+        or ":" in bucket  # of an access point, whose name has slashes
+        or bucket.endswith("--x-s3")  # has endpoints and signatures of its own
+        or (not endpoint and region.startswith(_OTHER_DOMAINS))
         or any(map(env, _ELSEWHERE))
         or not (_has_our_certificates() or (endpoint or "").startswith("http://"))
         or _is_proxied(endpoint)
         or (not known.get("endpoint_url") and _is_configured())
     ):
         return None
-    region = known.get("region") or env("AWS_DEFAULT_REGION") or _DEFAULT_REGION
-    bucket = location.partition("://")[2].partition("/")[0]
     return S3Addresses(bucket, endpoint and endpoint.rstrip("/"), region, _credentials(known))
 
 
@@ -141,7 +146,9 @@ def _is_configured() -> bool:
         text = Path(os.environ.get("AWS_CONFIG_FILE", "~/.aws/config")).expanduser().read_text()
     except OSError:
         return False
-    return any(word in text for word in ("endpoint_url", "s3", "use_fips", "use_dualstack", "ca_bundle"))
+    return any(
+        word in text for word in ("endpoint_url", "s3", "use_fips", "use_dualstack", "ca_bundle", *_OTHER_DOMAINS)
+    )
 
 
 def _credentials(known: Mapping[str, Any]) -> Any:

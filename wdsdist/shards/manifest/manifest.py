@@ -15,11 +15,14 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.shared_memory import SharedCopy, is_spawning
 from wdsdist._util.validation import check_integer
-from wdsdist.errors import ArgumentError, ShardDamagedError
+from wdsdist.errors import ArgumentError, ShardDamagedError, printable
 from wdsdist.shards.index import SUFFIX, ShardIndex
 from wdsdist.shards.manifest.choices import Choices
 from wdsdist.shards.tar import FIRST_DOT, is_compressed
 from wdsdist.shards.views.picks import NOTES_ON_ALL, Picks, fingerprint_of
+
+_NAMED = 8
+"""Fields that the text of a manifest names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,9 +327,12 @@ class Manifest(Choices):
         return type(self)._restored, (self._values(),)
 
     def __repr__(self) -> str:
+        chosen = "" if self.picks is None else f" of {self.whole.num_samples:,}"
+        fields = self.extra.get("fields") or []
+        named = ", ".join(map(str, fields[:_NAMED])) + (", ..." if len(fields) > _NAMED else "")
         return (
-            f"Manifest({storage.shown(self.base)!r}: {self.num_samples:,} samples in {len(self.counts):,} shards, "
-            f"{self.num_bytes:,} bytes)"
+            f"Manifest({storage.shown(self.base)!r}: {self.num_samples:,}{chosen} samples in {len(self.counts):,} "
+            f"shards, {self.num_bytes:,} bytes{printable(f', fields {named}' if fields else '')})"
         )
 
 

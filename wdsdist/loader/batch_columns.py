@@ -1,0 +1,86 @@
+"""Values of samples by which batches are planned, out of columns: lengths, costs and categories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist._util.array_types import Int64s
+from wdsdist.errors import ArgumentError
+from wdsdist.shards.columns.lookup import ColumnLookup
+
+if TYPE_CHECKING:
+    from wdsdist.shards.manifest import Manifest
+
+
+class Codes:
+    """Categories as integers: of numbers the numbers, of texts a hash."""
+
+    def __init__(self, values: ColumnLookup) -> None:
+        self.values = values
+
+    def __call__(self, shards: Int64s, samples: Int64s) -> Int64s:
+        found = self.values(shards, samples)
+        return found.view(np.int64) if found.itemsize == 8 else found.astype(np.int64)
+
+
+class Lengths:
+    """Lengths of samples, in tokens: a column, which may count bytes of a fixed number for each token."""
+
+    def __init__(self, values: ColumnLookup, divisor: int = 1) -> None:
+        self.values = values
+        self._divisor = divisor
+
+    def __call__(self, shards: Int64s, samples: Int64s) -> Int64s:
+        found = self.values(shards, samples)
+        if found.dtype == np.uint64 or (len(found) and float(found.min()) < 0):
+            raise ArgumentError(f"the column {self.values.name!r} holds no lengths: they must be numbers from 0 on")
+        return np.ceil(found / self._divisor).astype(np.int64) if self._divisor > 1 else found.astype(np.int64)
+
+
+def lengths_of(manifest: Manifest, name: str, itemsizes: dict[str, int]) -> Lengths:
+    """Return the lookup of a column of lengths; ``<ext>.tokens`` of a raw array needs no file."""
+    extension = name.removesuffix(".tokens")
+    try:
+        return Lengths(ColumnLookup(manifest, name))
+    except ArgumentError as error:
+        if extension == name:
+            raise
+        if extension not in itemsizes:
+            how = f'decode={{"{extension}": np.int32}}, or --dtype {extension}=int32, makes it of a raw array'
+            raise ArgumentError(f"{error}; {how}") from None
+    return Lengths(ColumnLookup(manifest, f"{extension}.bytes"), itemsizes[extension])
+
+
+def cost_of(manifest: Manifest, cost: str) -> Callable[..., npt.NDArray[np.float64]]:
+    """Return the function of costs that the option ``cost`` names. Raises `ArgumentError` for an unknown column."""
+    if cost == "linear":
+        return _linear
+    return _quadratic if cost == "quadratic" else CostColumn(ColumnLookup(manifest, cost))
+
+
+class CostColumn:
+    """Costs of samples by a column; a piece of a sample has its share of the tokens."""
+
+    def __init__(self, values: ColumnLookup) -> None:
+        self.values = values
+
+    def __call__(self, shards: Int64s, samples: Int64s, lengths: Int64s, sizes: Int64s) -> npt.NDArray[np.float64]:
+        share = np.divide(sizes, lengths, out=np.ones(len(sizes)), where=lengths > 0)
+        return self.values(shards, samples).astype(np.float64) * share
+
+
+def _linear(shards: Int64s, samples: Int64s, lengths: Int64s, sizes: Int64s) -> npt.NDArray[np.float64]:
+    return sizes.astype(np.float64)
+
+
+def _quadratic(shards: Int64s, samples: Int64s, lengths: Int64s, sizes: Int64s) -> npt.NDArray[np.float64]:
+    return sizes.astype(np.float64) ** 2
+
+
+def ones(shards: Int64s, samples: Int64s) -> Int64s:
+    """Return the length of samples that are alike: 1 for each."""
+    return np.ones(len(shards), np.int64)
