@@ -239,10 +239,10 @@ class TestFilter:
 class TestUnlikeValues:
     @pytest.fixture
     def shapes(self, tmp_path: Path) -> Path:
-        """Sample 17 has an array of another shape, sample 31 another type, and 32 a member that the others lack."""
+        """Samples 17 and 31 have arrays of other shapes, and 32 has a member that the others lack."""
         samples = []
         for number in range(40):
-            array = np.full((2, 3 if number != 17 else 4), number, np.int64 if number != 31 else np.float32)
+            array = np.full({17: (2, 4), 31: (6,)}.get(number, (2, 3)), number)
             samples.append({"npy": array, "json": {"a": number}, **({"txt": "more"} if number == 32 else {})})
         wdsdist.pack(samples, tmp_path / "shards", shard_samples=20)
         return tmp_path / "shards"
