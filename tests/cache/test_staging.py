@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 import wdsdist
 from tests.support.damage import flip
-from tests.support.tars import write_shard
+from tests.support.tars import write_shard, write_shards
 from wdsdist.cache import ShardCache
 from wdsdist.cli import _wdsdist
 from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError
@@ -24,8 +24,7 @@ def mount(tmp_path: Path) -> Path:
     """A folder of shards, as it might be mounted from elsewhere."""
     folder = tmp_path / "mount"
     folder.mkdir()
-    for number in range(SHARDS):
-        write_shard(folder / f"{number:02}.tar", SAMPLES, prefix=f"shard{number}-")
+    write_shards(folder, SHARDS, SAMPLES)
     wdsdist.index(folder)
     return folder
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import wdsdist
-from tests.support.tars import write_shard
+from tests.support.tars import write_shards
 from wdsdist.cache import Need, ShardCache, copy_key
 from wdsdist.cli import _wdsdist
 from wdsdist.loader.dataset import StreamingDataset
@@ -26,8 +26,7 @@ SHARDS, SAMPLES = 8, 10
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shards")
-    for number in range(SHARDS):
-        write_shard(folder / f"{number:02}.tar", SAMPLES, prefix=f"shard{number}-")
+    write_shards(folder, SHARDS, SAMPLES)
     wdsdist.index(folder)
     return folder
 

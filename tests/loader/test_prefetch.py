@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import wdsdist
-from tests.support.tars import write_shard
+from tests.support.tars import write_shards
 from wdsdist.errors import ShardNotFoundError
 from wdsdist.storage.memory import Fault, MemoryStore
 
@@ -21,8 +21,7 @@ SHARDS, SAMPLES = 8, 10
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shards")
-    for number in range(SHARDS):
-        write_shard(folder / f"{number:02}.tar", SAMPLES, prefix=f"shard{number}-")
+    write_shards(folder, SHARDS, SAMPLES)
     wdsdist.index(folder)
     return folder
 

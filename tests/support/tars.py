@@ -59,6 +59,13 @@ def write_shard(path: Path, samples: int, *, prefix: str = "sample", extensions:
     return path
 
 
+def write_shards(folder: Path, shards: int, samples: int) -> Path:
+    """Write shards `00.tar`, `01.tar`, ... of small samples, whose keys begin with `shard0-`, `shard1-`, ..."""
+    for number in range(shards):
+        write_shard(folder / f"{number:02}.tar", samples, prefix=f"shard{number}-")
+    return folder
+
+
 def listing(content: bytes) -> Listing:
     """List (name, offset of the data, size) of the regular files, as ``tarfile`` finds them.
 
