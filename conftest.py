@@ -42,7 +42,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what has been imported out of garbage collections, here and in forks: a fifth of a second for each."""
+    """Freeze imported objects for the garbage collector, here and in forks, which saves 0.2 s in each collection."""
     gc.collect()
     gc.freeze()
 

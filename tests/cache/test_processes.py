@@ -28,7 +28,7 @@ from wdsdist.shards.manifest import Manifest
 
 
 class Job:
-    """A process that reads all shards: it says that it is ready, and at its end what it cost."""
+    """Reader process of a cache: it opens all shards, says when it is ready, and at its end what it cost."""
 
     def __init__(self, web: Web, folder: Path, *arguments: int) -> None:
         pipe, self._errors = (folder.parent / f"{secrets.token_hex(4)}-{name}" for name in ("output", "errors"))

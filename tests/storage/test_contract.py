@@ -112,7 +112,7 @@ def web(web_server: faults.Proxy, given: dict[str, Any]) -> BackEnd:
 
 @pytest.fixture
 def given(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Options; some that only fsspec's client has where that is to be used."""
+    """Storage options of the back end under test; some that only fsspec knows, where its client is to be used."""
     return FOR_FSSPEC.get(request.node.callspec.params["back_end"], {})
 
 

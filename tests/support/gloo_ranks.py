@@ -89,7 +89,7 @@ class Ranks:
 
 
 def _start(share: Sequence[str], calls: list[_Call]) -> None:
-    """Import what ranks share, and run each in a process: the first in this one, the others in forks of it."""
+    """Start the processes of all ranks after their shared imports: the first rank in this one, the others in forks."""
     if share:
         os.setpgid(0, 0)
         for name in share:

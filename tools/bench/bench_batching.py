@@ -115,7 +115,7 @@ def padded(ranks: int, count: int, size: int = 64) -> list[dict[str, Any]]:
 
 
 def buffered(how: str, ranks: int, count: int) -> dict[str, Any]:
-    """Pack rows on every rank by itself from a buffer of open rows; steps that all ranks have are compared."""
+    """Sequence packing on each rank alone, by a buffer of open rows; steps that all ranks have are compared."""
     lengths = lengths_of(count)
     started = time.process_time()
     rows = [(_grain if grain else _plain)(how, lengths[rank::ranks]) for rank in range(ranks)]

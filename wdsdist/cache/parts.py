@@ -145,7 +145,7 @@ def is_best_in_parts(size: int, *, needed: int, had: int, asked: int, is_coming:
 
 
 class PartFetcher:
-    """Opens sparse copies in a cache and fetches what is needed into them.
+    """Downloader of partial shards: opens sparse copies in the cache and fetches the ranges that are needed.
 
     Args:
         space: of the cache.

@@ -333,7 +333,7 @@ def _is_free(one: Held) -> bool:
 
 
 def _evict(paths: CopyPaths) -> bool:
-    """Evict a copy, whole or sparse, and its files, unless a process is reading it; return whether it was evicted."""
+    """Evict a shard from the cache, whole or sparse copy, unless a process is reading it; return whether it was."""
     is_sparse = paths.sparse.exists()
     if is_sparse and not _drop_sparse(paths):
         return False
@@ -352,7 +352,7 @@ def _evict(paths: CopyPaths) -> bool:
 
 
 def _drop_sparse(paths: CopyPaths) -> bool:
-    """Delete a sparse copy and its map, unless a process uses it; return whether there is none any more."""
+    """Evict a sparse copy and its extent map, unless a process uses it; return whether there is none any more."""
     try:
         with contextlib.closing(LockableFile(paths.sparse, writable=True)) as file:
             if not file.lock(alone=True):

@@ -40,7 +40,7 @@ class Urgency:
 
     @contextlib.contextmanager
     def pauses(self) -> Iterator[Callable[[], bool]]:
-        """Give a function that says whether a fetch ahead of need has to pause."""
+        """Context of a prefetch: yields a function that says whether it has to pause for a batch that waits."""
         until: list[float] = []
         with contextlib.closing(LockableFile(self._path, writable=True, create=True)) as file:
 

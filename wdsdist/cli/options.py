@@ -75,7 +75,7 @@ key_rule = click.option(
 
 
 def on_damage(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options --on-error, --keep-first and --salvage: what becomes of damaged samples and tars."""
+    """Decorator that adds the error policy for damaged samples and tars: --on-error, --keep-first and --salvage."""
     for option in (
         click.option("--salvage", is_flag=True, help="With skip, keep the samples before the damage of a tar."),
         click.option("--keep-first", is_flag=True, help="With skip, keep the first of members that are there twice."),

@@ -23,7 +23,7 @@ one bad one says little."""
 
 @dataclass(frozen=True, slots=True)
 class ReplacedBatch:
-    """Envelope of a batch from a worker whose bad samples were replaced, with what was; other batches need none."""
+    """Batch from a worker with records of the bad samples that were replaced in it; other batches go without."""
 
     batch: Any
     replaced: Replaced

@@ -253,7 +253,7 @@ class PlannedWorkerIterator(WorkerIterator):
     finish: Finish | None = field(default=None, init=False)
     """Makes a batch of samples and of the pieces of them that it has, where batches are rows."""
     on_block: Callable[[int, int], None] | None = field(default=None, init=False)
-    """Is called with each block and its steps, as it is reached."""
+    """Callback that gets the number and the steps of each block of planned batches when a worker reaches it."""
 
     def _made(self, collate_fn: Collate | None, deferred: bool) -> Iterator[Any]:
         planned, on_block = self.planned, self.on_block

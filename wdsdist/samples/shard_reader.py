@@ -279,7 +279,7 @@ class ShardReader:
         return PartNeeds(lambda index: fields.members(index, stored), self.epoch_members(number, fields))
 
     def _pin_parts(self, needs: dict[int, PartNeeds], batch: Collection[int]) -> Collection[int]:
-        """Open those shards of which parts are best, with what is needed of them; return their numbers."""
+        """Open shards of which byte ranges suffice as sparse copies with the members needed; return their numbers."""
         needs = {number: one for number, one in needs.items() if number not in self._altered}
         for number, one in needs.items():
             shard = self._open.get(number)

@@ -140,7 +140,7 @@ class PlannedEpoch:
     _planned: dict[int, Future[Block]] = field(default_factory=dict, repr=False, compare=False)
     """The block that is read, and the next one, which may be in the making."""
     _planning: Any = field(default_factory=threading.Lock, repr=False, compare=False)
-    """Held while a block is planned, for orders and columns keep what they looked at last."""
+    """Lock around the planning of a block: orders and columns cache their last lookup, and are not thread-safe."""
 
     @property
     def num_samples(self) -> int:

@@ -101,7 +101,7 @@ def open_tolerant(
 def _open_folder(
     location: str, given: Mapping[str, Any] | None, load: Callable[..., Manifest], *, allow_elsewhere: bool
 ) -> Manifest:
-    """Open what has no name of a tar or an index.json: a folder with either, or a view."""
+    """Open a folder of tars, a folder with an index.json, or a view, none of which shows in the name."""
     try:
         return load(storage.join(location, index_json.FILE_NAME), given)
     except IndexNotFoundError:

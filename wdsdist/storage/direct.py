@@ -96,7 +96,7 @@ class Direct:
         self, method: Literal["GET", "HEAD"], location: str, wanted: range | None = None, *,
         seconds: float | None = None,
     ) -> Answer:  # fmt: skip
-        """Ask for a file or a range of it; follows redirects, to other stores without what was given for this one.
+        """Send an HTTP request for a file or a byte range; redirects to other stores carry no headers or credentials.
 
         Raises `StatusError`, or what the connection raises.
         """

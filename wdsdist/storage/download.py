@@ -280,7 +280,7 @@ class _Copy:
             await self._hash(start, start + await part)
 
     async def _hash(self, start: int, stop: int) -> None:
-        """Add what has been written to the digest, in a thread, while later parts arrive."""
+        """Update the SHA-256 of the download by a part that is written, in a thread, while later parts arrive."""
         if self.sha256 is not None:
             await in_thread(self._update, self.sha256, start, stop)
 

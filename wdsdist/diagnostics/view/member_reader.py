@@ -188,7 +188,7 @@ class MemberReader:
 
 
 class _Ranges:
-    """Bytes of a tar by their offsets there, read when they are asked for; those read last are kept."""
+    """Slices of a tar by byte offset, read on demand; the last one is cached."""
 
     def __init__(self, read: Callable[[int, int], bytes]) -> None:
         self._read = functools.lru_cache(1)(read)

@@ -48,7 +48,7 @@ _log = logging.getLogger("wdsdist")
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """A data set to be looked at, and what is known beyond it."""
+    """Settings of the web viewer: the data set that it shows, its transforms and weights, and where views are saved."""
 
     manifest: Manifest
     name: str

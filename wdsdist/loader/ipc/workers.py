@@ -21,7 +21,7 @@ _PRELOADED_FOR_REMOTE = ("fsspec.asyn",)
 
 
 def preload(*, is_remote: bool) -> None:
-    """Import what each worker would import before its first batch: forked workers inherit it."""
+    """Preload modules that each worker would import before its first batch: forked workers inherit them."""
     for name in (*_PRELOADED, *(_PRELOADED_FOR_REMOTE if is_remote else ())):
         importlib.import_module(name)
 

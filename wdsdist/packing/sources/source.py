@@ -168,7 +168,7 @@ class Stream:
     location: str
     """Its name, for messages."""
     digest: str
-    """Of its first samples: whether a destination was packed from the same stream is told by them."""
+    """Hash of the stream's first samples, by which a resumed pack recognises that its source is the same."""
     samples: Iterator[Sample] = field(repr=False)
     notes: Mapping[str, Any] = field(default_factory=dict)
     """For ``index.json``, once the samples have ended."""
@@ -201,7 +201,7 @@ def deferred(kind: str, location: str, state: str, scratch: Path | None, make: C
 
 
 def temporary_folder(owner: object, scratch: Path | None) -> tuple[Path, Callable[[], object]]:
-    """Make a folder that goes with its owner, or with the process; return it, and what removes it before that.
+    """Create a temporary folder that is removed with its owner or the process; return it, and a function to remove it.
 
     Only a process that is killed leaves it; the next run into the same place removes it.
     """

@@ -47,7 +47,7 @@ class Reading:
     """Of the members, in lower case; of a sample that has several, the first counts."""
     parse: Parse
     value: Callable[[Any], Any]
-    """Function that gives the column's value, from what ``parse`` returns."""
+    """Extractor of the column's value from a parsed member, which is what ``parse`` returns."""
     first_bytes: int
     """Bytes of a member that ``parse`` most likely needs; 0 for all."""
     item_size: int = 0

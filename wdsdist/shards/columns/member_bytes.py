@@ -54,7 +54,7 @@ class MemberBytes:
             raise checksums.damage(index, int(wrong[0]), name)
 
     def _fetch(self, ranges: list[tuple[int, int]]) -> None:
-        """Fetch ranges, whether they are there or not."""
+        """Download byte ranges again, also those that are there; a local tar has nothing to download."""
 
     def __getitem__(self, place: slice) -> memoryview:
         return self._content[place]

@@ -70,7 +70,7 @@ class ShardIndexBuilder:
             sample[lower] = extension, offset, size
 
     def drop_partial(self, problem: str) -> None:
-        """Drop samples that may be truncated, because their tar is damaged behind what was added.
+        """Leave samples that may be truncated out of the index of a tar with damage behind them.
 
         That is the last one, or any where samples are scattered, unless it has the members of the one before it, or of
         the first one.

@@ -26,7 +26,7 @@ _MASK = 0xFFFFFFFF
 
 
 class Content(Protocol):
-    """Bytes of a tar by their offsets there: a map of it, or what was fetched of it."""
+    """Slices of a tar by byte offset, from a memory map of it or from ranges that were fetched."""
 
     def __getitem__(self, place: slice, /) -> bytes | memoryview: ...
 
