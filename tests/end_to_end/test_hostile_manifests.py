@@ -6,6 +6,7 @@ the paths that its own server is asked for.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
@@ -108,6 +109,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 @pytest.fixture(autouse=True)
 def one_process(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Do all work in this process, which is watched, with its caches and temporary files where the results are."""
+    gc.collect()  # what earlier tests left is cleaned up now: their readers of a cache delete files when they end
     monkeypatch.setattr(processes, "cpu_count", lambda: 1)
     monkeypatch.chdir(world.root / "cwd")
     monkeypatch.setattr(tempfile, "tempdir", str(world.results / "tmp"))
