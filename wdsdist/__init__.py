@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from wdsdist.loader.mix import concat, mix
     from wdsdist.loader.stats import LoaderStats
     from wdsdist.packing import pack
+    from wdsdist.samples import transforms
     from wdsdist.samples.codecs import encode
     from wdsdist.samples.collate import Ragged
-    from wdsdist.samples.images import transforms
     from wdsdist.samples.padding import unpadded
     from wdsdist.shards.build_index import index
     from wdsdist.shards.manifest import Manifest
@@ -94,7 +94,7 @@ class _Transforms(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__all__":  # `inspect` and `warnings` ask every module for some
             raise AttributeError(name)
-        return getattr(import_module("wdsdist.samples.images.transforms"), name)
+        return getattr(import_module("wdsdist.samples.transforms"), name)
 
 
 # Here, so that `from wdsdist.transforms import ...` finds it as if it were a file.

@@ -1,0 +1,6 @@
+"""``wdsdist.transforms``: the decode functions and transforms of images, audio and video."""
+
+from wdsdist.samples.images.transforms import RandomResizedCrop, ResizeCenterCrop, seeded
+from wdsdist.samples.media.clips import AudioClip, Clip
+
+__all__ = ["RandomResizedCrop", "ResizeCenterCrop", "Clip", "AudioClip", "seeded"]
