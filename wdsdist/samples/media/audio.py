@@ -31,6 +31,9 @@ _WORTH_A_SEEK = 2.0
 _CONTEXT = 64
 """Samples on both sides of a part that its resampling looks at."""
 
+_UNKNOWN_SIZE = 0x7FFF0000
+"""Bytes from which on the size in a WAV file is none: it was written as a stream."""
+
 Samples = npt.NDArray[np.float32]
 """float32 [channels, samples], in -1 to 1."""
 
@@ -63,12 +66,21 @@ def read_audio(
 
     Raises `DecodeError` for what is damaged, cut short or longer.
     """
+    _check_riff(data)
     with opened(data, "decoding audio") as container:
         reader = _AudioReader(container, max_samples)
         rate = rate or reader.rate
         if seconds is None:
             return _resampled(reader.whole(), reader.rate, rate), rate
         return reader.part(round(seconds * rate), rate, share), rate
+
+
+def _check_riff(data: Any) -> None:
+    """Raise `DecodeError` for a WAV file of fewer bytes than it announces, of which FFmpeg reads what there is."""
+    start = bytes(data[:8])
+    size = 8 + int.from_bytes(start[4:], "little")
+    if start[:4] == b"RIFF" and len(data) < size < _UNKNOWN_SIZE:
+        raise DecodeError(f"it is cut short: of {size:,} bytes there are {len(data):,}")
 
 
 class _AudioReader:
@@ -91,6 +103,7 @@ class _AudioReader:
             raise DecodeError("there is no audio in it")
         self._beginning: Iterator[Any] | None = chain([first], frames)
         self._origin = (first.pts or 0) * first.time_base
+        self._is_flac = container.format.name == "flac"
         self.rate: int = first.sample_rate  # the header of AAC may give half of it
 
     def whole(self) -> Samples:
@@ -115,7 +128,7 @@ class _AudioReader:
             if samples.shape[1] >= before + needed:
                 break
         skipped = round(before * rate / self.rate)
-        return _resampled(samples, self.rate, rate)[:, skipped : skipped + num_samples]
+        return np.ascontiguousarray(_resampled(samples, self.rate, rate)[:, skipped : skipped + num_samples])
 
     def _announced(self) -> int | None:
         """Return the number of samples that the headers give, or ``None``."""
@@ -127,10 +140,12 @@ class _AudioReader:
 
     def _check_length(self, num_samples: int) -> None:
         """Raise `DecodeError` where much less is there than the headers announce."""
-        kind = self._container.format.name
+        kind, announced = self._container.format.name, self._announced() or 0
+        if self._is_flac and num_samples < announced:
+            raise DecodeError(f"it is cut short or damaged: {num_samples:,} samples of {announced:,} are there")
         is_guess = kind == "aac" or (kind == "mp3" and not self._stream.start_time)  # by the rate of the first frames
         if not is_guess and (self._stream.duration or len(self._container.streams) == 1):
-            check_length(num_samples / self.rate, (self._announced() or 0) / self.rate)
+            check_length(num_samples / self.rate, announced / self.rate)
 
     def _counted(self) -> int:
         """Return the number of samples, by reading all packets but decoding none."""
@@ -157,6 +172,8 @@ class _AudioReader:
             if frame.is_corrupt:
                 raise DecodeError("a frame of it is damaged")
             place = self._place(frame) if place is None else place
+            if self._is_flac and place != self._place(frame):  # frames with a wrong checksum are left out
+                raise DecodeError("a frame of it is damaged")
             piece = _floats(frame)[:, max(0, begin - place) :]
             if frame.sample_rate != self.rate or (pieces and len(piece) != len(pieces[0])):
                 raise DecodeError("its rate or its channels change")
@@ -171,7 +188,7 @@ class _AudioReader:
             if stop is not None and place >= stop:
                 break
         samples = np.concatenate(pieces, axis=1) if pieces else np.zeros((1, 0), np.float32)
-        return samples[:, : None if stop is None else stop - begin]
+        return np.ascontiguousarray(samples[:, : None if stop is None else stop - begin])
 
     def _frames_from(self, begin: int) -> Iterator[Any]:
         """Return frames of which the first does not begin behind ``begin``, as far as can be."""

@@ -40,9 +40,9 @@ class Clip:
     """Take a clip of frames out of a video.
 
     Called with (data, seed), where data is an encoded video, it returns a uint8 tensor [frames, 3, height, width] with
-    channels last in memory. Where the clip begins is drawn from the seed, uniformly over all places where it fits: the
-    same data and seed give the same clip anywhere. Nothing before its keyframe and behind its end is read or decoded.
-    Frames are upright, edit lists are heeded, and pixels are taken as they are, square or not.
+    channels last in memory. Where the clip begins is drawn from the seed, uniformly over all times at which it fits:
+    the same data and seed give the same clip anywhere. Nothing before its keyframe or behind its end is decoded. Frames
+    are upright, edit lists are heeded, and pixels are taken as they are, square or not.
 
     Args:
         frames: of the clip.
@@ -214,7 +214,7 @@ class AudioClip:
             raise DecodeError(
                 f"a recording of {samples.shape[1] / rate:.3f} s is too short for a clip of {self.seconds} s"
             )
-        return torch.from_numpy(np.pad(samples, ((0, 0), (0, missing))) if missing else np.ascontiguousarray(samples))
+        return torch.from_numpy(np.pad(samples, ((0, 0), (0, missing))) if missing > 0 else samples)
 
 
 def _checked(data: Any) -> Any:
