@@ -77,8 +77,8 @@ $(PEERS) $(WRITERS):
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS) --constraint constraints.txt
 
 $(PACKAGE): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-	    { echo "wdsdist needs Python 3.10 or newer; this is $$($(PYTHON) --version)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "wdsdist needs Python 3.11 or newer; this is $$($(PYTHON) --version)" >&2; exit 1; }
 	@echo "== making .venv (once): wdsdist with torch and numpy, a download of some 240 MB"
 	@$(PYTHON) -m venv .venv || \
 	    { echo "python3 cannot make virtual environments: on Debian, apt-get install python3-venv" >&2; exit 1; }
