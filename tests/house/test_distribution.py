@@ -91,6 +91,7 @@ def interpreter(version: str) -> Path | None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("version", ["3.12", "3.13", "3.14"])
 def test_the_command_line_works_on_other_pythons(version: str, wheel: Path, tmp_path: Path) -> None:
     python = interpreter(version)
@@ -122,6 +123,7 @@ def test_the_command_line_works_on_other_pythons(version: str, wheel: Path, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # most of it is pip, which a busy machine slows down
 def test_the_demo_runs_from_a_wheel_made_of_the_source_distribution(sdist: Path, tmp_path: Path) -> None:
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
