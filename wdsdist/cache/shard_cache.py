@@ -235,7 +235,7 @@ class ShardCache:
         """Fetch a shard, or wait until another process has fetched it."""
         refusal = _BUSY
         with contextlib.ExitStack() as stack:
-            entry = waits.Request(request.shown)
+            entry = waits.Request(request.shown, attempt=0)
             for _ in pauses(request.deadline.end):
                 if not anew and (pinned := self._open_copy(request)):
                     self.hits += 1

@@ -25,7 +25,7 @@ from wdsdist.loader.framework_guards import (
     refuse_first_length,
 )
 from wdsdist.loader.ipc.channel import group_size
-from wdsdist.loader.ipc.workers import end_workers, guarded, has_lost_workers, preload
+from wdsdist.loader.ipc.workers import end_workers, has_lost_workers, iterate, preload, watched
 from wdsdist.loader.order_config import OrderConfig, check_ranks_agree
 from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches, PlannedProgress, planned_position, world_of
 from wdsdist.loader.stats import EpochMeter, LoaderStats
@@ -424,8 +424,9 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             plan=plan,
         )
         self._worker_dataset.begin(start, None if isinstance(left, EpochPlan) else left.epoch)
+        batches = watched(super().__iter__(), here.rank, self._worker_dataset.reports)
         bad_samples = self.dataset.bad_samples.epoch(position.epoch, plan.samples_in(plan.batches_per_rank))
-        return Epoch(guarded(super().__iter__()), left, self._meter, bad_samples)
+        return Epoch(batches, left, self._meter, bad_samples)
 
     def _about(self, left: PlannedProgress, here: Identity) -> EpochPlan:
         """Return about as many batches as are left of planned ones, by which memory is shared out."""
@@ -483,7 +484,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             multiprocessing_context=self.multiprocessing_context,
             generator=self.generator,
         )
-        return groups._get_iterator()
+        return iterate(groups)
 
     def _stop_workers(self, batches: Iterator[Any]) -> None:
         """End the worker processes behind ``batches`` now; the next iteration starts new ones."""

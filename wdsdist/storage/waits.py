@@ -65,6 +65,7 @@ class Request:
     size: int | None = None
     """Bytes of a download, where they are known."""
     attempt: int = 1
+    """0 of what another process or thread fetches."""
     bytes: int = -1
     """Bytes of a download so far; -1 of other requests, whose answers come at once."""
     note: str = ""
@@ -85,7 +86,9 @@ class Request:
         return self._looked - before >= _FLOWS
 
     def __str__(self) -> str:
-        parts = [f"{time.monotonic() - self.began:.0f} s", f"attempt {self.attempt}"]
+        parts = [f"{time.monotonic() - self.began:.0f} s"]
+        if self.attempt:
+            parts.append(f"attempt {self.attempt}")
         if self.bytes >= 0:
             parts.append(human(self.bytes) + (f" of {human(self.size)}" if self.size is not None else " so far"))
         if self.note:
@@ -152,10 +155,12 @@ def under_way(request: Request) -> Iterator[Request]:
 
 
 def requests() -> list[Request]:
-    """Return the requests under way, first those for what somebody waits for, the oldest first."""
+    """Return the requests under way, first those that somebody waits for, and of these the oldest."""
     found = list(_table.requests)
     waited_for = {one.location for one in found if one.waited_for is not None}
-    return sorted(found, key=lambda one: (one.location not in waited_for, one.began))
+    made = {one.location for one in found if one.attempt}
+    own = [one for one in found if one.attempt or one.location not in made]  # by another thread of this process
+    return sorted(own, key=lambda one: (one.location not in waited_for, one.began))
 
 
 def fetch_ahead() -> None:
@@ -176,6 +181,8 @@ def rank_waits(rank: str) -> Iterator[None]:
 
 def describe(requests: Sequence[Request]) -> str:
     """Return the first of some requests in words, and the number of the others."""
+    if not requests:
+        return "no store: it reads, decodes or transforms samples"
     more = f", and {len(requests) - _SHOWN} more" if len(requests) > _SHOWN else ""
     return "; ".join(map(str, requests[:_SHOWN])) + more
 
@@ -205,13 +212,14 @@ def warn_rank(rank: str, wait: LongWait, what: str) -> None:
 _report: Callable[[Sequence[Request]], None] = _warn
 
 
-def publish(report: Callable[[Sequence[Request]], None]) -> None:
-    """Have the requests of this process reported by a function, about each second and when there are none, not logged.
+def publish(report: Callable[[str], None]) -> None:
+    """Give the requests of this process to a function, about each second and when they are done, in place of warnings.
 
     The main process of a data loading worker warns in its place.
     """
     global _report
-    _report = report
+    _report = lambda _: report(describe(requests()))  # noqa: E731 - it is replaced, not defined
+    _report([])
 
 
 def _forget() -> None:
