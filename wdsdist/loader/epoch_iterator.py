@@ -79,6 +79,7 @@ class EpochIterator(Iterator[Any]):
         except BaseException as error:
             # A failed worker has lost its place: what the others still hold would be an epoch with holes.
             self._failed = True
+            self._epoch.meter.answer(self._delivered)
             self._stop(self._epoch.groups)
             if is_of_worker(error):
                 raise error.with_traceback(None) from None

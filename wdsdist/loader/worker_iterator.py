@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsdist.cache import ShardCache
 from wdsdist.cache.prefetch import Prefetch
+from wdsdist.loader import dump_on_signal
 from wdsdist.loader.bad_sample_log import BadSampleLog, ReplacedBatch
 from wdsdist.loader.ipc.channel import Channel, grouped
 from wdsdist.loader.ipc.failure import sending_failures
@@ -24,7 +25,7 @@ from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.block_plan import World
 from wdsdist.sampling.epoch_plan import EpochPlan, Places
 from wdsdist.sampling.order import OrderSettings
-from wdsdist.sampling.planned_epoch import PlannedEpoch
+from wdsdist.sampling.planned_epoch import OnBlock, PlannedEpoch
 from wdsdist.sampling.shard_schedule import Use, upcoming
 from wdsdist.storage import waits
 
@@ -71,6 +72,10 @@ class WorkerDataset(IterableDataset[Any]):
         self.channel = Channel(shared_memory=shared_memory)
         self.counters = WorkerCounters(num_workers)
         self.reports = WorkerReports(num_workers)
+        self._dump: tuple[int, str | None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_dump": dump_on_signal.installed()}  # forked workers inherit it
 
     def plays(self, config: OrderConfig) -> bool:
         """Return whether the workers have the samples of an order, and its weights where it is that of a mix."""
@@ -93,6 +98,9 @@ class WorkerDataset(IterableDataset[Any]):
         worker, num_workers = enter_worker()
         if get_worker_info() is not None:
             waits.publish(functools.partial(self.reports.write, worker))
+            if self._dump is not None:
+                signum, path = self._dump
+                dump_on_signal.dump_on_signal(signum, path=path)
         kind = WorkerIterator if self._planned is None else PlannedWorkerIterator
         batches = kind(
             self._order_config,
@@ -258,8 +266,7 @@ class PlannedWorkerIterator(WorkerIterator):
     planned: PlannedEpoch | None = field(default=None, init=False)
     finish: Finish | None = field(default=None, init=False)
     """Makes a batch of samples and of the pieces of them that it has, where batches are rows."""
-    on_block: Callable[[int, int], None] | None = field(default=None, init=False)
-    """Callback that gets the number and the steps of each block of planned batches when a worker reaches it."""
+    on_block: OnBlock | None = field(default=None, init=False)
 
     def _made(self, collate_fn: Collate | None, deferred: bool) -> Iterator[Any]:
         planned, on_block = self.planned, self.on_block

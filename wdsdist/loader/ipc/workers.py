@@ -14,6 +14,8 @@ from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 from torch.utils.data._utils.signal_handling import _remove_worker_pids  # type: ignore[attr-defined]
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from wdsdist._util.host import cpu_count
+from wdsdist.distributed import identity
 from wdsdist.loader.worker_state import WorkerReports
 from wdsdist.storage.waits import LongWait, rank_waits, warn_rank
 
@@ -23,9 +25,17 @@ _SHORTEST = 0.01
 """Seconds between two looks for a batch, at least."""
 
 
+_MOST_WORKERS = 8
+"""Of a rank, where their number is not given."""
+
 _PRELOADED = ("numpy.random", "numpy.ma")
 """What torch and the order of an epoch import in each worker."""
 _PRELOADED_FOR_REMOTE = ("fsspec.asyn",)
+
+
+def default_workers() -> int:
+    """Return this rank's share of the node's cores."""
+    return min(_MOST_WORKERS, cpu_count() // identity().local_world_size)
 
 
 def preload(*, is_remote: bool) -> None:
