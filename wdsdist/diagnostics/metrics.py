@@ -49,11 +49,7 @@ _GAUGES: dict[str, tuple[Callable[[LoaderStats], float | None], str]] = {
 
 
 def read() -> list[Metric]:
-    """Return the figures of all data sets that this process trains on, for any other system of metrics.
-
-    >>> read()
-    []
-    """
+    """Return the figures of all data sets that this process trains on, for any other system of metrics."""
     found = []
     for label, (sums, latest) in sorted(totals().items()):
         labels = {"rank": str(label.rank), "data": label.data}

@@ -80,10 +80,10 @@ def _write(signum: int, _: object) -> None:
         return
     parent = multiprocessing.parent_process()
     name = multiprocessing.current_process().name
-    whose = f"process {os.getpid()}" + (f", {name} of process {parent.pid}" if parent else "")
+    whose = f"process {os.getpid()}" + (f" ({name} of process {parent.pid})" if parent else "")
     found = waits.requests()
     lines = [f"  {one}{'' if one.waited_for else ', fetched ahead'}" for one in found] or ["  none"]
-    text = "\n".join([f"wdsdist: the stacks of {whose}, are above; its requests to stores under way:", *lines, "", ""])
+    text = "\n".join([f"wdsdist: above are the stacks of {whose}; its requests to stores under way:", *lines, "", ""])
     with contextlib.suppress(OSError):  # nothing that looks at a job may end it
         os.write(_installed[2].fileno(), text.encode(errors="replace"))
     for child in multiprocessing.active_children():

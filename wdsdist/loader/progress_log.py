@@ -6,7 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from wdsdist._util.validation import check_seconds
+from wdsdist._util.validation import check_seconds, decimal, duration
 
 if TYPE_CHECKING:
     from wdsdist.loader.stats import LoaderStats
@@ -45,12 +45,12 @@ def progress_line(before: LoaderStats, stats: LoaderStats, now: float) -> str:
     latest = stats.since(before)
     parts = [f"{latest.samples_per_second:,.0f} samples/s"]
     if latest.bytes:
-        parts.append(f"{latest.bytes_per_second / 1e6:,.1f} MB/s")
+        parts.append(f"{decimal(latest.bytes_per_second)}/s")
     parts.append(f"waited {100 * latest.waiting_share:.0f} % for data")
     gained = stats.epoch_share - before.epoch_share
     if gained > 0:
         left = (1 - stats.epoch_share) * latest.seconds / gained
         form = "%H:%M" if left < 86_400 else "%Y-%m-%d %H:%M"
-        parts.append(f"ends about {time.strftime(form, time.localtime(now + left))}")
+        parts.append(f"{duration(left)} left, until {time.strftime(form, time.localtime(now + left))}")
     done = f"epoch {stats.epoch}: {100 * stats.epoch_share:.1f} % after {stats.batches:,} batches"
     return f"{done}; {', '.join(parts)}"

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from wdsdist._util.validation import check_seconds
+from wdsdist._util.validation import check_seconds, decimal
 from wdsdist.distributed.gather import gather
-from wdsdist.loader.stats import LoaderStats, decimal
+from wdsdist.loader.stats import LoaderStats
 
 _LITTLE = 0.05
 """The share of its time that a rank may wait and yet is not slow."""
@@ -46,13 +46,15 @@ others 0
             return "no rank answered"
         which = f"rank {self.slowest} of {len(self.ranks)}"
         waited = f"waited {slow.seconds_waiting:.1f} s ({100 * slow.waiting_share:.0f} %) for data"
+        if not others:
+            return f"{which} {waited}{tail}"
         if slow.waiting_share < _LITTLE:
             return f"no rank is slowed down by data: {which} {waited}, the longest{tail}"
-        usual = statistics.median(one.seconds_waiting for one in others) if others else 0.0
-        if others and slow.seconds_waiting < _ALIKE * usual:
+        usual = statistics.median(one.seconds_waiting for one in others)
+        if slow.seconds_waiting < _ALIKE * usual:
             return f"all ranks wait for data alike: {which} {waited}, the longest, the others {usual:.1f} s{tail}"
-        compared = f", the others {usual:.1f} s" if others else ""
-        return f"{which} is the slowest: it {waited}{compared}; {', '.join(_reasons(slow, others))}{tail}"
+        reasons = ", ".join(_reasons(slow, others))
+        return f"{which} is the slowest: it {waited}, the others {usual:.1f} s; {reasons}{tail}"
 
 
 def compare_ranks(stats: LoaderStats, *, timeout: float = 60.0) -> RankStats:
@@ -63,7 +65,7 @@ def compare_ranks(stats: LoaderStats, *, timeout: float = 60.0) -> RankStats:
     rank alone.
 
     >>> print(compare_ranks(LoaderStats(seconds=60, seconds_waiting=1)))
-    no rank is slowed down by data: rank 0 of 1 waited 1.0 s (2 %) for data, the longest
+    rank 0 of 1 waited 1.0 s (2 %) for data
     """
     found = gather("stats", json.dumps(asdict(stats)), check_seconds("timeout", timeout))
     return RankStats(tuple(None if one is None else LoaderStats(**json.loads(one)) for one in found))
@@ -73,7 +75,7 @@ def _reasons(slow: LoaderStats, others: list[LoaderStats]) -> Iterator[str]:
     """Yield in which figures a rank differs from the others."""
 
     def usual(name: str) -> float:
-        return statistics.median(getattr(one, name) for one in others) if others else 0.0
+        return statistics.median(getattr(one, name) for one in others)
 
     count = 0
     for name, text in (("retries", "requests of it were retried"), ("bad_samples", "bad samples of it were replaced")):

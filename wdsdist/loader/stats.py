@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from wdsdist._util.validation import decimal
 from wdsdist.cache.counters import Counters
 from wdsdist.loader import totals
 from wdsdist.loader.planned_batches import PlannedProgress
@@ -98,15 +99,6 @@ retries), 88 from the cache
                 f"{self.cache_hits:,} from the cache"
             )
         return text
-
-
-def decimal(count: float) -> str:
-    """Return a byte count to two or three digits, in the powers of 1,000 that rates are given in."""
-    units = iter(("B", "kB", "MB", "GB", "TB"))
-    unit = next(units)
-    while count >= 999.5 and unit != "TB":
-        count, unit = count / 1000, next(units)
-    return f"{count:.0f} {unit}" if count >= 9.95 or unit == "B" else f"{count:.1f} {unit}"
 
 
 class EpochMeter:
