@@ -131,19 +131,8 @@ def planned_report(world: World, epoch: PlannedEpoch) -> tuple[PlannedReport, St
 def _steps_of(block: Block, rule: BatchRule) -> StepFigures:
     """Return the steps of one block."""
     plan = block.plan
-    sizes = (block.stops - block.starts)[plan.samples]
-    ends = np.concatenate(([0], np.cumsum(sizes)))
     counts = np.diff(plan.bounds)
-    tokens = ends[plan.bounds[1:]] - ends[plan.bounds[:-1]]
-    if rule.budget:
-        # A sample that is alone over its budget takes as much room as it has tokens.
-        room = np.maximum(tokens, rule.budget * (rule.most if rule.kind == "rows" else 1))
-    elif len(sizes) and sizes.max() > 1:
-        longest = np.zeros_like(tokens)
-        np.maximum.at(longest, np.repeat(np.arange(len(counts)), counts), sizes)
-        room = counts * longest
-    else:
-        room = np.full_like(tokens, rule.most)
+    tokens, room = block.tokens_and_room(rule)
     batches = np.repeat(np.arange(len(counts)), counts)
     costs = np.bincount(batches, block.costs[plan.samples], len(counts)).reshape(plan.steps, plan.num_ranks)
     by_step = [column.reshape(plan.steps, plan.num_ranks).sum(axis=1) for column in (tokens, room, counts)]

@@ -126,6 +126,33 @@ class Block:
         places = Places(self.shards[numbers], self.samples[numbers], self.epochs[numbers], padding)
         return PlannedBatch(places, Pieces(rows, self.starts[chosen], self.stops[chosen]) if in_rows else None)
 
+    def tokens_and_room(self, rule: BatchRule) -> tuple[Int64s, Int64s]:
+        """Return of each batch its useful tokens, and the tokens that there is room for: int64 [steps * ranks] each.
+
+        Where no column tells lengths, samples count in place of tokens.
+        """
+        sizes = (self.stops - self.starts)[self.plan.samples]
+        ends = np.concatenate(([0], np.cumsum(sizes)))
+        counts = np.diff(self.plan.bounds)
+        tokens = ends[self.plan.bounds[1:]] - ends[self.plan.bounds[:-1]]
+        if rule.budget:
+            # A sample that is alone over its budget takes as much room as it has tokens.
+            return tokens, np.maximum(tokens, rule.budget * (rule.most if rule.kind == "rows" else 1))
+        if not len(sizes) or sizes.max() <= 1:
+            return tokens, np.full_like(tokens, rule.most)
+        longest = np.zeros_like(tokens)
+        np.maximum.at(longest, np.repeat(np.arange(len(counts)), counts), sizes)
+        return tokens, counts * longest
+
+    def fill(self, rule: BatchRule) -> float:
+        """Return the useful tokens over those that there is room for, between 0 and 1."""
+        tokens, room = self.tokens_and_room(rule)
+        return int(tokens.sum()) / max(1, int(room.sum()))
+
+
+OnBlock = Callable[[int, int, float], None]
+"""Gets the number of a block that a worker has reached, its steps, and how full its batches are."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedEpoch:
@@ -194,19 +221,19 @@ class PlannedEpoch:
         worker: int = 0,
         num_workers: int = 1,
         group: int = 1,
-        on_block: Callable[[int, int], None] = lambda block, steps: None,
+        on_block: OnBlock = lambda block, steps, fill: None,
     ) -> Iterator[tuple[int, PlannedBatch]]:
         """Yield the batches that one worker of one rank makes, with their numbers.
 
-        While those of one block are taken, a thread plans the next. ``on_block`` is called with each block and its
-        steps, as it is reached.
+        While those of one block are taken, a thread plans the next. ``on_block`` is called with each block, as it is
+        reached.
         """
         first = 0
         in_rows = self.batching.rule.kind == "rows"
         for number in range(self.start.block, self.num_blocks):
             block = self.block(number)
             self.plan_ahead(number + 1)
-            on_block(number, block.plan.steps)
+            on_block(number, block.plan.steps, block.fill(self._rule))
             for step in range(block.plan.steps):
                 if (first + step) // group % num_workers == worker:
                     yield first + step, block.batch(step, rank, in_rows=in_rows, marks=self.batching.mark_padding)

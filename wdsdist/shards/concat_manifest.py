@@ -73,6 +73,10 @@ class JoinedManifest(Manifest):
         lengths = np.array([len(part.counts) for part in self.parts], np.int64)
         return np.cumsum(lengths) - lengths
 
+    @property
+    def shown(self) -> str:
+        return f"{len(self.parts):,} data sets"
+
     def __repr__(self) -> str:
         shown = [*map(repr, self.parts[:_NAMED]), *(["..."] if len(self.parts) > _NAMED else [])]
         return f"JoinedManifest({len(self.parts):,} data sets, {self.num_samples:,} samples: {', '.join(shown)})"

@@ -326,6 +326,11 @@ class Manifest(Choices):
             return type(self)._arrived, (self._shared,)
         return type(self)._restored, (self._values(),)
 
+    @property
+    def shown(self) -> str:
+        """Where it lies, as messages and metrics name it."""
+        return storage.shown(self.base) + ("" if self.picks is None else f" ({self.num_samples:,} samples chosen)")
+
     def __repr__(self) -> str:
         chosen = "" if self.picks is None else f" of {self.whole.num_samples:,}"
         fields = self.extra.get("fields") or []
