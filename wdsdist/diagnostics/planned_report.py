@@ -57,6 +57,8 @@ class PlannedReport:
     """Shards that each node opens."""
     bytes_per_node: tuple[int, ...]
     """Bytes of those shards, which each node fetches where they are remote."""
+    requests_per_node: tuple[int, ...]
+    """Requests that fetch them from a store, each shard once and whole."""
     shards_over_plain: float
     """Shards opened on all nodes over those that batches of a fixed number of samples open."""
     bytes_over_plain: float
@@ -123,6 +125,7 @@ def planned_report(world: World, epoch: PlannedEpoch) -> tuple[PlannedReport, St
         samples_repeated=repeated,
         shards_per_node=shards,
         bytes_per_node=sizes,
+        requests_per_node=tuple((opened @ world.requests).tolist()),
         shards_over_plain=_ratio(sum(shards), sum(len(one) for one in plain)),
         bytes_over_plain=_ratio(sum(sizes), sum(int(world.sizes[one].sum()) for one in plain)),
     ), figures
