@@ -320,19 +320,20 @@ class ShardOrder:
         """Return the offset in its lane of what stands at each place of a window in which records are shuffled."""
         found, used = np.empty_like(place), {}
         windows, which = np.unique(np.stack((lane, number)), axis=1, return_inverse=True)
-        for turn, key in enumerate(zip(*windows.tolist(), strict=True)):
+        for turn, key in enumerate(map(tuple, windows.T.tolist())):
             here = np.flatnonzero(which.ravel() == turn)
             shuffle = self._in_windows.get(key)
             if shuffle is None:
-                shuffle = self._window_of_records(*key, int(begin[here[0]]), int(size[here[0]]))
+                shuffle = self._window_of_records(key, int(begin[here[0]]), int(size[here[0]]))
             used[key] = shuffle
             found[here] = shuffle[place[here]]
         self._in_windows = used  # what was used last is what neighbouring positions need
         return found
 
-    def _window_of_records(self, lane: int, number: int, begin: int, size: int) -> Int64s:
+    def _window_of_records(self, key: tuple[int, int], begin: int, size: int) -> Int64s:
         """Return int64 [size]: the offsets in its lane of a window whose records are shuffled, one after another."""
         assert self._records is not None
+        lane, number = key
         start, stop = self._lane_starts[lane : lane + 2].tolist()
         offsets = begin + np.arange(size)
         shards, samples = self._on_line(start + (offsets + self._first_piece[lane]) % (stop - start))

@@ -86,7 +86,8 @@ class Picks:
         picks = cls(**found.arrays, path=path, stated_digest=found.digest, is_near=is_near)
         counts, starts = picks.stored_counts, picks.starts
         if (
-            len(starts) != len(counts) + 1
+            ("near" in found.header) != (picks.parts is not None)
+            or len(starts) != len(counts) + 1
             or starts[0] != 0
             or any(starts[-1] != len(each) for each in (picks.numbers, picks.parts, picks.totals) if each is not None)
             or bool((picks.counts < 0).any())

@@ -43,7 +43,7 @@ def save(manifest: Manifest, path: Path) -> Path:
         "data": _relative(manifest.origin, path),
         "fingerprint": manifest.whole.fingerprint,
         "made_by": list(manifest.made_by),
-        **({"near": True} if manifest.picks.is_near else {}),
+        **({} if manifest.picks.parts is None else {"near": manifest.picks.is_near}),
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
