@@ -34,7 +34,7 @@ from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.samples.sample_spec import Decode, Decoder, SampleSpec
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.order import OrderName, OrderSettings, default_window, split_line, version_for
+from wdsdist.sampling.order import OrderName, OrderSettings, check_records, default_window, split_line, version_for
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.spellings import Shards
 
@@ -392,7 +392,7 @@ def _given(
     order: OrderName, shuffle: object, seed: int, window: int | None, lanes: int | None, manifest: Manifest
 ) -> OrderSettings:
     """Return the settings of the order as they were given, and what stands in for those that were not."""
-    return OrderSettings(
+    settings = OrderSettings(
         name=order,
         shuffle=bool(shuffle),
         seed=seed,
@@ -400,3 +400,5 @@ def _given(
         num_canonical_replicas=1 if lanes is None else lanes,
         version=version_for(is_local=not manifest.is_copied.any()),
     )
+    check_records(settings, manifest.records)
+    return settings

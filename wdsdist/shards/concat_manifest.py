@@ -54,6 +54,10 @@ class JoinedManifest(Manifest):
     def staged(self) -> Manifest:
         return replace(self, parts=tuple(part.staged() for part in self.parts))
 
+    def explode(self, by: str | float, *, per: float = 1, near: bool = False) -> JoinedManifest:
+        parts = tuple(part.explode(by, per=per, near=near) for part in self.parts)
+        return replace(self, parts=parts, counts=np.concatenate([part.counts for part in parts]))
+
     def _column(self, name: str) -> Column:
         return Column.joined([part._column(name) for part in self.parts])
 
