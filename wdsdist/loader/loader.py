@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader
@@ -69,7 +69,8 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         pack_to: pack documents into rows of so many tokens; a batch has ``batch_size`` rows, see `pack_rows`.
         long: a document of more than ``pack_to`` tokens is put into several rows (``"split"``), cut (``"truncate"``),
             or an ``"error"``.
-        labels: with ``pack_to``, add ``"labels"``: the tokens, with -100 for the first of each document and padding.
+        labels: with ``pack_to``, add ``"labels"``: the tokens, with -100 for the first of each document and padding;
+            with ``"next"`` the next token at each, for a model that does not shift them itself.
         shared_memory: let batches cross from the workers in shared memory; ``False`` sends them through pipes, which
             is several times slower, where memory cannot be shared.
         log_interval: seconds between lines on the progress of the epoch, at INFO of the logger ``wdsdist``.
@@ -131,7 +132,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         bucket_by: str | None = None,
         pack_to: int | None = None,
         long: Long = "split",
-        labels: bool = False,
+        labels: bool | Literal["next"] = False,
         log_interval: float | None = None,
     ) -> None:
         if not isinstance(dataset, StreamingDataset):

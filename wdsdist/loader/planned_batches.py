@@ -68,7 +68,7 @@ class BatchOptions:
     bucket_by: str | None = None
     pack_to: int | None = None
     long: Long = "split"
-    labels: bool = False
+    labels: bool | Literal["next"] = False
     drop_last: bool = True
     mark_padding: bool = False
 
@@ -87,6 +87,8 @@ class BatchOptions:
         for name, kinds in (("oversize", Oversize), ("long", Long)):
             if getattr(self, name) not in get_args(kinds):
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}: it can be {', '.join(get_args(kinds))}")
+        if self.labels not in (False, True, "next"):
+            raise ArgumentError(f"labels is {self.labels!r}: it can be False, True or 'next'")
         for name, of in (("max_samples", "max_tokens"), ("labels", "pack_to")):
             if getattr(self, name) and getattr(self, of) is None:
                 raise ArgumentError(f"{name} goes with {of} only")
