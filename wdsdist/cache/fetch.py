@@ -16,7 +16,7 @@ from pathlib import Path
 from wdsdist import storage
 from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.takeover import take_extents
-from wdsdist.cache.urgency import LONGEST
+from wdsdist.cache.urgency import LONGEST, Line
 from wdsdist.errors import ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import scan_local
@@ -47,17 +47,13 @@ class Fetched:
     """Bytes that came from the sparse copy."""
 
 
-Pauses = Callable[[object], bool]
-"""Says whether a connection has to leave the line to others for now."""
-
-
-def fetch(request: ShardRequest, count_retries: Callable[[int], None], pauses: Pauses | None = None) -> Fetched:
+def fetch(request: ShardRequest, count_retries: Callable[[int], None], line: Line | None = None) -> Fetched:
     """Fetch a shard into its part, with retries while its bytes are wrong.
 
     Args:
         request: the shard.
         count_retries: called with the number of retried requests, or of retried fetches.
-        pauses: whether a connection has to leave the line to others for now.
+        line: its place in the line to the store.
 
     Raises `ShardNotFoundError` and `StorageError` as storage does, `ShardDamagedError` where it differs from
     the manifest or from the index beside it.
@@ -65,7 +61,7 @@ def fetch(request: ShardRequest, count_retries: Callable[[int], None], pauses: P
     attempt = 1
     while True:
         try:
-            return _fetch_once(request, count_retries, pauses)
+            return _fetch_once(request, count_retries, line)
         except storage.WrongLengthError as error:
             raise ShardDamagedError(f"{error}: upload it again") from None
         except ShardDamagedError as error:
@@ -78,20 +74,20 @@ def fetch(request: ShardRequest, count_retries: Callable[[int], None], pauses: P
         request = request.again()  # its index may be the wrong one
 
 
-def _fetch_once(request: ShardRequest, count_retries: Callable[[int], None], pauses: Pauses | None) -> Fetched:
+def _fetch_once(request: ShardRequest, count_retries: Callable[[int], None], line: Line | None) -> Fetched:
     part = request.paths.part  # every write below keeps its inode, which is locked
     known = 0
     made_of = request.made_of()
     if request.listed.is_compressed:
         _warn_of_decompressing(request.paths.folder.parent)
-        with _compressed_file(request, count_retries, pauses) as path:
+        with _compressed_file(request, count_retries, line) as path:
             file = scan_local.stored(path)
             _check(request, "index.json", file, _listed(request))
             compression.unpack(path, part, size=request.size, label=request.shown)
         tar = scan_local.stored(part)
     else:
         if request.is_remote:
-            with _begin_fetch(request, part, pauses, digest=True) as shard:
+            with _begin_fetch(request, part, line, digest=True) as shard:
                 _ = request.sidecar  # fetched while the shard is
                 done = shard.result()
                 count_retries(done.retries)
@@ -139,28 +135,26 @@ def scan(request: ShardRequest, tar: Path, file: Stored) -> ShardIndex:
 
 
 @contextlib.contextmanager
-def _compressed_file(
-    request: ShardRequest, count_retries: Callable[[int], None], pauses: Pauses | None
-) -> Iterator[Path]:
+def _compressed_file(request: ShardRequest, count_retries: Callable[[int], None], line: Line | None) -> Iterator[Path]:
     """Give the compressed file of a shard; a fetched one is unnamed, so that a crash leaves nothing behind."""
     if not request.is_remote:
         yield storage.local_path(request.location)
         return
     with tempfile.TemporaryFile(dir=request.paths.folder) as file:
         path = Path(f"/proc/self/fd/{file.fileno()}")
-        with _begin_fetch(request, path, pauses) as shard:
+        with _begin_fetch(request, path, line) as shard:
             count_retries(shard.result().retries)
         yield path
 
 
-def _begin_fetch(request: ShardRequest, path: Path, pauses: Pauses | None, *, digest: bool = False) -> storage.Fetching:
+def _begin_fetch(request: ShardRequest, path: Path, line: Line | None, *, digest: bool = False) -> storage.Fetching:
     size = request.listed.size if request.listed.size >= 0 else None
     deadline = request.deadline
-    if pauses is not None:  # which must not count
+    if line is not None:  # which must not count
         deadline = dataclasses.replace(deadline, seconds=deadline.seconds + LONGEST)
     known = functools.partial(take_extents, request) if request.may_have_parts and request.is_first else None
     return storage.begin_fetch(
-        request.location, path, request.options, size=size, deadline=deadline, digest=digest, pauses=pauses,
+        request.location, path, request.options, size=size, deadline=deadline, digest=digest, line=line,
         known=known,
     )  # fmt: skip
 

@@ -320,8 +320,8 @@ class ShardCache:
             if refusal := self._space.reserve(part, request, batch):
                 self._space.give_up(part, paths, request.deadline)
                 return refusal
-            with contextlib.nullcontext() if batch is not None else self._urgency.pauses(paths.key) as pauses:
-                fetched = fetch(request, self._count_retries, pauses)
+            with self._urgency.line(paths.key) as line:
+                fetched = fetch(request, self._count_retries, line)
             # Before other processes find it, which may end the epoch before this thread continues.
             self.fetches += 1
             self.bytes_fetched += fetched.index.size - fetched.known

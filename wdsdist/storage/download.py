@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from wdsdist.errors import ArgumentError, ShardNotFoundError, StorageError
 from wdsdist.storage.clients import StorageOptions, renew
@@ -61,6 +61,16 @@ class Transfer:
     """Digest of the file, where it was asked for."""
     known: int = 0
     """Bytes that did not have to be fetched."""
+
+
+class Line(Protocol):
+    """The place of a download among others that share the line to a store."""
+
+    def must_pause(self, connection: object) -> bool:
+        """Return whether the connection that an object stands for has to wait for others, for now."""
+
+    def leave(self) -> None:
+        """Note that all bytes are there."""
 
 
 class Connections:
@@ -133,7 +143,7 @@ def begin_fetch(
     connections: Connections | None = None,
     digest: bool = False,
     ranges: Sequence[range] | None = None,
-    pauses: Callable[[object], bool] | None = None,
+    line: Line | None = None,
     known: Callable[[range], Sequence[range]] | None = None,
 ) -> Fetching:
     """Start what `fetch` does and return at once, so that one thread can run several downloads:
@@ -148,8 +158,7 @@ def begin_fetch(
         digest: whether to compute the digest of the whole file while its bytes arrive.
         ranges: of bytes, which alone are fetched, each to its place; the rest of the local file stays what it is. A
             store that gives whole files only is a `NoRangesError`.
-        pauses: asked before each request and between the pieces of its answer, with an object that stands for the
-            connection: as long as it is true, nothing is read from that one, and the line is left to others.
+        line: asked before each request and between the pieces of its answer whether the connection has to pause.
         known: called in a thread before a part of the whole file is requested: writes to the local file what is known
             of the part, and returns what is left to fetch.
 
@@ -158,7 +167,7 @@ def begin_fetch(
     import fsspec.asyn
 
     client, remote = reader(location, options, retries=False)
-    copy = _Copy(location, path, options, client, remote, deadline, connections or _shared, ranges, pauses, known)
+    copy = _Copy(location, path, options, client, remote, deadline, connections or _shared, ranges, line, known)
     copy.sha256 = hashlib.sha256() if digest else None
     return Fetching(copy, asyncio.run_coroutine_threadsafe(copy.run(size), fsspec.asyn.get_loop()))
 
@@ -219,7 +228,7 @@ class _Copy:
     deadline: Deadline | None
     connections: Connections
     ranges: Sequence[range] | None = None
-    pauses: Callable[[object], bool] | None = None
+    line: Line | None = None
     known: Callable[[range], Sequence[range]] | None = None
     taken: int = 0
     """Bytes that were known."""
@@ -283,7 +292,10 @@ class _Copy:
         tasks = [asyncio.ensure_future(self._part(part, len(part))) for part in parts]
         hashing = asyncio.ensure_future(self._hash_in_order([part.start for part in parts], tasks))
         try:
-            await asyncio.gather(*tasks, hashing)
+            await asyncio.gather(*tasks)
+            if self.line is not None:
+                self.line.leave()
+            await hashing
         finally:
             await _cancel(*tasks, hashing)
 
@@ -370,10 +382,10 @@ class _Copy:
 
     async def _let_pass(self, watch: _Watch) -> None:
         """Pause while others need the line, which is no stall, however long it takes."""
-        if self.pauses is not None and self.pauses(watch):
+        if self.line is not None and self.line.must_pause(watch):
             watch.moved = math.inf
             async with self.looking:
-                while self.pauses(watch):
+                while self.line.must_pause(watch):
                     await asyncio.sleep(_PAUSE)
         watch.moved = time.monotonic()
 
