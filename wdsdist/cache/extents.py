@@ -82,10 +82,15 @@ def merged(ranges: Int64s) -> Int64s:
     return _joined(ranges, lambda gaps: gaps <= 0)
 
 
-def coalesced(ranges: Int64s) -> Int64s:
+def identity(size: int, sha256: str) -> str:
+    """Return the text that identifies a shard in the map of its sparse copy."""
+    return f"{size} {sha256}"
+
+
+def coalesced(ranges: Int64s, *, gap: int = _LARGE_GAP, excess: float = _EXCESS) -> Int64s:
     """Return the ranges to ask a store for, one request each: small gaps are fetched too, larger ones within bounds.
 
-    What is fetched is at most a quarter more than what is needed, but for gaps of at most 4,096 bytes.
+    What is fetched is at most a quarter more (``excess``) than what is needed, but for gaps of at most 4,096 bytes.
 
     >>> coalesced(np.array([[0, 1000], [3000, 9000], [10**6, 10**6 + 500]])).tolist()
     [[0, 9000], [1000000, 1000500]]
@@ -96,9 +101,9 @@ def coalesced(ranges: Int64s) -> Int64s:
     def chosen(gaps: Int64s) -> npt.NDArray[np.bool_]:
         by_size = np.argsort(gaps, kind="stable")
         larger = np.where(gaps[by_size] > _SMALL_GAP, gaps[by_size], 0)
-        fits = np.cumsum(larger) <= _EXCESS * int((ranges[:, 1] - ranges[:, 0]).sum())
+        fits = np.cumsum(larger) <= excess * int((ranges[:, 1] - ranges[:, 0]).sum())
         found = np.zeros(len(gaps), np.bool_)
-        found[by_size] = fits & (gaps[by_size] <= _LARGE_GAP)
+        found[by_size] = fits & (gaps[by_size] <= gap)
         return found
 
     return _joined(ranges, chosen)

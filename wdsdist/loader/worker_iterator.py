@@ -230,6 +230,7 @@ class WorkerIterator:
         order = self.order_config.order(self.settings, self.epoch)
         prefetch = self._prefetching(upcoming(order, self.plan, rank=self.rank))
         prefetch.reach(0)
+        prefetch.start()
         return prefetch
 
     def _prefetching(self, uses: Iterator[Use | None]) -> Prefetch:
