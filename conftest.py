@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import multiprocessing
 import os
 import shutil
@@ -46,7 +47,12 @@ def pytest_collect_file(file_path: Path) -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """Freeze imported objects for the garbage collector, here and in forks, which saves 0.2 s in each collection."""
+    """Take two costs off each test: of collecting what is imported as garbage, here and in forks, 0.2 s each time; and
+    of adding pytest's handlers to the 45 loggers of torch that do not propagate, and removing them, half of what an
+    empty test takes. Handlers of the root logger have the same records."""
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
     gc.collect()
     gc.freeze()
 
