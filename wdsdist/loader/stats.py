@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -157,8 +157,8 @@ class EpochMeter:
         self._latest = self._clock()
         self._waited += self._latest - self._asked
         self._is_asked = False
-        self._batches = batches
-        if self._latest >= self._progress.due:
+        is_batch, self._batches = batches > self._batches, batches
+        if is_batch and self._latest >= self._progress.due:
             self._progress.log(self._latest, self.stats())
 
     def finish(self) -> None:
@@ -173,9 +173,9 @@ class EpochMeter:
             totals.end(self, self._final)
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # of an epoch that was given up with its loader, or at exit
-            if self._final is None and self._process == os.getpid():
-                self._end()
+        # An epoch that was given up with its loader; not at exit, after modules are unloaded.
+        if self._final is None and not sys.is_finalizing() and self._process == os.getpid():
+            self._end()
 
     def waiting(self) -> float:
         """Return for how long the training loop has been waiting now."""
