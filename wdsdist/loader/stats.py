@@ -142,9 +142,9 @@ class EpochMeter:
         self._progress = progress or ProgressLog(None)
         self._progress.begin(self._began, self.stats())
         self._process = os.getpid()
-        self.label = label
+        self._label = label
         if label is not None:
-            totals.begin(self)
+            totals.begin(self, label)
 
     def ask(self) -> None:
         """Note that the training loop asks for the next batch."""
@@ -169,8 +169,8 @@ class EpochMeter:
 
     def _end(self) -> None:
         self._final = self.stats()
-        if self.label is not None:
-            totals.end(self, self._final)
+        if self._label is not None:
+            totals.end(self, self._label, self._final)
 
     def __del__(self) -> None:
         # An epoch that was given up with its loader; not at exit, after modules are unloaded.
