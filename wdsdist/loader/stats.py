@@ -116,6 +116,9 @@ class EpochMeter:
         clock: returns the time in seconds.
     """
 
+    _final: LoaderStats | None = None
+    _process = 0  # of the meter, once it is whole
+
     def __init__(
         self,
         epoch: int,
@@ -136,7 +139,6 @@ class EpochMeter:
         self._batches = 0
         self._waited = 0.0
         self._bad_samples = 0
-        self._final: LoaderStats | None = None
         self._is_asked = True
         self._began = self._asked = self._latest = self._clock()
         self._progress = progress or ProgressLog(None)
