@@ -9,13 +9,12 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import IO, Any
 
 from wdsdist.errors import ArgumentError
 from wdsdist.storage import waits
 
-_installed: tuple[int, str | None, IO[Any]] | None = None
-"""The signal, and the file: its path where one was given, and the open one, which must stay open."""
+_installed: tuple[int, str | None, int] | None = None
+"""The signal, and the file: its path where one was given, and its descriptor, which must stay open."""
 
 
 def dump_on_signal(signum: int = signal.SIGUSR1, *, path: str | os.PathLike[str] | None = None) -> None:
@@ -51,7 +50,9 @@ directory): name a file in a folder that exists
         raise ArgumentError(f"the signal {signum} cannot be handled ({error}): call this in the main thread") from None
     # Its handler is in C, and works where the interpreter is stuck; then it calls ours, which Python runs when it can.
     faulthandler.register(signum, file=file, all_threads=True, chain=True)
-    _installed = signum, place, file
+    before, _installed = _installed, (signum, place, file)
+    if before is not None and before[0] == signum and before[1] is not None:
+        os.close(before[2])
 
 
 def installed() -> tuple[int, str | None] | None:
@@ -59,14 +60,13 @@ def installed() -> tuple[int, str | None] | None:
     return None if _installed is None else _installed[:2]
 
 
-def _opened(path: str | None) -> IO[Any]:
+def _opened(path: str | None) -> int:
     try:
         if path is not None:
-            return Path(path).open("ab", buffering=0)
+            return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         for stream in (sys.stderr, sys.__stderr__):
             with contextlib.suppress(AttributeError, ValueError, OSError):  # of a notebook, or closed
-                stream.fileno()  # type: ignore[union-attr]
-                return stream  # type: ignore[return-value]
+                return stream.fileno()  # type: ignore[union-attr]
     except OSError as error:
         raise ArgumentError(
             f"path is {path!r}, which cannot be written ({error.strerror}): name a file in a folder that exists"
@@ -85,7 +85,7 @@ def _write(signum: int, _: object) -> None:
     lines = [f"  {one}{'' if one.waited_for else ', fetched ahead'}" for one in found] or ["  none"]
     text = "\n".join([f"wdsdist: above are the stacks of {whose}; its requests to stores under way:", *lines, "", ""])
     with contextlib.suppress(OSError):  # nothing that looks at a job may end it
-        os.write(_installed[2].fileno(), text.encode(errors="replace"))
+        os.write(_installed[2], text.encode(errors="replace"))
     for child in multiprocessing.active_children():
         if child.pid is not None and _catches(child.pid, signum):
             with contextlib.suppress(ProcessLookupError):

@@ -75,7 +75,7 @@ def _reasons(slow: LoaderStats, others: list[LoaderStats]) -> Iterator[str]:
     """Yield in which figures a rank differs from the others."""
 
     def usual(name: str) -> float:
-        return statistics.median(getattr(one, name) for one in others)
+        return float(statistics.median(getattr(one, name) for one in others))
 
     count = 0
     for name, text in (("retries", "requests of it were retried"), ("bad_samples", "bad samples of it were replaced")):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -116,6 +116,9 @@ class EpochMeter:
         clock: returns the time in seconds.
     """
 
+    _final: LoaderStats | None = None
+    _process = 0  # of the meter, once it is whole
+
     def __init__(
         self,
         epoch: int,
@@ -136,15 +139,14 @@ class EpochMeter:
         self._batches = 0
         self._waited = 0.0
         self._bad_samples = 0
-        self._final: LoaderStats | None = None
         self._is_asked = True
         self._began = self._asked = self._latest = self._clock()
         self._progress = progress or ProgressLog(None)
         self._progress.begin(self._began, self.stats())
         self._process = os.getpid()
-        self.label = label
+        self._label = label
         if label is not None:
-            totals.begin(self)
+            totals.begin(self, label)
 
     def ask(self) -> None:
         """Note that the training loop asks for the next batch."""
@@ -157,8 +159,8 @@ class EpochMeter:
         self._latest = self._clock()
         self._waited += self._latest - self._asked
         self._is_asked = False
-        self._batches = batches
-        if self._latest >= self._progress.due:
+        is_batch, self._batches = batches > self._batches, batches
+        if is_batch and self._latest >= self._progress.due:
             self._progress.log(self._latest, self.stats())
 
     def finish(self) -> None:
@@ -169,13 +171,13 @@ class EpochMeter:
 
     def _end(self) -> None:
         self._final = self.stats()
-        if self.label is not None:
-            totals.end(self, self._final)
+        if self._label is not None:
+            totals.end(self, self._label, self._final)
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # of an epoch that was given up with its loader, or at exit
-            if self._final is None and self._process == os.getpid():
-                self._end()
+        # An epoch that was given up with its loader; not at exit, after modules are unloaded.
+        if self._final is None and not sys.is_finalizing() and self._process == os.getpid():
+            self._end()
 
     def waiting(self) -> float:
         """Return for how long the training loop has been waiting now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from wdsdist.loader.stats import EpochMeter, LoaderStats
@@ -25,22 +25,22 @@ class Label(NamedTuple):
 
 _changing = threading.RLock()  # the garbage collector may end a meter at any line
 _ended: dict[Label, Counter[str]] = {}
-_running: weakref.WeakSet[EpochMeter] = weakref.WeakSet()
+_running: weakref.WeakKeyDictionary[EpochMeter, Label] = weakref.WeakKeyDictionary()
 _latest: dict[Label, LoaderStats] = {}
 
 
-def begin(meter: EpochMeter) -> None:
+def begin(meter: EpochMeter, label: Label) -> None:
     """Count an epoch that is under way."""
     with _changing:
-        _running.add(meter)
+        _running[meter] = label
 
 
-def end(meter: EpochMeter, stats: LoaderStats) -> None:
+def end(meter: EpochMeter, label: Label, stats: LoaderStats) -> None:
     """Keep the figures of an epoch that has ended, or was given up."""
     with _changing:
-        _running.discard(meter)
-        _ended.setdefault(meter.label, Counter()).update(_figures(stats))
-        _latest[meter.label] = stats
+        _running.pop(meter, None)
+        _ended.setdefault(label, Counter()).update(_figures(stats))
+        _latest[label] = stats
 
 
 def totals() -> dict[Label, tuple[Counter[str], LoaderStats]]:
@@ -48,15 +48,14 @@ def totals() -> dict[Label, tuple[Counter[str], LoaderStats]]:
     with _changing:
         sums = {label: Counter(figures) for label, figures in _ended.items()}
         latest = dict(_latest)
-        running = list(_running)
-    for meter in running:
+        running = list(_running.items())
+    for meter, label in running:
         stats = meter.stats()
-        sums.setdefault(meter.label, Counter()).update(
-            {**_figures(stats), "seconds_waiting": stats.seconds_waiting + meter.waiting()}
-        )
-        latest[meter.label] = stats
+        sums.setdefault(label, Counter()).update(_figures(stats, meter.waiting()))
+        latest[label] = stats
     return {label: (figures, latest[label]) for label, figures in sums.items()}
 
 
-def _figures(stats: LoaderStats) -> dict[str, float]:
-    return {name: getattr(stats, name) for name in SUMMED}
+def _figures(stats: LoaderStats, waiting: float = 0.0) -> dict[str, Any]:
+    """Return what adds up, with the seconds that the training loop is waiting now."""
+    return {name: getattr(stats, name) for name in SUMMED} | {"seconds_waiting": stats.seconds_waiting + waiting}

@@ -101,7 +101,7 @@ def iterate(groups: DataLoader[Any]) -> Any:
     """Return the iterator of one of torch's loaders, and start its workers."""
     if not groups.num_workers:
         return groups._get_iterator()
-    groups.check_worker_number_rationality()  # type: ignore[no-untyped-call]
+    groups.check_worker_number_rationality()
     return WorkersIterator(groups)
 
 
