@@ -40,12 +40,13 @@ def markdown(facts: Mapping[str, Any], cells: Sequence[Cell], *, before: str = "
     def by_hand(name: str) -> list[str]:
         return [BEGIN.format(name), kept.pop(name, "").rstrip("\n"), END.format(name), ""]
 
-    lines = ["# Benchmarks", "", "Made by `make bench` (`tools/bench/compare.py`); only what stands between the", ""]
-    lines[2] += " markers is written by hand."
-    lines += by_hand("introduction")
-    lines += ["## Where and when", "", *(f"- {name}: {value}" for name, value in facts.items()), ""]
+    lines = ["# Benchmarks", ""]
     if chart:
-        lines += [f"![wdsdist over each system]({chart})", ""]
+        lines += [f"![How many times as fast as each other system wdsdist loads]({chart})", ""]
+    lines += by_hand("result")
+    lines += ["## Conditions", "", *(f"- {name}: {value}" for name, value in facts.items()), ""]
+    lines += by_hand("conditions")
+    lines += ["## Caveats", "", *by_hand("caveats")]
     for measure in dict.fromkeys(cell.measure for cell in cells):
         lines += [f"## {MEASURES[measure][0]}", ""]
         lines += by_hand(measure)
@@ -142,30 +143,37 @@ def _settings(cells: Sequence[Cell]) -> list[str]:
 
 
 def draw(cells: Sequence[Cell], path: Path) -> None:
-    """Draw wdsdist's ratio to every system, in every rate measured."""
+    """Draw wdsdist's ratio to every system in rates: a panel for each kind of data, with the most workers measured."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
     rates = [cell for cell in cells if cell.measure == "rate" and any(OURS in found for found in cell.rounds)]
-    if not rates:
+    last = {cell.kind: cell for cell in sorted(rates, key=lambda cell: cell.workers)}
+    if not last:
         return
-    keys = [key for key in _order() if key != OURS and any(key in found for cell in rates for found in cell.rounds)]
-    figure, axes = plt.subplots(figsize=(10, 0.9 + 0.22 * len(rates) * (len(keys) + 1)), layout="constrained")
-    for row, key in enumerate(keys):
-        label: str | None = system(key).name
-        for place, cell in enumerate(rates):
-            ratio = paired_ratio(cell.rounds, OURS, key)
-            if ratio:
-                error = [[ratio.median - ratio.least], [ratio.greatest - ratio.median]]
-                height = place + (row + 0.5) / (len(keys) + 1) - 0.5
-                axes.barh(height, ratio.median, 0.9 / (len(keys) + 1), xerr=error, color=f"C{row}", label=label)
-                label = None
-    axes.axvline(1, color="black", linewidth=1)
-    axes.set(xscale="log", xlabel="wdsdist's samples/s over each system's (right of the line: wdsdist is faster)")
-    axes.set_yticks(range(len(rates)), [f"{cell.kind}, {cell.workers} workers" for cell in rates])
-    axes.invert_yaxis()
-    axes.legend()
+    figure, panels = plt.subplots(
+        (len(last) + 1) // 2, 2, figsize=(10, 0.6 + 2.4 * ((len(last) + 1) // 2)), layout="constrained", squeeze=False
+    )
+    for axes, cell in zip(panels.flat, last.values(), strict=False):
+        found = {system(key).name: paired_ratio(cell.rounds, OURS, key) for key in _order() if key != OURS}
+        shown = {name: ratio for name, ratio in found.items() if ratio}
+        medians = [ratio.median for ratio in shown.values()]
+        error = [
+            [ratio.median - ratio.least for ratio in shown.values()],
+            [ratio.greatest - ratio.median for ratio in shown.values()],
+        ]
+        bars = axes.barh(list(shown), medians, xerr=error, color="#4f9b63", ecolor="0.35", error_kw={"linewidth": 1})
+        texts = [f"{median:.1f} x" for median in medians]
+        axes.bar_label(bars, texts, label_type="center", color="white", fontweight="bold", fontsize=9)
+        axes.axvline(1, color="black", linewidth=1, zorder=0)
+        about = KINDS[cell.kind].about.partition(":")[0]
+        axes.set_title(f"{about}, {cell.workers} workers", fontsize=9.5, loc="left")
+        axes.invert_yaxis()
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in panels.flat[len(last) :]:
+        axes.set_visible(False)
+    figure.suptitle("Samples a second: wdsdist over each other system (1 is equal; median and range of the rounds)")
     figure.savefig(path, dpi=120)
     plt.close(figure)
