@@ -153,27 +153,21 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
     last = {cell.kind: cell for cell in sorted(rates, key=lambda cell: cell.workers)}
     if not last:
         return
-    figure, panels = plt.subplots(
-        (len(last) + 1) // 2, 2, figsize=(10, 0.6 + 2.4 * ((len(last) + 1) // 2)), layout="constrained", squeeze=False
-    )
-    for axes, cell in zip(panels.flat, last.values(), strict=False):
+    names = [system(key).name for key in _order() if key != OURS]
+    figure, panels = plt.subplots(1, len(last), figsize=(12, 3), layout="constrained", squeeze=False, sharey=True)
+    for axes, cell in zip(panels.flat, last.values(), strict=True):
         found = {system(key).name: paired_ratio(cell.rounds, OURS, key) for key in _order() if key != OURS}
-        shown = {name: ratio for name, ratio in found.items() if ratio}
-        medians = [ratio.median for ratio in shown.values()]
-        error = [
-            [ratio.median - ratio.least for ratio in shown.values()],
-            [ratio.greatest - ratio.median for ratio in shown.values()],
-        ]
-        bars = axes.barh(list(shown), medians, xerr=error, color="#4f9b63", ecolor="0.35", error_kw={"linewidth": 1})
-        texts = [f"{median:.1f} x" for median in medians]
-        axes.bar_label(bars, texts, label_type="center", color="white", fontweight="bold", fontsize=9)
+        for row, name in enumerate(names):
+            ratio = found[name]
+            if ratio:
+                error = [[ratio.median - ratio.least], [ratio.greatest - ratio.median]]
+                axes.barh(row, ratio.median, xerr=error, color="#9fd3aa", ecolor="0.25", error_kw={"linewidth": 1})
+                axes.text(0, row, f" {ratio.median:.1f} x", va="center", fontweight="bold", fontsize=9)
         axes.axvline(1, color="black", linewidth=1, zorder=0)
-        about = KINDS[cell.kind].about.partition(":")[0]
-        axes.set_title(f"{about}, {cell.workers} workers", fontsize=9.5, loc="left")
-        axes.invert_yaxis()
+        axes.set_title(f"{KINDS[cell.kind].short}, {cell.workers} workers", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
-    for axes in panels.flat[len(last) :]:
-        axes.set_visible(False)
-    figure.suptitle("Samples a second: wdsdist over each other system (1 is equal; median and range of the rounds)")
+    panels[0, 0].set_yticks(range(len(names)), names)
+    panels[0, 0].invert_yaxis()
+    figure.suptitle("Samples a second of wdsdist over those of each other loader (1: equal)", fontsize=11)
     figure.savefig(path, dpi=120)
     plt.close(figure)
