@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +37,7 @@ def commands(group: click.Group, before: str) -> Iterator[tuple[str, click.Comma
 def prose(text: str) -> str:
     """Return words of a help text as Markdown, where nothing but code between backticks is markup."""
     parts = text.replace("|", "\\|").split("`")
-    plain = [html.escape(part, quote=False).replace("*", "\\*").replace("_", "\\_") for part in parts[::2]]
+    plain = [re.sub(r"([*_[])", r"\\\1", html.escape(part, quote=False)) for part in parts[::2]]
     return "`".join(part for pair in zip(plain, [*parts[1::2], None], strict=True) for part in pair if part is not None)
 
 
