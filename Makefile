@@ -51,6 +51,7 @@ slow: $(INSTALLED)
 
 # Every link and anchor is checked. Nothing is fetched while it is built.
 docs: $(WRITERS)
+	@.venv-docs/bin/python tools/docs/command_line.py
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --clean
 
 # The picture of the packages in docs/contributing.md, from the code.
