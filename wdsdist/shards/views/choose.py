@@ -25,6 +25,9 @@ from wdsdist.shards.views.picks import MOST_IN_A_SHARD, NOTES_ON_ALL, Picks
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
+Explode = str | float | Mapping[str, Any] | None
+"""What ``explode=`` of a data set takes: ``by`` of `Manifest.explode`, or all of its arguments by their names."""
+
 Keys = Iterable[Any] | str | os.PathLike[str]
 
 _SPLIT, _SAMPLE, _REPEAT = b"split", b"sample", b"repeat"
@@ -117,8 +120,22 @@ def explode(manifest: Manifest, by: str | float, per: float, *, near: bool) -> M
             raise ArgumentError(f"a shard would have {in_shards.max():,} parts: raise per, or explode fewer records")
     places, starts = np.repeat(np.arange(manifest.num_samples), totals), np.cumsum(totals) - totals
     parts = (np.arange(len(places)) - starts[places]).astype(np.uint32)
-    step = {"explode": by, "per": per, "near": near}
+    step = {"explode": by, **({"per": per} if per != 1 else {}), **({"near": True} if near else {})}
     return _view(manifest, places, step, parts, totals[places].astype(np.uint32), is_near=near)
+
+
+def exploded(manifest: Manifest, explode: Explode) -> Manifest:
+    """Return the view that ``explode=`` asks for; without it the data set as it is."""
+    if explode is None:
+        return manifest
+    arguments = explode if isinstance(explode, Mapping) else {"by": explode}
+    unknown = sorted(map(str, arguments.keys() - {"by", "per", "near"}))
+    if unknown or "by" not in arguments:
+        raise ArgumentError(
+            f'explode is {explode!r}: it is a column, a number, or a mapping such as {{"by": "mp4.seconds", "per": 5, '
+            f'"near": True}}'
+        )
+    return manifest.explode(**arguments)
 
 
 def _listed(given: Keys, on: str) -> tuple[Column, str]:
