@@ -75,8 +75,9 @@ def test_virtual_epochs_give_each_sample_before_any_comes_again(adapter: Adapter
     seen: Counter[str] = Counter()
     for epoch in range(5):
         data.set_epoch(epoch)
-        assert data.dataloader.num_samples == len(text := captions(data.dataloader)) == 24
-        seen.update(text)
+        texts = captions(data.dataloader)
+        assert len(texts) == data.dataloader.num_samples == 24
+        seen.update(texts)
     assert set(seen.values()) == {2}
     assert len(seen) == 60
 
