@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -14,15 +14,14 @@ Adapter = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def adapter() -> Adapter:
-    """Run the first block of a project's page, with texts in it replaced, and return the names that it defines."""
+    """Run a block of a project's page, with texts in it replaced, and return the names that it defines."""
 
-    def run(project: str, **replaced: str) -> dict[str, Any]:
-        text = blocks((ROOT / "docs" / "projects" / f"{project}.md").read_text())[0].text
-        for old, new in replaced.items():
+    def run(project: str, replaced: Mapping[str, str] | None = None, *, block: int = 0, **names: Any) -> dict[str, Any]:
+        text = blocks((ROOT / "docs" / "projects" / f"{project}.md").read_text())[block].text
+        for old, new in (replaced or {}).items():
             assert old in text
             text = text.replace(old, new)
-        names: dict[str, Any] = {"__name__": project}
-        exec(compile(text, f"{project}.md", "exec"), names)
+        exec(compile(text, f"{project}.md", "exec"), names := {"__name__": project, **names})
         return names
 
     return run

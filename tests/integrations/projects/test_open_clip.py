@@ -50,7 +50,9 @@ def captions(batches: Any) -> list[str]:
     return [" ".join(text.split()[:2]) for batch in batches for text in batch["text"]]
 
 
-def test_each_pair_comes_once_an_epoch_over_the_ranks(adapter: Adapter, pools: Path, on_rank: Callable[..., None]) -> None:
+def test_each_pair_comes_once_an_epoch_over_the_ranks(
+    adapter: Adapter, pools: Path, on_rank: Callable[..., None]
+) -> None:
     found = []
     for rank in range(3):
         on_rank(rank, 3)
@@ -73,8 +75,9 @@ def test_virtual_epochs_give_each_sample_before_any_comes_again(adapter: Adapter
     seen: Counter[str] = Counter()
     for epoch in range(5):
         data.set_epoch(epoch)
-        assert data.dataloader.num_samples == len(text := captions(data.dataloader)) == 24
-        seen.update(text)
+        texts = captions(data.dataloader)
+        assert len(texts) == data.dataloader.num_samples == 24
+        seen.update(texts)
     assert set(seen.values()) == {2}
     assert len(seen) == 60
 
@@ -136,7 +139,9 @@ def test_evaluation_gives_every_pair_in_order_on_one_rank(
 
 @pytest.mark.filterwarnings("ignore")
 def test_open_clip_itself_takes_it(adapter: Adapter, pools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = pytest.importorskip("open_clip_train.data", reason="needs open_clip, and so torchvision", exc_type=ImportError)
+    theirs = pytest.importorskip(
+        "open_clip_train.data", reason="needs open_clip, and so torchvision", exc_type=ImportError
+    )
     params = pytest.importorskip("open_clip_train.params")
     monkeypatch.setattr(theirs, "get_wds_dataset", adapter("open_clip")["get_wds_dataset"])
     args = params.parse_args(["--dataset-type", "webdataset", "--batch-size", "5", "--workers", "0"])
