@@ -39,6 +39,7 @@ _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 """What a request on a kept connection gives that the server has closed meanwhile."""
 _CODE = re.compile(rb"<Code>(\w+)</Code>")
 _ERROR_BYTES = 4096
+_COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst")
 _UNSAFE = re.compile(r"%(?![0-9A-Fa-f]{2})|[^\x21-\x7e]|[\"<>\\^`{|}]")
 """Characters that a URL may not hold as they are."""
 
@@ -111,7 +112,16 @@ class Direct:
                 with answer:
                     raise self._error(method, answer)
             else:
-                return answer
+                encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
+                # Of a compressed file, some servers name so what it is, and send it as it is.
+                is_file = urllib.parse.urlsplit(url).path.lower().endswith(_COMPRESSED)
+                if method == "HEAD" or encoding == "identity" or is_file:
+                    return answer
+                answer.close()
+                raise ValueError(
+                    f"the server sends the file compressed ({encoding}), although it was asked not to: switch off the "
+                    f"compression of its answers, or upload the file without Content-Encoding"
+                )
             answer.close()
         raise ValueError(f"more than {_HOPS} redirects")
 

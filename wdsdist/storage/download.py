@@ -231,6 +231,8 @@ class _Copy:
     ranges: Sequence[range] | None = None
     line: Line | None = None
     known: Callable[[range], Sequence[range]] | None = None
+    size: int = 0
+    """Bytes of the whole file."""
     taken: int = 0
     """Bytes that were known."""
     requests: int = 0
@@ -256,6 +258,7 @@ class _Copy:
                 return Transfer(sum(map(len, self.ranges)), self.requests, self.retries)
             if size is None:
                 size = await self._persist(lambda _: size_of(self.client, self.remote))
+            self.size = size or 0
             if size is None or (size <= self.policy.part_bytes and self.known is None):
                 size = await self._whole(size)
             else:
@@ -323,7 +326,7 @@ class _Copy:
             # Asked as late as can be, as more is known by then.
             ranges = await in_thread(known, wanted)
             for one in ranges:
-                await self._receive(one, len(one), watch)
+                await self._receive(None if one == range(self.size) else one, len(one), watch)
             return len(wanted) - sum(map(len, ranges))
 
         self.taken += await self._persist(left)
