@@ -183,17 +183,21 @@ class Answer:
             raise http.client.IncompleteRead(b"", self._response.length)
         return piece
 
-    def each(self, take: Callable[[bytes], None], wait: Callable[[], None]) -> None:
+    def each(self, take: Callable[[bytes], None], wait: Callable[[], None]) -> float:
         """Give the rest of the body to a function as it arrives, and wait as another one does after each piece.
 
-        Nothing is given after another thread has called `abandon`.
+        Nothing is given after another thread has called `abandon`. Returns the seconds until all pieces had arrived.
         """
+        seconds, began = 0.0, time.monotonic()
         while piece := self.piece():
+            seconds += time.monotonic() - began
             with self._giving:
                 if self._is_abandoned:
                     raise ConnectionAbortedError("nobody waits for the answer any more")
                 take(piece)
             wait()
+            began = time.monotonic()
+        return seconds
 
     def content(self) -> bytes:
         """Return the rest of the body."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, TypeVar
 
 from wdsdist.errors import StorageError
 from wdsdist.storage.clients import speaks
 from wdsdist.storage.direct import Answer, Direct, check_range
+from wdsdist.storage.link_speed import note_speed
 from wdsdist.storage.retry import NoRangesError
 from wdsdist.storage.urls import shown
 
@@ -78,7 +80,9 @@ async def receive(
     is_over = threading.Event()
 
     def read() -> None:
+        began = time.monotonic()
         with client.answer("GET", path, wanted) as answer:
+            delay = time.monotonic() - began
             answers.append(answer)
             if is_over.is_set():  # nobody waits any more
                 return
@@ -89,7 +93,9 @@ async def receive(
                 tags.add(answer.headers["ETag"])
                 if len(tags) > 1:
                     raise ChangedError(f"{shown(path)} was replaced while it was downloaded: try again")
-            answer.each(take, wait)
+            seconds = answer.each(take, wait)
+            if wanted:
+                note_speed(path, delay=delay, size=len(wanted), seconds=seconds)
 
     try:
         await in_thread(read)
