@@ -19,12 +19,17 @@ import numpy.typing as npt
 from wdsdist._util.array_types import Int64s
 from wdsdist.cache import folders, stamps
 from wdsdist.cache.locks import LockableFile
+from wdsdist.storage import LinkSpeed
 
 _HEADER_BYTES = 256
 _SMALL_GAP = 4096
 """Bytes between two ranges that are fetched with them in any case."""
 _LARGE_GAP = 1 << 20
-"""Bytes that a connection carries in the time of a round trip, about: 20 ms at 50 MB/s."""
+"""Bytes that a connection carries in the time of a round trip, where none was measured: 20 ms at 50 MB/s."""
+_GAPS = 64 << 10, 4 << 20
+"""Bounds of that where it was measured."""
+_LENGTHS = 1 << 20, 8 << 20
+"""Bounds of the bytes of one request."""
 _EXCESS = 0.25
 """Share of the bytes needed that larger gaps may add."""
 
@@ -107,6 +112,29 @@ def coalesced(ranges: Int64s, *, gap: int = _LARGE_GAP, excess: float = _EXCESS)
         return found
 
     return _joined(ranges, chosen)
+
+
+def request_sizes(speed: LinkSpeed) -> tuple[int, int]:
+    """Return the largest gap to fetch with ranges around it, and the most bytes of a request, at a delay and rate.
+
+    A gap costs less than a request where it comes in the time of a round trip. More than comes in that time is better
+    asked for over several connections.
+
+    >>> request_sizes(LinkSpeed(delay=0.02, rate=90e6)), request_sizes(LinkSpeed(delay=0.02, rate=10e6))
+    ((1800000, 1800000), (200000, 1048576))
+    >>> request_sizes(LinkSpeed(delay=0.0, rate=0.0))  # nothing is known
+    (1048576, 8388608)
+    """
+    at_once = speed.bytes_in_delay
+    if not at_once:
+        return _LARGE_GAP, _LENGTHS[1]
+    gap, length = (min(max(at_once, least), most) for least, most in (_GAPS, _LENGTHS))
+    return gap, length
+
+
+def requests_of(ranges: Int64s, length: int) -> list[range]:
+    """Return ranges as they are asked for, of so many bytes at most."""
+    return [range(at, min(at + length, stop)) for start, stop in ranges.tolist() for at in range(start, stop, length)]
 
 
 def covered(ranges: Int64s, extents: Int64s) -> npt.NDArray[np.bool_]:

@@ -19,7 +19,16 @@ import numpy as np
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.ownership import is_own_file
-from wdsdist.cache.extents import ExtentMap, coalesced, covered, identity, merged, without
+from wdsdist.cache.extents import (
+    ExtentMap,
+    coalesced,
+    covered,
+    identity,
+    merged,
+    request_sizes,
+    requests_of,
+    without,
+)
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses
 from wdsdist.cache.paths import CopyPaths
 from wdsdist.cache.pins import Pinned
@@ -29,9 +38,8 @@ from wdsdist.cache.takeover import copy
 from wdsdist.errors import IndexFormatError, ShardDamagedError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import ShardIndex, checksums
+from wdsdist.shards.manifest import THIN
 
-_THIN = 1 / 2
-"""A shard of which an epoch reads less than this share is had in parts."""
 _BEHIND = 1 / 20
 """Share of a shard that is fetched in parts while all of it is fetched behind, and so comes twice."""
 _FIRST = 1 / 4
@@ -136,11 +144,11 @@ def is_best_in_parts(size: int, *, needed: int, had: int, asked: int, is_coming:
     """
     if size < LEAST_BYTES:
         return False
-    if needed < _THIN * size:
+    if needed < THIN * size:
         return True
     if is_coming:
         return asked <= _FIRST * size if not had else had + asked <= _BEHIND * size
-    return had + asked <= _THIN * size
+    return had + asked <= THIN * size
 
 
 class PartFetcher:
@@ -282,7 +290,8 @@ class PartFetcher:
         with contextlib.ExitStack() as stack:
             running = []
             for number, (request, part, members) in wanted.items():
-                claimed = stack.enter_context(part.claimed(coalesced(part.places(members))))
+                gap, length = request_sizes(storage.link_speed(request.location))
+                claimed = stack.enter_context(part.claimed(coalesced(part.places(members), gap=gap)))
                 # Looked up again, as another process may have fetched some before it gave up its claim.
                 mine = part.missing(members[covered(part.places(members), claimed)])
                 mine = self._take_arrived(request, part, mine) if len(mine) else mine
@@ -295,7 +304,7 @@ class PartFetcher:
                     size=request.size,
                     deadline=request.deadline,
                     connections=self._connections,
-                    ranges=[range(*one) for one in part.unchecked(coalesced(part.places(mine)), claimed).tolist()],
+                    ranges=requests_of(part.unchecked(coalesced(part.places(mine), gap=gap), claimed), length),
                 )
                 running.append((number, mine, stack.enter_context(fetching)))
             for number, members, fetching in running:

@@ -169,7 +169,7 @@ class Prefetch:
         self._manifest = manifest
         self._job = job
         self._epoch = epoch
-        sizes = copy_sizes(manifest.counts, manifest.read_sizes)
+        sizes = copy_sizes(manifest.counts, manifest.needed_sizes)
         sizes = np.where(sizes > 0, sizes, _BYTES_AT_A_TIME)  # unknown sizes: look ahead, but not without limit
         at_a_time = -(-_BYTES_AT_A_TIME // max(1, int(sizes.mean())))
         self._threads = max(_LEAST_THREADS, min(_MOST_THREADS, at_a_time))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from pathlib import Path
@@ -16,6 +17,10 @@ from wdsdist.shards.manifest import Manifest, Shard
 
 LEAST_BYTES = 1 << 20
 """Bytes of a shard below which all of it comes about as soon as a part."""
+
+
+_MORE_HEADER = 256
+"""Bytes that the mention of checksums adds to an index, at most."""
 
 
 class ShardRequest:
@@ -93,6 +98,11 @@ class ShardRequest:
         estimate, which is ample unless members are very small.
         """
         if ask and self.sidecar is not None:
+            # One by an earlier version gets checksums.
+            with contextlib.suppress(ShardDamagedError):
+                index = self.known_index()
+                if index is not None and index.checksums is None:
+                    return len(self.sidecar) + 4 * len(index.offsets) + _MORE_HEADER
             return len(self.sidecar)
         if self.listed_index and self.listed_index.exists():
             return self.listed_index.stat().st_size if self.keeps_index else 0

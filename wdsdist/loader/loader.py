@@ -30,7 +30,7 @@ from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches, Planned
 from wdsdist.loader.progress_log import ProgressLog
 from wdsdist.loader.stats import EpochMeter, LoaderStats
 from wdsdist.loader.totals import Label
-from wdsdist.loader.worker_iterator import WorkerDataset, WorkerIterator
+from wdsdist.loader.worker_iterator import WorkerDataset, fetch_ahead
 from wdsdist.loader.worker_state import EpochStart
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.epoch_plan import EpochPlan
@@ -229,18 +229,17 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         """
         self._heed_set_epoch()
         here, position = self.dataset.identity(), self._progress.position
-        config = self._config if self._config is not None and position.has_begun else self._latest
-        plan = self._plan(position, here, config.num_samples)
-        if plan.is_over:
+        config = (self._config if position.has_begun else None) or self._latest
+        left = self._what_is_left(position, here, config.num_samples)
+        if left.is_over:
             position, config = Position(position.epoch + 1, 0), self._latest
-            plan = self._plan(position, here, config.num_samples)
+            left = self._what_is_left(position, here, config.num_samples)
         self._end_prefetch()
-        settings = self._order_settings(here)
-        first = WorkerIterator(
-            config, self.dataset.cache, self.dataset.sample_reader, settings=settings, epoch=position.epoch, plan=plan,
-            rank=here.rank, worker=0, num_workers=1,
+        self._prefetch = fetch_ahead(
+            config, self.dataset.cache, self.dataset.sample_reader, settings=self._order_settings(here),
+            epoch=position.epoch, rank=here.rank, plan=left if isinstance(left, EpochPlan) else self._about(left, here),
+            planned=None if isinstance(left, EpochPlan) else left.epoch,
         )  # fmt: skip
-        self._prefetch = first.fetch_ahead()
 
     def _end_prefetch(self) -> None:
         if self._prefetch is not None:
@@ -343,10 +342,10 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             block=self._block_samples(),
         )
 
-    def _what_is_left(self, position: Position, here: Identity) -> EpochPlan | PlannedProgress:
-        """Return the batches from a position on."""
+    def _what_is_left(self, position: Position, here: Identity, samples: int = 0) -> EpochPlan | PlannedProgress:
+        """Return the batches from a position on, of so many samples where these are known."""
         if self._planned is None:
-            return self._plan(position, here, self._config_at(position).num_samples)
+            return self._plan(position, here, samples or self._config_at(position).num_samples)
         refuse_first_length()
         return PlannedProgress(self._planned_epoch(self._planned, position, here), self._planned.block_steps)
 

@@ -239,14 +239,15 @@ class PlannedEpoch:
                     yield first + step, block.batch(step, rank, in_rows=in_rows, marks=self.batching.mark_padding)
             first += block.plan.steps
 
-    def uses(self, *, rank: int, batch: int = 0) -> Iterator[Use | None]:
+    def uses(self, *, rank: int, batch: int = 0, plans: bool = False) -> Iterator[Use | None]:
         """Yield the shards that a rank needs from a batch on, block by block, in the order of their first use.
 
-        For a block after the first, ``None`` is yielded as long as it is not planned: ask again later.
+        For a block after the first, ``None`` is yielded as long as it is not planned, unless this call ``plans`` it:
+        ask again later.
         """
         first = 0
         for number in range(self.start.block, self.num_blocks):
-            while self._is_to_come(number):
+            while not plans and self._is_to_come(number):
                 yield None
             block = self.block(number)
             found: dict[int, list[int]] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import hashlib
 import math
 import os
@@ -22,8 +23,8 @@ from typing import Any, Protocol, TypeVar
 
 from wdsdist.errors import ArgumentError, ShardNotFoundError, StorageError
 from wdsdist.storage.clients import StorageOptions, renew
-from wdsdist.storage.direct import reader
-from wdsdist.storage.pieces import ChangedError, in_thread, pieces, size_of
+from wdsdist.storage.direct import Direct, reader
+from wdsdist.storage.pieces import ChangedError, in_thread, pieces, receive, size_of
 from wdsdist.storage.retry import (
     Attempts,
     Deadline,
@@ -237,6 +238,8 @@ class _Copy:
     ranges: Sequence[range] | None = None
     line: Line | None = None
     known: Callable[[range], Sequence[range]] | None = None
+    size: int = 0
+    """Bytes of the whole file."""
     taken: int = 0
     """Bytes that were known."""
     requests: int = 0
@@ -250,7 +253,7 @@ class _Copy:
     """ETags that answers of S3 gave; of a web server with several machines, each may have its own."""
     ended: threading.Event = field(default_factory=threading.Event)
     """Set when nothing is written any more."""
-    looking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    looking: threading.Lock = field(default_factory=threading.Lock)
     """Held by the one connection that looks for all when a pause is over."""
 
     async def run(self, size: int | None) -> Transfer:
@@ -262,6 +265,7 @@ class _Copy:
                 return Transfer(sum(map(len, self.ranges)), self.requests, self.retries)
             if size is None:
                 size = await self._persist(lambda _: size_of(self.client, self.remote))
+            self.size = size or 0
             if size is None or (size <= self.policy.part_bytes and self.known is None):
                 size = await self._whole(size)
             else:
@@ -329,7 +333,7 @@ class _Copy:
             # Asked as late as can be, as more is known by then.
             ranges = await in_thread(known, wanted)
             for one in ranges:
-                await self._receive(one, len(one), watch)
+                await self._receive(None if one == range(self.size) else one, len(one), watch)
             return len(wanted) - sum(map(len, ranges))
 
         self.taken += await self._persist(left)
@@ -337,15 +341,23 @@ class _Copy:
 
     async def _receive(self, wanted: range | None, size: int | None, watch: _Watch) -> int:
         start, got = wanted.start if wanted else 0, 0
+
+        def take(piece: bytes) -> None:
+            nonlocal got
+            if size is not None and got + len(piece) > size:
+                raise MisfitError(f"more than {size:,} bytes")
+            self._write(piece, start + got)
+            got += len(piece)
+            self.request.bytes += len(piece)
+
         try:
-            async with contextlib.aclosing(pieces(self.client, self.remote, wanted, self.tags)) as stream:
-                async for piece in stream:
-                    if size is not None and got + len(piece) > size:
-                        raise MisfitError(f"more than {size:,} bytes")
-                    self._write(piece, start + got)
-                    got += len(piece)
-                    self.request.bytes += len(piece)
-                    await self._let_pass(watch)
+            if isinstance(self.client, Direct):
+                await receive(self.client, self.remote, wanted, self.tags, take, functools.partial(self._pause, watch))
+            else:
+                async with contextlib.aclosing(pieces(self.client, self.remote, wanted)) as stream:
+                    async for piece in stream:
+                        take(piece)
+                        await self._let_pass(watch)
             if size is not None and got != size:
                 raise MisfitError(f"{got:,} bytes where there should be {size:,}")
         except BaseException:
@@ -394,12 +406,18 @@ class _Copy:
                 await asyncio.sleep(pause)
 
     async def _let_pass(self, watch: _Watch) -> None:
+        """Do what `_pause` does, on the event loop."""
+        if self.line is not None and self.line.must_pause(watch):
+            await in_thread(self._pause, watch)
+        watch.moved = time.monotonic()
+
+    def _pause(self, watch: _Watch) -> None:
         """Pause while others need the line, which is no stall, however long it takes."""
         if self.line is not None and self.line.must_pause(watch):
             watch.moved = math.inf
-            async with self.looking:
+            with self.looking:
                 while self.line.must_pause(watch):
-                    await asyncio.sleep(_PAUSE)
+                    time.sleep(_PAUSE)
         watch.moved = time.monotonic()
 
     async def _watched(self, action: Callable[[_Watch], Coroutine[Any, Any, T]], watch: _Watch) -> T:

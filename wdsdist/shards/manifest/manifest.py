@@ -21,6 +21,10 @@ from wdsdist.shards.manifest.choices import Choices
 from wdsdist.shards.tar import FIRST_DOT, is_compressed
 from wdsdist.shards.views.picks import NOTES_ON_ALL, Picks, fingerprint_of
 
+THIN = 1 / 2
+"""A remote shard of which an epoch reads less than this share is fetched in parts."""
+_BLOCKS = 8192
+"""Bytes of disk blocks that a range may take in part."""
 _NAMED = 8
 """Fields that the text of a manifest names."""
 
@@ -228,6 +232,20 @@ class Manifest(Choices):
     def read_sizes(self) -> Int64s:
         """int64 [shards]: bytes of the tar in each, decompressed where it is compressed; -1 where unknown."""
         return np.where(self._is_compressed, self.tar_sizes, self.sizes)
+
+    @functools.cached_property
+    def needed_sizes(self) -> Int64s:
+        """int64 [shards]: bytes of each that an epoch reads, about: of a thin view of remote plain tars its samples.
+
+        Indexes alone tell the sizes of samples, so they are taken to be alike, with some slack.
+        """
+        sizes = self.read_sizes
+        if self.picks is None:
+            return sizes
+        share = self.counts / np.maximum(self.picks.stored_counts, 1)
+        parts = (1.25 * share * sizes + _BLOCKS * self.counts).astype(np.int64)
+        has_parts = self.is_copied & ~self._is_compressed & (sizes > 0) & (share < THIN) & (not self.is_staged)
+        return np.where(has_parts, np.minimum(parts, sizes), sizes)
 
     @functools.cached_property
     def _is_compressed(self) -> npt.NDArray[np.bool_]:
