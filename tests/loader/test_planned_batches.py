@@ -13,7 +13,7 @@ import pytest
 
 import wdsdist
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.errors import ArgumentError, StateMismatchError
+from wdsdist.errors import ArgumentError, LoaderStateError, StateMismatchError
 from wdsdist.loader import planned_batches
 from wdsdist.loader.checkpoint import Position
 from wdsdist.sampling.planned_epoch import Place
@@ -230,6 +230,38 @@ def test_a_state_inside_a_block_that_was_dealt_in_another_way_is_refused(data: M
         next(iterator)
     then.load_state_dict(one.state_dict())
     assert Counter(keys(iterator)) == Counter(keys(then))
+
+
+def test_a_state_of_an_older_plan_is_refused_inside_a_block_only(data: Manifest) -> None:
+    one, then = loader(data, **TOKENS), loader(data, **TOKENS)
+    iterator = iter(one)
+    next(iterator)
+    state = one.state_dict()
+    del state["plan_version"]  # states of before have none
+    with pytest.raises(
+        StateMismatchError, match=r"plan version 1, and this wdsdist plans version 2.*finish that epoch"
+    ):
+        then.load_state_dict(state)
+    while one.state_dict()["segments"]:
+        next(iterator)
+    then.load_state_dict({name: value for name, value in one.state_dict().items() if name != "plan_version"})
+    assert Counter(keys(iterator)) == Counter(keys(then))
+
+
+def test_a_seventeenth_world_within_a_block_is_refused_before_its_first_batch(
+    data: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planned_batches, "BLOCK_STEPS", 100)
+    state = loader(data, **TOKENS).state_dict()
+    state["segments"] = ";".join(f"1,1,{budget},0,1" for budget in range(300, 316))
+    one = loader(data, **{**TOKENS, "max_tokens": 315})
+    other = loader(data, **TOKENS)
+    other.load_state_dict(state)
+    with pytest.raises(LoaderStateError, match=r"on 16 worlds within one block.*the last one \(1 ranks, 1 a node"):
+        next(iter(other))
+    one.load_state_dict(state)
+    next(iter(one))
+    assert one.state_dict()["segments"] == state["segments"][:-1] + "2"
 
 
 @pytest.mark.parametrize(

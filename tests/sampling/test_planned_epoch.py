@@ -15,7 +15,7 @@ from tests.support.examples import fewer
 from wdsdist._util.array_types import Int64s
 from wdsdist.sampling.block_plan import BatchRule, World
 from wdsdist.sampling.order import OrderSettings, epoch_order
-from wdsdist.sampling.planned_epoch import Batching, Place, PlannedBatch, PlannedEpoch, Segment
+from wdsdist.sampling.planned_epoch import Batching, Place, PlannedBatch, PlannedEpoch
 
 COUNTS = np.array([40, 0, 90, 7, 63])
 TOTAL = int(COUNTS.sum())
@@ -44,8 +44,7 @@ def after(epoch: PlannedEpoch, steps: int) -> Place:
     for number in range(block, epoch.num_blocks):
         here = epoch.block(number).plan.steps
         if steps < here:
-            rule, world = epoch.batching.rule, epoch.world
-            taken = (Segment(world.num_replicas, world.per_node, rule.budget, rule.most, steps),) if steps else ()
+            taken = (epoch.segment(steps),) if steps else ()
             return Place(number, (*(segments if number == block else ()), *taken))
         steps -= here
     return Place(epoch.num_blocks)

@@ -18,7 +18,7 @@ from wdsdist.loader.batch_columns import Codes, CostColumn, Lengths, cost_of, le
 from wdsdist.loader.checkpoint import Position
 from wdsdist.loader.worker_state import SharedNumbers
 from wdsdist.samples.packed_rows import pack_rows
-from wdsdist.sampling.block_plan import BatchRule, World
+from wdsdist.sampling.block_plan import VERSION, BatchRule, World
 from wdsdist.sampling.order import Order, OrderSettings
 from wdsdist.sampling.permutation import mix_key
 from wdsdist.sampling.planned_epoch import (
@@ -243,7 +243,7 @@ class PlannedBatches:
         place = place or Place(0)
         segments = ";".join(",".join(map(str, one)) for one in place.segments)
         rules = {"batches": self.options.label, "dealing": self.options.dealing}
-        return {**rules, "block_samples": block, "block": place.block, "segments": segments}
+        return {**rules, "plan_version": VERSION, "block_samples": block, "block": place.block, "segments": segments}
 
     def agreed(self, here: Identity, block: int) -> str:
         """Return what all ranks must have alike for their plans to be one."""
@@ -251,8 +251,8 @@ class PlannedBatches:
 
     def count_steps(self, epoch: PlannedEpoch, settings: OrderSettings) -> int:
         """Return the steps of an epoch: counted once on a node, and kept in the user's cache folder."""
-        about = f"{self.manifest.fingerprint} {self.options} {epoch.world} {epoch.key} {epoch.batching.block_samples}"
-        about += f" {epoch.num_samples} {settings}"
+        about = f"{VERSION} {self.manifest.fingerprint} {self.options} {epoch.world} {epoch.key} "
+        about += f"{epoch.batching.block_samples} {epoch.num_samples} {settings}"
         looked_up = (self._batching.lengths, self._batching.costs, self._batching.buckets)
         for one in looked_up:
             about += f" {one.values.digest}" if isinstance(one, (Lengths, CostColumn, Codes)) else ""
@@ -301,7 +301,7 @@ def planned_position(
     """Return the position of a state with its place in planned batches, and the size of its blocks.
 
     Raises `StateMismatchError` where the state was taken inside an epoch of other batches, or inside a block that was
-    dealt in another way.
+    dealt in another way, or by another version of the plan.
     """
     stated = str(state.get("batches", ""))
     inside = (position.consumed or state.get("block") or state.get("segments")) and (
@@ -320,6 +320,13 @@ def planned_position(
         raise StateMismatchError(
             f"the state was taken inside a block of batches that was dealt with {dealing}, and here it would be with "
             f"{planned.options.dealing}: finish that epoch with its own, or begin an epoch"
+        )
+    version = state.get("plan_version", 1)
+    if state.get("segments") and version != VERSION:
+        raise StateMismatchError(
+            f"the state was taken inside a block of batches of plan version {version}, and this wdsdist plans version "
+            f"{VERSION}, in which other samples would be left: finish that epoch with the release that saved it, or "
+            f"begin an epoch"
         )
     size, number = state.get("block_samples"), state.get("block")
     if type(size) is not int or type(number) is not int or size < 1 or number < 0:
@@ -347,10 +354,12 @@ WIDTH = _HEAD + _MOST_SEGMENTS * len(Segment._fields)
 def to_numbers(epoch: PlannedEpoch) -> list[int]:
     """Return where an epoch starts, and how its blocks are cut and dealt, as integers for shared memory."""
     block, segments = epoch.start
-    if len(segments) > _MOST_SEGMENTS:
+    if len(joined((*segments, epoch.segment(0)))) > _MOST_SEGMENTS:
+        last = segments[-1]
         raise LoaderStateError(
-            f"this epoch was resumed more than {_MOST_SEGMENTS} times within one block of batches: go back to an "
-            f"earlier checkpoint, or begin the epoch anew"
+            f"this epoch was resumed on {_MOST_SEGMENTS} worlds within one block of batches already: resume it on the "
+            f"last one ({last.num_replicas} ranks, {last.per_node} a node, with the same limits of a batch) up to the "
+            f"end of the block, or go back to an earlier checkpoint"
         )
     head = [epoch.batching.block_samples, epoch.world.per_node, block, len(segments)]
     numbers = [*head, *(number for one in segments for number in one)]
@@ -434,9 +443,7 @@ class PlannedProgress:
         done = batches - self._first
         segments = self.epoch.start.segments if self._block == self.epoch.start.block else ()
         if done:
-            rule, world = self.epoch.batching.rule, self.epoch.world
-            own = Segment(world.num_replicas, world.per_node, rule.budget, rule.most, done)
-            segments = joined((*segments, own))
+            segments = joined((*segments, self.epoch.segment(done)))
         return Place(self._block, segments)
 
     def is_complete(self, batches: int) -> bool:

@@ -102,8 +102,8 @@ def even(
 ) -> Int64s:
     """Return the node of each sample such that all ranks can have equally many of each category, to within one.
 
-    The same holds of neighbouring categories together, and so of all samples. Where ``steps`` are given, a node may keep
-    a few more than that, as it has by chance: to open a shard for them is not worth while.
+    The same holds of neighbouring categories together, and so of all samples. Where ``steps`` are given, a node may
+    keep a few more than that, as it has by chance: to open a shard for them is not worth while.
 
     Args:
         locality: the nodes.

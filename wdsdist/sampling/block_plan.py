@@ -25,6 +25,9 @@ from wdsdist.errors import ArgumentError
 from wdsdist.sampling.block_deal import FILLED, Locality, even, in_parts, level
 from wdsdist.sampling.permutation import shuffled
 
+VERSION = 2
+"""Of the plan of a block: another one deals the same samples in another way."""
+
 Kind = Literal["tokens", "groups", "buckets", "rows"]
 
 _EXCHANGES = 4

@@ -152,6 +152,10 @@ class PlannedEpoch:
         """Blocks of the epoch."""
         return -(-self.num_samples // self.batching.block_samples)
 
+    def segment(self, steps: int) -> Segment:
+        """Return some steps of a block, as this world takes them."""
+        return Segment(self.world.num_replicas, self.world.per_node, self._rule.budget, self._rule.most, steps)
+
     def block(self, number: int) -> Block:
         """Return a block as this world plays it: of the first one, what is left."""
         for before in [one for one in self._planned if one < number]:
@@ -244,9 +248,8 @@ class PlannedEpoch:
         left = np.arange(len(numbers))
         is_last = number == self.num_blocks - 1
         segments = joined(self.start.segments) if number == self.start.block else ()
-        own = Segment(self.world.num_replicas, self.world.per_node, self._rule.budget, self._rule.most, 0)
         # On the world of the last segment the block goes on as it was planned.
-        worlds = joined((*segments, own))
+        worlds = joined((*segments, self.segment(0)))
         for turn, segment in enumerate(worlds):
             chosen = left
             if self._rule.kind == "tokens" and self.batching.oversize == "drop":
