@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,6 +93,29 @@ def test_workers_and_epochs_change_what_they_should_and_nothing_else(
         assert [batch["__key__"] for batch in with_workers] == batches
         epochs.append(batches)
     assert epochs[0] != epochs[1]
+
+
+def test_workers_that_share_the_plan_of_a_large_block_make_the_batches_of_one_that_plans_alone(
+    data: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found = []
+    for workers, block in ((0, 400), (0, 1 << 18), (2, 1 << 18)):
+        one = loader(data, workers=workers, **TOKENS)
+        one.load_state_dict({**one.state_dict(), "block_samples": block})
+        found.append([batch["__key__"] for batch in one])
+        assert len(list(tmp_path.glob("*/plans/*.npz"))) == (block > 400)
+    assert found[0] == found[1] == found[2]
+
+
+def test_the_length_of_a_loader_over_a_mix_follows_its_weights(data: Manifest) -> None:
+    long, short = data.select('"ids.bytes" >= 80'), data.select('"ids.bytes" < 80')
+    for share in (0.1, 0.9):
+        shares = {"long": (long, share), "short": (short, 1 - share)}
+        mixed = wdsdist.mix(shares, num_replicas=1, rank=0, samples_per_epoch=200, decode={"ids": np.int32})
+        one = StreamingDataLoader(mixed, num_workers=0, collate_fn=listed, **TOKENS)
+        one.load_state_dict({**one.state_dict(), "block_samples": 50})
+        assert len(one) == len(list(one))
 
 
 def test_a_chain_of_resumes_on_other_worlds_has_each_sample_once(data: Manifest) -> None:

@@ -160,7 +160,7 @@ def test_the_next_block_is_planned_while_one_is_read() -> None:
 
     epoch = planned(BatchRule(kind="tokens", budget=300), World(1), Place(0), 60, lengths=watched)
     batches, uses = epoch.batches(rank=0), epoch.uses(rank=0)
-    steps = epoch.block(0).plan.steps
+    steps = planned(BatchRule(kind="tokens", budget=300), World(1), Place(0), 60).block(0).plan.steps
     for number in range(steps):
         assert next(batches)[0] == number  # the first block is read to its end
         assert both.wait(60)  # though the next one is still in the making
@@ -181,7 +181,7 @@ def test_an_error_of_a_plan_in_the_making_is_raised_where_its_block_is_read() ->
 
     epoch = planned(BatchRule(kind="tokens", budget=300), World(1), Place(0), 60, lengths=failing)
     batches = epoch.batches(rank=0)
-    for _ in range(epoch.block(0).plan.steps):
+    for _ in range(epoch.node_batches(0, 0).steps):
         next(batches)
     with pytest.raises(OSError, match="columns are gone"):
         next(batches)

@@ -328,7 +328,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             raise LoaderStateError("this loader has batches of a fixed number of samples: ask for its len()")
         here = self.dataset.identity()
         planned = self._planned_epoch(self._planned, Position(epoch, 0), here)
-        return self._planned.count_steps(planned, self._order_settings(here))
+        return self._planned.count_steps(planned, f"{self._order_settings(here)} {self._latest.notes}")
 
     def _planned_epoch(self, planned: PlannedBatches, position: Position, here: Identity) -> PlannedEpoch:
         settings = self._order_settings(here)

@@ -16,10 +16,11 @@ from wdsdist.distributed.kept_count import kept_count
 from wdsdist.errors import ArgumentError, LoaderStateError, StateMismatchError
 from wdsdist.loader.batch_columns import Codes, CostColumn, Lengths, cost_of, lengths_of, ones
 from wdsdist.loader.checkpoint import Position
+from wdsdist.loader.shared_plans import shared_plan
 from wdsdist.loader.worker_state import SharedNumbers
 from wdsdist.samples.packed_rows import pack_rows
 from wdsdist.sampling.block_plan import VERSION, BatchRule, World
-from wdsdist.sampling.order import Order, OrderSettings
+from wdsdist.sampling.order import Order
 from wdsdist.sampling.permutation import mix_key
 from wdsdist.sampling.planned_epoch import (
     Batching,
@@ -49,6 +50,9 @@ _MOST_SEGMENTS = 16
 
 _LOOKED_AT = 16
 """Shards whose samples tell the mean length, by which blocks are cut."""
+
+_SHARED = 1 << 18
+"""Samples of a block from which on one process plans it for all of a node, some quarter of a second."""
 
 _RING = 4096
 """Blocks of which the steps are remembered: no more can lie between the worker that is furthest and the loop."""
@@ -136,6 +140,7 @@ class PlannedBatches:
     def __init__(self, manifest: Manifest, options: BatchOptions, itemsizes: dict[str, int]) -> None:
         self.manifest = manifest
         self.options = options
+        self._itemsizes = itemsizes
         self._column = options.length or options.group_by
         lengths: Callable[[Int64s, Int64s], npt.NDArray[Any]]
         lengths = ones if self._column is None else lengths_of(manifest, self._column, itemsizes)
@@ -249,14 +254,27 @@ class PlannedBatches:
         """Return what all ranks must have alike for their plans to be one."""
         return f"{world_of(here).per_node} ranks a node, {block} a block, {self.options}"
 
-    def count_steps(self, epoch: PlannedEpoch, settings: OrderSettings) -> int:
-        """Return the steps of an epoch: counted once on a node, and kept in the user's cache folder."""
-        about = f"{VERSION} {self.manifest.fingerprint} {self.options} {epoch.world} {epoch.key} "
-        about += f"{epoch.batching.block_samples} {epoch.num_samples} {settings}"
+    def count_steps(self, epoch: PlannedEpoch, order: str) -> int:
+        """Return the steps of an epoch: counted once on a node, and kept in the user's cache folder.
+
+        ``order`` is all that its order depends on beside the data set and the seed.
+        """
+        return kept_count(self._about(epoch, order), lambda: sum(epoch.steps()))
+
+    def shared(self, epoch: PlannedEpoch, order: str) -> PlannedEpoch:
+        """Return an epoch whose blocks one process of a node plans for all, where that takes long."""
+        if epoch.batching.block_samples < _SHARED:
+            return epoch
+        about = f"{self._about(epoch, order)} {epoch.start}"
+        return replace(epoch, share=functools.partial(shared_plan, about))
+
+    def _about(self, epoch: PlannedEpoch, order: str) -> str:
         looked_up = (self._batching.lengths, self._batching.costs, self._batching.buckets)
-        for one in looked_up:
-            about += f" {one.values.digest}" if isinstance(one, (Lengths, CostColumn, Codes)) else ""
-        return kept_count(about, lambda: sum(epoch.steps()))
+        digests = [one.values.digest for one in looked_up if isinstance(one, (Lengths, CostColumn, Codes))]
+        return (
+            f"{VERSION} {self.manifest.fingerprint} {self.options} {self._itemsizes} {epoch.world} {epoch.key} "
+            f"{epoch.batching.block_samples} {epoch.num_samples} {order} {digests}"
+        )
 
     def _lengths_in(self, number: int) -> Int64s:
         samples = np.arange(int(self.manifest.counts[number]))

@@ -58,6 +58,11 @@ class World:
     per_node: int = 1
     """Ranks that share a cache: ``0`` to ``per_node - 1``, and so on."""
 
+    def node_of(self, rank: int) -> range:
+        """Return the ranks that share a cache with a rank."""
+        first = rank // self.per_node * self.per_node
+        return range(first, min(first + self.per_node, self.num_replicas))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockSamples:
@@ -100,13 +105,9 @@ class BlockPlan:
         part = slice(int(self.bounds[place]), int(self.bounds[place + 1]))
         return self.samples[part], self.rows[part]
 
-    def repeated(self, step: int, rank: int) -> npt.NDArray[np.bool_]:
-        """Return which samples of one batch are repeated only because ranks must be even."""
-        place = step * self.num_ranks + rank
-        return self._is_repeated[int(self.bounds[place]) : int(self.bounds[place + 1])]
-
     @functools.cached_property
-    def _is_repeated(self) -> npt.NDArray[np.bool_]:
+    def is_repeated(self) -> npt.NDArray[np.bool_]:
+        """bool [m]: which samples are repeated only because ranks must be even."""
         if self.repeats is not None:
             return self.repeats
         repeated = np.ones(len(self.samples), np.bool_)
@@ -125,7 +126,7 @@ class BlockPlan:
         cut = int(bounds[0])
         steps = max(0, self.steps - step)
         return BlockPlan(
-            steps, self.samples[cut:], self.rows[cut:], bounds - cut, self.num_ranks, self._is_repeated[cut:]
+            steps, self.samples[cut:], self.rows[cut:], bounds - cut, self.num_ranks, self.is_repeated[cut:]
         )
 
 
