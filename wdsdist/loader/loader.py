@@ -27,16 +27,15 @@ from wdsdist.loader.framework_guards import (
 from wdsdist.loader.ipc.channel import group_size
 from wdsdist.loader.ipc.workers import end_workers, guarded, has_lost_workers, preload
 from wdsdist.loader.order_config import OrderConfig, check_ranks_agree
-from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches, PlannedProgress, planned_position, world_of
+from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches, PlannedProgress, planned_position
 from wdsdist.loader.stats import EpochMeter, LoaderStats
 from wdsdist.loader.worker_iterator import WorkerDataset, WorkerIterator
 from wdsdist.loader.worker_state import EpochStart
 from wdsdist.samples.shard_reader import ShardReader
+from wdsdist.sampling.block_plan import World
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings
 from wdsdist.sampling.planned_epoch import Long, Oversize, Place, PlannedEpoch
-
-_MOST_WORKERS = 8
 
 
 class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
@@ -336,7 +335,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             self._config_at(position).order(settings, position.epoch),
             seed=settings.seed,
             epoch=position.epoch,
-            world=world_of(here),
+            world=World(here.world_size, here.ranks_per_node),
             place=position.place or Place(position.consumed // self._block_samples()),
             block=self._block_samples(),
         )
@@ -496,5 +495,5 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _default_workers() -> int:
-    """This rank's share of the node's cores."""
-    return min(_MOST_WORKERS, cpu_count() // identity().local_world_size)
+    """This rank's share of the node's cores, at most 8."""
+    return min(8, cpu_count() // identity().local_world_size)

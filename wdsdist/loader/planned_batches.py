@@ -252,7 +252,7 @@ class PlannedBatches:
 
     def agreed(self, here: Identity, block: int) -> str:
         """Return what all ranks must have alike for their plans to be one."""
-        return f"{world_of(here).per_node} ranks a node, {block} a block, {self.options}"
+        return f"{here.ranks_per_node} ranks a node, {block} a block, {self.options}"
 
     def count_steps(self, epoch: PlannedEpoch, order: str) -> int:
         """Return the steps of an epoch: counted once on a node, and kept in the user's cache folder.
@@ -301,16 +301,6 @@ def _rows(samples: list[Any], *, pieces: Pieces, **how: Any) -> Batch:
 
 
 # The place in an epoch: in the main process, in states, and on its way to the workers.
-
-
-def world_of(here: Identity) -> World:
-    """Return the ranks that a block is dealt to, as those of this node see it.
-
-    Where rank and world size are arguments, or those of a mesh, nothing says how many of these ranks a node has. Their
-    plan must not depend on the processes of this node: one may play several ranks, or several one.
-    """
-    whole = here.source != "arguments" and here.world_size % here.local_world_size == 0
-    return World(here.world_size, here.local_world_size if whole else 1)
 
 
 def planned_position(
