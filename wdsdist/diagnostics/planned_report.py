@@ -12,7 +12,7 @@ from wdsdist.diagnostics.epoch_report import World, shards_of_nodes
 from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches
 from wdsdist.sampling.block_plan import BatchRule
 from wdsdist.sampling.block_plan import World as Ranks
-from wdsdist.sampling.planned_epoch import Block, Place, PlannedEpoch
+from wdsdist.sampling.planned_epoch import Block, Place, PlannedEpoch, tokens_and_room
 from wdsdist.shards.manifest import Manifest
 
 
@@ -135,7 +135,7 @@ def _steps_of(block: Block, rule: BatchRule) -> StepFigures:
     """Return the steps of one block."""
     plan = block.plan
     counts = np.diff(plan.bounds)
-    tokens, room = block.tokens_and_room(rule)
+    tokens, room = tokens_and_room(plan.bounds, (block.stops - block.starts)[plan.samples], rule)
     batches = np.repeat(np.arange(len(counts)), counts)
     costs = np.bincount(batches, block.costs[plan.samples], len(counts)).reshape(plan.steps, plan.num_ranks)
     by_step = [column.reshape(plan.steps, plan.num_ranks).sum(axis=1) for column in (tokens, room, counts)]

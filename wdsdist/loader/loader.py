@@ -26,13 +26,14 @@ from wdsdist.loader.framework_guards import (
 from wdsdist.loader.ipc.channel import group_size
 from wdsdist.loader.ipc.workers import default_workers, end_workers, has_lost_workers, iterate, preload, watched
 from wdsdist.loader.order_config import OrderConfig, check_ranks_agree
-from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches, PlannedProgress, planned_position, world_of
+from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches, PlannedProgress, planned_position
 from wdsdist.loader.progress_log import ProgressLog
 from wdsdist.loader.stats import EpochMeter, LoaderStats
 from wdsdist.loader.totals import Label
 from wdsdist.loader.worker_iterator import WorkerDataset, fetch_ahead
 from wdsdist.loader.worker_state import EpochStart
 from wdsdist.samples.shard_reader import ShardReader
+from wdsdist.sampling.block_plan import World
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings
 from wdsdist.sampling.planned_epoch import Long, Oversize, Place, PlannedEpoch
@@ -329,7 +330,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             raise LoaderStateError("this loader has batches of a fixed number of samples: ask for its len()")
         here = self.dataset.identity()
         planned = self._planned_epoch(self._planned, Position(epoch, 0), here)
-        return self._planned.count_steps(planned, self._order_settings(here))
+        return self._planned.count_steps(planned, f"{self._order_settings(here)} {self._latest.notes}")
 
     def _planned_epoch(self, planned: PlannedBatches, position: Position, here: Identity) -> PlannedEpoch:
         settings = self._order_settings(here)
@@ -337,7 +338,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             self._config_at(position).order(settings, position.epoch),
             seed=settings.seed,
             epoch=position.epoch,
-            world=world_of(here),
+            world=World(here.world_size, here.ranks_per_node),
             place=position.place or Place(position.consumed // self._block_samples()),
             block=self._block_samples(),
         )

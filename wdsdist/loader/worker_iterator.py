@@ -121,7 +121,7 @@ class WorkerDataset(IterableDataset[Any]):
         )
         if isinstance(batches, PlannedWorkerIterator) and self._planned is not None:
             block, per_node, place = from_numbers(self._place.read())
-            batches.planned = self._planned.epoch(
+            planned = self._planned.epoch(
                 self._order_config.order(batches.settings, start.epoch),
                 seed=batches.settings.seed,
                 epoch=start.epoch,
@@ -129,6 +129,7 @@ class WorkerDataset(IterableDataset[Any]):
                 place=place,
                 block=block,
             )
+            batches.planned = self._planned.shared(planned, f"{batches.settings} {self._order_config.notes}")
             batches.finish = self._planned.finisher()
             steps = self._planned.block_steps
             batches.on_block = functools.partial(steps.tell, steps.iteration)
