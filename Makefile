@@ -42,12 +42,14 @@ types: $(INSTALLED)
 
 check: $(INSTALLED)
 	@echo "== layers, doctests and tests"
-	@$(BIN)/python -m pytest --numprocesses auto --dist loadfile --durations 5
+	@$(BIN)/python -m pytest --numprocesses auto --dist worksteal --durations 5
 
-# What the default run leaves out because it takes minutes: each test by itself to the next process that is free.
+# What the default run leaves out because it takes minutes, and more examples of each property: each test by itself to
+# the next process that is free.
 slow: $(INSTALLED)
 	@echo "== slow tests"
-	@$(BIN)/python -m pytest -m slow --numprocesses auto --dist loadgroup --timeout 600 --durations 5
+	@$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile more --numprocesses auto --dist loadgroup \
+	    --timeout 600 --durations 5
 
 # Every link and anchor is checked. Nothing is fetched while it is built.
 docs: $(WRITERS)

@@ -24,11 +24,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
 
-# `--hypothesis-profile thorough` looks at ten times as many examples.
-settings.register_profile("here", deadline=None, print_blob=True, max_examples=50)
-settings.register_profile("thorough", settings.get_profile("here"), max_examples=500)
-settings.register_profile("ci", settings.get_profile("here"), derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "here")
+# `make slow` looks at more examples of each property, and `--hypothesis-profile thorough` at many more.
+settings.register_profile("few", deadline=None, print_blob=True, max_examples=20, derandomize="CI" in os.environ)
+settings.register_profile("more", settings.get_profile("few"), max_examples=50)
+settings.register_profile("thorough", settings.get_profile("few"), max_examples=500)
+settings.load_profile("few")
 
 
 def pytest_xdist_auto_num_workers() -> int:
