@@ -90,7 +90,11 @@ def test_workers_make_what_one_makes(ranks: int, workers: int, group: int) -> No
         told: list[tuple[int, int, float]] = []
         epoch = planned(rule, world, Place(0), 60)
         mine = epoch.batches(
-            rank=ranks - 1, worker=worker, num_workers=workers, group=group, on_block=lambda *one: told.append(one)
+            rank=ranks - 1,
+            worker=worker,
+            num_workers=workers,
+            group=group,
+            on_block=lambda *one, told=told: told.append(one),
         )
         made.update(dict(mine))
         assert [steps for _, steps, _ in told] == list(epoch.steps())
