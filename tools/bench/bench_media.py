@@ -1,7 +1,7 @@
 """From the bytes of a video to a clip of frames: clips a second, and seconds of processor for each.
 
-Four ways take clips of 16 frames, every fourth one, at 224 x 224 pixels, out of the same videos, in turn, so that a busy
-machine slows all of them. All use FFmpeg by PyAV, on one thread:
+Four ways take clips of 16 frames, every fourth one, at 224 x 224 pixels, out of the same videos, in turn, so that a
+busy machine slows all of them. All use FFmpeg by PyAV, on one thread:
 
 - *wdsdist*: ``StreamingDataset`` with ``decode={"mp4": Clip(16, stride=4, size=224)}``, sample by sample;
 - *a bare loop*: the bytes from memory, a seek to where the clip begins, every frame decoded from the keyframe on, those

@@ -21,7 +21,8 @@ from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
 from wdsdist.samples.images.limits import MAX_PIXELS, check_size
 from wdsdist.samples.images.orientation import upright
-from wdsdist.samples.images.transforms import check_image_size, is_seeded, seeded
+from wdsdist.samples.images.transforms import check_image_size
+from wdsdist.samples.marks import is_seeded, parted, seeded
 from wdsdist.samples.media.audio import MAX_SAMPLES, mixed, read_audio
 from wdsdist.samples.media.video import ClipReader, check_index
 
@@ -34,6 +35,7 @@ _MIRRORED = {(False, False): 0, (True, False): 1, (True, True): 2, (False, True)
 """What EXIF adds to an orientation where columns and rows are mirrored."""
 
 
+@parted
 @seeded
 @dataclass(frozen=True)
 class Clip:
@@ -42,7 +44,8 @@ class Clip:
     Called with (data, seed), where data is an encoded video, it returns a uint8 tensor [frames, 3, height, width] with
     channels last in memory. Where the clip begins is drawn from the seed, uniformly over all times at which it fits:
     the same data and seed give the same clip anywhere. Nothing before its keyframe or behind its end is decoded. Frames
-    are upright, edit lists are heeded, and pixels are taken as they are, square or not.
+    are upright, edit lists are heeded, and pixels are taken as they are, square or not. Where the data set was exploded,
+    clip ``part`` of ``parts`` begins in that part of all these times.
 
     Args:
         frames: of the clip.
@@ -91,10 +94,10 @@ class Clip:
             check_image_size(self.size)
         _check_place(self.at, self.short)
 
-    def __call__(self, data: Any, seed: int | None = None) -> torch.Tensor:
+    def __call__(self, data: Any, seed: int | None = None, *, part: int = 0, parts: int = 1) -> torch.Tensor:
         import torch
 
-        share, seed = _drawn(self.at, seed)
+        share, seed = _drawn(self.at, seed, part, parts)
         clip = np.zeros(0, np.uint8)
 
         def take(frame: Any, places: list[int]) -> None:
@@ -159,6 +162,7 @@ def _orientation(frame: Any) -> int:
     return UPRIGHT + _MIRRORED[a < 0, d < 0]
 
 
+@parted
 @seeded
 @dataclass(frozen=True)
 class AudioClip:
@@ -203,10 +207,10 @@ class AudioClip:
         check_integer("max_samples", self.max_samples, 1)
         _check_place(self.at, self.short)
 
-    def __call__(self, data: Any, seed: int | None = None) -> torch.Tensor:
+    def __call__(self, data: Any, seed: int | None = None, *, part: int = 0, parts: int = 1) -> torch.Tensor:
         import torch
 
-        share, _ = _drawn(0.0 if self.seconds is None else self.at, seed)
+        share, _ = _drawn(0.0 if self.seconds is None else self.at, seed, part, parts)
         samples, rate = read_audio(_checked(data), self.seconds, self.rate, share=share, max_samples=self.max_samples)
         samples = mixed(samples, self.channels)
         missing = 0 if self.seconds is None else round(self.seconds * rate) - samples.shape[1]
@@ -223,13 +227,13 @@ def _checked(data: Any) -> Any:
     return data
 
 
-def _drawn(at: float | None, seed: int | None) -> tuple[float, int]:
-    """Return where a clip lies, and the seed of what is drawn after."""
+def _drawn(at: float | None, seed: int | None, part: int, parts: int) -> tuple[float, int]:
+    """Return where a clip lies, and the seed of what is drawn after; clips of parts lie one after the other."""
     if at is not None and seed is None:
         seed = 0
     draw = random.Random(check_integer("seed", seed, 0, 2**63 - 1))  # None would be another clip each time
     share = draw.random()
-    return share if at is None else at, draw.getrandbits(63)
+    return (part + (share if at is None else at)) / parts, draw.getrandbits(63)
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:
