@@ -140,6 +140,7 @@ def reference() -> dict[str, str]:
     apart = (
         "wdsdist.integrations.transformers.",
         "wdsdist.samples.images.transforms.",
+        "wdsdist.samples.marks.",
         "wdsdist.samples.media.clips.",
         "wdsdist.diagnostics.metrics.",
     )
