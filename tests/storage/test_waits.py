@@ -87,6 +87,14 @@ def test_a_download_that_flows_is_not_warned_about() -> None:
     assert not request.flows()
 
 
+def test_an_upload_is_warned_about_once_an_attempt_has_failed() -> None:
+    request = waits.Request("store://a", "written")
+    assert request.flows()
+    request.failed(OSError("store://a cannot be written: 503"), 1)
+    assert not request.flows()
+    assert "attempt 2, last error: 503" in str(request)
+
+
 def test_a_wait_is_due_once_in_each_interval() -> None:
     with storage.use_policy(storage.RequestPolicy(first_warning=0, next_warning=math.inf)):
         wait = waits.LongWait()
