@@ -94,8 +94,12 @@ def test_planned_batches_tell_how_full_they_are(shards: Path, registry: Collecto
     assert planned.stats().epoch_share == 1
 
 
-def test_a_registry_is_given_the_metrics_once(registry: CollectorRegistry) -> None:
+def test_a_registry_that_is_given_the_metrics_twice_has_them_once(shards: Path, registry: CollectorRegistry) -> None:
+    list(loader(shards))
     metrics.register(registry)
+    names = [family.name for family in registry.collect()]
+    assert "wdsdist_samples" in names
+    assert len(names) == len(set(names))
 
 
 @pytest.fixture
