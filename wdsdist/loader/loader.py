@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader
@@ -26,13 +26,14 @@ from wdsdist.loader.framework_guards import (
 from wdsdist.loader.ipc.channel import group_size
 from wdsdist.loader.ipc.workers import default_workers, end_workers, has_lost_workers, iterate, preload, watched
 from wdsdist.loader.order_config import OrderConfig, check_ranks_agree
-from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches, PlannedProgress, planned_position, world_of
+from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches, PlannedProgress, planned_position
 from wdsdist.loader.progress_log import ProgressLog
 from wdsdist.loader.stats import EpochMeter, LoaderStats
 from wdsdist.loader.totals import Label
-from wdsdist.loader.worker_iterator import WorkerDataset, WorkerIterator
+from wdsdist.loader.worker_iterator import WorkerDataset, fetch_ahead
 from wdsdist.loader.worker_state import EpochStart
 from wdsdist.samples.shard_reader import ShardReader
+from wdsdist.sampling.block_plan import World
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings
 from wdsdist.sampling.planned_epoch import Long, Oversize, Place, PlannedEpoch
@@ -69,7 +70,8 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         pack_to: pack documents into rows of so many tokens; a batch has ``batch_size`` rows, see `pack_rows`.
         long: a document of more than ``pack_to`` tokens is put into several rows (``"split"``), cut (``"truncate"``),
             or an ``"error"``.
-        labels: with ``pack_to``, add ``"labels"``: the tokens, with -100 for the first of each document and padding.
+        labels: with ``pack_to``, add ``"labels"``: the tokens, with -100 for the first of each document and padding;
+            with ``"next"`` the next token at each, for a model that does not shift them itself.
         shared_memory: let batches cross from the workers in shared memory; ``False`` sends them through pipes, which
             is several times slower, where memory cannot be shared.
         log_interval: seconds between lines on the progress of the epoch, at INFO of the logger ``wdsdist``.
@@ -131,7 +133,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         bucket_by: str | None = None,
         pack_to: int | None = None,
         long: Long = "split",
-        labels: bool = False,
+        labels: bool | Literal["next"] = False,
         log_interval: float | None = None,
     ) -> None:
         if not isinstance(dataset, StreamingDataset):
@@ -228,18 +230,17 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         """
         self._heed_set_epoch()
         here, position = self.dataset.identity(), self._progress.position
-        config = self._config if self._config is not None and position.has_begun else self._latest
-        plan = self._plan(position, here, config.num_samples)
-        if plan.is_over:
+        config = (self._config if position.has_begun else None) or self._latest
+        left = self._what_is_left(position, here, config.num_samples)
+        if left.is_over:
             position, config = Position(position.epoch + 1, 0), self._latest
-            plan = self._plan(position, here, config.num_samples)
+            left = self._what_is_left(position, here, config.num_samples)
         self._end_prefetch()
-        settings = self._order_settings(here)
-        first = WorkerIterator(
-            config, self.dataset.cache, self.dataset.sample_reader, settings=settings, epoch=position.epoch, plan=plan,
-            rank=here.rank, worker=0, num_workers=1,
+        self._prefetch = fetch_ahead(
+            config, self.dataset.cache, self.dataset.sample_reader, settings=self._order_settings(here),
+            epoch=position.epoch, rank=here.rank, plan=left if isinstance(left, EpochPlan) else self._about(left, here),
+            planned=None if isinstance(left, EpochPlan) else left.epoch,
         )  # fmt: skip
-        self._prefetch = first.fetch_ahead()
 
     def _end_prefetch(self) -> None:
         if self._prefetch is not None:
@@ -329,7 +330,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             raise LoaderStateError("this loader has batches of a fixed number of samples: ask for its len()")
         here = self.dataset.identity()
         planned = self._planned_epoch(self._planned, Position(epoch, 0), here)
-        return self._planned.count_steps(planned, self._order_settings(here))
+        return self._planned.count_steps(planned, f"{self._order_settings(here)} {self._latest.notes}")
 
     def _planned_epoch(self, planned: PlannedBatches, position: Position, here: Identity) -> PlannedEpoch:
         settings = self._order_settings(here)
@@ -337,15 +338,15 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             self._config_at(position).order(settings, position.epoch),
             seed=settings.seed,
             epoch=position.epoch,
-            world=world_of(here),
+            world=World(here.world_size, here.ranks_per_node),
             place=position.place or Place(position.consumed // self._block_samples()),
             block=self._block_samples(),
         )
 
-    def _what_is_left(self, position: Position, here: Identity) -> EpochPlan | PlannedProgress:
-        """Return the batches from a position on."""
+    def _what_is_left(self, position: Position, here: Identity, samples: int = 0) -> EpochPlan | PlannedProgress:
+        """Return the batches from a position on, of so many samples where these are known."""
         if self._planned is None:
-            return self._plan(position, here, self._config_at(position).num_samples)
+            return self._plan(position, here, samples or self._config_at(position).num_samples)
         refuse_first_length()
         return PlannedProgress(self._planned_epoch(self._planned, position, here), self._planned.block_steps)
 

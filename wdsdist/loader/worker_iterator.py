@@ -121,7 +121,7 @@ class WorkerDataset(IterableDataset[Any]):
         )
         if isinstance(batches, PlannedWorkerIterator) and self._planned is not None:
             block, per_node, place = from_numbers(self._place.read())
-            batches.planned = self._planned.epoch(
+            planned = self._planned.epoch(
                 self._order_config.order(batches.settings, start.epoch),
                 seed=batches.settings.seed,
                 epoch=start.epoch,
@@ -129,6 +129,7 @@ class WorkerDataset(IterableDataset[Any]):
                 place=place,
                 block=block,
             )
+            batches.planned = self._planned.shared(planned, f"{batches.settings} {self._order_config.notes}")
             batches.finish = self._planned.finisher()
             steps = self._planned.block_steps
             batches.on_block = functools.partial(steps.tell, steps.iteration)
@@ -214,7 +215,7 @@ class WorkerIterator:
         if not manifest.is_copied.any():
             yield from batches
             return
-        prefetch = self._prefetching(upcoming(order, plan, rank=rank, batch=first))
+        prefetch = self.prefetching(upcoming(order, plan, rank=rank, batch=first))
         numbers = plan.batch_numbers(self.worker, self.num_workers, group=self.group)
         try:
             for number, self._next in pairwise(chain(numbers, (plan.batches_per_rank,))):
@@ -223,16 +224,8 @@ class WorkerIterator:
         finally:
             prefetch.close()
 
-    def fetch_ahead(self) -> Prefetch | None:
-        """Start to prefetch for the first batches of the rank, before its workers do; ``None`` where all is local."""
-        if not self.order_config.manifest.is_copied.any():
-            return None
-        order = self.order_config.order(self.settings, self.epoch)
-        prefetch = self._prefetching(upcoming(order, self.plan, rank=self.rank))
-        prefetch.reach(0)
-        return prefetch
-
-    def _prefetching(self, uses: Iterator[Use | None]) -> Prefetch:
+    def prefetching(self, uses: Iterator[Use | None]) -> Prefetch:
+        """Return the prefetch of what is needed from the first batch on."""
         epoch = self.sample_reader.epoch_members
         self._prefetch = Prefetch(
             self.cache, self.order_config.manifest, uses, room=self._room(), job=self._job(), epoch=epoch
@@ -276,7 +269,7 @@ class PlannedWorkerIterator(WorkerIterator):
         )
         prefetch = None
         if self.order_config.manifest.is_copied.any():
-            prefetch = self._prefetching(planned.uses(rank=self.rank, batch=self.worker * self.group))
+            prefetch = self.prefetching(planned.uses(rank=self.rank, batch=self.worker * self.group))
         try:
             for number, batch in batches:
                 self._next = number
@@ -289,3 +282,24 @@ class PlannedWorkerIterator(WorkerIterator):
         finally:
             if prefetch is not None:
                 prefetch.close()
+
+
+def fetch_ahead(
+    order_config: OrderConfig, *of: Any, settings: OrderSettings, epoch: int, plan: EpochPlan, rank: int,
+    planned: PlannedEpoch | None,
+) -> Prefetch | None:  # fmt: skip
+    """Start to prefetch for the first batches of a rank, before its workers do; ``None`` where all is local.
+
+    Takes what `WorkerIterator` takes, and the planned batches where they are planned.
+    """
+    if not order_config.manifest.is_copied.any():
+        return None
+    first = WorkerIterator(
+        order_config, *of, settings=settings, epoch=epoch, plan=plan, rank=rank, worker=0, num_workers=1
+    )
+    order = order_config.order(settings, epoch)
+    uses = upcoming(order, plan, rank=rank) if planned is None else planned.uses(rank=rank)
+    prefetch = first.prefetching(uses)
+    prefetch.reach(0)
+    prefetch.start()
+    return prefetch

@@ -51,8 +51,16 @@ class JoinedManifest(Manifest):
     def is_copied(self) -> npt.NDArray[np.bool_]:
         return np.concatenate([part.is_copied for part in self.parts])
 
+    @functools.cached_property
+    def needed_sizes(self) -> Int64s:
+        return np.concatenate([part.needed_sizes for part in self.parts])
+
     def staged(self) -> Manifest:
         return replace(self, parts=tuple(part.staged() for part in self.parts))
+
+    def explode(self, by: str | float, *, per: float = 1, near: bool = False) -> JoinedManifest:
+        parts = tuple(part.explode(by, per=per, near=near) for part in self.parts)
+        return replace(self, parts=parts, counts=np.concatenate([part.counts for part in parts]))
 
     def _column(self, name: str) -> Column:
         return Column.joined([part._column(name) for part in self.parts])
