@@ -74,7 +74,7 @@ def test_virtual_epochs_are_planned_as_the_library_deals_them(wdsdist: Run, shar
     assert opened == [set(batch["__shard__"]) for batch in loader]
 
 
-@pytest.mark.parametrize("kind", ["png", "svg"])
+@pytest.mark.parametrize("kind", ["png", pytest.param("svg", marks=pytest.mark.slow)])
 def test_it_draws_which_shards_ranks_read(wdsdist: Run, tmp_path: Path, kind: str) -> None:
     plot = tmp_path / f"plan.{kind}"
     done = wdsdist("plan", "--shards", 40, "--samples", 4000, "--ranks", 4, "--plot", plot)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -17,8 +17,8 @@ from wdsdist.samples.padding import unpadded
 pieces = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), min_size=1, max_size=8)
 
 
-@given(st.lists(pieces, min_size=1, max_size=4), st.booleans())
-def test_rows_are_those_of_a_plain_loop(listed: list[list[tuple[int, int]]], labels: bool) -> None:
+@given(st.lists(pieces, min_size=1, max_size=4), st.sampled_from([False, True, "next"]))
+def test_rows_are_those_of_a_plain_loop(listed: list[list[tuple[int, int]]], labels: bool | Literal["next"]) -> None:
     length = max(sum(size for size, _ in row) for row in listed) + 1
     samples: list[dict[str, Any]] = []
     rows, starts, stops = [], [], []
@@ -47,7 +47,8 @@ def test_rows_are_those_of_a_plain_loop(listed: list[list[tuple[int, int]]], lab
             assert batch["position_ids"][row, part].tolist() == list(range(len(values)))
             assert batch["document_ids"][row, part].tolist() == [document] * len(values)
             if labels:
-                assert batch["labels"][row, part].tolist() == [IGNORED, *values[1:]][: len(values)]
+                targets = [*values[1:], IGNORED] if labels == "next" else [IGNORED, *values[1:]]
+                assert batch["labels"][row, part].tolist() == targets[: len(values)]
             at += len(values)
             ends |= {row * length + at - len(values), row * length + at} if values else set()
         assert batch["document_ids"][row, at:].tolist() == [-1] * (length - at)

@@ -166,8 +166,9 @@ def _world(
     is_local = manifest is not None and not manifest.is_copied.any()
     settings, plan = epoch_of(counts, is_local=is_local, **epoch_given)
     return World(
-        counts=counts, sizes=sizes, settings=settings, plan=plan, ranks_per_node=ranks_per_node, epoch=epoch
-    ), manifest
+        counts=counts, sizes=sizes, settings=settings, plan=plan, ranks_per_node=ranks_per_node, epoch=epoch,
+        records=None if manifest is None else manifest.records,
+    ), manifest  # fmt: skip
 
 
 def _facts(world: World, found: EpochReport, workers: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.order import Order, OrderSettings, ShardOrder, epoch_order
+from wdsdist.sampling.order import Order, OrderSettings, Records, ShardOrder, epoch_order
 from wdsdist.sampling.working_set import Readers, bytes_at_once
 from wdsdist.storage.retry import policy
 
@@ -33,6 +33,8 @@ class World:
     plan: EpochPlan
     ranks_per_node: int
     epoch: int = 0
+    records: Records | None = None
+    """What keeps the parts of records together in the order."""
 
     def __post_init__(self) -> None:
         check_integer("ranks_per_node", self.ranks_per_node, 1)
@@ -46,7 +48,7 @@ class World:
 
     def order(self) -> Order:
         """Return the order of the epoch."""
-        return epoch_order(self.counts, self.settings, self.epoch, self.plan.num_samples)
+        return epoch_order(self.counts, self.settings, self.epoch, self.plan.num_samples, self.records)
 
     def readers(self) -> Readers:
         """Return the readers of one node, whose ranks read all shards through the cache."""
