@@ -137,7 +137,7 @@ def reference() -> dict[str, str]:
     modules, and what imports a framework."""
     page = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
     paths = [path for path in re.findall(r"^::: (\S+)$", page, re.MULTILINE) if path != "wdsdist.errors"]
-    apart = ("wdsdist.integrations.transformers.", "wdsdist.samples.images.transforms.")
+    apart = ("wdsdist.integrations.transformers.", "wdsdist.samples.images.transforms.", "wdsdist.samples.marks.")
     return {path.rpartition(".")[2]: path.rpartition(".")[0] for path in paths if not path.startswith(apart)}
 
 
