@@ -224,6 +224,18 @@ def test_each_part_has_a_seed_of_its_own_that_no_world_changes(data: Manifest) -
     assert "__part__" not in whole[0]
 
 
+def test_what_is_decoded_for_a_part_is_not_shared_with_its_neighbours(data: Manifest) -> None:
+    @parted
+    def letter(content: bytes, part: int, parts: int) -> str:
+        return content.decode()[stretch(len(content), part, parts)]
+
+    options = {"fields": ("txt",), "decode": {"txt": letter}, "transform": None}
+    found = dataset(data.explode("txt.bytes", near=True), **options)
+    assert Counter((one["__key__"], one["txt"]) for one in found) == Counter(
+        (key, chr(97 + part)) for key, part, _ in PARTS
+    )
+
+
 def test_a_foreign_loader_plays_each_part_once(data: Manifest) -> None:
     found = DataLoader(dataset(data, explode={"by": "txt.bytes", "near": True}), batch_size=None, num_workers=0)
     assert Counter((one["__key__"], one["__part__"], one["__parts__"]) for one in found) == PARTS
