@@ -21,6 +21,10 @@ from wdsdist.shards.manifest.choices import Choices
 from wdsdist.shards.tar import FIRST_DOT, is_compressed
 from wdsdist.shards.views.picks import NOTES_ON_ALL, Picks, fingerprint_of
 
+THIN = 1 / 2
+"""A remote shard of which an epoch reads less than this share is fetched in parts."""
+_BLOCKS = 8192
+"""Bytes of disk blocks that a range may take in part."""
 _NAMED = 8
 """Fields that the text of a manifest names."""
 
@@ -230,6 +234,20 @@ class Manifest(Choices):
         return np.where(self._is_compressed, self.tar_sizes, self.sizes)
 
     @functools.cached_property
+    def needed_sizes(self) -> Int64s:
+        """int64 [shards]: bytes of each that an epoch reads, about: of a thin view of remote plain tars its samples.
+
+        Indexes alone tell the sizes of samples, so they are taken to be alike, with some slack.
+        """
+        sizes = self.read_sizes
+        if self.picks is None:
+            return sizes
+        share = self.counts / np.maximum(self.picks.stored_counts, 1)
+        parts = (1.25 * share * sizes + _BLOCKS * self.counts).astype(np.int64)
+        has_parts = self.is_copied & ~self._is_compressed & (sizes > 0) & (share < THIN) & (not self.is_staged)
+        return np.where(has_parts, np.minimum(parts, sizes), sizes)
+
+    @functools.cached_property
     def _is_compressed(self) -> npt.NDArray[np.bool_]:
         """bool [shards]."""
         compressed = ~np.char.endswith(self.names, b".tar")
@@ -356,6 +374,11 @@ class Manifest(Choices):
         if is_spawning():  # else megabytes would go through the pipe to each worker
             return type(self)._arrived, (self._shared,)
         return type(self)._restored, (self._values(),)
+
+    @property
+    def shown(self) -> str:
+        """Where it lies, as messages and metrics name it."""
+        return storage.shown(self.base) + ("" if self.picks is None else f" ({self.num_samples:,} samples chosen)")
 
     def __repr__(self) -> str:
         chosen = "" if self.picks is None else f" of {self.whole.num_samples:,}"
