@@ -53,6 +53,7 @@ slow: $(INSTALLED)
 
 # Every link and anchor is checked. Nothing is fetched while it is built.
 docs: $(WRITERS)
+	@.venv-docs/bin/python tools/docs/command_line.py
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --clean
 
 # The picture of the packages in docs/contributing.md, from the code.
@@ -79,8 +80,8 @@ $(PEERS) $(WRITERS):
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS) --constraint constraints.txt
 
 $(PACKAGE): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-	    { echo "wdsdist needs Python 3.10 or newer; this is $$($(PYTHON) --version)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "wdsdist needs Python 3.11 or newer; this is $$($(PYTHON) --version)" >&2; exit 1; }
 	@echo "== making .venv (once): wdsdist with torch and numpy, a download of some 240 MB"
 	@$(PYTHON) -m venv .venv || \
 	    { echo "python3 cannot make virtual environments: on Debian, apt-get install python3-venv" >&2; exit 1; }

@@ -23,7 +23,8 @@ from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
 from wdsdist.samples.images import decode as images
 from wdsdist.samples.images import resize as resizing
 from wdsdist.samples.images.resize import Window
-from wdsdist.samples.images.transforms import Crop, RandomResizedCrop, ResizeCenterCrop, is_seeded, seeded
+from wdsdist.samples.images.transforms import Crop, RandomResizedCrop, ResizeCenterCrop
+from wdsdist.samples.marks import is_seeded, seeded
 
 PHOTO = photo(375, 500)
 JPEG = encode(PHOTO, quality=92)

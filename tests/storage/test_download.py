@@ -6,6 +6,7 @@ import asyncio
 import gc
 import hashlib
 import importlib.util
+import math
 import multiprocessing
 import os
 import secrets
@@ -209,31 +210,41 @@ def test_a_server_without_ranges_gives_none(tmp_path: Path) -> None:
 def test_a_fetch_leaves_the_line_to_others_as_long_as_it_is_told(store: Store, tmp_path: Path) -> None:
     asked, free = threading.Event(), threading.Event()
 
-    def pauses() -> bool:
-        asked.set()
-        return not free.is_set()
+    class Taken:
+        left = 0
 
-    path = tmp_path / "a.tar"
-    with storage.begin_fetch(store.location, path, store.bound, deadline=Deadline(20), pauses=pauses) as running:
+        def must_pause(self, connection: object) -> bool:
+            asked.set()
+            return not free.is_set()
+
+        def leave(self) -> None:
+            self.left += 1
+
+    path, line = tmp_path / "a.tar", Taken()
+    with storage.begin_fetch(store.location, path, store.bound, deadline=Deadline(20), line=line) as running:
         assert asked.wait(10)
         assert store.proxy.count(store.path).requests == 0
         free.set()
         running.result()
     assert path.read_bytes() == CONTENT
+    assert line.left == 1
 
 
 def test_a_pause_is_no_stall_however_long_it_takes(tmp_path: Path) -> None:
     """Else a deadline of few seconds, whose quarter is the stall limit, would be used up by retries after pauses."""
     watch, seen = download._Watch(allowance=0.1), []
 
-    def pauses() -> bool:
-        seen.append(watch.moved)
-        return len(seen) < 3
+    class Taken:
+        def must_pause(self, connection: object) -> bool:
+            seen.append(watch.moved)
+            return len(seen) < 4
 
-    copy = download._Copy("", tmp_path, None, None, "", None, Connections(), None, pauses)
+        def leave(self) -> None: ...
+
+    copy = download._Copy("", tmp_path, None, None, "", None, Connections(), None, Taken())
     asyncio.run(copy._let_pass(watch))
-    assert len({*seen, watch.moved}) == 3
-    assert sorted(seen) == seen
+    assert seen[-2:] == [math.inf, math.inf]
+    assert 0 < watch.moved < math.inf
 
 
 def test_a_small_range_takes_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

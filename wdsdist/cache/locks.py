@@ -108,6 +108,8 @@ class LockableFile:
 
         It belongs to the open file, as `lock` does, and unlike POSIX locks.
         """
+        if start == stop:  # to the system, all up to the end of the file
+            return True
         try:
             fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_WRLCK, 0, start, stop - start, 0))
         except BlockingIOError:
