@@ -151,7 +151,6 @@ class TestWorkers:
             ("forkserver", True),
             ("forkserver", False),
             pytest.param("spawn", True, marks=pytest.mark.slow),
-            pytest.param("spawn", False, marks=pytest.mark.slow),
         ],
     )
     def test_do_not_change_the_order_however_they_start(self, shards: Path, context: str, persistent: bool) -> None:
