@@ -75,7 +75,7 @@ def test_without_a_limit_each_shard_is_fetched_once(web: Web, packed: Path, tmp_
     assert list((tmp_path / "cache" / "readers").iterdir()) == []
 
 
-@pytest.mark.parametrize(("processes", "together"), [(4, 1), (2, 3)])
+@pytest.mark.parametrize(("processes", "together"), [pytest.param(4, 1, marks=pytest.mark.slow), (2, 3)])
 def test_processes_share_room_for_three_shards(
     web: Web, tmp_path: Path, room: int, processes: int, together: int
 ) -> None:

@@ -39,7 +39,7 @@ def counted(cache: ShardCache) -> tuple[int | None, int]:
         return ledger.read(), sum(one.size for one in all_held(cache._space.root))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(list(ACTIONS)), st.integers(0, SHARDS - 1)), max_size=25))
 def test_the_sum_is_that_of_all_that_is_there(
     remote: Manifest, tmp_path: Path, room: int, steps: list[tuple[int, str, int]]

@@ -74,12 +74,38 @@ def test_virtual_epochs_are_planned_as_the_library_deals_them(wdsdist: Run, shar
     assert opened == [set(batch["__shard__"]) for batch in loader]
 
 
-@pytest.mark.parametrize("kind", ["png", "svg"])
+@pytest.mark.parametrize("kind", ["png", pytest.param("svg", marks=pytest.mark.slow)])
 def test_it_draws_which_shards_ranks_read(wdsdist: Run, tmp_path: Path, kind: str) -> None:
     plot = tmp_path / f"plan.{kind}"
     done = wdsdist("plan", "--shards", 40, "--samples", 4000, "--ranks", 4, "--plot", plot)
     assert done.returncode == 0, done.stderr
     assert plot.read_bytes()[:5] in (b"\x89PNG\r", b"<?xml")
+
+
+@pytest.mark.parametrize(
+    ("shards", "ranks", "requests"),
+    [(8, 8, "8 of 8 shards, 512.0 MiB, 72 requests"), (2000, 64, "250 of 2,000 shards, 15.6 GiB, 2,250 requests")],
+)
+def test_the_drawing_counts_requests_and_says_what_is_good(
+    wdsdist: Run, tmp_path: Path, shards: int, ranks: int, requests: str
+) -> None:
+    plot = tmp_path / "plan.svg"
+    wdsdist("plan", "--shards", shards, "--samples", 200 * shards, "--ranks", ranks, "--batch-size", 8, "--plot", plot)
+    drawn = plot.read_text()  # the texts are comments beside their outlines
+    assert requests in drawn
+    assert "Good: above, short bars in steps" in drawn
+    assert "rank 7" in drawn
+
+
+def test_a_step_of_training_gives_the_requests_and_bytes_of_a_day(wdsdist: Run) -> None:
+    arguments = ["plan", "--shards", 2000, "--samples", 20_000_000, "--ranks", 64, "--step", 180]
+    done = wdsdist(*arguments)
+    assert "2,250 on each node, 18,000 in all, to fetch each shard from a store once" in done.stdout
+    assert "98.3 epochs: up to 221,221 requests and 1.5 TiB a node" in done.stdout
+    found = json.loads(wdsdist(*arguments, "--json").stdout)
+    assert found["requests_per_node"] == [2250] * 8
+    assert found["epochs_per_day"] == pytest.approx(86_400_000 / (4882 * 180))
+    assert "a day:" not in wdsdist(*arguments[:-2]).stdout
 
 
 def test_a_billion_samples_take_little_memory(wdsdist: Run) -> None:

@@ -82,7 +82,7 @@ def test_batches_that_are_all_kept_for_two_epochs_are_what_they_were(
 
 
 def test_batches_of_spawned_workers_are_the_same(shards: Path) -> None:
-    loader = make_loader(shards, 2, decode=True, multiprocessing_context="spawn")
+    loader = make_loader(shards, 1, decode=True, multiprocessing_context="spawn")
     assert digests(loader, 1) == digests(make_loader(shards, 0, decode=True), 1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 
 import wdsdist
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.errors import ArgumentError, StateMismatchError
+from wdsdist.errors import ArgumentError, LoaderStateError, StateMismatchError
 from wdsdist.loader import planned_batches
 from wdsdist.loader.checkpoint import Position
 from wdsdist.sampling.planned_epoch import Place
@@ -92,6 +93,29 @@ def test_workers_and_epochs_change_what_they_should_and_nothing_else(
         assert [batch["__key__"] for batch in with_workers] == batches
         epochs.append(batches)
     assert epochs[0] != epochs[1]
+
+
+def test_workers_that_share_the_plan_of_a_large_block_make_the_batches_of_one_that_plans_alone(
+    data: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found = []
+    for workers, block in ((0, 400), (0, 1 << 18), (2, 1 << 18)):
+        one = loader(data, workers=workers, **TOKENS)
+        one.load_state_dict({**one.state_dict(), "block_samples": block})
+        found.append([batch["__key__"] for batch in one])
+        assert len(list(tmp_path.glob("*/plans/*.npz"))) == (block > 400)
+    assert found[0] == found[1] == found[2]
+
+
+def test_the_length_of_a_loader_over_a_mix_follows_its_weights(data: Manifest) -> None:
+    long, short = data.select('"ids.bytes" >= 80'), data.select('"ids.bytes" < 80')
+    for share in (0.1, 0.9):
+        shares = {"long": (long, share), "short": (short, 1 - share)}
+        mixed = wdsdist.mix(shares, num_replicas=1, rank=0, samples_per_epoch=200, decode={"ids": np.int32})
+        one = StreamingDataLoader(mixed, num_workers=0, collate_fn=listed, **TOKENS)
+        one.load_state_dict({**one.state_dict(), "block_samples": 50})
+        assert len(one) == len(list(one))
 
 
 def test_a_chain_of_resumes_on_other_worlds_has_each_sample_once(data: Manifest) -> None:
@@ -232,6 +256,38 @@ def test_a_state_inside_a_block_that_was_dealt_in_another_way_is_refused(data: M
     assert Counter(keys(iterator)) == Counter(keys(then))
 
 
+def test_a_state_of_an_older_plan_is_refused_inside_a_block_only(data: Manifest) -> None:
+    one, then = loader(data, **TOKENS), loader(data, **TOKENS)
+    iterator = iter(one)
+    next(iterator)
+    state = one.state_dict()
+    del state["plan_version"]  # states of before have none
+    with pytest.raises(
+        StateMismatchError, match=r"plan version 1, and this wdsdist plans version 2.*finish that epoch"
+    ):
+        then.load_state_dict(state)
+    while one.state_dict()["segments"]:
+        next(iterator)
+    then.load_state_dict({name: value for name, value in one.state_dict().items() if name != "plan_version"})
+    assert Counter(keys(iterator)) == Counter(keys(then))
+
+
+def test_a_seventeenth_world_within_a_block_is_refused_before_its_first_batch(
+    data: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planned_batches, "BLOCK_STEPS", 100)
+    state = loader(data, **TOKENS).state_dict()
+    state["segments"] = ";".join(f"1,1,{budget},0,1" for budget in range(300, 316))
+    one = loader(data, **{**TOKENS, "max_tokens": 315})
+    other = loader(data, **TOKENS)
+    other.load_state_dict(state)
+    with pytest.raises(LoaderStateError, match=r"on 16 worlds within one block.*the last one \(1 ranks, 1 a node"):
+        next(iter(other))
+    one.load_state_dict(state)
+    next(iter(one))
+    assert one.state_dict()["segments"] == state["segments"][:-1] + "2"
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -243,6 +299,7 @@ def test_a_state_inside_a_block_that_was_dealt_in_another_way_is_refused(data: M
         ({"max_tokens": 5, "length": "ids.tokens", "cost": "cubic"}, "no column 'cubic'"),
         ({"max_samples": 5}, "max_samples goes with max_tokens"),
         ({"labels": True}, "labels goes with pack_to"),
+        ({"pack_to": 8, "length": "ids.tokens", "labels": "last"}, "labels is 'last'"),
         ({"pack_to": 8, "length": "ids.tokens", "collate_fn": list}, "either that or collate_fn"),
     ],
 )

@@ -29,24 +29,41 @@ def test_all_ranks_have_equally_many_whatever_the_lanes_held(
     lanes: list[tuple[int, int]], world: tuple[int, int]
 ) -> None:
     owners, shards = np.array(lanes).T
+    categories = np.sort(owners * 7 % 4)
     locality = Locality.of(owners, shards, *world)
     ranks = np.bincount(locality.nodes)
-    counts = np.bincount(even(locality, owners, locality.shards), minlength=len(ranks))
-    least = len(lanes) // 6
-    assert (counts >= ranks * least).all()
-    assert (counts <= ranks * (least + 1)).all()
+    nodes = even(locality, owners, categories, locality.shards)
+    for chosen in (categories >= 0, categories == 1, (categories == 1) | (categories == 2)):
+        counts = np.bincount(nodes[chosen], minlength=len(ranks))
+        least = int(chosen.sum()) // 6
+        assert (counts >= ranks * least).all()
+        assert (counts <= ranks * (least + 1)).all()
+
+
+@given(st.integers(0, 999), st.integers(300, 600), st.sampled_from([(6, 6), (6, 2), (6, 1)]), st.integers(2, 9))
+def test_nodes_that_keep_what_they_have_by_chance_have_a_sample_for_each_batch_and_no_batch_too_many(
+    seed: int, count: int, world: tuple[int, int], batch: int
+) -> None:
+    owners, shards = np.random.default_rng(seed).integers(0, [[6], [10]], (2, count))
+    categories = np.arange(count) * 2 // count
+    steps = -(-np.bincount(categories) // (6 * batch))
+    locality = Locality.of(owners, shards, *world)
+    nodes = even(locality, owners, categories, locality.shards, steps, batch)
+    sizes = np.bincount(locality.nodes)
+    for category in (0, 1):
+        counts = np.bincount(nodes[categories == category], minlength=len(sizes))
+        assert (counts >= sizes * steps[category]).all()
+        assert (counts <= sizes * steps[category] * batch).all()
 
 
 def test_what_moves_between_nodes_is_of_few_shards_over_all_buckets() -> None:
     buckets = np.random.default_rng(0).integers(0, 10, len(OWNERS))
-    locality = Locality.of(OWNERS, OF, RANKS, PER_NODE)
-    nodes = OWNERS // PER_NODE
-    for bucket in range(10):
-        chosen = np.flatnonzero(buckets == bucket)
-        nodes[chosen] = even(locality, OWNERS[chosen], locality.shards[chosen])
-        assert np.ptp(np.bincount(nodes[chosen])) <= PER_NODE
-    assert (nodes != OWNERS // PER_NODE).any()
-    assert reads(nodes * PER_NODE, OF) <= 1.25 * reads(OWNERS, OF)
+    for steps, most, apart in ((None, 1.25, 1), (np.full(10, 2), 1.15, 11)):
+        locality = Locality.of(OWNERS, OF, RANKS, PER_NODE)
+        nodes = even(locality, OWNERS, buckets, locality.shards, steps, 64)
+        assert max(np.ptp(np.bincount(nodes[buckets == bucket])) for bucket in range(10)) <= apart * PER_NODE
+        assert (nodes != OWNERS // PER_NODE).any()
+        assert reads(nodes * PER_NODE, OF) <= most * reads(OWNERS, OF)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -66,5 +83,5 @@ def test_a_shard_that_a_node_reads_anyway_is_taken_from_first() -> None:
     owners = np.array([0] * 20 + [1] * 4)
     shards = np.array([0] * 10 + [5] * 10 + [5] * 4)
     locality = Locality.of(owners, shards, 2, 1)
-    nodes = even(locality, owners, locality.shards)
+    nodes = even(locality, owners, np.zeros_like(owners), locality.shards)
     assert set(shards[nodes == 1].tolist()) == {5}

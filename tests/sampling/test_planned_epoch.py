@@ -15,7 +15,7 @@ from tests.support.examples import fewer
 from wdsdist._util.array_types import Int64s
 from wdsdist.sampling.block_plan import BatchRule, World
 from wdsdist.sampling.order import OrderSettings, epoch_order
-from wdsdist.sampling.planned_epoch import Batching, Place, PlannedBatch, PlannedEpoch, Segment
+from wdsdist.sampling.planned_epoch import Batching, Place, PlannedBatch, PlannedEpoch
 
 COUNTS = np.array([40, 0, 90, 7, 63])
 TOTAL = int(COUNTS.sum())
@@ -44,8 +44,7 @@ def after(epoch: PlannedEpoch, steps: int) -> Place:
     for number in range(block, epoch.num_blocks):
         here = epoch.block(number).plan.steps
         if steps < here:
-            rule, world = epoch.batching.rule, epoch.world
-            taken = (Segment(world.num_replicas, world.per_node, rule.budget, rule.most, steps),) if steps else ()
+            taken = (epoch.segment(steps),) if steps else ()
             return Place(number, (*(segments if number == block else ()), *taken))
         steps -= here
     return Place(epoch.num_blocks)
@@ -88,11 +87,18 @@ def test_workers_make_what_one_makes(ranks: int, workers: int, group: int) -> No
     alone = dict(planned(rule, world, Place(0), 60).batches(rank=ranks - 1))
     made = {}
     for worker in range(workers):
-        told: dict[int, int] = {}
+        told: list[tuple[int, int, float]] = []
         epoch = planned(rule, world, Place(0), 60)
-        mine = epoch.batches(rank=ranks - 1, worker=worker, num_workers=workers, group=group, on_block=told.__setitem__)
+        mine = epoch.batches(
+            rank=ranks - 1,
+            worker=worker,
+            num_workers=workers,
+            group=group,
+            on_block=lambda *one, told=told: told.append(one),
+        )
         made.update(dict(mine))
-        assert list(told.values()) == list(epoch.steps())
+        assert [steps for _, steps, _ in told] == list(epoch.steps())
+        assert all(0 < fill <= 1 for _, _, fill in told)
     assert made.keys() == alone.keys()
     for number, batch in alone.items():
         assert listed(batch) == listed(made[number])
@@ -161,7 +167,7 @@ def test_the_next_block_is_planned_while_one_is_read() -> None:
 
     epoch = planned(BatchRule(kind="tokens", budget=300), World(1), Place(0), 60, lengths=watched)
     batches, uses = epoch.batches(rank=0), epoch.uses(rank=0)
-    steps = epoch.block(0).plan.steps
+    steps = planned(BatchRule(kind="tokens", budget=300), World(1), Place(0), 60).block(0).plan.steps
     for number in range(steps):
         assert next(batches)[0] == number  # the first block is read to its end
         assert both.wait(60)  # though the next one is still in the making
@@ -182,7 +188,7 @@ def test_an_error_of_a_plan_in_the_making_is_raised_where_its_block_is_read() ->
 
     epoch = planned(BatchRule(kind="tokens", budget=300), World(1), Place(0), 60, lengths=failing)
     batches = epoch.batches(rank=0)
-    for _ in range(epoch.block(0).plan.steps):
+    for _ in range(epoch.node_batches(0, 0).steps):
         next(batches)
     with pytest.raises(OSError, match="columns are gone"):
         next(batches)

@@ -26,6 +26,7 @@ from wdsdist.cache.shard_cache import FetchAhead, ShardCache
 from wdsdist.sampling.shard_schedule import Use
 from wdsdist.sampling.working_set import copy_sizes
 from wdsdist.shards.manifest import Manifest
+from wdsdist.storage import waits
 
 _BYTES_AT_A_TIME = 192 << 20
 _LEAST_THREADS, _MOST_THREADS = 2, 8
@@ -208,6 +209,7 @@ class Prefetch:
 
     def _fetch_all(self) -> None:
         """Fetch shards from the queue until it is closed; the target of each thread."""
+        waits.fetch_ahead()
         while (shard := self._queue.take()) is not None:
             began = time.monotonic()
             outcome = self._cache.fetch_ahead(self._manifest, shard, self._epoch(shard))

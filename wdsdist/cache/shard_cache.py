@@ -31,6 +31,7 @@ from wdsdist.cache.verify_copy import verified_index, verify_bytes
 from wdsdist.errors import CacheError, ShardDamagedError, WdsdistError
 from wdsdist.shards import scan_local
 from wdsdist.shards.manifest import Manifest
+from wdsdist.storage import waits
 
 TIMEOUT = 300.0
 """Default timeout in seconds of a request for a shard."""
@@ -252,18 +253,22 @@ class ShardCache:
     ) -> Pinned:
         """Fetch a shard, or wait until another process has fetched it."""
         refusal = _BUSY
-        for _ in pauses(request.deadline.end):
-            if not anew and (pinned := self._open_copy(request)):
-                self.hits += 1
-                return pinned
-            found = self._fetch(request, batch, anew=anew)
-            if isinstance(found, Pinned):
-                return found
-            refusal = found
-            if let_go is not None:
-                let_go()
-            if refusal is _BUSY:
-                wait_until_free(request.paths.part, request.deadline.end)
+        with contextlib.ExitStack() as stack:
+            entry = waits.Request(request.shown, attempt=0)
+            for _ in pauses(request.deadline.end):
+                if not anew and (pinned := self._open_copy(request)):
+                    self.hits += 1
+                    return pinned
+                found = self._fetch(request, batch, anew=anew)
+                if isinstance(found, Pinned):
+                    return found
+                if not entry.note:
+                    stack.enter_context(waits.under_way(entry))
+                refusal, entry.note = found, found.reason
+                if let_go is not None:
+                    let_go()
+                if refusal is _BUSY:
+                    wait_until_free(request.paths.part, request.deadline.end)
         if refusal is _BUSY:
             request.look(storage.Deadline(_LAST_LOOK))  # raises the error that kept the other process from it
         raise CacheError(

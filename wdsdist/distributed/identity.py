@@ -7,7 +7,7 @@ import re
 import reprlib
 import sys
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from wdsdist._util.validation import MOST_PROCESSES, check_integer
@@ -32,6 +32,20 @@ class Identity:
     """Number of this node, from 0."""
     source: Source
     """The source of ``rank`` and ``world_size``; ``"arguments"`` where either was passed."""
+    stride: int = field(default=0, repr=False)
+    """Processes from one rank to the next where a mesh gave the ranks; 0 where it is not known."""
+
+    @property
+    def ranks_per_node(self) -> int:
+        """The ranks that share a node, the same as all of them see it.
+
+        Where the ranks are arguments, nothing says how many a node has: one process may play several, or several one.
+        """
+        if self.source != "arguments":
+            return self.local_world_size if self.world_size % self.local_world_size == 0 else 1
+        if not self.stride or self.local_world_size % self.stride:
+            return 1
+        return min(self.local_world_size // self.stride, self.world_size)
 
 
 _ALONE = Identity(0, 1, 0, 1, 0, "single process")

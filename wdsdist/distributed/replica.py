@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Protocol
 
 from wdsdist.distributed import Identity, identity
@@ -22,6 +23,8 @@ class Mesh(Protocol):
     def shape(self) -> tuple[int, ...]: ...
     @property
     def mesh_dim_names(self) -> tuple[str, ...] | None: ...
+    @property
+    def mesh(self) -> Any: ...
     def get_coordinate(self) -> Sequence[int] | None: ...
 
 
@@ -32,6 +35,8 @@ class Replica:
     rank: int | None = None
     num_replicas: int | None = None
     is_of_mesh: bool = False
+    stride: int = 0
+    """Processes from one rank to the next in a mesh; 0 where they are not evenly apart."""
 
     @classmethod
     def of(cls, rank: int | None, num_replicas: int | None, mesh: Mesh | None) -> Replica:
@@ -47,18 +52,19 @@ class Replica:
             return made
         if rank is not None or num_replicas is not None:
             raise ArgumentError("mesh= decides rank and num_replicas: pass it, or them")
-        return cls(*_place(mesh), is_of_mesh=True)
+        return cls(*_place(mesh), is_of_mesh=True, stride=_stride(mesh))
 
     def identity(self) -> Identity:
         """Return the rank and world size among which samples are split, as known now."""
-        return identity(rank=self.rank, num_replicas=self.num_replicas, model_parallel=self.is_of_mesh)
+        here = identity(rank=self.rank, num_replicas=self.num_replicas, model_parallel=self.is_of_mesh)
+        return replace(here, stride=self.stride)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if process_group() is None:
-            return Replica, (self.rank, self.num_replicas, self.is_of_mesh)
+            return Replica, (self.rank, self.num_replicas, self.is_of_mesh, self.stride)
         # A spawned worker has no process group to detect them from.
         here = self.identity()
-        return Replica, (here.rank, here.world_size, self.is_of_mesh)
+        return Replica, (here.rank, here.world_size, self.is_of_mesh, self.stride)
 
 
 def _place(mesh: Mesh) -> tuple[int, int]:
@@ -80,3 +86,10 @@ def _place(mesh: Mesh) -> tuple[int, int]:
     for place, length in zip(coordinate, mesh.shape, strict=True):
         rank, size = rank * length + place, size * length
     return rank, size
+
+
+def _stride(mesh: Mesh) -> int:
+    """Return how many processes each rank of a mesh is after the one before; 0 where they are not evenly apart."""
+    processes = mesh.mesh.flatten().tolist()
+    apart = {other - one for one, other in pairwise(processes)}
+    return max(0, apart.pop()) if len(apart) == 1 else 0

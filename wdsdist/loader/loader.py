@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader
 
-from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import check_integer, given
 from wdsdist.cache.prefetch import Prefetch
-from wdsdist.distributed import Identity, check_same, identity
+from wdsdist.distributed import Identity, check_same
 from wdsdist.errors import ArgumentTypeError, DatasetTooSmallError, LoaderStateError
 from wdsdist.loader.checkpoint import Position, Progress, State, check_state, read_state
 from wdsdist.loader.dataset import EpochSampler, StreamingDataset
@@ -25,18 +24,19 @@ from wdsdist.loader.framework_guards import (
     refuse_first_length,
 )
 from wdsdist.loader.ipc.channel import group_size
-from wdsdist.loader.ipc.workers import end_workers, guarded, has_lost_workers, preload
+from wdsdist.loader.ipc.workers import default_workers, end_workers, has_lost_workers, iterate, preload, watched
 from wdsdist.loader.order_config import OrderConfig, check_ranks_agree
-from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches, PlannedProgress, planned_position, world_of
+from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches, PlannedProgress, planned_position
+from wdsdist.loader.progress_log import ProgressLog
 from wdsdist.loader.stats import EpochMeter, LoaderStats
+from wdsdist.loader.totals import Label
 from wdsdist.loader.worker_iterator import WorkerDataset, fetch_ahead
 from wdsdist.loader.worker_state import EpochStart
 from wdsdist.samples.shard_reader import ShardReader
+from wdsdist.sampling.block_plan import World
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings
 from wdsdist.sampling.planned_epoch import Long, Oversize, Place, PlannedEpoch
-
-_MOST_WORKERS = 8
 
 
 class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
@@ -70,10 +70,11 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         pack_to: pack documents into rows of so many tokens; a batch has ``batch_size`` rows, see `pack_rows`.
         long: a document of more than ``pack_to`` tokens is put into several rows (``"split"``), cut (``"truncate"``),
             or an ``"error"``.
-        labels: with ``pack_to``, add ``"labels"``: the tokens, with -100 for the first of each document and padding.
-        shared_memory: let batches cross from the workers in shared memory, which is used again as soon as the last
-            view of a batch is gone; ``False`` sends them through pipes, which is several times slower, where memory
-            cannot be shared.
+        labels: with ``pack_to``, add ``"labels"``: the tokens, with -100 for the first of each document and padding;
+            with ``"next"`` the next token at each, for a model that does not shift them itself.
+        shared_memory: let batches cross from the workers in shared memory; ``False`` sends them through pipes, which
+            is several times slower, where memory cannot be shared.
+        log_interval: seconds between lines on the progress of the epoch, at INFO of the logger ``wdsdist``.
 
     Raises:
         ArgumentError: ``batch_size`` or ``num_workers`` cannot work.
@@ -132,11 +133,12 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         bucket_by: str | None = None,
         pack_to: int | None = None,
         long: Long = "split",
-        labels: bool = False,
+        labels: bool | Literal["next"] = False,
+        log_interval: float | None = None,
     ) -> None:
         if not isinstance(dataset, StreamingDataset):
             raise ArgumentTypeError(f"dataset is a {type(dataset).__name__}: it must be a wdsdist.StreamingDataset")
-        workers = _default_workers() if num_workers is None else check_integer("num_workers", num_workers, 0)
+        workers = default_workers() if num_workers is None else check_integer("num_workers", num_workers, 0)
         size = check_integer("batch_size", batch_size, 1)
         drops = not dataset.mark_padding if drop_last is None else bool(drop_last)
         options = BatchOptions(
@@ -149,6 +151,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         self._worker_dataset = self._make_workers_of(dataset.order_config, dataset.cache, dataset.sample_reader)
         self._fixed = None if self._planned is None else dataset.order_config
         self._progress = Progress()
+        self._progress_log = ProgressLog(log_interval)
         super().__init__(
             dataset,
             batch_size=None,  # workers make whole batches
@@ -327,7 +330,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             raise LoaderStateError("this loader has batches of a fixed number of samples: ask for its len()")
         here = self.dataset.identity()
         planned = self._planned_epoch(self._planned, Position(epoch, 0), here)
-        return self._planned.count_steps(planned, self._order_settings(here))
+        return self._planned.count_steps(planned, f"{self._order_settings(here)} {self._latest.notes}")
 
     def _planned_epoch(self, planned: PlannedBatches, position: Position, here: Identity) -> PlannedEpoch:
         settings = self._order_settings(here)
@@ -335,7 +338,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             self._config_at(position).order(settings, position.epoch),
             seed=settings.seed,
             epoch=position.epoch,
-            world=world_of(here),
+            world=World(here.world_size, here.ranks_per_node),
             place=position.place or Place(position.consumed // self._block_samples()),
             block=self._block_samples(),
         )
@@ -406,6 +409,8 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             plan=left,
             sample_bytes=config.mean_sample_bytes,
             count=self._worker_dataset.counters.total if self.num_workers else self.dataset.cache.counters,
+            label=Label(config.manifest.shown, here.rank),
+            progress=self._progress_log,
         )
         plan = left if isinstance(left, EpochPlan) else self._about(left, here)
         if self._iterator is not None and has_lost_workers(self._iterator):
@@ -423,8 +428,9 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             plan=plan,
         )
         self._worker_dataset.begin(start, None if isinstance(left, EpochPlan) else left.epoch)
+        batches = watched(super().__iter__(), here.rank, self._worker_dataset.reports)
         bad_samples = self.dataset.bad_samples.epoch(position.epoch, plan.samples_in(plan.batches_per_rank))
-        return Epoch(guarded(super().__iter__()), left, self._meter, bad_samples)
+        return Epoch(batches, left, self._meter, bad_samples)
 
     def _about(self, left: PlannedProgress, here: Identity) -> EpochPlan:
         """Return about as many batches as are left of planned ones, by which memory is shared out."""
@@ -482,7 +488,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             multiprocessing_context=self.multiprocessing_context,
             generator=self.generator,
         )
-        return groups._get_iterator()
+        return iterate(groups)
 
     def _stop_workers(self, batches: Iterator[Any]) -> None:
         """End the worker processes behind ``batches`` now; the next iteration starts new ones."""
@@ -492,8 +498,3 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
 
 def _as_it_is(batch: Any) -> Any:
     return batch
-
-
-def _default_workers() -> int:
-    """This rank's share of the node's cores."""
-    return min(_MOST_WORKERS, cpu_count() // identity().local_world_size)

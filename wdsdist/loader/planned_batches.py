@@ -16,10 +16,11 @@ from wdsdist.distributed.kept_count import kept_count
 from wdsdist.errors import ArgumentError, LoaderStateError, StateMismatchError
 from wdsdist.loader.batch_columns import Codes, CostColumn, Lengths, cost_of, lengths_of, ones
 from wdsdist.loader.checkpoint import Position
+from wdsdist.loader.shared_plans import shared_plan
 from wdsdist.loader.worker_state import SharedNumbers
 from wdsdist.samples.packed_rows import pack_rows
-from wdsdist.sampling.block_plan import BatchRule, World
-from wdsdist.sampling.order import Order, OrderSettings
+from wdsdist.sampling.block_plan import VERSION, BatchRule, World
+from wdsdist.sampling.order import Order
 from wdsdist.sampling.permutation import mix_key
 from wdsdist.sampling.planned_epoch import (
     Batching,
@@ -50,6 +51,9 @@ _MOST_SEGMENTS = 16
 _LOOKED_AT = 16
 """Shards whose samples tell the mean length, by which blocks are cut."""
 
+_SHARED = 1 << 18
+"""Samples of a block from which on one process plans it for all of a node, some quarter of a second."""
+
 _RING = 4096
 """Blocks of which the steps are remembered: no more can lie between the worker that is furthest and the loop."""
 
@@ -68,7 +72,7 @@ class BatchOptions:
     bucket_by: str | None = None
     pack_to: int | None = None
     long: Long = "split"
-    labels: bool = False
+    labels: bool | Literal["next"] = False
     drop_last: bool = True
     mark_padding: bool = False
 
@@ -87,6 +91,8 @@ class BatchOptions:
         for name, kinds in (("oversize", Oversize), ("long", Long)):
             if getattr(self, name) not in get_args(kinds):
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}: it can be {', '.join(get_args(kinds))}")
+        if self.labels not in (False, True, "next"):
+            raise ArgumentError(f"labels is {self.labels!r}: it can be False, True or 'next'")
         for name, of in (("max_samples", "max_tokens"), ("labels", "pack_to")):
             if getattr(self, name) and getattr(self, of) is None:
                 raise ArgumentError(f"{name} goes with {of} only")
@@ -136,6 +142,7 @@ class PlannedBatches:
     def __init__(self, manifest: Manifest, options: BatchOptions, itemsizes: dict[str, int]) -> None:
         self.manifest = manifest
         self.options = options
+        self._itemsizes = itemsizes
         self._column = options.length or options.group_by
         lengths: Callable[[Int64s, Int64s], npt.NDArray[Any]]
         lengths = ones if self._column is None else lengths_of(manifest, self._column, itemsizes)
@@ -243,20 +250,33 @@ class PlannedBatches:
         place = place or Place(0)
         segments = ";".join(",".join(map(str, one)) for one in place.segments)
         rules = {"batches": self.options.label, "dealing": self.options.dealing}
-        return {**rules, "block_samples": block, "block": place.block, "segments": segments}
+        return {**rules, "plan_version": VERSION, "block_samples": block, "block": place.block, "segments": segments}
 
     def agreed(self, here: Identity, block: int) -> str:
         """Return what all ranks must have alike for their plans to be one."""
-        return f"{world_of(here).per_node} ranks a node, {block} a block, {self.options}"
+        return f"{here.ranks_per_node} ranks a node, {block} a block, {self.options}"
 
-    def count_steps(self, epoch: PlannedEpoch, settings: OrderSettings) -> int:
-        """Return the steps of an epoch: counted once on a node, and kept in the user's cache folder."""
-        about = f"{self.manifest.fingerprint} {self.options} {epoch.world} {epoch.key} {epoch.batching.block_samples}"
-        about += f" {epoch.num_samples} {settings}"
+    def count_steps(self, epoch: PlannedEpoch, order: str) -> int:
+        """Return the steps of an epoch: counted once on a node, and kept in the user's cache folder.
+
+        ``order`` is all that its order depends on beside the data set and the seed.
+        """
+        return kept_count(self._about(epoch, order), lambda: sum(epoch.steps()))
+
+    def shared(self, epoch: PlannedEpoch, order: str) -> PlannedEpoch:
+        """Return an epoch whose blocks one process of a node plans for all, where that takes long."""
+        if epoch.batching.block_samples < _SHARED:
+            return epoch
+        about = f"{self._about(epoch, order)} {epoch.start}"
+        return replace(epoch, share=functools.partial(shared_plan, about))
+
+    def _about(self, epoch: PlannedEpoch, order: str) -> str:
         looked_up = (self._batching.lengths, self._batching.costs, self._batching.buckets)
-        for one in looked_up:
-            about += f" {one.values.digest}" if isinstance(one, (Lengths, CostColumn, Codes)) else ""
-        return kept_count(about, lambda: sum(epoch.steps()))
+        digests = [one.values.digest for one in looked_up if isinstance(one, (Lengths, CostColumn, Codes))]
+        return (
+            f"{VERSION} {self.manifest.fingerprint} {self.options} {self._itemsizes} {epoch.world} {epoch.key} "
+            f"{epoch.batching.block_samples} {epoch.num_samples} {order} {digests}"
+        )
 
     def _lengths_in(self, number: int) -> Int64s:
         samples = np.arange(int(self.manifest.counts[number]))
@@ -285,23 +305,13 @@ def _rows(samples: list[Any], *, pieces: Pieces, **how: Any) -> Batch:
 # The place in an epoch: in the main process, in states, and on its way to the workers.
 
 
-def world_of(here: Identity) -> World:
-    """Return the ranks that a block is dealt to, as those of this node see it.
-
-    Where rank and world size are arguments, or those of a mesh, nothing says how many of these ranks a node has. Their
-    plan must not depend on the processes of this node: one may play several ranks, or several one.
-    """
-    whole = here.source != "arguments" and here.world_size % here.local_world_size == 0
-    return World(here.world_size, here.local_world_size if whole else 1)
-
-
 def planned_position(
     planned: PlannedBatches | None, position: Position, state: Mapping[str, Any], block: int
 ) -> tuple[Position, int]:
     """Return the position of a state with its place in planned batches, and the size of its blocks.
 
     Raises `StateMismatchError` where the state was taken inside an epoch of other batches, or inside a block that was
-    dealt in another way.
+    dealt in another way, or by another version of the plan.
     """
     stated = str(state.get("batches", ""))
     inside = (position.consumed or state.get("block") or state.get("segments")) and (
@@ -320,6 +330,13 @@ def planned_position(
         raise StateMismatchError(
             f"the state was taken inside a block of batches that was dealt with {dealing}, and here it would be with "
             f"{planned.options.dealing}: finish that epoch with its own, or begin an epoch"
+        )
+    version = state.get("plan_version", 1)
+    if state.get("segments") and version != VERSION:
+        raise StateMismatchError(
+            f"the state was taken inside a block of batches of plan version {version}, and this wdsdist plans version "
+            f"{VERSION}, in which other samples would be left: finish that epoch with the release that saved it, or "
+            f"begin an epoch"
         )
     size, number = state.get("block_samples"), state.get("block")
     if type(size) is not int or type(number) is not int or size < 1 or number < 0:
@@ -347,10 +364,12 @@ WIDTH = _HEAD + _MOST_SEGMENTS * len(Segment._fields)
 def to_numbers(epoch: PlannedEpoch) -> list[int]:
     """Return where an epoch starts, and how its blocks are cut and dealt, as integers for shared memory."""
     block, segments = epoch.start
-    if len(segments) > _MOST_SEGMENTS:
+    if len(joined((*segments, epoch.segment(0)))) > _MOST_SEGMENTS:
+        last = segments[-1]
         raise LoaderStateError(
-            f"this epoch was resumed more than {_MOST_SEGMENTS} times within one block of batches: go back to an "
-            f"earlier checkpoint, or begin the epoch anew"
+            f"this epoch was resumed on {_MOST_SEGMENTS} worlds within one block of batches already: resume it on the "
+            f"last one ({last.num_replicas} ranks, {last.per_node} a node, with the same limits of a batch) up to the "
+            f"end of the block, or go back to an earlier checkpoint"
         )
     head = [epoch.batching.block_samples, epoch.world.per_node, block, len(segments)]
     numbers = [*head, *(number for one in segments for number in one)]
@@ -370,6 +389,7 @@ class BlockSteps:
 
     def __init__(self) -> None:
         self._numbers = SharedNumbers([0] * (2 * _RING + 1))  # the latest iteration; then, of blocks, whose, and steps
+        self._fill = SharedNumbers([0, 0])  # of the latest block: whose, and millionths
 
     def start(self) -> int:
         """Return the number of another iteration; what workers still note for the one before is not mistaken for it."""
@@ -381,8 +401,9 @@ class BlockSteps:
         """The latest iteration."""
         return self._numbers.get(0)
 
-    def tell(self, iteration: int, block: int, steps: int) -> None:
-        """Note a block's steps; all workers of an iteration find the same."""
+    def tell(self, iteration: int, block: int, steps: int, fill: float = 1.0) -> None:
+        """Note a block's steps and how full these are; all workers of an iteration find the same."""
+        self._fill.write([_tag(iteration, 0), round(fill * 1e6)])
         place = 1 + block % _RING * 2
         self._numbers.put(place + 1, steps)
         self._numbers.put(place, _tag(iteration, block))
@@ -391,6 +412,11 @@ class BlockSteps:
         """Return the steps of a block in an iteration, or ``None`` where no worker has reached it."""
         place = 1 + block % _RING * 2
         return self._numbers.get(place + 1) if self._numbers.get(place) == _tag(iteration, block) else None
+
+    def fill(self, iteration: int) -> float | None:
+        """Return how full the batches of the block are that a worker has reached last, between 0 and 1."""
+        whose, millionths = self._fill.read()
+        return millionths / 1e6 if whose == _tag(iteration, 0) else None
 
 
 def _tag(iteration: int, block: int) -> int:
@@ -402,7 +428,9 @@ class PlannedProgress:
 
     def __init__(self, epoch: PlannedEpoch, steps: BlockSteps) -> None:
         self.epoch = epoch
-        self._steps_of = functools.partial(steps.of, steps.start())
+        iteration = steps.start()
+        self._steps_of = functools.partial(steps.of, iteration)
+        self._fill_of = functools.partial(steps.fill, iteration)
         self._block = epoch.start.block
         self._samples = 0
         self._first = 0  # batches before that block
@@ -416,6 +444,15 @@ class PlannedProgress:
     def samples_in(self, batches: int) -> int:
         """Return the samples of the batches that were handed out."""
         return self._samples
+
+    def share(self, batches: int) -> float:
+        """Return the part of the epoch's blocks that are behind these batches, between 0 and 1."""
+        return self._block / self.epoch.num_blocks if self.epoch.num_blocks else 1.0
+
+    @property
+    def fill(self) -> float | None:
+        """How full the batches of the latest block are, between 0 and 1; ``None`` where no worker has reached one."""
+        return self._fill_of()
 
     @property
     def is_over(self) -> bool:
@@ -434,9 +471,7 @@ class PlannedProgress:
         done = batches - self._first
         segments = self.epoch.start.segments if self._block == self.epoch.start.block else ()
         if done:
-            rule, world = self.epoch.batching.rule, self.epoch.world
-            own = Segment(world.num_replicas, world.per_node, rule.budget, rule.most, done)
-            segments = joined((*segments, own))
+            segments = joined((*segments, self.epoch.segment(done)))
         return Place(self._block, segments)
 
     def is_complete(self, batches: int) -> bool:

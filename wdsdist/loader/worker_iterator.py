@@ -14,17 +14,20 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsdist.cache import ShardCache
 from wdsdist.cache.prefetch import Prefetch
+from wdsdist.loader import dump_on_signal
 from wdsdist.loader.bad_sample_log import BadSampleLog, ReplacedBatch
 from wdsdist.loader.ipc.channel import Channel, grouped
+from wdsdist.loader.ipc.failure import sending_failures
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.planned_batches import WIDTH, Finish, PlannedBatches, from_numbers, to_numbers
-from wdsdist.loader.worker_state import EpochStart, SharedNumbers, WorkerCounters, enter_worker
+from wdsdist.loader.worker_state import EpochStart, SharedNumbers, WorkerCounters, WorkerReports, enter_worker
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.block_plan import World
 from wdsdist.sampling.epoch_plan import EpochPlan, Places
 from wdsdist.sampling.order import OrderSettings
-from wdsdist.sampling.planned_epoch import PlannedEpoch
+from wdsdist.sampling.planned_epoch import OnBlock, PlannedEpoch
 from wdsdist.sampling.shard_schedule import Use, upcoming
+from wdsdist.storage import waits
 
 Collate = Callable[[list[Any]], Any]
 
@@ -68,6 +71,11 @@ class WorkerDataset(IterableDataset[Any]):
         self._place = SharedNumbers([0] * (WIDTH if planned else 1))
         self.channel = Channel(shared_memory=shared_memory)
         self.counters = WorkerCounters(num_workers)
+        self.reports = WorkerReports(num_workers)
+        self._dump: tuple[int, str | None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_dump": dump_on_signal.installed()}  # forked workers inherit it
 
     def plays(self, config: OrderConfig) -> bool:
         """Return whether the workers have the samples of an order, and its weights where it is that of a mix."""
@@ -88,6 +96,11 @@ class WorkerDataset(IterableDataset[Any]):
         """Return the groups of this process's batches; in a worker in the form in which they are sent."""
         start = EpochStart.of(self._start.read())
         worker, num_workers = enter_worker()
+        if get_worker_info() is not None:
+            waits.publish(functools.partial(self.reports.write, worker))
+            if self._dump is not None:
+                signum, path = self._dump
+                dump_on_signal.dump_on_signal(signum, path=path)
         kind = WorkerIterator if self._planned is None else PlannedWorkerIterator
         batches = kind(
             self._order_config,
@@ -108,7 +121,7 @@ class WorkerDataset(IterableDataset[Any]):
         )
         if isinstance(batches, PlannedWorkerIterator) and self._planned is not None:
             block, per_node, place = from_numbers(self._place.read())
-            batches.planned = self._planned.epoch(
+            planned = self._planned.epoch(
                 self._order_config.order(batches.settings, start.epoch),
                 seed=batches.settings.seed,
                 epoch=start.epoch,
@@ -116,13 +129,15 @@ class WorkerDataset(IterableDataset[Any]):
                 place=place,
                 block=block,
             )
+            batches.planned = self._planned.shared(planned, f"{batches.settings} {self._order_config.notes}")
             batches.finish = self._planned.finisher()
             steps = self._planned.block_steps
             batches.on_block = functools.partial(steps.tell, steps.iteration)
         if get_worker_info() is None:
             return batches.groups(self._collate_fn)
         messages = batches.messages(self._collate_fn, self.channel.sender(worker))
-        return self.counters.counted(messages, worker, self._cache.counters, self._cache.tell)
+        counted = self.counters.counted(messages, worker, self._cache.counters, self._cache.tell)
+        return sending_failures(counted, worker)
 
 
 @dataclass
@@ -170,7 +185,7 @@ class WorkerIterator:
 
     def groups(self, collate_fn: Collate | None, *, deferred: bool = False) -> Iterator[list[Any]]:
         """Yield the batches in groups; with ``deferred`` as pieces that last until the shards are released."""
-        return grouped(self._made(collate_fn, deferred), self.group)
+        return grouped(self._made(collate_fn, deferred), self.group, self.worker)
 
     def _batch(self, places: Places, collate_fn: Collate | None, *, deferred: bool) -> Any:
         batch = self.sample_reader.batch(*places, collate_fn, deferred=deferred)
@@ -244,8 +259,7 @@ class PlannedWorkerIterator(WorkerIterator):
     planned: PlannedEpoch | None = field(default=None, init=False)
     finish: Finish | None = field(default=None, init=False)
     """Makes a batch of samples and of the pieces of them that it has, where batches are rows."""
-    on_block: Callable[[int, int], None] | None = field(default=None, init=False)
-    """Callback that gets the number and the steps of each block of planned batches when a worker reaches it."""
+    on_block: OnBlock | None = field(default=None, init=False)
 
     def _made(self, collate_fn: Collate | None, deferred: bool) -> Iterator[Any]:
         planned, on_block = self.planned, self.on_block

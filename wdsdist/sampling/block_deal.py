@@ -1,13 +1,14 @@
 """The rank of each sample of a block: ranks made even with as little moved from their own lanes as can be. Pure.
 
 Ranks of a node share a cache, so that samples move freely between them. A sample that moves to another node makes that
-node read its shard: first those move whose shard the other node reads anyway, then all of one shard before any of the
-next.
+node read its shard: first those move whose shard the other node reads anyway, then those of the shard that has the most
+of what the other node lacks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,18 @@ FILLED = 0.9995
 
 _UNEVEN = 1.005
 """How many times the mean of all ranks one may have in tokens before it gives samples to others."""
+
+_MOST_STRATA = 4
+_SHARDS_EACH = 16
+"""Shards that a node reads for each stratum, at least."""
+_ALIKE = 1 << 18
+"""Samples of a node and a bucket with which nodes are alike."""
+
+_BY_CHANCE = 32
+"""Of so many samples of a category one more may stay with a node; at most the standard deviation of their number."""
+
+_AT_ONCE = 64
+"""Categories that are evened together: memory grows with them and the shards."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +54,15 @@ class Locality:
         reads[nodes[owners], numbers] = True
         return cls(nodes, numbers, reads)
 
+    def strata(self, samples: int, buckets: int) -> int:
+        """Return in how many parts by length each bucket is made even over the nodes.
+
+        Nodes open about a shard for each two strata; those with many samples have like lengths anyway.
+        """
+        nodes = len(self.reads)
+        opened = int(self.reads.sum()) // (nodes * buckets * _SHARDS_EACH)
+        return max(1, min(_MOST_STRATA, opened, _ALIKE * nodes // samples))
+
 
 def level(locality: Locality, lengths: Int64s, owners: Int64s, shards: Int64s, least: int, room: int) -> Int64s:
     """Return the rank of each sample: its owner, but where that has more than fits, or another less than it needs.
@@ -57,7 +79,8 @@ def level(locality: Locality, lengths: Int64s, owners: Int64s, shards: Int64s, l
     limit = max(mean, min(full, int(mean * _UNEVEN)))
     sizes = np.bincount(nodes)
     if len(sizes) > 1:
-        _between_nodes(locality, ranks, lengths, shards, sizes * limit, sizes * mean)
+        most, goals = (sizes[:, None] * each for each in (limit, mean))
+        _between_nodes(locality, ranks, np.zeros_like(ranks), shards, lengths, most, goals)
     loads = np.bincount(ranks, lengths, len(nodes)).astype(np.int64)
     counts = np.bincount(ranks, minlength=len(nodes))
     # What is left uneven within nodes moves between them only where it would not fit.
@@ -74,68 +97,132 @@ def level(locality: Locality, lengths: Int64s, owners: Int64s, shards: Int64s, l
     return ranks
 
 
-def even(locality: Locality, owners: Int64s, shards: Int64s) -> Int64s:
-    """Return the node of each sample such that all ranks can have equally many, to within one."""
+def even(
+    locality: Locality, owners: Int64s, categories: Int64s, shards: Int64s, steps: Int64s | None = None, batch: int = 0
+) -> Int64s:
+    """Return the node of each sample such that all ranks can have equally many of each category, to within one.
+
+    The same holds of neighbouring categories together, and so of all samples. Where ``steps`` are given, a node may
+    keep a few more than that, as it has by chance: to open a shard for them is not worth while.
+
+    Args:
+        locality: the nodes.
+        owners: int64 [n].
+        categories, shards: int64 [n], numbered from 0; shards as ``locality`` numbers them.
+        steps: int64 [categories]: batches of each category on every rank, in each of which there is a sample.
+        batch: most samples of a batch.
+    """
     ranks, nodes = owners.copy(), locality.nodes
-    goals = np.full(len(nodes), len(owners) // len(nodes))
-    # The first ranks have one more where it cannot be even.
-    counts = np.bincount(ranks, minlength=len(nodes))
-    goals[np.argsort(-counts, kind="stable")[: len(owners) - int(goals.sum())]] += 1
-    of_nodes = np.bincount(nodes, goals).astype(np.int64)
-    if len(of_nodes) > 1:
-        _between_nodes(locality, ranks, np.ones_like(owners), shards, of_nodes, of_nodes)
+    if int(nodes[-1]) == 0:
+        return nodes[ranks]
+    counts = np.bincount(categories)
+    before = np.cumsum(counts) - counts
+    # The ranks with the most have one more where it cannot be even, and of the next category those that follow them.
+    turns = np.empty_like(nodes)
+    turns[np.argsort(-np.bincount(ranks, minlength=len(nodes)), kind="stable")] = np.arange(len(nodes))
+    for first in range(0, len(counts), _AT_ONCE):
+        some = slice(first, first + _AT_ONCE)
+        whole, rest = np.divmod(counts[some], len(nodes))
+        of_ranks = whole + ((turns[:, None] - before[some]) % len(nodes) < rest)
+        goals = np.add.reduceat(of_ranks, np.searchsorted(nodes, np.arange(nodes[-1] + 1)))
+        chosen = np.flatnonzero(categories // _AT_ONCE == first // _AT_ONCE)
+        here, weights = categories[chosen] - first, np.ones_like(chosen)
+        least = most = goals
+        if steps is not None:
+            least = np.bincount(nodes)[:, None] * steps[some]
+            by_chance = np.minimum(np.sqrt(goals).astype(np.int64), goals // _BY_CHANCE)
+            most = np.maximum(np.minimum(goals + by_chance, least * batch), goals)
+        for limits in (most, goals):
+            moved = ranks[chosen]
+            _between_nodes(locality, moved, here, shards[chosen], weights, limits, goals)
+            found = np.bincount(nodes[moved] * len(whole) + here, minlength=goals.size)
+            if (found >= least.ravel()).all():
+                break
+        ranks[chosen] = moved
     return nodes[ranks]
 
 
+class _Offers(NamedTuple):
+    """Samples of nodes that have too much, in pieces: what one node has of one shard."""
+
+    nodes: Int64s
+    """int64 [pieces]: the node of each."""
+    shards: Int64s
+    """int64 [pieces]: the shard of each."""
+    samples: Int64s
+    """int64 [m]: by piece and category, the heaviest first."""
+    bounds: Int64s
+    """int64 [pieces, categories + 1]: where the samples of each category start, and the last ones stop."""
+
+    @classmethod
+    def of(cls, offered: Int64s, cells: Int64s, shards: Int64s, weights: Int64s, shape: tuple[int, int]) -> _Offers:
+        """Return the pieces of some samples; ``shape`` is the numbers of shards and of categories."""
+        nodes, categories = np.divmod(cells[offered], shape[1])
+        keys = (nodes * shape[0] + shards[offered]) * shape[1] + categories
+        order = np.lexsort((-weights[offered], keys))
+        keys = keys[order]
+        pieces = np.unique(keys // shape[1])
+        bounds = np.searchsorted(keys, pieces[:, None] * shape[1] + np.arange(shape[1] + 1))
+        return cls(*np.divmod(pieces, shape[0]), offered[order], bounds)
+
+
 def _between_nodes(
-    locality: Locality, ranks: Int64s, weights: Int64s, shards: Int64s, most: Int64s, goals: Int64s
+    locality: Locality,
+    ranks: Int64s,
+    categories: Int64s,
+    shards: Int64s,
+    weights: Int64s,
+    most: Int64s,
+    goals: Int64s,
 ) -> None:
     """Move samples of nodes that have more than ``most`` to those with less than their goals, from few shards.
+
+    A node takes what it lacks from shards that it reads anyway, and then from the shard that has the most of it, over
+    all categories.
 
     Args:
         locality: what the nodes read, which is noted there as it changes.
         ranks: int64 [n], changed in place.
-        weights, shards: int64 [n].
-        most, goals: int64 [nodes], in units of the weights.
+        categories, shards, weights: int64 [n].
+        most, goals: int64 [nodes, categories], in units of the weights.
     """
     nodes, reads = locality.nodes, locality.reads
-    own = nodes[ranks]
-    loads = np.bincount(own, weights, len(goals)).astype(np.int64)
     by_rank = np.bincount(ranks, weights, len(nodes))
-    offered = np.flatnonzero(loads[own] > most[own])
-    offered = offered[np.lexsort((-weights[offered], shards[offered]))]
-    starts = np.searchsorted(shards[offered], np.arange(reads.shape[1] + 1))
-    has_few = 2 * np.diff(starts) < np.diff(starts).max()
-    offers = np.zeros_like(reads)
-    offers[own[offered], shards[offered]] = True
-    for taker in np.argsort(loads - goals, kind="stable").tolist():
+    cells = nodes[ranks] * goals.shape[1] + categories
+    loads = np.bincount(cells, weights, goals.size).astype(np.int64).reshape(goals.shape)
+    offered = np.flatnonzero((loads > most).ravel()[cells])
+    offers = _Offers.of(offered, cells, shards, weights, (reads.shape[1], goals.shape[1]))
+    sums = np.concatenate(([0], np.cumsum(weights[offers.samples])))[offers.bounds]
+    has = np.diff(sums, axis=1)
+    heaviest = int(weights.max(initial=1))
+    is_given = np.zeros(len(ranks), np.bool_)
+    for taker in np.argsort(np.minimum(loads - goals, 0).sum(axis=1), kind="stable").tolist():
         here = np.flatnonzero(nodes == taker)
         first = here[np.argmin(by_rank[here])]
-        found = np.flatnonzero(offers[loads > most].any(axis=0))
-        for shard in found[np.lexsort((has_few[found], ~reads[taker][found]))].tolist():
-            need = int(goals[taker] - loads[taker])
-            if need <= 0:
+        is_left = np.ones(len(has), np.bool_)
+        while len(has):
+            need = goals[taker] - loads[taker]
+            need[need < heaviest] = 0
+            excess = np.maximum(loads - most, 0)[offers.nodes]
+            worth = np.minimum(np.minimum(has, excess), need).sum(axis=1) * is_left
+            near = worth * reads[taker, offers.shards]
+            piece = int((near if near.any() else worth).argmax())
+            if not worth[piece]:
                 break
-            given = _given(offered[starts[shard] : starts[shard + 1]], own, weights, loads - most)
-            moved = given[np.cumsum(weights[given]) <= need]
-            if len(moved):
-                loads -= np.bincount(own[moved], weights[moved], len(loads)).astype(np.int64)
-                loads[taker] += int(weights[moved].sum())
-                ranks[moved], own[moved] = first, taker
-                reads[taker, shard] = True
-            if len(moved) < len(given):
-                break
-
-
-def _given(offered: Int64s, own: Int64s, weights: Int64s, excess: Int64s) -> Int64s:
-    """Return those of some samples that their nodes can give before they have no more than they should."""
-    offered = offered[excess[own[offered]] > 0]
-    givers = own[offered]
-    is_given = np.zeros(len(offered), np.bool_)
-    for giver in np.unique(givers).tolist():
-        taken = weights[offered[givers == giver]]
-        is_given[givers == giver] = np.cumsum(taken) - taken < excess[giver]
-    return offered[is_given]
+            is_left[piece] = False
+            for category in np.flatnonzero(np.minimum(has[piece], excess[piece]) * need).tolist():
+                found = offers.samples[slice(*offers.bounds[piece, category : category + 2])]
+                found = found[~is_given[found] & (weights[found] <= need[category])]
+                total = np.cumsum(weights[found])
+                moved = found[(total <= need[category]) & (total - weights[found] < excess[piece, category])]
+                if not len(moved):
+                    continue
+                amount = int(weights[moved].sum())
+                has[piece, category] -= amount
+                loads[offers.nodes[piece], category] -= amount
+                loads[taker, category] += amount
+                ranks[moved], is_given[moved] = first, True
+                reads[taker, offers.shards[piece]] = True
 
 
 def in_parts(lengths: Int64s, dealt: Int64s, parts: int) -> list[Int64s]:

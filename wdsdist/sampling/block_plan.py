@@ -12,6 +12,7 @@ then put into random order.
 from __future__ import annotations
 
 import functools
+import itertools
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 from typing import Literal
@@ -24,7 +25,13 @@ from wdsdist.errors import ArgumentError
 from wdsdist.sampling.block_deal import FILLED, Locality, even, in_parts, level
 from wdsdist.sampling.permutation import shuffled
 
+VERSION = 2
+"""Of the plan of a block: another one deals the same samples in another way."""
+
 Kind = Literal["tokens", "groups", "buckets", "rows"]
+
+_EXCHANGES = 4
+"""Samples for each bin that may change places so that all fit."""
 
 _FITTED = 4
 """Samples for each bin, the shortest, that are put where they fit best when bins get full."""
@@ -50,6 +57,11 @@ class World:
     num_replicas: int
     per_node: int = 1
     """Ranks that share a cache: ``0`` to ``per_node - 1``, and so on."""
+
+    def node_of(self, rank: int) -> range:
+        """Return the ranks that share a cache with a rank."""
+        first = rank // self.per_node * self.per_node
+        return range(first, min(first + self.per_node, self.num_replicas))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,13 +105,9 @@ class BlockPlan:
         part = slice(int(self.bounds[place]), int(self.bounds[place + 1]))
         return self.samples[part], self.rows[part]
 
-    def repeated(self, step: int, rank: int) -> npt.NDArray[np.bool_]:
-        """Return which samples of one batch are repeated only because ranks must be even."""
-        place = step * self.num_ranks + rank
-        return self._is_repeated[int(self.bounds[place]) : int(self.bounds[place + 1])]
-
     @functools.cached_property
-    def _is_repeated(self) -> npt.NDArray[np.bool_]:
+    def is_repeated(self) -> npt.NDArray[np.bool_]:
+        """bool [m]: which samples are repeated only because ranks must be even."""
         if self.repeats is not None:
             return self.repeats
         repeated = np.ones(len(self.samples), np.bool_)
@@ -118,7 +126,7 @@ class BlockPlan:
         cut = int(bounds[0])
         steps = max(0, self.steps - step)
         return BlockPlan(
-            steps, self.samples[cut:], self.rows[cut:], bounds - cut, self.num_ranks, self._is_repeated[cut:]
+            steps, self.samples[cut:], self.rows[cut:], bounds - cut, self.num_ranks, self.is_repeated[cut:]
         )
 
 
@@ -160,7 +168,8 @@ def _within_budget(samples: BlockSamples, rule: BatchRule, world: World, key: in
         numbers = np.resize(np.argsort(lengths, kind="stable"), ranks)
     total = int(lengths[numbers].sum())
     locality = samples.locality(world)
-    steps = max(1, -(-total // int(ranks * in_batch * rule.budget * FILLED)), -(-len(numbers) // (ranks * most)))
+    filled = 1.0 if len(locality.reads) == 1 else FILLED  # rather a step more than shards that other nodes read
+    steps = max(1, -(-total // int(ranks * in_batch * rule.budget * filled)), -(-len(numbers) // (ranks * most)))
     while True:
         if len(numbers) < ranks * steps:  # each step needs a sample on every rank
             if rule.drops and rule.kind == "tokens":
@@ -215,9 +224,40 @@ def _into_bins(lengths: Int64s, bins: int, budget: int, most: int, *, least: int
         found = _spread(lengths[:head], bins, budget, most)
         if not (found < 0).any():
             loads = np.bincount(found, lengths[:head], bins).astype(np.int64)
-            rest = _fit(lengths[head:], loads, np.bincount(found, minlength=bins), budget, most)
-            if rest is not None:
-                return np.concatenate((found, rest))
+            counts = np.bincount(found, minlength=bins)
+            found = np.concatenate((found, _fit(lengths[head:], loads, counts, budget, most)))
+            if not (found < 0).any():
+                return found
+    return _exchanged(lengths, found, bins, budget) if len(found) == len(lengths) <= most else None
+
+
+def _exchanged(lengths: Int64s, found: Int64s, bins: int, budget: int) -> Int64s | None:
+    """Return the bins of lengths of which some fit nowhere, after they took the places of others; ``None`` if in vain.
+
+    Each takes the place of one that is as much shorter as there is room for: that one is left over then, or fits.
+    """
+    left = np.flatnonzero(found < 0).tolist()
+    if len(left) > bins:
+        return None
+    loads = np.bincount(found[found >= 0], lengths[found >= 0], bins).astype(np.int64)
+    for _ in range(_EXCHANGES * bins):
+        if not left:
+            return found
+        one = left.pop()
+        fullest = np.where(loads + lengths[one] <= budget, loads, -1)
+        place = int(fullest.argmax())
+        if fullest[place] < 0:
+            gains = lengths[one] - lengths
+            gains[(found < 0) | (gains > (budget - loads)[found])] = 0
+            other = int(gains.argmax())
+            if gains[other] <= 0:
+                return None
+            place = int(found[other])
+            found[other] = -1
+            left.append(other)
+            loads[place] -= lengths[other]
+        found[one] = place
+        loads[place] += lengths[one]
     return None
 
 
@@ -254,7 +294,7 @@ def _spread(lengths: Int64s, bins: int, budget: int, most: int, *, drops: bool =
     return found
 
 
-def _fit(lengths: Int64s, loads: Int64s, counts: Int64s, budget: int, most: int) -> Int64s | None:
+def _fit(lengths: Int64s, loads: Int64s, counts: Int64s, budget: int, most: int) -> Int64s:
     """Put each length, the longest first, into the fullest bin that has room.
 
     Args:
@@ -262,7 +302,7 @@ def _fit(lengths: Int64s, loads: Int64s, counts: Int64s, budget: int, most: int)
         loads, counts: int64 [bins]: what each bin has already, in tokens and in samples.
         budget, most: of a bin, in tokens and in samples.
 
-    Returns the bin of each, or ``None`` where some length fits nowhere.
+    Returns the bin of each; -1 for what fits nowhere.
     """
     bins = len(loads)
     left = (most - counts).tolist()
@@ -272,13 +312,14 @@ def _fit(lengths: Int64s, loads: Int64s, counts: Int64s, budget: int, most: int)
     for size in (lengths * bins).tolist():
         place = bisect_left(rooms, size)
         if place == len(rooms):
-            return None
+            found.append(-1)
+            continue
         room = rooms.pop(place)
         found.append(room)
         left[room % bins] -= 1
         if left[room % bins]:
             insort(rooms, room - size, 0, place)
-    return np.array(found, np.int64) % bins
+    return np.where(np.array(found, np.int64) < 0, -1, np.array(found, np.int64) % bins)
 
 
 # Batches of like samples.
@@ -287,47 +328,53 @@ def _fit(lengths: Int64s, loads: Int64s, counts: Int64s, budget: int, most: int)
 def _of_like(samples: BlockSamples, rule: BatchRule, world: World, key: int) -> BlockPlan:
     """Plan batches of a number of samples: of like lengths, and of one bucket where there are buckets."""
     buckets = np.zeros(len(samples.lengths), np.int64) if samples.buckets is None else samples.buckets
-    locality = samples.locality(world)
-    parts = []
-    steps = 0
-    for bucket in np.unique(buckets).tolist():
-        numbers = np.flatnonzero(buckets == bucket)
-        found = _in_bucket(samples, numbers, rule, locality)
-        if found is not None:
-            chosen, dealt, bins, more = found
-            parts.append((chosen, dealt, bins + steps))
-            steps += more
-    if not parts:
+    each = [_played(np.flatnonzero(buckets == bucket), rule, world) for bucket in np.unique(buckets)]
+    each = [numbers for numbers in each if len(numbers)]
+    if not each:
         return _empty(world)
-    numbers, dealt, bins = (np.concatenate(column) for column in zip(*parts, strict=True))
+    numbers, lengths = np.concatenate(each), samples.lengths[np.concatenate(each)]
+    locality = samples.locality(world)
+    strata = locality.strata(len(numbers), len(each))
+    bounds = np.cumsum([0, *map(len, each)])
+    parts = [slice(*part) for part in itertools.pairwise(bounds.tolist())]
+    categories = np.concatenate(
+        [number * strata + _stratum(lengths[part], strata) for number, part in enumerate(parts)]
+    )
+    steps_each = -(-np.diff(bounds) // (world.num_replicas * rule.most))
+    of_nodes = even(
+        locality, samples.owners[numbers], categories, locality.shards[numbers],
+        steps_each if strata == 1 else None, rule.most,
+    )  # fmt: skip
+    dealt, bins = np.empty((2, len(numbers)), np.int64)
+    steps, sizes = 0, np.bincount(locality.nodes).tolist()
+    for part, more in zip(parts, steps_each.tolist(), strict=True):
+        first = 0
+        for own, size in zip(in_parts(lengths[part], of_nodes[part], len(sizes)), sizes, strict=True):
+            # Ranks of a node get like samples of each step by turns, to and fro: theirs are alike in cost.
+            steps_of = np.arange(len(own)) * more // max(1, len(own))
+            turns, places = np.divmod(np.arange(len(own)) - np.searchsorted(steps_of, steps_of), size)
+            bins[part][own] = steps + steps_of
+            dealt[part][own] = first + np.where(turns % 2, size - 1 - places, places)
+            first += size
+        steps += more
     return _ordered(samples, numbers, dealt, bins, steps, 1, world, key, are_sorted=True)
 
 
-def _in_bucket(
-    samples: BlockSamples, numbers: Int64s, rule: BatchRule, locality: Locality
-) -> tuple[Int64s, Int64s, Int64s, int] | None:
-    """Return the samples of a bucket, the rank and the bin of each, and the number of bins."""
-    ranks, sizes = len(locality.nodes), np.bincount(locality.nodes)
+def _played(numbers: Int64s, rule: BatchRule, world: World) -> Int64s:
+    """Return the samples of a bucket that are played, in steps for which every rank has at least one."""
+    ranks = world.num_replicas
     steps = -(-len(numbers) // (ranks * rule.most))
-    if len(numbers) < ranks * steps:
-        if rule.drops:
-            steps = len(numbers) // ranks
-            if not steps:
-                return None
-            numbers = numbers[: ranks * steps] if len(numbers) > ranks * steps * rule.most else numbers
-        else:
-            numbers = np.concatenate((numbers, np.resize(numbers, ranks * steps - len(numbers))))
-    of_nodes = even(locality, samples.owners[numbers], locality.shards[numbers])
-    dealt, bins = np.empty((2, len(numbers)), np.int64)
-    first = 0
-    for own, size in zip(in_parts(samples.lengths[numbers], of_nodes, len(sizes)), sizes.tolist(), strict=True):
-        # Ranks of a node get like samples of each step by turns, to and fro: theirs are alike in cost.
-        steps_of = np.arange(len(own)) * steps // max(1, len(own))
-        turns, places = np.divmod(np.arange(len(own)) - np.searchsorted(steps_of, steps_of), size)
-        bins[own] = steps_of
-        dealt[own] = first + np.where(turns % 2, size - 1 - places, places)
-        first += size
-    return numbers, dealt, bins, steps
+    if len(numbers) >= ranks * steps:
+        return numbers
+    if not rule.drops:
+        return np.concatenate((numbers, np.resize(numbers, ranks * steps - len(numbers))))
+    return numbers[: len(numbers) // ranks * ranks * rule.most]
+
+
+def _stratum(lengths: Int64s, strata: int) -> Int64s:
+    """Return in which part of the lengths each is, where so many parts have about equally many."""
+    inner = np.sort(lengths)[np.arange(1, strata) * len(lengths) // strata]
+    return np.searchsorted(inner, lengths, side="right")
 
 
 # Bins to steps.

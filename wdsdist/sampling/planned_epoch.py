@@ -118,13 +118,88 @@ class Block:
     costs: npt.NDArray[np.float64]
     """float64 [n]."""
 
-    def batch(self, step: int, rank: int, *, in_rows: bool, marks: bool = False) -> PlannedBatch:
+    def of_ranks(self, ranks: range, *, marks: bool) -> NodeBatches:
+        """Return the batches of some ranks; with ``marks``, they say which of their samples are repeated."""
+        plan = self.plan
+        places = (np.arange(plan.steps)[:, None] * plan.num_ranks + np.array(ranks)).ravel()
+        counts = np.diff(plan.bounds)[places]
+        bounds = np.concatenate(([0], np.cumsum(counts)))
+        at = np.repeat(plan.bounds[places] - bounds[:-1], counts) + np.arange(bounds[-1])
+        chosen = plan.samples[at]
+        lie = (column[self.numbers[chosen]] for column in (self.shards, self.samples, self.epochs))
+        repeated = plan.is_repeated[at] if marks else np.zeros(0, np.bool_)
+        return NodeBatches(
+            np.array(ranks), bounds, *lie, plan.rows[at], self.starts[chosen], self.stops[chosen], repeated
+        )
+
+
+class NodeBatches(NamedTuple):
+    """The batches of a block that the ranks of one node make: arrays alone, which processes can hand to each other."""
+
+    ranks: Int64s
+    bounds: Int64s
+    """int64 [steps * ranks + 1]: where the samples of each step and rank start."""
+    shards: Int64s
+    samples: Int64s
+    epochs: Int64s
+    rows: Int64s
+    starts: Int64s
+    stops: Int64s
+    """int64 [m]: of each sample in a batch where it lies, its row there, and its tokens."""
+    repeated: npt.NDArray[np.bool_]
+    """bool [m]: which are repeated only because ranks must be even; empty where batches do not say so."""
+
+    @property
+    def steps(self) -> int:
+        return (len(self.bounds) - 1) // len(self.ranks)
+
+    def fill(self, rule: BatchRule) -> float:
+        """Return the useful tokens over those that there is room for, between 0 and 1."""
+        tokens, room = tokens_and_room(self.bounds, self.stops - self.starts, rule)
+        return int(tokens.sum()) / max(1, int(room.sum()))
+
+    def batch(self, step: int, rank: int, *, in_rows: bool) -> PlannedBatch:
         """Return one batch of one rank."""
-        chosen, rows = self.plan.batch(step, rank)
-        numbers = self.numbers[chosen]
-        padding = self.plan.repeated(step, rank) if marks else None
-        places = Places(self.shards[numbers], self.samples[numbers], self.epochs[numbers], padding)
-        return PlannedBatch(places, Pieces(rows, self.starts[chosen], self.stops[chosen]) if in_rows else None)
+        place = step * len(self.ranks) + rank - int(self.ranks[0])
+        part = slice(int(self.bounds[place]), int(self.bounds[place + 1]))
+        padding = self.repeated[part] if len(self.repeated) else None
+        places = Places(self.shards[part], self.samples[part], self.epochs[part], padding)
+        return PlannedBatch(places, Pieces(self.rows[part], self.starts[part], self.stops[part]) if in_rows else None)
+
+
+Share = Callable[[int, range, Callable[[], NodeBatches]], NodeBatches]
+"""Returns what a function plans, of the number of a block and some ranks; or what another process has planned."""
+
+
+def _alone(number: int, ranks: range, plan: Callable[[], NodeBatches]) -> NodeBatches:
+    return plan()
+
+
+def tokens_and_room(bounds: Int64s, sizes: Int64s, rule: BatchRule) -> tuple[Int64s, Int64s]:
+    """Return of each batch its useful tokens, and the tokens that there is room for: int64 [batches] each.
+
+    Where no column tells lengths, samples count in place of tokens.
+
+    Args:
+        bounds: int64 [batches + 1]: where the samples of each batch start.
+        sizes: int64 [samples]: tokens of each.
+        rule: how the batches were made.
+    """
+    ends = np.concatenate(([0], np.cumsum(sizes)))
+    counts = np.diff(bounds)
+    tokens = ends[bounds[1:]] - ends[bounds[:-1]]
+    if rule.budget:
+        # A sample that is alone over its budget takes as much room as it has tokens.
+        return tokens, np.maximum(tokens, rule.budget * (rule.most if rule.kind == "rows" else 1))
+    if not len(sizes) or sizes.max() <= 1:
+        return tokens, np.full_like(tokens, rule.most)
+    longest = np.zeros_like(tokens)
+    np.maximum.at(longest, np.repeat(np.arange(len(counts)), counts), sizes)
+    return tokens, counts * longest
+
+
+OnBlock = Callable[[int, int, float], None]
+"""Gets the number of a block that a worker has reached, its steps, and how full its batches are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +212,8 @@ class PlannedEpoch:
     key: int
     """Of the seed and the epoch."""
     start: Place
-    _planned: dict[int, Future[Block]] = field(default_factory=dict, repr=False, compare=False)
+    share: Share = field(default=_alone, repr=False, compare=False)
+    _planned: dict[tuple[int, range], Future[NodeBatches]] = field(default_factory=dict, repr=False, compare=False)
     """The block that is read, and the next one, which may be in the making."""
     _planning: Any = field(default_factory=threading.Lock, repr=False, compare=False)
     """Lock around the planning of a block: orders and columns cache their last lookup, and are not thread-safe."""
@@ -152,33 +228,41 @@ class PlannedEpoch:
         """Blocks of the epoch."""
         return -(-self.num_samples // self.batching.block_samples)
 
-    def block(self, number: int) -> Block:
-        """Return a block as this world plays it: of the first one, what is left."""
-        for before in [one for one in self._planned if one < number]:
+    def segment(self, steps: int) -> Segment:
+        """Return some steps of a block, as this world takes them."""
+        return Segment(self.world.num_replicas, self.world.per_node, self._rule.budget, self._rule.most, steps)
+
+    def node_batches(self, number: int, rank: int) -> NodeBatches:
+        """Return the batches of a block that the node of a rank makes; of the first block, what is left."""
+        key = number, self.world.node_of(rank)
+        for before in [one for one in self._planned if one[0] < number]:
             del self._planned[before]
-        future = self._planned.get(number)
-        if future is None:
-            future = self._planned[number] = Future()
-            self._plan_into(number, future)
-        return future.result()
+        if key not in self._planned:
+            self._planned[key] = Future()
+            self._plan_into(*key)
+        return self._planned[key].result()
 
-    def plan_ahead(self, number: int) -> None:
-        """Plan a block in a thread, for a later call of `block`: it is the same block, only sooner there."""
-        if number < self.num_blocks and number not in self._planned:
-            self._planned[number] = Future()
-            threading.Thread(
-                target=self._plan_into, args=(number, self._planned[number]), name="wdsdist-plan", daemon=True
-            ).start()
+    def plan_ahead(self, number: int, rank: int) -> None:
+        """Plan a block in a thread, for a later call of `node_batches`: it is the same block, only sooner there."""
+        key = number, self.world.node_of(rank)
+        if number < self.num_blocks and key not in self._planned:
+            self._planned[key] = Future()
+            threading.Thread(target=self._plan_into, args=key, name="wdsdist-plan", daemon=True).start()
 
-    def _is_to_come(self, number: int) -> bool:
+    def _is_to_come(self, number: int, rank: int) -> bool:
         """Whether a block that is not the first one is neither planned nor behind the one that is read."""
-        latest = max(self._planned, default=self.start.block)
-        return number > latest or (number > self.start.block and number == latest and not self._planned[number].done())
+        latest = max((one for one, _ in self._planned), default=self.start.block)
+        planned = self._planned.get((number, self.world.node_of(rank)))
+        return number > latest or (
+            number > self.start.block and number == latest and not (planned is not None and planned.done())
+        )
 
-    def _plan_into(self, number: int, future: Future[Block]) -> None:
+    def _plan_into(self, number: int, ranks: range) -> None:
+        future = self._planned[number, ranks]
+        marks = self.batching.mark_padding
         try:
             with self._planning:
-                future.set_result(self._plan(number))
+                future.set_result(self.share(number, ranks, lambda: self.block(number).of_ranks(ranks, marks=marks)))
         except BaseException as error:  # it is raised where the block is asked for
             future.set_exception(error)
 
@@ -194,23 +278,23 @@ class PlannedEpoch:
         worker: int = 0,
         num_workers: int = 1,
         group: int = 1,
-        on_block: Callable[[int, int], None] = lambda block, steps: None,
+        on_block: OnBlock = lambda block, steps, fill: None,
     ) -> Iterator[tuple[int, PlannedBatch]]:
         """Yield the batches that one worker of one rank makes, with their numbers.
 
-        While those of one block are taken, a thread plans the next. ``on_block`` is called with each block and its
-        steps, as it is reached.
+        While those of one block are taken, a thread plans the next. ``on_block`` is called with each block, as it is
+        reached.
         """
         first = 0
         in_rows = self.batching.rule.kind == "rows"
         for number in range(self.start.block, self.num_blocks):
-            block = self.block(number)
-            self.plan_ahead(number + 1)
-            on_block(number, block.plan.steps)
-            for step in range(block.plan.steps):
+            block = self.node_batches(number, rank)
+            self.plan_ahead(number + 1, rank)
+            on_block(number, block.steps, block.fill(self._rule))
+            for step in range(block.steps):
                 if (first + step) // group % num_workers == worker:
-                    yield first + step, block.batch(step, rank, in_rows=in_rows, marks=self.batching.mark_padding)
-            first += block.plan.steps
+                    yield first + step, block.batch(step, rank, in_rows=in_rows)
+            first += block.steps
 
     def uses(self, *, rank: int, batch: int = 0, plans: bool = False) -> Iterator[Use | None]:
         """Yield the shards that a rank needs from a batch on, block by block, in the order of their first use.
@@ -220,19 +304,20 @@ class PlannedEpoch:
         """
         first = 0
         for number in range(self.start.block, self.num_blocks):
-            while not plans and self._is_to_come(number):
+            while not plans and self._is_to_come(number, rank):
                 yield None
-            block = self.block(number)
+            block = self.node_batches(number, rank)
             found: dict[int, list[int]] = {}
-            for step in range(block.plan.steps):
+            for step in range(block.steps):
                 if first + step >= batch:
                     places = block.batch(step, rank, in_rows=False).places
                     for shard in np.unique(places.shards).tolist():
                         found.setdefault(shard, [first + step, first + step])[1] = first + step
             yield from (Use(uses[0], uses[1], shard) for shard, uses in found.items())
-            first += block.plan.steps
+            first += block.steps
 
-    def _plan(self, number: int) -> Block:
+    def block(self, number: int) -> Block:
+        """Plan a block as this world plays it, for all ranks: of the first one, what is left."""
         first = number * self.batching.block_samples
         positions = np.arange(first, min(first + self.batching.block_samples, self.num_samples), dtype=np.int64)
         shards, samples = self.order.locate(positions)
@@ -245,9 +330,8 @@ class PlannedEpoch:
         left = np.arange(len(numbers))
         is_last = number == self.num_blocks - 1
         segments = joined(self.start.segments) if number == self.start.block else ()
-        own = Segment(self.world.num_replicas, self.world.per_node, self._rule.budget, self._rule.most, 0)
         # On the world of the last segment the block goes on as it was planned.
-        worlds = joined((*segments, own))
+        worlds = joined((*segments, self.segment(0)))
         for turn, segment in enumerate(worlds):
             chosen = left
             if self._rule.kind == "tokens" and self.batching.oversize == "drop":

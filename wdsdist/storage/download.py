@@ -37,6 +37,7 @@ from wdsdist.storage.retry import (
     policy,
 )
 from wdsdist.storage.urls import shown
+from wdsdist.storage.waits import Request, under_way
 
 T = TypeVar("T")
 _GRACE = 2.0
@@ -168,7 +169,9 @@ def begin_fetch(
     import fsspec.asyn
 
     client, remote = reader(location, options, retries=False)
-    copy = _Copy(location, path, options, client, remote, deadline, connections or _shared, ranges, line, known)
+    request = Request(shown(location), size=sum(map(len, ranges)) if ranges is not None else size, bytes=0)
+    link = connections or _shared
+    copy = _Copy(location, path, options, client, remote, request, deadline, link, ranges, line, known)
     copy.sha256 = hashlib.sha256() if digest else None
     return Fetching(copy, asyncio.run_coroutine_threadsafe(copy.run(size), fsspec.asyn.get_loop()))
 
@@ -179,12 +182,15 @@ class Fetching:
     def __init__(self, copy: _Copy, future: concurrent.futures.Future[Transfer]) -> None:
         self._copy = copy
         self._future = future
+        self._under_way = under_way(copy.request)
 
     def __enter__(self) -> Fetching:
+        self._under_way.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.give_up()
+        self._under_way.__exit__(None, None, None)
 
     def result(self) -> Transfer:
         """Wait for the download to complete. Raises what `fetch` raises."""
@@ -226,6 +232,7 @@ class _Copy:
     options: StorageOptions | None
     client: Any
     remote: str
+    request: Request
     deadline: Deadline | None
     connections: Connections
     ranges: Sequence[range] | None = None
@@ -341,16 +348,21 @@ class _Copy:
                 raise MisfitError(f"more than {size:,} bytes")
             self._write(piece, start + got)
             got += len(piece)
+            self.request.bytes += len(piece)
 
-        if isinstance(self.client, Direct):
-            await receive(self.client, self.remote, wanted, self.tags, take, functools.partial(self._pause, watch))
-        else:
-            async with contextlib.aclosing(pieces(self.client, self.remote, wanted)) as stream:
-                async for piece in stream:
-                    take(piece)
-                    await self._let_pass(watch)
-        if size is not None and got != size:
-            raise MisfitError(f"{got:,} bytes where there should be {size:,}")
+        try:
+            if isinstance(self.client, Direct):
+                await receive(self.client, self.remote, wanted, self.tags, take, functools.partial(self._pause, watch))
+            else:
+                async with contextlib.aclosing(pieces(self.client, self.remote, wanted)) as stream:
+                    async for piece in stream:
+                        take(piece)
+                        await self._let_pass(watch)
+            if size is not None and got != size:
+                raise MisfitError(f"{got:,} bytes where there should be {size:,}")
+        except BaseException:
+            self.request.bytes -= got
+            raise
         return got
 
     def _write(self, piece: bytes, at: int) -> None:
@@ -387,6 +399,7 @@ class _Copy:
                 except (FinalError, PassingError) as error:
                     self.fault = error
                     pause = attempts.failed(error)
+                    self.request.failed(error, attempts.failures)
                     if self.client is client and renew(self.location, error):  # else another part has done it
                         self.client, self.remote = reader(self.location, self.options, retries=False)
                 self.retries += 1

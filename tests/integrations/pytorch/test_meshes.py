@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch.distributed
 
@@ -45,7 +46,7 @@ def read(shards: Path, shape: tuple[int, ...], names: tuple[str, ...], part: Any
     for batch in loader:
         numbers += batch["cls"].tolist()
         state = state or loader.state_dict()
-    return numbers, state, data.fingerprint, len(loader)
+    return numbers, state, data.fingerprint, len(loader), data.identity().stride
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,7 @@ def test_ranks_see_the_samples_of_their_data_parallel_place(
     assert set(together) == set(range(TOTAL))
     assert len(together) == -(-TOTAL // len(by_place)) * len(by_place)
     assert all(one[1:] == found[0][1:] for one in found), "states, fingerprints and lengths are those of every rank"
+    assert found[0][-1] == places.index(1)
 
 
 def read_elsewhere(shards: Path) -> list[int] | None:
@@ -79,6 +81,7 @@ def read_elsewhere(shards: Path) -> list[int] | None:
     return [number for batch in loader for number in batch["cls"].tolist()]
 
 
+@pytest.mark.slow
 def test_the_place_reaches_workers_that_are_not_forked(four_ranks: Ranks, shards: Path) -> None:
     found = four_ranks.all(read_elsewhere, shards)
     wanted = four_ranks.all(read, shards, (2, 2), ("dp", "tp"), "dp")
@@ -87,7 +90,7 @@ def test_the_place_reaches_workers_that_are_not_forked(four_ranks: Ranks, shards
 
 class FakeMesh(SimpleNamespace):
     def __init__(self, coordinate: list[int] | None, shape: tuple[int, ...], names: tuple[str, ...] | None) -> None:
-        super().__init__(shape=shape, mesh_dim_names=names)
+        super().__init__(shape=shape, mesh_dim_names=names, mesh=np.arange(np.prod(shape)).reshape(shape))
         self.get_coordinate = lambda: coordinate
 
 

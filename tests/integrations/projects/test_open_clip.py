@@ -1,0 +1,153 @@
+"""The page of open_clip: its `get_wds_dataset`, by what open_clip's training asks of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import wdsdist
+from tests.integrations.projects.conftest import Adapter
+
+SIZES = {"web": 60, "books": 30}
+
+
+@pytest.fixture(scope="module")
+def pools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two folders of images with captions that begin with their names, of 4 to 120 letters."""
+    root = tmp_path_factory.mktemp("pools")
+    lengths = np.random.default_rng(0).integers(1, 116, sum(SIZES.values()))
+    for name, size in SIZES.items():
+        image = np.zeros((4, 4, 3), np.uint8)
+        made = ({"png": image, "txt": f"{name} {n} {'x' * lengths[n]}"} for n in range(size))
+        wdsdist.pack(made, root / name, shard_samples=8)
+    return root
+
+
+def arguments(pools: Path, *names: str, **more: Any) -> SimpleNamespace:
+    given = {
+        "train_data": "::".join(str(pools / name) for name in names), "train_data_upsampling_factors": None,
+        "train_num_samples": None, "batch_size": 6, "workers": 0, "seed": 0,
+    }  # fmt: skip
+    return SimpleNamespace(**(given | more))
+
+
+def make(adapter: Adapter, args: SimpleNamespace, *, is_train: bool = True) -> Any:
+    return adapter("open_clip")["get_wds_dataset"](args, to_tensor, is_train, tokenizer=lambda text: [text])
+
+
+def to_tensor(image: Any) -> torch.Tensor:
+    return torch.from_numpy(np.array(image.convert("RGB")))
+
+
+def captions(batches: Any) -> list[str]:
+    return [" ".join(text.split()[:2]) for batch in batches for text in batch["text"]]
+
+
+def test_each_pair_comes_once_an_epoch_over_the_ranks(
+    adapter: Adapter, pools: Path, on_rank: Callable[..., None]
+) -> None:
+    found = []
+    for rank in range(3):
+        on_rank(rank, 3)
+        data = make(adapter, arguments(pools, "web", batch_size=5))
+        epochs = []
+        for epoch in range(2):
+            data.set_epoch(epoch)
+            batches = list(data.dataloader)
+            assert len(batches) == data.dataloader.num_batches == 4
+            assert {tuple(batch["image"].shape) for batch in batches} == {(5, 4, 4, 3)}
+            epochs.append(captions(batches))
+        found.append(epochs)
+    for epoch in range(2):
+        assert Counter(text for epochs in found for text in epochs[epoch]) == {f"web {n}": 1 for n in range(60)}
+    assert found[0][0] != found[0][1]
+
+
+def test_virtual_epochs_give_each_sample_before_any_comes_again(adapter: Adapter, pools: Path) -> None:
+    data = make(adapter, arguments(pools, "web", train_num_samples=24, batch_size=4))
+    seen: Counter[str] = Counter()
+    for epoch in range(5):
+        data.set_epoch(epoch)
+        texts = captions(data.dataloader)
+        assert len(texts) == data.dataloader.num_samples == 24
+        seen.update(texts)
+    assert set(seen.values()) == {2}
+    assert len(seen) == 60
+
+
+@pytest.mark.parametrize(("factors", "web"), [(None, 4), ("1::1", 4), ("1::2", 3), ("1::4", 2)])
+def test_upsampling_factors_are_shares_of_every_batch(adapter: Adapter, pools: Path, factors: str, web: int) -> None:
+    data = make(adapter, arguments(pools, "web", "books", train_data_upsampling_factors=factors))
+    for batch in data.dataloader:
+        assert Counter(text.split()[0] for text in batch["text"]) == {"web": web, "books": 6 - web}
+
+
+def test_pairs_without_a_caption_or_that_do_not_decode_are_replaced(adapter: Adapter, tmp_path: Path) -> None:
+    good = {"png": np.zeros((4, 4), np.uint8), "txt": "good"}  # grey, and given in RGB
+    bad = [{"txt": "  \n"}, {"txt": b""}, {"png": b"no image"}, {"jpg": good["png"], "png": None}]
+    samples = [good | bad[n // 8] if n % 8 == 3 and n < 32 else good for n in range(40)]
+    made = ({name: value for name, value in one.items() if value is not None} for one in samples)
+    wdsdist.pack(made, tmp_path / "pool", shard_samples=10)
+    data = make(adapter, arguments(tmp_path, "pool", batch_size=10))
+    texts = [text for batch in data.dataloader for text in batch["text"]]
+    assert texts == ["good"] * 40
+    assert data.dataloader.stats().bad_samples == 3  # an image of another type is no bad one
+
+
+def test_length_bucketing_gives_batches_of_like_lengths(adapter: Adapter, pools: Path) -> None:
+    spreads = []
+    for is_bucketed in (False, True):
+        data = make(adapter, arguments(pools, "web", length_bucketing=is_bucketed))
+        batches = [batch["text"] for batch in data.dataloader]
+        spreads.append(np.mean([max(map(len, texts)) - min(map(len, texts)) for texts in batches]))
+        assert Counter(text for texts in batches for text in texts).total() == 60
+    assert spreads[1] < spreads[0] / 2
+
+
+def test_two_ranks_are_resumed_by_four(adapter: Adapter, pools: Path, on_rank: Callable[..., None]) -> None:
+    seen, states = [], []
+    for rank in range(2):
+        on_rank(rank, 2)
+        data = make(adapter, arguments(pools, "web", batch_size=2))
+        batches = iter(data.dataloader)
+        seen += captions(next(batches) for _ in range(5))
+        states.append(data.dataloader.state_dict())
+    assert states[0] == states[1]
+    for rank in range(4):
+        on_rank(rank, 4)
+        data = make(adapter, arguments(pools, "web", batch_size=2))
+        data.dataloader.load_state_dict(states[0])
+        seen += captions(data.dataloader)
+    assert Counter(seen) == {f"web {n}": 1 for n in range(60)}
+
+
+def test_evaluation_gives_every_pair_in_order_on_one_rank(
+    adapter: Adapter, pools: Path, on_rank: Callable[..., None]
+) -> None:
+    on_rank(1, 2)
+    data = make(adapter, arguments(pools, "web", val_data=str(pools / "web"), batch_size=7), is_train=False)
+    assert captions(data.dataloader) == [f"web {n}" for n in range(60)]
+    assert data.dataloader.num_samples == 60
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_open_clip_itself_takes_it(adapter: Adapter, pools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = pytest.importorskip(
+        "open_clip_train.data", reason="needs open_clip, and so torchvision", exc_type=ImportError
+    )
+    params = pytest.importorskip("open_clip_train.params")
+    monkeypatch.setattr(theirs, "get_wds_dataset", adapter("open_clip")["get_wds_dataset"])
+    args = params.parse_args(["--dataset-type", "webdataset", "--batch-size", "5", "--workers", "0"])
+    args.train_data = args.val_data = str(pools / "web")
+    args.world_size = 1
+    data = theirs.get_data(args, (to_tensor, to_tensor), tokenizer=lambda text: [text])
+    for name in ("train", "val"):
+        data[name].set_epoch(0)
+        assert Counter(captions(data[name].dataloader)) == {f"web {n}": 1 for n in range(60)}
