@@ -81,6 +81,14 @@ def test_clips_begin_at_every_frame_from_which_they_fit() -> None:
     assert {*places} == {*range(6)}
 
 
+def test_the_clips_of_the_parts_of_a_video_follow_one_another() -> None:
+    data = video(40, options=X264)
+    frames = frames_of(data)
+    clip = Clip(4)
+    places = [place_of(clip(data, 9, part=part, parts=4).permute(0, 2, 3, 1).numpy(), frames, 1) for part in range(4)]
+    assert [(4 * place) // 37 for place in places] == [0, 1, 2, 3]
+
+
 def test_frames_at_a_rate_are_those_that_are_shown_then() -> None:
     data = video(80, options=X264, times=UNEVEN)
     frames = frames_of(data)

@@ -15,9 +15,9 @@ from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.samples.images.limits import MAX_PIXELS, check_max_pixels
 from wdsdist.samples.images.resize import Source, Window, antialiased, resize, scaled
-from wdsdist.samples.marks import parted, seeded, stretch
+from wdsdist.samples.marks import seeded
 
-__all__ = ["RandomResizedCrop", "ResizeCenterCrop", "parted", "seeded", "stretch"]
+__all__ = ["RandomResizedCrop", "ResizeCenterCrop", "seeded"]
 
 if TYPE_CHECKING:
     import torch

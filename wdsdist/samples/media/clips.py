@@ -44,7 +44,7 @@ class Clip:
     Called with (data, seed), where data is an encoded video, it returns a uint8 tensor [frames, 3, height, width] with
     channels last in memory. Where the clip begins is drawn from the seed, uniformly over all times at which it fits:
     the same data and seed give the same clip anywhere. Nothing before its keyframe or behind its end is decoded. Frames
-    are upright, edit lists are heeded, and pixels are taken as they are, square or not. Where the data set was exploded,
+    are upright, edit lists are heeded, and pixels are taken as they are, square or not. Where the data set is exploded,
     clip ``part`` of ``parts`` begins in that part of all these times.
 
     Args:
