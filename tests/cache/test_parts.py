@@ -24,7 +24,7 @@ from tests.support.tars import plain_tar
 from tests.support.web import served
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.cache import FetchAhead, PinnedPart, ShardCache, cached_path, shard_cache, stamps
+from wdsdist.cache import FetchAhead, PinnedPart, ShardCache, cached_path, shard_cache
 from wdsdist.cache.extents import ExtentMap
 from wdsdist.cache.fetch import Fetched, fetch
 from wdsdist.cache.locks import LockableFile, pauses
@@ -406,10 +406,10 @@ def test_what_one_job_is_fetching_another_waits_for(
 
 
 def test_parts_of_before_the_last_boot_are_fetched_again(
-    open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore, tmp_path: Path
 ) -> None:
     assert is_right(open_dataset()[5])
-    monkeypatch.setattr(stamps, "boot", lambda: "another boot")
+    folders.reboot(tmp_path)
     store.requests.clear()
     assert is_right(open_dataset()[5])
     assert "train/00.tar" in store.paths("read")

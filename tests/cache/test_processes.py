@@ -90,7 +90,7 @@ def test_processes_share_room_for_three_shards(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("rounds", [3, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_they_leave_nothing_that_hurts(web: Web, tmp_path: Path, room: int, rounds: int) -> None:
     folder = tmp_path / "cache"
     moments = random.Random(0)
