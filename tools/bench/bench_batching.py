@@ -10,14 +10,15 @@ Lengths are lognormal (sigma 1). Measured in one process:
   ``train_sampling_strategy="group_by_length"`` of its ``Trainer`` draws them;
 - beside packed rows: rows packed from a buffer of 64 open rows on every rank by
   itself, by first fit and by best fit. With ``pip install grain`` these are its iterators, else plain Python versions;
+- with ``pip install trl datasets``, ``trl.pack_dataset``, which packs a data set before training, by ``bfd`` (best fit,
+  in batches of 1,000 documents) and by ``wrapped`` (all documents joined and cut), its rows shuffled and dealt to the
+  ranks; with ``pip install litdata``, its ``TokensLoader``, which joins and cuts as well. *cut* is the share of
+  documents that do not lie in one row.
 - *transport*: tokens a second that a loader with 2 workers hands over, in batches of a fixed number of samples, of a
   number of tokens, and in packed rows of the same data.
 
 The fill of planned batches is the mean of some blocks: one step more for a block of 64 takes 1.5 %. Steps of the
 buffers are compared up to the shortest rank, while every row counts for their fill.
-
-LitData's ``TokensLoader`` and the usual ``group_texts`` of Hugging Face scripts join all documents and cut them every
-so many tokens: always full, with documents cut anywhere, and attention across them.
 
     python tools/bench/bench_batching.py [--ranks 1 8 64] [--steps 64 256] [--documents 20000] [--json FILE]
 
@@ -43,6 +44,17 @@ try:
     import grain
 except ImportError:
     grain = None
+
+try:
+    import litdata
+except ImportError:
+    litdata = None
+
+try:
+    import datasets
+    import trl
+except ImportError:
+    trl = None
 
 try:
     import transformers
@@ -155,6 +167,40 @@ def _plain(how: str, lengths: Int64s) -> list[int]:
     return done + [ROW - room for room in rooms]
 
 
+def joined(folder: Path, ranks: int, count: int) -> list[dict[str, Any]]:
+    """Rows of whole data sets that were packed, or joined and cut, before training, where the libraries are there."""
+    lengths = lengths_of(count)
+    documents = [np.arange(length, dtype=np.int32) for length in lengths]  # which begin with 0, and nothing else does
+    ways = {}
+    if trl:
+        source = datasets.Dataset.from_dict({"input_ids": [one.tolist() for one in documents]})
+        for how in ("bfd", "wrapped"):
+            packed = trl.pack_dataset(source, ROW, strategy=how, map_kwargs={"batch_size": 1000})
+            ways[f"TRL, pack_dataset, {how}"] = [np.array(row) for row in packed["input_ids"]]
+    if litdata:
+        litdata.optimize(
+            fn=_tokens, inputs=documents, output_dir=str(folder), chunk_bytes="64MB", num_workers=1,
+            item_loader=litdata.TokensLoader(), start_method="fork", verbose=False,
+        )  # fmt: skip
+        source = litdata.StreamingDataset(str(folder), item_loader=litdata.TokensLoader(block_size=ROW))
+        ways["LitData, TokensLoader"] = [source[number].numpy() for number in range(len(source))]
+    found = []
+    for name, rows in ways.items():
+        cut = sum(int(row[0] != 0) for row in rows) / count
+        order = np.random.default_rng(0).permutation(len(rows))[
+            : len(rows) // (ranks * BATCH_ROWS) * ranks * BATCH_ROWS
+        ]
+        loads = np.array([len(rows[number]) for number in order]).reshape(-1, ranks, BATCH_ROWS).sum(axis=2)
+        found.append(figures(f"{name}, {cut:.0%} cut", ranks, loads, BUDGET, None))
+    return found
+
+
+def _tokens(document: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(document)
+
+
 def ragged(samples: list[dict[str, Any]]) -> list[Any]:
     """Collate samples of different lengths: a list of their tokens."""
     return [sample["ids"] for sample in samples]
@@ -212,6 +258,8 @@ def main() -> None:
         *padded(beside, options.documents),
         *(buffered(how, beside, options.documents) for how in ("first", "best")),
     ]
+    with tempfile.TemporaryDirectory() as folder:
+        rows += joined(Path(folder) / "joined", beside, options.documents)
     print("| batches | ranks | fill | balance | us a sample |\n| --- | --- | --- | --- | --- |")
     for row in rows:
         took = "" if row["us"] is None else f"{row['us']:.2f}"
