@@ -30,8 +30,8 @@ VERSION = 2
 
 Kind = Literal["tokens", "groups", "buckets", "rows"]
 
-_EXCHANGES = 4
-"""Samples for each bin that may change places so that all fit."""
+_EXCHANGES = 256
+"""The most samples that change places so that all fit, and bins that they are in: the time for it is bounded."""
 
 _FITTED = 4
 """Samples for each bin, the shortest, that are put where they fit best when bins get full."""
@@ -237,21 +237,21 @@ def _exchanged(lengths: Int64s, found: Int64s, bins: int, budget: int) -> Int64s
     Each takes the place of one that is as much shorter as there is room for: that one is left over then, or fits.
     """
     left = np.flatnonzero(found < 0).tolist()
-    if len(left) > bins:
-        return None
     loads = np.bincount(found[found >= 0], lengths[found >= 0], bins).astype(np.int64)
-    for _ in range(_EXCHANGES * bins):
+    emptiest = np.argsort(loads, kind="stable")[:_EXCHANGES]
+    others = np.flatnonzero(np.isin(found, emptiest))
+    for _ in range(_EXCHANGES):
         if not left:
             return found
         one = left.pop()
-        fullest = np.where(loads + lengths[one] <= budget, loads, -1)
-        place = int(fullest.argmax())
-        if fullest[place] < 0:
-            gains = lengths[one] - lengths
-            gains[(found < 0) | (gains > (budget - loads)[found])] = 0
-            other = int(gains.argmax())
-            if gains[other] <= 0:
+        place = int(emptiest[np.where(loads[emptiest] + lengths[one] <= budget, loads[emptiest], -1).argmax()])
+        if loads[place] + lengths[one] > budget:
+            gains = lengths[one] - lengths[others]
+            gains[gains > (budget - loads)[found[others]]] = 0
+            at = int(gains.argmax())
+            if gains[at] <= 0:
                 return None
+            other, others[at] = int(others[at]), one
             place = int(found[other])
             found[other] = -1
             left.append(other)
