@@ -30,9 +30,6 @@ VERSION = 2
 
 Kind = Literal["tokens", "groups", "buckets", "rows"]
 
-_EXCHANGES = 256
-"""The most samples that change places so that all fit, and bins that they are in: the time for it is bounded."""
-
 _FITTED = 4
 """Samples for each bin, the shortest, that are put where they fit best when bins get full."""
 
@@ -224,40 +221,9 @@ def _into_bins(lengths: Int64s, bins: int, budget: int, most: int, *, least: int
         found = _spread(lengths[:head], bins, budget, most)
         if not (found < 0).any():
             loads = np.bincount(found, lengths[:head], bins).astype(np.int64)
-            counts = np.bincount(found, minlength=bins)
-            found = np.concatenate((found, _fit(lengths[head:], loads, counts, budget, most)))
-            if not (found < 0).any():
-                return found
-    return _exchanged(lengths, found, bins, budget) if len(found) == len(lengths) <= most else None
-
-
-def _exchanged(lengths: Int64s, found: Int64s, bins: int, budget: int) -> Int64s | None:
-    """Return the bins of lengths of which some fit nowhere, after they took the places of others; ``None`` if in vain.
-
-    Each takes the place of one that is as much shorter as there is room for: that one is left over then, or fits.
-    """
-    left = np.flatnonzero(found < 0).tolist()
-    loads = np.bincount(found[found >= 0], lengths[found >= 0], bins).astype(np.int64)
-    emptiest = np.argsort(loads, kind="stable")[:_EXCHANGES]
-    others = np.flatnonzero(np.isin(found, emptiest))
-    for _ in range(_EXCHANGES):
-        if not left:
-            return found
-        one = left.pop()
-        place = int(emptiest[np.where(loads[emptiest] + lengths[one] <= budget, loads[emptiest], -1).argmax()])
-        if loads[place] + lengths[one] > budget:
-            gains = lengths[one] - lengths[others]
-            gains[gains > (budget - loads)[found[others]]] = 0
-            at = int(gains.argmax())
-            if gains[at] <= 0:
-                return None
-            other, others[at] = int(others[at]), one
-            place = int(found[other])
-            found[other] = -1
-            left.append(other)
-            loads[place] -= lengths[other]
-        found[one] = place
-        loads[place] += lengths[one]
+            rest = _fit(lengths[head:], loads, np.bincount(found, minlength=bins), budget, most)
+            if rest is not None:
+                return np.concatenate((found, rest))
     return None
 
 
@@ -294,7 +260,7 @@ def _spread(lengths: Int64s, bins: int, budget: int, most: int, *, drops: bool =
     return found
 
 
-def _fit(lengths: Int64s, loads: Int64s, counts: Int64s, budget: int, most: int) -> Int64s:
+def _fit(lengths: Int64s, loads: Int64s, counts: Int64s, budget: int, most: int) -> Int64s | None:
     """Put each length, the longest first, into the fullest bin that has room.
 
     Args:
@@ -302,7 +268,7 @@ def _fit(lengths: Int64s, loads: Int64s, counts: Int64s, budget: int, most: int)
         loads, counts: int64 [bins]: what each bin has already, in tokens and in samples.
         budget, most: of a bin, in tokens and in samples.
 
-    Returns the bin of each; -1 for what fits nowhere.
+    Returns the bin of each, or ``None`` where some length fits nowhere.
     """
     bins = len(loads)
     left = (most - counts).tolist()
@@ -312,14 +278,13 @@ def _fit(lengths: Int64s, loads: Int64s, counts: Int64s, budget: int, most: int)
     for size in (lengths * bins).tolist():
         place = bisect_left(rooms, size)
         if place == len(rooms):
-            found.append(-1)
-            continue
+            return None
         room = rooms.pop(place)
         found.append(room)
         left[room % bins] -= 1
         if left[room % bins]:
             insort(rooms, room - size, 0, place)
-    return np.where(np.array(found, np.int64) < 0, -1, np.array(found, np.int64) % bins)
+    return np.array(found, np.int64) % bins
 
 
 # Batches of like samples.
