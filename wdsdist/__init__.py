@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from wdsdist.loader.rank_stats import RankStats, compare_ranks
     from wdsdist.loader.stats import LoaderStats
     from wdsdist.packing import pack
+    from wdsdist.samples import transforms
     from wdsdist.samples.codecs import encode
     from wdsdist.samples.collate import Ragged
-    from wdsdist.samples.images import transforms
     from wdsdist.samples.padding import unpadded
     from wdsdist.shards.build_index import index
     from wdsdist.shards.manifest import Manifest
@@ -112,7 +112,7 @@ class _PublicModule(ModuleType):
 
 
 # Here, so that `from wdsdist.transforms import ...` finds them as if they were files.
-transforms = sys.modules[f"{__name__}.transforms"] = _PublicModule("transforms", "wdsdist.samples.images.transforms")
+transforms = sys.modules[f"{__name__}.transforms"] = _PublicModule("transforms", "wdsdist.samples.transforms")
 metrics = sys.modules[f"{__name__}.metrics"] = _PublicModule("metrics", "wdsdist.diagnostics.metrics")
 
 

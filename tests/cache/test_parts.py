@@ -29,7 +29,6 @@ from wdsdist.cache.extents import ExtentMap
 from wdsdist.cache.fetch import Fetched, fetch
 from wdsdist.cache.locks import LockableFile, pauses
 from wdsdist.cache.parts import PartNeeds
-from wdsdist.cache.urgency import Urgency
 from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import checksums
@@ -115,6 +114,9 @@ def test_a_thin_view_takes_little_more_than_its_samples(
     batches = list(wdsdist.StreamingDataLoader(dataset, 4, num_workers=0))
     assert sum(len(batch["__key__"]) for batch in batches) == 12
     assert tar_bytes(store) < 1.3 * 12 * SIZE
+    assert 12 * SIZE < view.needed_sizes.sum() < 1.6 * 12 * SIZE
+    half = remote.select(keys=[f"{number:04}" for number in range(0, SHARDS * SAMPLES, 2)])
+    assert np.array_equal(half.needed_sizes, half.read_sizes)  # which is fetched whole
 
 
 def test_the_first_batch_does_not_wait_for_its_shards(
@@ -164,15 +166,18 @@ def test_parts_are_taken_from_what_the_fetch_of_the_whole_shard_has_got(
     with use_policy(RequestPolicy(part_bytes=256 * KB)), ThreadPoolExecutor(1) as pool:
         whole = pool.submit(cache.fetch_ahead, remote, 0)
         part = cached_path(remote, 0, tmp_path / "cache").with_suffix(".tar.wdspart")
-        begin = store.files["train/00.tar"][: 256 * KB]
-        for _ in pauses(time.monotonic() + 60):
-            if part.exists() and part.read_bytes()[: 256 * KB] == begin:
-                break
-        asked = len(store.requests)
-        with closing(cache.pin_parts(remote, {0: PartNeeds(lambda _: np.arange(4))})[0]) as pinned:
-            assert pinned.has(np.arange(4))
-        assert len(store.requests) == asked
-        store.heal()
+        try:
+            content, blocks = store.files["train/00.tar"], range(0, 7 * 256 * KB, 256 * KB)
+            for _ in pauses(time.monotonic() + 60):
+                got = part.read_bytes() if part.exists() else b""
+                if found := [at for at in blocks if got[at:][: 256 * KB] == content[at:][: 256 * KB]]:
+                    break
+            members = np.arange(2) + 2 * min(found[0] // SIZE + 1, SAMPLES - 1)
+            with closing(cache.pin_parts(remote, {0: PartNeeds(lambda _: members)})[0]) as pinned:
+                assert pinned.has(members)
+            assert {one.start for one in store.requests if one.start is not None} <= set(blocks)
+        finally:
+            store.heal()
         assert whole.result() is FetchAhead.THERE
 
 
@@ -446,55 +451,3 @@ def test_a_server_without_ranges_gives_the_whole_shard(packed: Path, tmp_path: P
         assert is_right(dataset[5])
         assert server.asked.count("/00.tar") == 2
     assert folders.copies(tmp_path) == ["00.tar"]
-
-
-class Connection:
-    """Stands for one of a download."""
-
-
-@pytest.fixture
-def urgency(tmp_path: Path) -> Urgency:
-    return Urgency(tmp_path / "cache" / ".waiting")
-
-
-def test_what_is_fetched_ahead_pauses_while_another_process_waits(urgency: Urgency) -> None:
-    leader, other = Connection(), Connection()
-    with urgency.waiting():
-        pass
-    with urgency.line("a") as line:
-        assert not line.must_pause(other)
-        with urgency.waiting(), urgency.waiting():
-            assert [line.must_pause(one) for one in (leader, other, leader)] == [False, True, False]
-            del leader
-            assert not line.must_pause(other)
-        assert not line.must_pause(other)
-
-
-def test_a_shard_that_a_batch_waits_for_goes_before_those_that_are_fetched_ahead(urgency: Urgency) -> None:
-    leader, other = Connection(), Connection()
-    with urgency.waiting({"a", "b"}), urgency.line("a") as awaited, urgency.line("c") as ahead:
-        assert not ahead.must_pause(other)  # nothing that is waited for is fetched
-        with urgency.waiting():
-            assert not awaited.must_pause(other)
-        assert [ahead.must_pause(one) for one in (leader, other)] == [False, True]
-        awaited.leave()  # while it is verified, the line is free
-        assert not ahead.must_pause(other)
-
-
-def test_a_process_that_died_waiting_holds_nobody_up(urgency: Urgency) -> None:
-    reading, writing = os.pipe()
-
-    def wait_for_ever() -> None:
-        with urgency.waiting():
-            os.write(writing, b".")
-            threading.Event().wait()
-
-    process = folders.forked(wait_for_ever)
-    os.read(reading, 1)
-    leader, other = Connection(), Connection()
-    with urgency.line("a") as line:
-        assert not line.must_pause(leader)
-        assert line.must_pause(other)
-        os.kill(process, 9)
-        folders.status(process)
-        assert not line.must_pause(other)

@@ -85,14 +85,21 @@ def test_a_wait_counts_while_it_lasts(shards: Path, registry: CollectorRegistry)
 def test_planned_batches_tell_how_full_they_are(shards: Path, registry: CollectorRegistry) -> None:
     dataset = StreamingDataset(shards, num_replicas=1, rank=0)
     planned = StreamingDataLoader(dataset, num_workers=0, max_tokens=100, length="bytes", oversize="alone")
-    list(planned)
-    assert planned.stats().fill is not None
+    tokens = 20 * len("sample0000.txt")
+    assert value(registry, "wdsdist_batch_fill_ratio", shards) is None
+    assert planned.stats().fill is None
+    steps = len(list(planned))
+    assert planned.stats().fill == pytest.approx(tokens / (steps * 100))
     assert value(registry, "wdsdist_batch_fill_ratio", shards) == planned.stats().fill
     assert planned.stats().epoch_share == 1
 
 
-def test_a_registry_is_given_the_metrics_once(registry: CollectorRegistry) -> None:
+def test_a_registry_that_is_given_the_metrics_twice_has_them_once(shards: Path, registry: CollectorRegistry) -> None:
+    list(loader(shards))
     metrics.register(registry)
+    names = [family.name for family in registry.collect()]
+    assert "wdsdist_samples" in names
+    assert len(names) == len(set(names))
 
 
 @pytest.fixture

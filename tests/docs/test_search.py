@@ -38,6 +38,10 @@ QUESTIONS = {
     "command line": "command-line",
     "width": "columns",
     "browser": "view",
+    "hang": "troubleshooting",
+    "metrics": "monitoring",
+    "slowest rank": "monitoring",
+    "progress": "monitoring",
 }
 
 

@@ -140,6 +140,8 @@ def reference() -> dict[str, str]:
     apart = (
         "wdsdist.integrations.transformers.",
         "wdsdist.samples.images.transforms.",
+        "wdsdist.samples.marks.",
+        "wdsdist.samples.media.clips.",
         "wdsdist.diagnostics.metrics.",
     )
     return {path.rpartition(".")[2]: path.rpartition(".")[0] for path in paths if not path.startswith(apart)}

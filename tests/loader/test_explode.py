@@ -224,6 +224,18 @@ def test_each_part_has_a_seed_of_its_own_that_no_world_changes(data: Manifest) -
     assert "__part__" not in whole[0]
 
 
+def test_what_is_decoded_for_a_part_is_not_shared_with_its_neighbours(data: Manifest) -> None:
+    @parted
+    def letter(content: bytes, part: int, parts: int) -> str:
+        return content.decode()[stretch(len(content), part, parts)]
+
+    options = {"fields": ("txt",), "decode": {"txt": letter}, "transform": None}
+    found = dataset(data.explode("txt.bytes", near=True), **options)
+    assert Counter((one["__key__"], one["txt"]) for one in found) == Counter(
+        (key, chr(97 + part)) for key, part, _ in PARTS
+    )
+
+
 def test_a_foreign_loader_plays_each_part_once(data: Manifest) -> None:
     found = DataLoader(dataset(data, explode={"by": "txt.bytes", "near": True}), batch_size=None, num_workers=0)
     assert Counter((one["__key__"], one["__part__"], one["__parts__"]) for one in found) == PARTS
@@ -249,6 +261,7 @@ def test_a_bad_part_is_replaced_by_one_of_another_record_and_listed_once(data: M
     alone = parts(loader(view, **options))
     assert set(alone) == set(PARTS) - bad
     assert len(alone) == PARTS.total()
+    assert len(Counter(alone) - PARTS) > 1, "bad parts of a record have substitutes of their own"
     assert Counter(key for key, *_ in alone)["s2k2"] == 21, "no other part of the record takes the place"
     ranks = [loader(view, **options, num_replicas=3, rank=rank, num_canonical_replicas=1) for rank in range(3)]
     again = Counter(part for rank in ranks for part in parts(rank))

@@ -51,7 +51,7 @@ def test_a_download_tells_its_bytes_so_far(store: MemoryStore, tmp_path: Path) -
 
 
 def test_bytes_of_a_part_that_failed_do_not_count(store: MemoryStore, tmp_path: Path) -> None:
-    store.plant(Fault("a.tar", "cut", times=2))
+    store.plant(Fault("a.tar", "wrong-length", times=2))
     seen: list[waits.Request] = []
     with storage.begin_fetch(f"{store.url}/a.tar", tmp_path / "a.tar", size=7) as running:
         seen += waits.requests()
@@ -68,7 +68,7 @@ def test_what_is_fetched_ahead_keeps_nobody_waiting_until_somebody_asks_for_it()
             inside.set()
             leave.wait()
 
-    thread = threading.Thread(target=prefetch)
+    thread = threading.Thread(target=prefetch, daemon=True)
     thread.start()
     inside.wait()
     assert [one.waited_for for one in waits.requests()] == [None, None]
@@ -85,6 +85,14 @@ def test_a_download_that_flows_is_not_warned_about() -> None:
     request.bytes = 5 << 20
     assert request.flows()
     assert not request.flows()
+
+
+def test_an_upload_is_warned_about_once_an_attempt_has_failed() -> None:
+    request = waits.Request("store://a", "written")
+    assert request.flows()
+    request.failed(OSError("store://a cannot be written: 503"), 1)
+    assert not request.flows()
+    assert "attempt 2, last error: 503" in str(request)
 
 
 def test_a_wait_is_due_once_in_each_interval() -> None:

@@ -19,7 +19,7 @@ from wdsdist._util.host import user_cache_dir
 from wdsdist.cache import folders, stamps
 from wdsdist.cache.counters import Counters
 from wdsdist.cache.fetch import fetch
-from wdsdist.cache.locks import LockableFile, PlantedError, pauses
+from wdsdist.cache.locks import LockableFile, PlantedError, pauses, wait_until_free
 from wdsdist.cache.parts import Members, PartFetcher, PartNeeds, PinnedPart
 from wdsdist.cache.paths import WAITING, copy_key, copy_paths
 from wdsdist.cache.pins import Pinned
@@ -267,6 +267,8 @@ class ShardCache:
                 refusal, entry.note = found, found.reason
                 if let_go is not None:
                     let_go()
+                if refusal is _BUSY:
+                    wait_until_free(request.paths.part, request.deadline.end)
         if refusal is _BUSY:
             request.look(storage.Deadline(_LAST_LOOK))  # raises the error that kept the other process from it
         raise CacheError(

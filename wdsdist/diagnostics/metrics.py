@@ -86,9 +86,7 @@ def register(registry: Any = None) -> None:
 
     Raises `ExtraMissingError` where prometheus_client is not installed.
     """
-    registry = _client("registry").REGISTRY if registry is None else registry
-    if _collector not in getattr(registry, "_collector_to_names", {}):
-        registry.register(_collector)
+    (_client("registry").REGISTRY if registry is None else registry).register(_collector)
 
 
 def serve(port: int, *, host: str = "127.0.0.1") -> int:

@@ -45,7 +45,8 @@ class Lengths:
         parts = self.values.manifest.parts_of(shards, samples)
         if parts is None:
             return tokens
-        return (parts[0] + 1) * tokens // parts[1] - parts[0] * tokens // parts[1]
+        lengths: Int64s = (parts[0] + 1) * tokens // parts[1] - parts[0] * tokens // parts[1]
+        return lengths
 
 
 def lengths_of(manifest: Manifest, name: str, itemsizes: dict[str, int]) -> Lengths:

@@ -60,7 +60,8 @@ class StreamingDataset(IterableDataset[Any]):
             name ``"jpg"``. ``"image"`` is an image of any type. ``"txt?"`` may be missing or empty: its column is a
             list, with ``None`` in such places. By default all members.
         decode: ``None`` gives bytes; ``True`` decodes by the safe default table (txt, cls, json, npy, ...); an image
-            specification such as ``"rgb8"``, ``"torchrgb"`` or ``"pil"`` decodes images as well; a mapping from
+            specification such as ``"rgb8"``, ``"torchrgb"`` or ``"pil"`` decodes images as well, ``"audio"`` audio
+            as (samples, rate), where samples are float32 [channels, samples] (extra ``media``); a mapping from
             extensions to functions of bytes decodes just those, by the extension of a member or else by the name of
             its field; ``"image"`` in it means every type of image.
         max_pixels: the most pixels of an image that an image specification decodes; by default 89,478,485. A larger one

@@ -32,6 +32,7 @@ from wdsdist.loader.stats import EpochMeter, LoaderStats
 from wdsdist.loader.totals import Label
 from wdsdist.loader.worker_iterator import WorkerDataset, fetch_ahead
 from wdsdist.loader.worker_state import EpochStart
+from wdsdist.samples.collate import BatchT
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.block_plan import World
 from wdsdist.sampling.epoch_plan import EpochPlan
@@ -39,7 +40,7 @@ from wdsdist.sampling.order import OrderSettings
 from wdsdist.sampling.planned_epoch import Long, Oversize, Place, PlannedEpoch
 
 
-class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
+class StreamingDataLoader(KnownToAccelerate, DataLoader[BatchT]):
     """Loads batches of a `StreamingDataset`; every rank gets the same number of them.
 
     A batch is a dict of columns: ``"__key__"`` and ``"__shard__"`` are lists of str, raw bytes are a `Ragged` column,
@@ -94,7 +95,6 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
     """
 
     dataset: StreamingDataset
-
     _requests = 0  # those for an epoch that have been heeded
     _settings: OrderSettings | None = None  # of the first run, or what a loaded state brought
     _config: OrderConfig | None = None  # of the epoch that has begun, or of a state that was loaded
@@ -118,7 +118,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         persistent_workers: bool = True,
         drop_last: bool | None = None,
         prefetch_factor: int | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
+        collate_fn: Callable[[list[Any]], BatchT] | None = None,
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
         multiprocessing_context: Any = None,
@@ -192,7 +192,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         samples = self._config_at(self._progress.position).num_samples
         return self._plan(Position(0, 0), self.dataset.identity(), samples).batches_per_rank
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[BatchT]:  # type: ignore[override]
         self._progress.restart()
         self._iterations += 1
         number = self._iterations

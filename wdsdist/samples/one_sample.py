@@ -85,7 +85,7 @@ class OpenedShard:
         if extension.endswith(_COMPRESSED):
             unzip = self.shard.unzip(sample, self.shard.layout(sample).index(extension))
         try:
-            return self.spec.decoder(extension, bytes(data), seed, unzip, field=field, part=part)
+            return self.spec.decoder(extension, data, seed, unzip, field=field, part=part)
         except DecodeError as error:
             member = f"{self.shard.name}: member {self.shard.key(sample)}.{extension}"
             advice = self._advice if is_fault_of_sample(error) else ""

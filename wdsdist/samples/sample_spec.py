@@ -14,14 +14,17 @@ from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
 from wdsdist.samples.arrays import RawArray, stacked_npy
 from wdsdist.samples.bad_samples import STRICT, BadSamplePolicy
 from wdsdist.samples.codecs import DECODERS, EXPANSION_LIMIT, missing_package, read_npy
-from wdsdist.samples.collate import Sample, Stacked
+from wdsdist.samples.collate import Buffer, Sample, Stacked
 from wdsdist.samples.fields import ANY_IMAGE, IMAGE_TYPES, Fields
 from wdsdist.samples.images.decode import image_decoder
 from wdsdist.samples.marks import Part, call, is_parted, is_seeded
+from wdsdist.samples.media.audio import AUDIO_TYPES, decode_audio
 from wdsdist.storage import compression
 
 Decode = bool | str | Mapping[str, Any] | None
-"""What ``decode=`` takes: ``None``, ``True``, an image specification, or functions and dtypes by extension."""
+"""What ``decode=`` takes: ``None``, ``True``, an image specification, ``"audio"``, or functions and dtypes by
+extension."""
+_AUDIO = "audio"
 
 Unzip = Callable[[bytes, int, int], bytes]
 """From gzip, the number of the layer that it is, from 1, and the most bytes that may come out, to what is in it."""
@@ -43,7 +46,7 @@ class Decoder:
         self._image: Callable[[str, bytes], Any] | None = None
         self._is_mapping = isinstance(decode, Mapping)
         self.is_raw = decode is None or decode is False
-        if max_pixels is not None and not isinstance(decode, str):
+        if max_pixels is not None and (not isinstance(decode, str) or decode == _AUDIO):
             raise ArgumentError(
                 f"max_pixels is {max_pixels!r}, but decode is {decode!r}, which decodes no images itself: give it to "
                 f"the transforms that do, as in RandomResizedCrop(224, max_pixels={max_pixels!r})"
@@ -52,7 +55,9 @@ class Decoder:
             self._functions = {str(extension).lower(): _function(extension, what) for extension, what in decode.items()}
         elif isinstance(decode, (bool, str)):
             self._functions = dict(DECODERS) if decode else {}
-            if isinstance(decode, str):
+            if decode == _AUDIO:
+                self._functions |= dict.fromkeys(AUDIO_TYPES, decode_audio)
+            elif isinstance(decode, str):
                 self._image = image_decoder(decode, max_pixels=max_pixels)
         elif decode is not None:
             raise ArgumentTypeError(f"decode is {decode!r}: it can be None, True, a string or a mapping")
@@ -81,7 +86,7 @@ class Decoder:
     def __call__(
         self,
         extension: str,
-        data: bytes,
+        data: Buffer,
         seed: int = 0,
         unzip: Unzip | None = None,
         *,
@@ -98,7 +103,7 @@ class Decoder:
         Raises `DecodeError` where the bytes are not what the extension says.
         """
         if self.is_raw:
-            return data
+            return bytes(data)
         name = extension.lower()
         try:
             return self._decode(name, data, seed, unzip or _unzip, field, part)
@@ -129,16 +134,20 @@ class Decoder:
         return True
 
     def _decode(
-        self, name: str, data: bytes, seed: int, unzip: Unzip, field: str, part: Part | None, level: int = 1
+        self, name: str, data: Buffer, seed: int, unzip: Unzip, field: str, part: Part | None, level: int = 1
     ) -> Any:
         gzipped = name.endswith(".gz") and len(name) > 3
         function = self._find(name, "" if gzipped else field)
+        if not getattr(function, "reads_views", False):  # of most others, a copy is a small part of the work
+            data = bytes(data)
         if function is not None:
             return call(function, data, seed, part) if self._is_marked else function(data)
         if gzipped:
-            return self._decode(name[:-3], unzip(data, level, EXPANSION_LIMIT), seed, unzip, field, part, level + 1)
+            return self._decode(
+                name[:-3], unzip(bytes(data), level, EXPANSION_LIMIT), seed, unzip, field, part, level + 1
+            )
         if self._image is not None:
-            value = self._image(name, data)
+            value = self._image(name, bytes(data))
             if value is not None:
                 return value
         return data

@@ -81,9 +81,9 @@ class Request:
         self.note = "last error: " + str(error).removeprefix(f"{self.location} cannot be {self.verb}: ")
 
     def flows(self) -> bool:
-        """Return whether bytes have come since the last call, in some number."""
+        """Return whether bytes have come since the last call, in some number; of an upload, whether none has failed."""
         before, self._looked = self._looked, self.bytes
-        return self._looked - before >= _FLOWS
+        return self._looked - before >= _FLOWS or (self.verb == "written" and not self.note)
 
     def __str__(self) -> str:
         parts = [f"{time.monotonic() - self.began:.0f} s"]

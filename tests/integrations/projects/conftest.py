@@ -21,7 +21,7 @@ def adapter() -> Adapter:
         for old, new in (replaced or {}).items():
             assert old in text
             text = text.replace(old, new)
-        exec(compile(text, f"{project}.md", "exec"), names := {"__name__": project, **names})
+        exec(compile(text, f"{project}.md", "exec"), names := names | {"__name__": project})
         return names
 
     return run

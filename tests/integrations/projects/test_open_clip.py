@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -101,14 +102,52 @@ def test_pairs_without_a_caption_or_that_do_not_decode_are_replaced(adapter: Ada
     assert data.dataloader.stats().bad_samples == 3  # an image of another type is no bad one
 
 
-def test_length_bucketing_gives_batches_of_like_lengths(adapter: Adapter, pools: Path) -> None:
-    spreads = []
+class Tokenizer:
+    """Gives as many tokens as letters, like open_clip's with variable texts."""
+
+    pad_token_id = 0
+
+    def __call__(self, text: str, pad: bool = True) -> list[torch.Tensor]:
+        assert not pad
+        return [torch.tensor([ord(letter) for letter in text])]
+
+
+def collate_variable_text_dicts(
+    samples: list[dict[str, torch.Tensor]], *, pad_id: int, text_pad_multiple: int | None
+) -> dict[str, torch.Tensor]:
+    text = torch.nn.utils.rnn.pad_sequence([one["text"] for one in samples], batch_first=True, padding_value=pad_id)
+    return {"text": text, "text_valid": text != pad_id}
+
+
+def test_length_bucketing_pads_captions_less(adapter: Adapter, pools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = ModuleType("open_clip_train.data")
+    theirs.__dict__.update(collate_variable_text_dicts=collate_variable_text_dicts)
+    monkeypatch.setitem(sys.modules, "open_clip_train", ModuleType("open_clip_train"))
+    monkeypatch.setitem(sys.modules, "open_clip_train.data", theirs)
+    made = adapter("open_clip", block=2, **adapter("open_clip"))["get_variable_wds_dataset"]
+    useful = []
     for is_bucketed in (False, True):
-        data = make(adapter, arguments(pools, "web", length_bucketing=is_bucketed))
-        batches = [batch["text"] for batch in data.dataloader]
-        spreads.append(np.mean([max(map(len, texts)) - min(map(len, texts)) for texts in batches]))
-        assert Counter(text for texts in batches for text in texts).total() == 60
-    assert spreads[1] < spreads[0] / 2
+        args = arguments(pools, "web", length_bucketing=is_bucketed)
+        batches = list(made(args, to_tensor, True, tokenizer=Tokenizer()).dataloader)
+        useful.append(np.mean([float(batch["text_valid"].float().mean()) for batch in batches]))
+        texts = [bytes(text[text > 0].tolist()).decode() for batch in batches for text in batch["text"]]
+        assert Counter(" ".join(text.split()[:2]) for text in texts) == {f"web {n}": 1 for n in range(60)}
+    assert useful[0] < 0.75 < 0.85 < useful[1]
+
+
+@pytest.mark.parametrize("member", ["caption", "json"])
+def test_captions_come_from_other_members_as_the_page_says(adapter: Adapter, tmp_path: Path, member: str) -> None:
+    image = np.zeros((4, 4, 3), np.uint8)
+    texts = [f"text {number}" for number in range(12)]
+    kept = {"caption": str.encode, "json": lambda text: {"caption": text}}[member]
+    wdsdist.pack(({"jpg": image, member: kept(text)} for text in texts), tmp_path / "pool")
+    replaced = {
+        "caption": {'"txt")': '"caption")', 'sample["txt"]': 'sample["caption"].decode()'},
+        "json": {'"txt")': '"json")', '["txt"]': '["json"]["caption"]'},
+    }
+    names = adapter("open_clip", replaced[member])
+    data = names["get_wds_dataset"](arguments(tmp_path, "pool"), to_tensor, True, tokenizer=lambda text: [text])
+    assert Counter(captions(data.dataloader)) == Counter(texts)
 
 
 def test_two_ranks_are_resumed_by_four(adapter: Adapter, pools: Path, on_rank: Callable[..., None]) -> None:

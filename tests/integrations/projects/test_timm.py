@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 import wdsdist
 from tests.integrations.projects.conftest import Adapter
 
-TOTAL = 103
+TOTAL = 119
 SHORT = {
     ", 256": ", 8", "batch_size=256": "batch_size=8", "num_workers=8": "num_workers=2, device=torch.device('cpu')",
     "import wdsdist\n": "import torch\nimport wdsdist\n",

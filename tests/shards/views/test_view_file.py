@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -120,6 +121,28 @@ def test_a_view_with_any_byte_changed_opens_alike_or_is_refused(
         return
     assert found.fingerprint == whole.fingerprint
     assert all(found.column(name).tolist() == whole.column(name).tolist() for name in whole.columns)
+
+
+def test_parts_are_never_taken_for_repeated_samples(folder: Path, tmp_path: Path) -> None:
+    path = wdsdist.open(folder).explode(3).save(tmp_path / "parts")
+    found = pickle.loads(pickle.dumps(wdsdist.open(path)))
+    assert found.column("__part__").tolist() == [0, 1, 2] * 30
+    content = bytearray(path.read_bytes())
+    assert content[8] == 2  # the version, which releases without parts refuse
+    content[8] = 1
+    path.write_bytes(content)
+    with pytest.raises(IndexFormatError, match="is a damaged view"):
+        wdsdist.open(path)
+
+
+def test_a_part_that_is_none_is_refused(folder: Path) -> None:
+    view = wdsdist.open(folder).explode(2)
+    assert view.picks is not None
+    damaged = replace(view, picks=replace(view.picks, totals=np.ones_like(view.picks.totals)))
+    with pytest.raises(IndexFormatError, match="it names parts that are none"):
+        damaged.parts_of(np.array([0]), np.array([1]))
+    with pytest.raises(IndexFormatError, match="it names parts that are none"):
+        damaged.picks.check()
 
 
 def test_what_cannot_be_saved_says_why(folder: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +71,8 @@ KINDS = {
 }
 
 
-OBJECTS = Kind("objects", "70,000 random bytes", "bin", 16_384, "objects", "raw", shard_bytes=64 * 2**20)
+_OBJECTS_SHARD_BYTES = int(os.environ.get("OBJECTS_SHARD_BYTES", 64 * 2**20))
+OBJECTS = Kind("objects", "70,000 random bytes", "bin", 16_384, "objects", "raw", shard_bytes=_OBJECTS_SHARD_BYTES)
 """What is read from afar, in shards of the size that most systems choose by themselves."""
 
 ALL_KINDS = {**KINDS, OBJECTS.name: OBJECTS}

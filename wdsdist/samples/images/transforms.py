@@ -73,7 +73,7 @@ class RandomResizedCrop:
         flip: float = 0.5,
         max_pixels: int | None = None,
     ) -> None:
-        self._height, self._width = _check_size(size)
+        self._height, self._width = check_image_size(size)
         self._scale = _check_range("scale", scale, 1.0)
         self._ratio = _check_range("ratio", ratio, math.inf)
         self._log_ratio = (math.log(self._ratio[0]), math.log(self._ratio[1]))
@@ -150,7 +150,7 @@ class ResizeCenterCrop:
     def __init__(
         self, size: int | tuple[int, int], *, resize: int | None = None, max_pixels: int | None = None
     ) -> None:
-        self._height, self._width = _check_size(size)
+        self._height, self._width = check_image_size(size)
         self._max_pixels = check_max_pixels(max_pixels)
         longest = max(self._height, self._width)
         self._resize = round(longest * 256 / 224) if resize is None else check_integer("resize", resize, 1)
@@ -176,7 +176,8 @@ class ResizeCenterCrop:
         return f"ResizeCenterCrop({_size_text(self._height, self._width)}, resize={self._resize}{most})"
 
 
-def _check_size(size: object) -> tuple[int, int]:
+def check_image_size(size: object) -> tuple[int, int]:
+    """Return ``size=``, a side or (height, width), as (height, width). Raises `ArgumentError` for less than 1."""
     if isinstance(size, (tuple, list)) and len(size) == 2:
         return check_integer("height in size", size[0], 1), check_integer("width in size", size[1], 1)
     side = check_integer("size", size, 1)
