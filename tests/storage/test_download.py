@@ -30,6 +30,7 @@ from tests.support.web import Answer, Asked, answering, served
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, ShardNotFoundError, StorageError
 from wdsdist.storage import Connections, Deadline, RequestPolicy, StorageOptions, Transfer, download, pieces, use_policy
+from wdsdist.storage.waits import Request
 
 PART = 1 << 16
 CONTENT = secrets.token_bytes(20 * PART + 1000)
@@ -241,7 +242,7 @@ def test_a_pause_is_no_stall_however_long_it_takes(tmp_path: Path) -> None:
 
         def leave(self) -> None: ...
 
-    copy = download._Copy("", tmp_path, None, None, "", None, Connections(), None, Taken())
+    copy = download._Copy("", tmp_path, None, None, "", Request(""), None, Connections(), None, Taken())
     asyncio.run(copy._let_pass(watch))
     assert seen[-2:] == [math.inf, math.inf]
     assert 0 < watch.moved < math.inf
