@@ -42,15 +42,18 @@ types: $(INSTALLED)
 
 check: $(INSTALLED)
 	@echo "== layers, doctests and tests"
-	@$(BIN)/python -m pytest --numprocesses auto --dist loadfile --durations 5
+	@$(BIN)/python -m pytest --numprocesses auto --dist worksteal --durations 5
 
-# What the default run leaves out because it takes minutes: each test by itself to the next process that is free.
+# What the default run leaves out because it takes minutes, and more examples of each property: each test by itself to
+# the next process that is free.
 slow: $(INSTALLED)
 	@echo "== slow tests"
-	@$(BIN)/python -m pytest -m slow --numprocesses auto --dist loadgroup --timeout 600 --durations 5
+	@$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile more --numprocesses auto --dist loadgroup \
+	    --timeout 600 --durations 5
 
 # Every link and anchor is checked. Nothing is fetched while it is built.
 docs: $(WRITERS)
+	@.venv-docs/bin/python tools/docs/command_line.py
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --clean
 
 # The picture of the packages in docs/contributing.md, from the code.
@@ -77,8 +80,8 @@ $(PEERS) $(WRITERS):
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS) --constraint constraints.txt
 
 $(PACKAGE): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-	    { echo "wdsdist needs Python 3.10 or newer; this is $$($(PYTHON) --version)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "wdsdist needs Python 3.11 or newer; this is $$($(PYTHON) --version)" >&2; exit 1; }
 	@echo "== making .venv (once): wdsdist with torch and numpy, a download of some 240 MB"
 	@$(PYTHON) -m venv .venv || \
 	    { echo "python3 cannot make virtual environments: on Debian, apt-get install python3-venv" >&2; exit 1; }

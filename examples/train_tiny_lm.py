@@ -67,7 +67,7 @@ def make_dataset(work: Path, **where: Any) -> wdsdist.StreamingDataset:
 
 def make_loader(dataset: wdsdist.StreamingDataset, rows: int = ROWS, workers: int = 0) -> wdsdist.StreamingDataLoader:
     return wdsdist.StreamingDataLoader(
-        dataset, rows, pack_to=TOKENS, length="ids.tokens", labels=True, num_workers=workers
+        dataset, rows, pack_to=TOKENS, length="ids.tokens", labels="next", num_workers=workers
     )
 
 
@@ -108,15 +108,8 @@ class TinyModel(nn.Module):
         for block in self.blocks:
             x = block(x, mask[:, None])
         return nn.functional.cross_entropy(
-            self.head(x).flatten(0, 1), targets(batch).flatten(), ignore_index=-100, reduction="sum"
+            self.head(x).flatten(0, 1), batch["labels"].flatten(), ignore_index=-100, reduction="sum"
         )
-
-
-def targets(batch: dict[str, Any]) -> torch.Tensor:
-    """Return the next token of each; the first of a document is nobody's target."""
-    labels = batch["labels"].roll(-1, dims=1)
-    labels[:, -1] = -100
-    return labels
 
 
 class Training:
@@ -141,7 +134,7 @@ class Training:
         own = [(batch["__key__"], int((batch["document_ids"] >= 0).sum()), checksum(batch)) for batch in batches]
         dist.all_gather_object(found[0], own)
         replicas = [one for turn in zip(*found[0], strict=True) for one in turn]
-        sums = torch.tensor([0.0, sum(float((targets(batch) >= 0).sum()) for batch in batches)])
+        sums = torch.tensor([0.0, sum(float((batch["labels"] >= 0).sum()) for batch in batches)])
         self.optimizer.zero_grad()
         for batch in batches:
             loss = self.model(batch)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wdsdist import errors
+    from wdsdist.diagnostics import metrics
     from wdsdist.diagnostics.exports import export
     from wdsdist.diagnostics.repair import repair
     from wdsdist.diagnostics.verify import verify
@@ -21,13 +22,15 @@ if TYPE_CHECKING:
     from wdsdist.integrations.engines import connect
     from wdsdist.loader.dataset import StreamingDataset
     from wdsdist.loader.device_prefetch import to_device
+    from wdsdist.loader.dump_on_signal import dump_on_signal
     from wdsdist.loader.loader import StreamingDataLoader
     from wdsdist.loader.mix import concat, mix
+    from wdsdist.loader.rank_stats import RankStats, compare_ranks
     from wdsdist.loader.stats import LoaderStats
     from wdsdist.packing import pack
+    from wdsdist.samples import transforms
     from wdsdist.samples.codecs import encode
     from wdsdist.samples.collate import Ragged
-    from wdsdist.samples.images import transforms
     from wdsdist.samples.padding import unpadded
     from wdsdist.shards.build_index import index
     from wdsdist.shards.manifest import Manifest
@@ -56,6 +59,9 @@ _HOME = {
     "to_device": "wdsdist.loader.device_prefetch",
     "unpadded": "wdsdist.samples.padding",
     "LoaderStats": "wdsdist.loader.stats",
+    "compare_ranks": "wdsdist.loader.rank_stats",
+    "RankStats": "wdsdist.loader.rank_stats",
+    "dump_on_signal": "wdsdist.loader.dump_on_signal",
     "encode": "wdsdist.samples.codecs",
     "connect": "wdsdist.integrations.engines",
 }
@@ -80,25 +86,34 @@ __all__ = [
     "to_device",
     "unpadded",
     "LoaderStats",
+    "compare_ranks",
+    "RankStats",
+    "dump_on_signal",
     "encode",
     "connect",
     "errors",
     "transforms",
+    "metrics",
     "__version__",
 ]
 
 
-class _Transforms(ModuleType):
-    """``wdsdist.transforms``: the public name of a module of `wdsdist.samples`, which is imported on first use."""
+class _PublicModule(ModuleType):
+    """The public name of a module, such as ``wdsdist.transforms``, which is imported on first use."""
+
+    def __init__(self, name: str, home: str) -> None:
+        super().__init__(f"{__name__}.{name}")
+        self._home = home
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__all__":  # `inspect` and `warnings` ask every module for some
             raise AttributeError(name)
-        return getattr(import_module("wdsdist.samples.images.transforms"), name)
+        return getattr(import_module(self._home), name)
 
 
-# Here, so that `from wdsdist.transforms import ...` finds it as if it were a file.
-transforms = sys.modules[f"{__name__}.transforms"] = _Transforms(f"{__name__}.transforms")
+# Here, so that `from wdsdist.transforms import ...` finds them as if they were files.
+transforms = sys.modules[f"{__name__}.transforms"] = _PublicModule("transforms", "wdsdist.samples.transforms")
+metrics = sys.modules[f"{__name__}.metrics"] = _PublicModule("metrics", "wdsdist.diagnostics.metrics")
 
 
 def __getattr__(name: str) -> Any:

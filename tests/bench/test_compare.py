@@ -80,6 +80,17 @@ def test_the_page_shows_losses_and_failures_and_keeps_what_was_written_by_hand()
     assert "Why it is so." in markdown({}, [Cell("pack", "jpeg70k", 0)], before=written)
 
 
+def test_the_page_opens_with_the_picture_and_the_result_then_conditions_then_caveats() -> None:
+    from peers.report import markdown
+
+    lines = markdown({"machine": "this one"}, [], chart="benchmarks.png").splitlines()
+    shown = [line for line in lines if line.startswith(("!", "#", "<!-- written by hand: begin"))]
+    assert shown[0] == "# Benchmarks"
+    assert shown[1].endswith("(benchmarks.png)")
+    assert shown[2] == "<!-- written by hand: begin result -->"
+    assert [line for line in shown if line.startswith("## ")][:2] == ["## Conditions", "## Caveats"]
+
+
 def test_a_trial_that_fails_is_told_by_its_last_error(tmp_path: Path) -> None:
     from peers.kinds import KINDS, Tally
     from peers.runs import Data, TrialError, run_trial

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist.cache import stamps
+from tests.support import folders
 from wdsdist.cache.extents import ExtentMap, coalesced, covered, merged
 
 pairs = st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda pair: (pair[0], pair[0] + pair[1]))
@@ -59,11 +58,9 @@ def test_a_record_that_was_cut_claims_nothing(tmp_path: Path) -> None:
     assert ExtentMap(path).extents().tolist() == [[10, 20]]
 
 
-def test_a_map_from_before_the_last_boot_or_of_another_shard_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_map_from_before_the_last_boot_or_of_another_shard_is_none(tmp_path: Path) -> None:
     ExtentMap.create(tmp_path / "map", "shard")
     assert ExtentMap(tmp_path / "map").is_of("shard")
     assert not ExtentMap(tmp_path / "map").is_of("another")
-    monkeypatch.setattr(stamps, "boot", lambda: "another boot")
+    folders.reboot(tmp_path)
     assert not ExtentMap(tmp_path / "map").is_of("shard")

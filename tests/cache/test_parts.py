@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -22,14 +24,16 @@ from tests.support.tars import plain_tar
 from tests.support.web import served
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.cache import PinnedPart, ShardCache, cached_path, shard_cache, stamps
+from wdsdist.cache import FetchAhead, PinnedPart, ShardCache, cached_path, shard_cache
 from wdsdist.cache.extents import ExtentMap
 from wdsdist.cache.fetch import Fetched, fetch
+from wdsdist.cache.locks import LockableFile, pauses
 from wdsdist.cache.parts import PartNeeds
-from wdsdist.cache.urgency import Urgency
 from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError
+from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import checksums
 from wdsdist.shards.manifest import Manifest
+from wdsdist.storage import RequestPolicy, use_policy
 from wdsdist.storage.memory import Fault, MemoryStore
 
 SHARDS, SAMPLES, SIZE = 3, 40, 40_000
@@ -110,6 +114,9 @@ def test_a_thin_view_takes_little_more_than_its_samples(
     batches = list(wdsdist.StreamingDataLoader(dataset, 4, num_workers=0))
     assert sum(len(batch["__key__"]) for batch in batches) == 12
     assert tar_bytes(store) < 1.3 * 12 * SIZE
+    assert 12 * SIZE < view.needed_sizes.sum() < 1.6 * 12 * SIZE
+    half = remote.select(keys=[f"{number:04}" for number in range(0, SHARDS * SAMPLES, 2)])
+    assert np.array_equal(half.needed_sizes, half.read_sizes)  # which is fetched whole
 
 
 def test_the_first_batch_does_not_wait_for_its_shards(
@@ -129,6 +136,108 @@ def test_the_first_batch_does_not_wait_for_its_shards(
     assert all(is_right({"__key__": key, "bin": data}) for batch in taken for key, data in
                zip(batch["__key__"], batch["bin"], strict=True))  # fmt: skip
     assert sorted(int(key) for batch in taken for key in batch["__key__"]) == list(range(SHARDS * SAMPLES))
+
+
+def test_an_epoch_moves_each_byte_and_each_index_once(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore
+) -> None:
+    dataset, fetched = open_dataset(), threading.Semaphore(0)
+    dataset.cache.tell(fetched.release)
+    store.requests.clear()
+    batches = iter(wdsdist.StreamingDataLoader(dataset, 6, num_workers=0))
+    taken = [next(batches)]
+    assert all(fetched.acquire(timeout=60) for _ in range(SHARDS))  # their copies may not be in place yet
+    taken += batches
+    assert all(is_right({"__key__": key, "bin": data}) for batch in taken for key, data in
+               zip(batch["__key__"], batch["bin"], strict=True))  # fmt: skip
+    sizes = {path: len(content) for path, content in store.files.items() if path.endswith(".tar")}
+    moved = sum((one.stop or sizes[one.path]) - (one.start or 0) for one in store.requests if one.path in sizes)
+    assert sum(sizes.values()) <= moved <= 1.02 * sum(sizes.values())
+    assert dataset.cache.bytes_fetched == moved
+    indexes = [path for path in store.paths("read") if path.endswith("index")]
+    assert sorted(indexes) == [f"train/{shard:02}.tar.wdsindex" for shard in range(SHARDS)]
+
+
+def test_parts_are_taken_from_what_the_fetch_of_the_whole_shard_has_got(
+    remote: Manifest, store: MemoryStore, tmp_path: Path
+) -> None:
+    cache, rest = ShardCache(tmp_path / "cache"), Fault("train/00.tar", "stall", after=1)
+    store.plant(rest)
+    with use_policy(RequestPolicy(part_bytes=256 * KB)), ThreadPoolExecutor(1) as pool:
+        whole = pool.submit(cache.fetch_ahead, remote, 0)
+        part = cached_path(remote, 0, tmp_path / "cache").with_suffix(".tar.wdspart")
+        try:
+            content, blocks = store.files["train/00.tar"], range(0, 7 * 256 * KB, 256 * KB)
+            for _ in pauses(time.monotonic() + 60):
+                got = part.read_bytes() if part.exists() else b""
+                if found := [at for at in blocks if got[at:][: 256 * KB] == content[at:][: 256 * KB]]:
+                    break
+            members = np.arange(2) + 2 * min(found[0] // SIZE + 1, SAMPLES - 1)
+            with closing(cache.pin_parts(remote, {0: PartNeeds(lambda _: members)})[0]) as pinned:
+                assert pinned.has(members)
+            assert {one.start for one in store.requests if one.start is not None} <= set(blocks)
+        finally:
+            store.heal()
+        assert whole.result() is FetchAhead.THERE
+
+
+def test_processes_that_need_one_index_fetch_it_once(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore
+) -> None:
+    datasets, slow = [open_dataset() for _ in range(4)], Fault("train/00.tar.wdsindex", "slow", seconds=0.2)
+    store.plant(slow)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(map(is_right, pool.map(lambda dataset: dataset[5], datasets)))
+    assert store.paths("read").count("train/00.tar.wdsindex") == 1
+
+
+@pytest.mark.parametrize("limit", [None, 2_000 * KB])
+def test_an_index_of_before_checksums_gets_them_when_all_of_the_shard_is_fetched(
+    limit: int | None, remote: Manifest, store: MemoryStore, tmp_path: Path
+) -> None:
+    path = "train/00.tar.wdsindex"
+    index = shard_index.loads(store.files[path], path)
+    store.files[path] = shard_index.dumps(replace(index, checksums=None))
+    cache = ShardCache(tmp_path / "cache", limit=limit)
+    with cache.pin(remote, 0) as pinned:
+        kept = shard_index.load(shard_index.beside(pinned.path))
+        assert np.array_equal(pinned.index.checksums, index.checksums)
+        assert np.array_equal(kept.checksums, index.checksums)
+
+
+def test_a_sparse_copy_of_a_shard_that_was_replaced_is_not_used(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore, tmp_path: Path
+) -> None:
+    assert is_right(open_dataset()[5])
+    folder = tmp_path / "again"
+    folder.mkdir()
+    (folder / "00.tar").write_bytes(plain_tar([(f"{number:04}.bin", member(number + 1)) for number in range(SAMPLES)]))
+    wdsdist.index(folder)
+    store.files.update({f"train/{path.name}": path.read_bytes() for path in folder.iterdir()})
+    again = wdsdist.StreamingDataset(f"{store.url}/train", cache_dir=tmp_path / "cache")
+    assert bytes(again[5]["bin"]) == member(6)
+    assert folders.copies(tmp_path / "cache") == []
+
+
+def test_an_error_leaves_no_sparse_copy_locked(store: MemoryStore, tmp_path: Path, remote: Manifest) -> None:
+    cache = ShardCache(tmp_path / "cache", timeout=5)
+    store.plant(Fault("train/01.tar", "not-found"))
+    with pytest.raises(ShardNotFoundError) as error:
+        cache.pin_parts(remote, {number: PartNeeds(lambda _: np.array([1])) for number in (0, 1)})
+    for copy in sparse_copies(tmp_path):
+        with closing(LockableFile(copy)) as file:
+            assert file.lock(alone=True)
+    assert error.value.__traceback__ is not None  # which keeps all that its frames refer to
+
+
+def test_a_claim_of_no_bytes_claims_nothing(tmp_path: Path) -> None:
+    with (
+        closing(LockableFile(tmp_path / "a", writable=True, create=True)) as one,
+        closing(LockableFile(tmp_path / "a", writable=True)) as other,
+    ):
+        assert one.claim(5, 5)
+        assert other.claim(10, 20)
+        assert not one.claim(10, 11)
 
 
 def test_a_whole_copy_takes_the_place_of_a_sparse_one(
@@ -296,10 +405,10 @@ def test_what_one_job_is_fetching_another_waits_for(
 
 
 def test_parts_of_before_the_last_boot_are_fetched_again(
-    open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore, tmp_path: Path
 ) -> None:
     assert is_right(open_dataset()[5])
-    monkeypatch.setattr(stamps, "boot", lambda: "another boot")
+    folders.reboot(tmp_path)
     store.requests.clear()
     assert is_right(open_dataset()[5])
     assert "train/00.tar" in store.paths("read")
@@ -340,36 +449,5 @@ def test_a_server_without_ranges_gives_the_whole_shard(packed: Path, tmp_path: P
     with served(packed, ranges=False) as server:
         dataset = wdsdist.StreamingDataset(server.url, cache_dir=tmp_path / "cache")
         assert is_right(dataset[5])
+        assert server.asked.count("/00.tar") == 2
     assert folders.copies(tmp_path) == ["00.tar"]
-
-
-@pytest.fixture
-def urgency(tmp_path: Path) -> Urgency:
-    return Urgency(tmp_path / "cache" / ".waiting")
-
-
-def test_what_is_fetched_ahead_pauses_while_another_process_waits(urgency: Urgency) -> None:
-    with urgency.waiting():
-        pass
-    with urgency.pauses() as must_pause:
-        assert not must_pause()
-        with urgency.waiting(), urgency.waiting():
-            assert must_pause()
-        assert not must_pause()
-
-
-def test_a_process_that_died_waiting_holds_nobody_up(urgency: Urgency) -> None:
-    reading, writing = os.pipe()
-
-    def wait_for_ever() -> None:
-        with urgency.waiting():
-            os.write(writing, b".")
-            threading.Event().wait()
-
-    process = folders.forked(wait_for_ever)
-    os.read(reading, 1)
-    with urgency.pauses() as must_pause:
-        assert must_pause()
-        os.kill(process, 9)
-        folders.status(process)
-        assert not must_pause()

@@ -75,7 +75,7 @@ def test_without_a_limit_each_shard_is_fetched_once(web: Web, packed: Path, tmp_
     assert list((tmp_path / "cache" / "readers").iterdir()) == []
 
 
-@pytest.mark.parametrize(("processes", "together"), [(4, 1), (2, 3)])
+@pytest.mark.parametrize(("processes", "together"), [pytest.param(4, 1, marks=pytest.mark.slow), (2, 3)])
 def test_processes_share_room_for_three_shards(
     web: Web, tmp_path: Path, room: int, processes: int, together: int
 ) -> None:
@@ -90,7 +90,7 @@ def test_processes_share_room_for_three_shards(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("rounds", [3, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_they_leave_nothing_that_hurts(web: Web, tmp_path: Path, room: int, rounds: int) -> None:
     folder = tmp_path / "cache"
     moments = random.Random(0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support import folders
 from tests.support.damage import flip
-from wdsdist.cache import FetchAhead, Need, ShardCache, copy_key, stamps
+from wdsdist.cache import FetchAhead, Need, ShardCache, copy_key
 from wdsdist.cache import space as room_module
 from wdsdist.cache.usage import Held, all_held
 from wdsdist.errors import ShardNotFoundError
@@ -39,7 +39,7 @@ def counted(cache: ShardCache) -> tuple[int | None, int]:
         return ledger.read(), sum(one.size for one in all_held(cache._space.root))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(list(ACTIONS)), st.integers(0, SHARDS - 1)), max_size=25))
 def test_the_sum_is_that_of_all_that_is_there(
     remote: Manifest, tmp_path: Path, room: int, steps: list[tuple[int, str, int]]
@@ -122,13 +122,11 @@ def test_what_was_put_there_counts_once_it_is_the_caches_own(
     assert used == there > 1.5 * room
 
 
-def test_the_sum_of_an_earlier_start_of_the_system_is_not_believed(
-    remote: Manifest, tmp_path: Path, room: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_sum_of_an_earlier_start_of_the_system_is_not_believed(remote: Manifest, tmp_path: Path, room: int) -> None:
     cache = ShardCache(tmp_path, limit=3 * room)
     cache.pin(remote, 0).close()
     assert counted(cache)[0]
-    monkeypatch.setattr(stamps, "boot", lambda: "another")
+    folders.reboot(tmp_path)
     assert counted(cache)[0] is None
 
 

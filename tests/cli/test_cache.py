@@ -17,6 +17,7 @@ from tests.support.tars import write_shards
 from wdsdist.cache import Need, ShardCache, copy_key
 from wdsdist.cli import _wdsdist
 from wdsdist.loader.dataset import StreamingDataset
+from wdsdist.loader.loader import StreamingDataLoader
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage.memory import Fault, MemoryStore
 
@@ -157,6 +158,25 @@ def test_warm_fetches_remote_shards_in_the_order_in_which_training_reads_them(
     read = dict.fromkeys(order.locate(np.arange(len(data)))[0].tolist())
     assert len(fetched(store)) == 2
     assert sorted(fetched(store)) == sorted(f"a/{shard:02}.tar" for shard in list(read)[:2])
+
+
+def test_warm_fetches_what_planned_batches_read_first(store: MemoryStore, tmp_path: Path) -> None:
+    words = ["--group-by", "txt.bytes", "--batch-size", 2, "--cache-dir", tmp_path / "cache"]
+    data = StreamingDataset(f"{store.url}/a", cache_dir=tmp_path / "another", num_replicas=1, rank=0)
+    loader = StreamingDataLoader(data, 2, group_by="txt.bytes", num_workers=0)
+    read = list(dict.fromkeys(key[5] for batch in loader for key in batch["__key__"]))
+    store.requests.clear()
+    done = run("warm", f"{store.url}/a", *words, "--bytes", int(3.9 * len(store.files["a/00.tar"])))
+    assert done.exit_code == 0, done.output
+    assert sorted(fetched(store)) == sorted(f"a/0{shard}.tar" for shard in read[: len(fetched(store))])
+    assert len(fetched(store)) == 3
+
+
+def test_warm_says_why_it_leaves_local_shards_alone(folder: Path, tmp_path: Path) -> None:
+    done = run("warm", folder, "--cache-dir", tmp_path / "cache")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("nothing to fetch: these shards are local")
+    assert done.stdout.endswith("give --stage\n")
 
 
 def test_warm_says_why_a_shard_cannot_be_fetched(store: MemoryStore, tmp_path: Path) -> None:

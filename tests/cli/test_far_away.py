@@ -13,6 +13,8 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 import wdsdist
+from tests.support.heard import heard
+from wdsdist import storage
 from wdsdist.cli import _wdsdist
 from wdsdist.shards import index as shardindex
 from wdsdist.storage.memory import Fault, MemoryStore
@@ -49,6 +51,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(*words: object) -> Result:
     return CliRunner().invoke(_wdsdist, [str(word) for word in words])
+
+
+def test_a_command_says_what_it_waits_for_while_a_store_does_not_answer(store: MemoryStore) -> None:
+    store.plant(Fault("train/index.json", "stall"))
+    soon = storage.RequestPolicy(first_warning=0.02, next_warning=0.02)
+    with storage.use_policy(soon), heard(lambda _: store.heal()) as lines:
+        assert not run("info", f"{store.url}/train").exit_code
+    assert lines[0].startswith(f"still waiting for {store.url}/train/index.json (")
 
 
 def requested(store: MemoryStore, folder: str = "train") -> tuple[list[str], list[int]]:

@@ -74,12 +74,31 @@ def test_virtual_epochs_are_planned_as_the_library_deals_them(wdsdist: Run, shar
     assert opened == [set(batch["__shard__"]) for batch in loader]
 
 
-@pytest.mark.parametrize("kind", ["png", "svg"])
+@pytest.mark.parametrize("kind", ["png", pytest.param("svg", marks=pytest.mark.slow)])
 def test_it_draws_which_shards_ranks_read(wdsdist: Run, tmp_path: Path, kind: str) -> None:
     plot = tmp_path / f"plan.{kind}"
     done = wdsdist("plan", "--shards", 40, "--samples", 4000, "--ranks", 4, "--plot", plot)
     assert done.returncode == 0, done.stderr
     assert plot.read_bytes()[:5] in (b"\x89PNG\r", b"<?xml")
+
+
+def test_the_drawing_counts_requests_and_says_what_is_good(wdsdist: Run, tmp_path: Path) -> None:
+    plot = tmp_path / "plan.svg"
+    wdsdist("plan", "--shards", 2000, "--samples", 400_000, "--ranks", 16, "--batch-size", 8, "--plot", plot)
+    drawn = plot.read_text()  # the texts are comments beside their outlines
+    assert "1,000 of 2,000 shards, 62.5 GiB, 9,000 requests" in drawn
+    assert "Good: above, short bars in steps" in drawn
+    assert "rank 7" in drawn
+
+
+def test_a_step_of_training_gives_the_requests_and_bytes_of_a_day(wdsdist: Run) -> None:
+    arguments = ["plan", "--shards", 32, "--samples", 6400, "--ranks", 16, "--batch-size", 8]
+    done = wdsdist(*arguments, "--step", 180_000)
+    assert "144 on each node, 288 in all, to fetch each shard from a store once" in done.stdout
+    assert "9.6 epochs: up to 1,382 requests and 9.6 GiB a node" in done.stdout  # of 50 steps of three minutes
+    found = json.loads(wdsdist(*arguments, "--json").stdout)
+    assert found["requests_per_node"] == [144, 144]
+    assert found["epochs_per_day"] is None
 
 
 def test_a_billion_samples_take_little_memory(wdsdist: Run) -> None:

@@ -73,15 +73,17 @@ def test_it_reads_no_data_and_says_it_in_words(wdsdist: Run, tokens: Path, tmp_p
         "a step over all ranks",
         "0 dropped, 0 repeated",
         "times those of plain batches",
+        "to fetch each shard from a store once",
     ):
         assert words in done.stdout
 
 
-def test_it_draws_fill_and_cost(wdsdist: Run, tokens: Path, tmp_path: Path) -> None:
+def test_it_draws_fill_and_balance(wdsdist: Run, tokens: Path, tmp_path: Path) -> None:
     plot = tmp_path / "plan.svg"
     done = wdsdist("plan", tokens, "--max-tokens", 512, *LENGTH, "--ranks", 2, "--plot", plot)
     assert done.returncode == 0, done.stderr
     assert plot.read_bytes()[:5] == b"<?xml"
+    assert "Good: a fill near 1" in plot.read_text()
 
 
 @pytest.mark.parametrize(

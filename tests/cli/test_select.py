@@ -46,11 +46,25 @@ def test_samples_are_split_and_repeated(wdsdist: Run, shards: Path, tmp_path: Pa
     keys = [line.split("\t")[1] for part in listed for line in part]
     assert sorted(keys) == ["cat/000", "cat/002", "cat/004", "dog/001", "dog/003", "dog/005"]
     assert lines(wdsdist, "select", shards, tmp_path / "twice", "--repeat", 2) == [
-        f"{tmp_path}/twice: repeat 2: 12 of 6 samples"
+        f"{tmp_path}/twice: repeat 2: 12 from 6 samples"
     ]
     refused = wdsdist("pack", tmp_path / "twice", tmp_path / "packed")
-    assert "the view repeats samples, such as 'cat/000'" in refused.stderr
+    assert "the view repeats or explodes samples, such as 'cat/000'" in refused.stderr
     assert not (tmp_path / "packed" / "index.json").exists()
+
+
+def test_records_are_exploded_into_parts(wdsdist: Run, shards: Path, tmp_path: Path) -> None:
+    view = tmp_path / "parts"
+    chosen = ("--where", '"txt.bytes" > 0', "--explode", "txt.bytes", "--per", 4, "--near")
+    assert lines(wdsdist, "select", shards, view, *chosen) == [
+        f"{view}: explode txt.bytes, per 4, near True: 6 from 3 samples"
+    ]
+    listed = [line.split("\t")[1] for line in lines(wdsdist, "ls", view, "--samples")]
+    assert listed[:2] == ["cat/000 (part 0 of 2)", "cat/000 (part 1 of 2)"]
+    assert len(listed) == 6
+    shown = lines(wdsdist, "info", view)
+    assert any(line.endswith("explode txt.bytes, per 4, near True: 6 from 3 samples") for line in shown)
+    assert any("__part__" in line for line in shown)
 
 
 def test_what_cannot_be_chosen_is_one_line(wdsdist: Run, shards: Path, tmp_path: Path) -> None:
@@ -59,6 +73,8 @@ def test_what_cannot_be_chosen_is_one_line(wdsdist: Run, shards: Path, tmp_path:
         (("select", shards, tmp_path / "x"), "say which samples: --where"),
         (("select", shards, tmp_path / "x", "--sample", "many"), "--sample is 'many': it must be a number"),
         (("select", shards, tmp_path / "x", "--sample", "9"), "only 6 samples can be chosen from"),
+        (("select", shards, tmp_path / "x", "--explode", "txt.byte"), "did you mean 'txt.bytes'?"),
+        (("select", shards, tmp_path / "x", "--sample", "3", "--near"), "give --explode too"),
         (("split", shards, tmp_path / "x", "train"), "must be a name of its own and a share"),
         (("split", shards, tmp_path / "x", "../train=1"), "must be a name of its own and a share"),
         (("split", shards, tmp_path / "x", "a=0.9", "b=0.9"), "the shares sum to 1.8"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import wdsdist
 from wdsdist.diagnostics.epoch_report import Mixing, World, epoch_report, measure_mixing, uniform_mixing
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings, ShardOrder, epoch_order
+from wdsdist.storage.memory import MemoryStore
+from wdsdist.storage.retry import RequestPolicy, use_policy
 
 
 @st.composite
@@ -98,6 +102,23 @@ def test_many_ranks_with_lanes_of_their_own_open_each_shard_little_more_than_onc
     settings = OrderSettings(window=1600, num_canonical_replicas=64)
     report = epoch_report(World(counts=counts, sizes=counts, settings=settings, plan=plan, ranks_per_node=1))
     assert sum(report.shards_per_node) <= 1000 + 64
+
+
+def test_an_epoch_makes_the_requests_that_are_reported(tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    data = wdsdist.pack(({"bin": bytes(3000)} for _ in range(120)), folder, shard_samples=40)
+    plan = EpochPlan(num_samples=120, num_replicas=1, batch_size=8, drop_last=False, drop_last_batch=True)
+    with MemoryStore({path.name: path.read_bytes() for path in folder.iterdir()}) as store:
+        with use_policy(RequestPolicy(part_bytes=50_000)):
+            world = World(
+                counts=data.counts, sizes=data.sizes, settings=OrderSettings(), plan=plan, ranks_per_node=1
+            )  # fmt: skip
+            report = epoch_report(world)
+            dataset = wdsdist.StreamingDataset(store.url, cache_dir=tmp_path / "cache")
+            assert len(list(wdsdist.StreamingDataLoader(dataset, batch_size=8, num_workers=0))) == 15
+        read = [request for request in store.requests if request.verb == "read" and ".tar" in request.path]
+    assert min(data.sizes) > 2 * 50_000
+    assert report.requests_per_node == (len(read),)
 
 
 def test_a_world_without_samples_is_refused() -> None:

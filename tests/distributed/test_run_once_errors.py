@@ -163,11 +163,11 @@ class TestErrors:
         assert issubclass(DataDownloadTimeoutError, TimeoutError)
 
 
-@pytest.mark.parametrize("runs", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_under_torchrun_one_worker_runs_and_all_fail_alike(stage: Stage, runs: int) -> None:
+@pytest.mark.slow
+def test_under_torchrun_one_worker_runs_and_all_fail_alike(stage: Stage) -> None:
     stage.job("rank_of_torchrun")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    for run in range(1, runs + 1):
+    for run in (1, 2):
         done = subprocess.run(
             [*command, *stage.program], cwd=stage.directory, env=environment(), capture_output=True, text=True
         )

@@ -21,12 +21,16 @@ def test_every_python_block_runs_as_pasted(block: str, checkout: Path) -> None:
     run(block.replace("/tmp/", f"{checkout}/"), checkout)
 
 
-def test_the_training_loop_is_at_most_fifteen_lines() -> None:
-    assert len(BLOCKS[0].strip().splitlines()) <= 15
+def test_the_first_screen_is_a_sentence_a_picture_the_installation_and_ten_lines() -> None:
+    first = README.partition("\n## ")[0]
+    places = [first.index(part) for part in ("**Load", "![", "pip install", "```python\n", "| you no longer")]
+    assert places == sorted(places)
+    assert len(BLOCKS[0].strip().splitlines()) <= 11
+    assert first[: places[-1]].count("\n") <= 35
 
 
 def test_the_first_two_commands_are_make_demo_and_make_test() -> None:
-    commands = re.findall(r"^    (\S.*)$", README, re.MULTILINE)
+    commands = re.findall(r"^    (\S.*)$", re.sub(r"```.*?```", "", README, flags=re.DOTALL), re.MULTILINE)
     assert commands[:2] == ["make demo", "make test"]
 
 

@@ -73,8 +73,8 @@ def bucket(bucket_behind_proxy: Store) -> Store:
     return sound(bucket_behind_proxy)
 
 
-@pytest.fixture(params=["web", "bucket"])
+@pytest.fixture(params=["web", pytest.param("bucket", marks=pytest.mark.slow)])
 def store(request: pytest.FixtureRequest) -> Store:
-    """Each of the two."""
+    """Each of the two; how a bucket fails, tests/storage says by default."""
     found: Store = request.getfixturevalue(request.param)
     return found

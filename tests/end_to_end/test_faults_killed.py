@@ -64,9 +64,8 @@ def check(rank: int, outcome: Outcome, stored: Path) -> None:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("rounds", [1, 20])
 def test_whoever_is_killed_a_restart_completes_and_nothing_is_left(
-    web: Store, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int
+    web: Store, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     multiprocessing.util.get_temp_dir()  # of this process, which is no leftover
     temporary = tmp_path / "temporary"
@@ -75,7 +74,7 @@ def test_whoever_is_killed_a_restart_completes_and_nothing_is_left(
     cache, chance = tmp_path / "cache", random.Random(0)
     named: list[str] = []
     with watched(lambda: used(cache)) as use:
-        for number in range(rounds):
+        for number in range(9):
             with Ranks(web, cache, cache_limit=LIMIT, download_timeout=30) as ranks:
                 ranks.tell("take")
                 time.sleep(chance.uniform(0, 1.5))  # at any moment: no event marks it

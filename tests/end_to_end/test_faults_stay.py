@@ -55,7 +55,8 @@ def check(outcomes: list[Outcome], store: Store, error: type[Exception], message
         assert isinstance(outcome.error, error)
         assert re.search(rf"{re.escape(store.url)}/\d{{3}}\.tar\S* {message}", str(outcome.error)), str(outcome.error)
         assert outcome.seconds < TIMEOUT + SLACK
-        assert str(outcome.error).startswith("Caught ") == (workers > 0)
+        assert ("in data loading worker" in str(outcome.error)) == (workers > 0)
+        assert "\n" not in str(outcome.error)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ ERRORS = [
     for value in vars(errors).values()
     if inspect.isclass(value) and issubclass(value, Exception) and value is not errors.WdsdistError
 ]
-NAMES = sorted(set(wdsdist.__all__) - {"__version__", "errors", "transforms"})
+NAMES = sorted(set(wdsdist.__all__) - {"__version__", "errors", "transforms", "metrics"})
 
 WITHOUT_TORCH = [
     "wdsdist",
@@ -137,13 +137,19 @@ def reference() -> dict[str, str]:
     modules, and what imports a framework."""
     page = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
     paths = [path for path in re.findall(r"^::: (\S+)$", page, re.MULTILINE) if path != "wdsdist.errors"]
-    apart = ("wdsdist.integrations.transformers.", "wdsdist.samples.images.transforms.")
+    apart = (
+        "wdsdist.integrations.transformers.",
+        "wdsdist.samples.images.transforms.",
+        "wdsdist.samples.marks.",
+        "wdsdist.samples.media.clips.",
+        "wdsdist.diagnostics.metrics.",
+    )
     return {path.rpartition(".")[2]: path.rpartition(".")[0] for path in paths if not path.startswith(apart)}
 
 
 def test_the_package_lists_what_the_reference_does() -> None:
     spelled_twice = {"dataDownload", "__version__"}
-    assert set(dir(wdsdist)) - spelled_twice == {*reference(), "errors", "transforms"}
+    assert set(dir(wdsdist)) - spelled_twice == {*reference(), "errors", "transforms", "metrics"}
 
 
 @pytest.mark.parametrize(("name", "home"), reference().items())
@@ -152,9 +158,9 @@ def test_a_name_of_the_reference_is_on_the_package(name: str, home: str) -> None
 
 
 def test_modules_that_the_reference_names_are_there_after_importing_the_package() -> None:
-    code = "import wdsdist; wdsdist.errors.BadSample; wdsdist.integrations.engines.connect"
+    code = "import wdsdist; wdsdist.errors.BadSample; wdsdist.metrics; wdsdist.integrations.engines.connect"
     imported = modules_after(code + "; assert 'RandomResizedCrop' in wdsdist.transforms.__all__")
-    assert not imported & {"torch", "transformers", "ray", "distributed"}
+    assert not imported & {"torch", "transformers", "ray", "distributed", "prometheus_client"}
 
 
 def test_an_integration_that_does_not_exist_is_an_attribute_error() -> None:

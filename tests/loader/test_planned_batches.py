@@ -299,6 +299,7 @@ def test_a_seventeenth_world_within_a_block_is_refused_before_its_first_batch(
         ({"max_tokens": 5, "length": "ids.tokens", "cost": "cubic"}, "no column 'cubic'"),
         ({"max_samples": 5}, "max_samples goes with max_tokens"),
         ({"labels": True}, "labels goes with pack_to"),
+        ({"pack_to": 8, "length": "ids.tokens", "labels": "last"}, "labels is 'last'"),
         ({"pack_to": 8, "length": "ids.tokens", "collate_fn": list}, "either that or collate_fn"),
     ],
 )

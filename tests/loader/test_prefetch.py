@@ -125,6 +125,19 @@ def test_after_a_state_of_a_finished_epoch_it_is_the_next_one(
     assert len(keys_of(again)) == SHARDS * SAMPLES // 7 * 7
 
 
+def test_planned_batches_are_prefetched_in_their_order(
+    dataset: wdsdist.StreamingDataset, store: MemoryStore, tmp_path: Path
+) -> None:
+    planned = {"group_by": "txt.bytes", "batch_size": 2}
+    read = list(dict.fromkeys(key[5] for key in keys_of(loader_of(dataset, **planned))))
+    store.requests.clear()
+    loader = loader_of(elsewhere(dataset, store), **planned)
+    loader.prefetch()
+    assert loader._prefetch is not None
+    assert loader._prefetch._queue._shards == [int(shard) for shard in read]
+    assert len(set(keys_of(loader))) == SHARDS * SAMPLES
+
+
 def test_local_data_needs_nothing(folder: Path) -> None:
     loader = loader_of(wdsdist.StreamingDataset(folder, num_replicas=1, rank=0))
     loader.prefetch()

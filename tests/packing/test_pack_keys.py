@@ -9,10 +9,11 @@ from urllib.parse import unquote
 
 import pytest
 import webdataset
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import wdsdist
+from tests.support.examples import fewer
 from tests.support.tars import plain_tar
 from tests.support.trees import unpack
 from wdsdist.diagnostics.verify import verify
@@ -97,7 +98,7 @@ NAMES = st.text("a1._ -", min_size=1, max_size=9).map(lambda text: f"a{text}").f
 
 
 @given(st.lists(st.lists(NAMES, min_size=1, max_size=2), min_size=1, max_size=6), st.sampled_from(["auto", "last-dot"]))
-@settings(max_examples=15)
+@fewer(3)
 def test_no_file_is_lost_whatever_the_names(
     tmp_path_factory: pytest.TempPathFactory, stems: list[list[str]], key: str
 ) -> None:

@@ -148,7 +148,9 @@ def private(bucket: Bucket, server: str, monkeypatch: pytest.MonkeyPatch) -> dic
     return {"key": "nobody", "secret": "nothing", "endpoint_url": server}
 
 
-@pytest.mark.parametrize("what", ["folder", "archive", "shards"])
+@pytest.mark.parametrize(
+    "what", ["folder", *(pytest.param(what, marks=pytest.mark.slow) for what in ("archive", "shards"))]
+)
 def test_a_private_store_is_read_and_written(
     source: Path, bucket: Bucket, alone: dict[str, bytes], tmp_path: Path, private: dict[str, object], what: str
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -10,14 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist.errors import SampleError
+from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.packed_rows import IGNORED, pack_rows
+from wdsdist.samples.padding import unpadded
 
 pieces = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), min_size=1, max_size=8)
 
 
-@given(st.lists(pieces, min_size=1, max_size=4), st.booleans())
-def test_rows_are_those_of_a_plain_loop(listed: list[list[tuple[int, int]]], labels: bool) -> None:
+@given(st.lists(pieces, min_size=1, max_size=4), st.sampled_from([False, True, "next"]))
+def test_rows_are_those_of_a_plain_loop(listed: list[list[tuple[int, int]]], labels: bool | Literal["next"]) -> None:
     length = max(sum(size for size, _ in row) for row in listed) + 1
     samples: list[dict[str, Any]] = []
     rows, starts, stops = [], [], []
@@ -46,7 +47,8 @@ def test_rows_are_those_of_a_plain_loop(listed: list[list[tuple[int, int]]], lab
             assert batch["position_ids"][row, part].tolist() == list(range(len(values)))
             assert batch["document_ids"][row, part].tolist() == [document] * len(values)
             if labels:
-                assert batch["labels"][row, part].tolist() == [IGNORED, *values[1:]][: len(values)]
+                targets = [*values[1:], IGNORED] if labels == "next" else [IGNORED, *values[1:]]
+                assert batch["labels"][row, part].tolist() == targets[: len(values)]
             at += len(values)
             ends |= {row * length + at - len(values), row * length + at} if values else set()
         assert batch["document_ids"][row, at:].tolist() == [-1] * (length - at)
@@ -65,3 +67,15 @@ def test_a_field_that_is_no_array_of_the_planned_length_is_refused(value: Any, f
     where = {"rows": np.array([0]), "starts": np.array([0]), "stops": np.array([3])}
     with pytest.raises(SampleError, match=f"'ids' of sample 'k' is .*{found}.*at least 3 tokens"):
         pack_rows([{"__key__": "k", "ids": value}], **where, num_rows=1, length=8, field="ids", labels=False)
+
+
+def test_tokens_of_repeated_samples_are_marked_and_are_no_targets() -> None:
+    samples = [{"ids": np.arange(1, 4), "__padding__": False}, {"ids": np.arange(4, 6), "__padding__": True}]
+    where = {"rows": np.array([0, 0]), "starts": np.array([0, 0]), "stops": np.array([3, 2])}
+    batch = pack_rows(samples, **where, num_rows=1, length=6, field="ids", labels=True)
+    assert batch["__padding__"].tolist() == [[False, False, False, True, True, False]]
+    assert batch["labels"].tolist() == [[-100, 2, 3, -100, -100, -100]]
+    assert "__padding__" not in unpadded(batch)
+    assert unpadded(batch)["labels"] is batch["labels"]
+    with pytest.raises(ArgumentError, match="pass labels=True to the loader"):
+        unpadded(pack_rows(samples, **where, num_rows=1, length=6, field="ids", labels=False))

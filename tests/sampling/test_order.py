@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.support.programs import command
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.order import VERSIONS, OrderSettings, _windows, default_window, epoch_order
+from wdsdist.sampling.order import VERSIONS, OrderSettings, ShardOrder, _windows, default_window, epoch_order
 
 Pairs = list[tuple[int, int]]
 
@@ -303,6 +303,60 @@ def test_windows_of_one_size_are_shuffled_in_different_ways() -> None:
         for start in range(0, 128, 16)
     }
     assert len(ways) == 64
+
+
+# Parts of records that are near
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 9), max_size=8), max_size=5),
+    st.integers(1, 8),
+    st.integers(1, 60),
+    st.integers(0, 9),
+    st.sampled_from(VERSIONS),
+)
+def test_near_parts_are_neighbours_in_the_windows_that_they_had(
+    totals: list[list[int]], lanes: int, window: int, seed: int, version: int
+) -> None:
+    records = [np.repeat(np.arange(len(one)), one) for one in totals]
+    counts = np.array([len(one) for one in records], np.int64)
+    settings = OrderSettings(seed=seed, window=window, num_canonical_replicas=lanes, version=version)
+    every = np.arange(int(counts.sum()))
+    spread, near = (epoch_order(counts, settings, 2, records=of) for of in (None, records.__getitem__))
+    found = list(zip(*(each.tolist() for each in near.locate(every)), strict=True))
+    assert sorted(found) == [(shard, sample) for shard, count in enumerate(counts.tolist()) for sample in range(count)]
+    for position in every[:: max(1, len(every) // 5)].tolist():  # a position at a time is as all of them at once
+        assert found[position] == tuple(int(each[0]) for each in near.locate(np.array([position])))
+    plain = list(zip(*(each.tolist() for each in spread.locate(every)), strict=True))
+    assert isinstance(near, ShardOrder)
+    for lane in range(lanes):
+        mine, theirs = found[lane::lanes], plain[lane::lanes]
+        length = np.full(len(mine), len(mine))
+        numbers, *_ = _windows(np.arange(len(mine)), near._first_length[lane] + 0 * length, near._window, length)
+        for number in np.unique(numbers).tolist():
+            inside = np.flatnonzero(numbers == number).tolist()
+            window_of_near = [mine[place] for place in inside]
+            assert sorted(window_of_near) == sorted(theirs[place] for place in inside)
+            runs = [key for key, _ in groupby(window_of_near, lambda one: (one[0], records[one[0]][one[1]]))]
+            cuts = 2 if lanes > 1 else 0  # by a line and a lane that are turned inside a record
+            assert len(runs) <= len(set(runs)) + cuts
+
+
+def test_what_has_no_records_is_shuffled_by_the_sample_beside_near_parts() -> None:
+    records: list[Any] = [np.repeat(np.arange(20), 5), None]
+    settings = OrderSettings(seed=1, window=1000)
+    shards, samples = epoch_order(np.array([100, 100]), settings, 0, records=records.__getitem__).locate(np.arange(200))
+    follow = (np.diff(samples) == 1) & (np.diff(shards) == 0)
+    assert follow[shards[:-1] == 0].sum() >= 80  # four of each record
+    assert follow[shards[:-1] == 1].sum() < 10
+
+
+def test_near_parts_in_virtual_epochs_come_once_before_any_comes_again() -> None:
+    records, counts = [np.repeat(np.arange(10), 3)], np.array([30])
+    orders = [epoch_order(counts, OrderSettings(seed=1), epoch, 20, records.__getitem__) for epoch in range(3)]
+    played = [sample for order in orders for sample in order.locate(np.arange(20))[1].tolist()]
+    assert sorted(played[:30]) == sorted(played[30:]) == list(range(30))
+    assert all(played[first : first + 3] == list(range(played[first], played[first] + 3)) for first in range(0, 60, 3))
 
 
 # The order of DistributedSampler

@@ -87,11 +87,18 @@ def test_workers_make_what_one_makes(ranks: int, workers: int, group: int) -> No
     alone = dict(planned(rule, world, Place(0), 60).batches(rank=ranks - 1))
     made = {}
     for worker in range(workers):
-        told: dict[int, int] = {}
+        told: list[tuple[int, int, float]] = []
         epoch = planned(rule, world, Place(0), 60)
-        mine = epoch.batches(rank=ranks - 1, worker=worker, num_workers=workers, group=group, on_block=told.__setitem__)
+        mine = epoch.batches(
+            rank=ranks - 1,
+            worker=worker,
+            num_workers=workers,
+            group=group,
+            on_block=lambda *one, told=told: told.append(one),
+        )
         made.update(dict(mine))
-        assert list(told.values()) == list(epoch.steps())
+        assert [steps for _, steps, _ in told] == list(epoch.steps())
+        assert all(0 < fill <= 1 for _, _, fill in told)
     assert made.keys() == alone.keys()
     for number, batch in alone.items():
         assert listed(batch) == listed(made[number])

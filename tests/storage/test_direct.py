@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import threading
 from collections.abc import Iterator
@@ -61,6 +62,20 @@ def test_a_redirect_to_another_server_carries_no_header_and_no_login() -> None:
     assert [asked.headers["x-token"] for asked in here] == ["secret"] * 3
     assert here[0].headers["authorization"].startswith("Basic ")
     assert not {"x-token", "authorization"} & set(elsewhere[0].headers)
+
+
+def test_a_body_that_the_server_compresses_unasked_is_an_error_and_a_compressed_file_is_read_as_it_is(
+    tmp_path: Path,
+) -> None:
+    packed = gzip.compress(b"content")
+    with answering(lambda _: (200, {"Content-Encoding": "gzip"}, packed)) as (url, asked):
+        with pytest.raises(StorageError, match=r"the server sends the file compressed \(gzip\).* switch off"):
+            storage.read(f"{url}/index.json")
+        with pytest.raises(StorageError, match="the server sends the file compressed"):
+            storage.fetch(f"{url}/a.tar", tmp_path / "a.tar", size=len(packed))
+        assert len(asked) == 2
+        storage.fetch(f"{url}/a.tar.gz", tmp_path / "a.tar.gz", size=len(packed))
+    assert gzip.decompress((tmp_path / "a.tar.gz").read_bytes()) == b"content"
 
 
 def test_redirects_without_end_are_an_error_at_once() -> None:

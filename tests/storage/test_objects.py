@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 import secrets
 import subprocess
@@ -245,7 +244,7 @@ def meaning(error: Exception) -> PassingError:
 
 def test_an_attempt_that_timed_out_leaves_the_cause_to_what_was_said_before() -> None:
     early = TimeoutError("no answer in 0.5 s")
-    late = meaning(asyncio.TimeoutError("no answer in 0.1 s"))
+    late = meaning(TimeoutError("no answer in 0.1 s"))
     late.retry_after = 1000.0  # longer than the time that is left
     for before, cause in [
         ([early, OSError("first"), ConnectionResetError("reset")], "reset .after 4 attempts"),

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def run(
     *command: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 110
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python COMMAND`` to its end and return its status and output, as `subprocess.run` does."""
-    return _together(command, [dict(env or os.environ)], cwd, timeout)
+    return together(command, [dict(env or os.environ)], cwd=cwd, timeout=timeout)
 
 
 def launch(
@@ -69,11 +69,11 @@ def launch(
         {**(env or os.environ), **{name: str(value) for name, value in world.items()}, "RANK": rank, "LOCAL_RANK": rank}
         for rank in map(str, range(ranks))
     ]
-    return _together(command, environments, cwd, timeout)
+    return together(command, environments, cwd=cwd, timeout=timeout)
 
 
-def _together(
-    command: tuple[object, ...], environments: list[dict[str, str]], cwd: Path | None, timeout: float
+def together(
+    command: Sequence[object], environments: list[dict[str, str]], *, cwd: Path | None = None, timeout: float = 110
 ) -> subprocess.CompletedProcess[str]:
     """Run a program in several environments at once; the status is the first that is not 0."""
     with tempfile.TemporaryDirectory() as folder:

@@ -15,7 +15,10 @@ the server counts. CPU seconds are those of all processes of the loader. The oth
 webdataset through curl, by its own reader of http URLs; MosaicML Streaming and LitData from S3, with a local cache.
 
 *wire*: the same epochs over one link that all connections share, each process paying for the clients that it imports,
-on quiet cores and with programs beside it that keep cores busy. What limits is the link, or the cores.
+on quiet cores and with programs beside it that keep cores busy. What limits is the link, or the cores. Then what a view
+of a tenth of the samples and single samples move, beside the bytes that they need; aims: 1.3 times as many, and two
+requests. ``OBJECTS_SHARD_BYTES=1000000000`` in the environment, and another ``--data``, make shards of 1 GB, whose
+first batch should come no later.
 
     python tools/bench/bench_remote.py --measure wire --samples 6000 --workers 2 --rounds 3
     python tools/bench/bench_remote.py --measure fetch        # 5 rounds of 16 connections
@@ -69,9 +72,11 @@ from peers.statistic import paired_ratio, spread, values  # noqa: E402
 from peers.store import started  # noqa: E402
 from peers.visits import Reader, prepare, visit  # noqa: E402
 
+import wdsdist  # noqa: E402
 from wdsdist import storage  # noqa: E402
 
 PART = 8 << 20
+OBJECT_BYTES = 70_000
 
 
 def bare(url: str, sizes: Mapping[str, int], connections: int) -> None:
@@ -171,6 +176,36 @@ def main() -> None:
                 print(f"\nA link of {link / 1e6:,.0f} MB/s, programs that spin beside: {programs}\n")
                 with busy_cores(programs):
                     epochs(arguments, link)
+        parts(arguments)
+
+
+def parts(arguments: argparse.Namespace) -> None:
+    """Print what a view of a tenth of the samples, and single samples, move."""
+    import numpy as np
+
+    made = prepare(READERS[:1], {"wdsdist": sys.executable}, arguments.data, arguments.samples, arguments.limit)
+    with (
+        started(made.files.parents[1], latency=arguments.latency, rate=arguments.rate) as store,
+        tempfile.TemporaryDirectory() as cache,
+    ):
+        data = wdsdist.open(f"{store.url}/{made.files.parent.name}/wdsdist")
+        keys = data.column("key")[::10].tolist()
+        view = wdsdist.StreamingDataset(data.select(keys=keys), cache_dir=f"{cache}/view")
+        single = wdsdist.StreamingDataset(data, cache_dir=f"{cache}/single")
+        picks = np.random.default_rng(0).integers(len(single), size=20).tolist()
+        print("\n| read | bytes moved / needed (shards and indexes) | of all bytes | requests |")
+        print("| --- | --- | --- | --- |")
+        for name, read, needed in (
+            ("a view of 10 %", lambda: list(wdsdist.StreamingDataLoader(view, 64, num_workers=2)), len(view)),
+            ("20 samples, one by one", lambda: [single[number] for number in picks], len(picks)),
+        ):
+            store.requests()
+            read()
+            seen = store.requests()
+            moved = sum(request.bytes for request in seen)
+            tars = sum(request.bytes for request in seen if request.path.partition("?")[0].endswith(".tar"))
+            share = moved / (made.tally.samples * OBJECT_BYTES)
+            print(f"| {name} | {tars / (needed * OBJECT_BYTES):.2f} | {100 * share:.1f} % | {len(seen):,} |")
 
 
 @contextlib.contextmanager

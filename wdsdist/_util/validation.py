@@ -100,6 +100,28 @@ def human(count: float) -> str:
     return f"{count:.0f} B" if power == 0 else f"{count:.1f} {_UNITS[power]}"
 
 
+def decimal(count: float) -> str:
+    """Return a byte count to two or three digits, in the powers of 1,000 that rates are given in."""
+    units = iter(("B", "kB", "MB", "GB", "TB"))
+    unit = next(units)
+    while count >= 999.5 and unit != "TB":
+        count, unit = count / 1000, next(units)
+    return f"{count:.0f} {unit}" if count >= 9.95 or unit == "B" else f"{count:.1f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """Format a duration in its two largest units.
+
+    >>> duration(42), duration(200), duration(7300)
+    ('42 s', '3 min 20 s', '2 h 1 min')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
 def given(options: DataclassInstance) -> str:
     """Return the fields of a dataclass that are not left at their defaults, as they are written in a call.
 

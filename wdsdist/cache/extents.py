@@ -19,12 +19,17 @@ import numpy.typing as npt
 from wdsdist._util.array_types import Int64s
 from wdsdist.cache import folders, stamps
 from wdsdist.cache.locks import LockableFile
+from wdsdist.storage import LinkSpeed
 
 _HEADER_BYTES = 256
 _SMALL_GAP = 4096
 """Bytes between two ranges that are fetched with them in any case."""
 _LARGE_GAP = 1 << 20
-"""Bytes that a connection carries in the time of a round trip, about: 20 ms at 50 MB/s."""
+"""Bytes that a connection carries in the time of a round trip, where none was measured: 20 ms at 50 MB/s."""
+_GAPS = 64 << 10, 4 << 20
+"""Bounds of that where it was measured."""
+_LENGTHS = 1 << 20, 8 << 20
+"""Bounds of the bytes of one request."""
 _EXCESS = 0.25
 """Share of the bytes needed that larger gaps may add."""
 
@@ -82,10 +87,15 @@ def merged(ranges: Int64s) -> Int64s:
     return _joined(ranges, lambda gaps: gaps <= 0)
 
 
-def coalesced(ranges: Int64s) -> Int64s:
+def identity(size: int, sha256: str) -> str:
+    """Return the text that identifies a shard in the map of its sparse copy."""
+    return f"{size} {sha256}"
+
+
+def coalesced(ranges: Int64s, *, gap: int = _LARGE_GAP, excess: float = _EXCESS) -> Int64s:
     """Return the ranges to ask a store for, one request each: small gaps are fetched too, larger ones within bounds.
 
-    What is fetched is at most a quarter more than what is needed, but for gaps of at most 4,096 bytes.
+    What is fetched is at most a quarter more (``excess``) than what is needed, but for gaps of at most 4,096 bytes.
 
     >>> coalesced(np.array([[0, 1000], [3000, 9000], [10**6, 10**6 + 500]])).tolist()
     [[0, 9000], [1000000, 1000500]]
@@ -96,12 +106,35 @@ def coalesced(ranges: Int64s) -> Int64s:
     def chosen(gaps: Int64s) -> npt.NDArray[np.bool_]:
         by_size = np.argsort(gaps, kind="stable")
         larger = np.where(gaps[by_size] > _SMALL_GAP, gaps[by_size], 0)
-        fits = np.cumsum(larger) <= _EXCESS * int((ranges[:, 1] - ranges[:, 0]).sum())
+        fits = np.cumsum(larger) <= excess * int((ranges[:, 1] - ranges[:, 0]).sum())
         found = np.zeros(len(gaps), np.bool_)
-        found[by_size] = fits & (gaps[by_size] <= _LARGE_GAP)
+        found[by_size] = fits & (gaps[by_size] <= gap)
         return found
 
     return _joined(ranges, chosen)
+
+
+def request_sizes(speed: LinkSpeed) -> tuple[int, int]:
+    """Return the largest gap to fetch with ranges around it, and the most bytes of a request, at a delay and rate.
+
+    A gap costs less than a request where it comes in the time of a round trip. More than comes in that time is better
+    asked for over several connections.
+
+    >>> request_sizes(LinkSpeed(delay=0.02, rate=90e6)), request_sizes(LinkSpeed(delay=0.02, rate=10e6))
+    ((1800000, 1800000), (200000, 1048576))
+    >>> request_sizes(LinkSpeed(delay=0.0, rate=0.0))  # nothing is known
+    (1048576, 8388608)
+    """
+    at_once = speed.bytes_in_delay
+    if not at_once:
+        return _LARGE_GAP, _LENGTHS[1]
+    gap, length = (min(max(at_once, least), most) for least, most in (_GAPS, _LENGTHS))
+    return gap, length
+
+
+def requests_of(ranges: Int64s, length: int) -> list[range]:
+    """Return ranges as they are asked for, of so many bytes at most."""
+    return [range(at, min(at + length, stop)) for start, stop in ranges.tolist() for at in range(start, stop, length)]
 
 
 def covered(ranges: Int64s, extents: Int64s) -> npt.NDArray[np.bool_]:

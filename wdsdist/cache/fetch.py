@@ -9,16 +9,19 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import mmap
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from wdsdist import storage
 from wdsdist.cache.request import ShardRequest
+from wdsdist.cache.takeover import take_extents
+from wdsdist.cache.urgency import LONGEST, Line
 from wdsdist.errors import ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import scan_local
-from wdsdist.shards.index import ShardIndex, Stored
+from wdsdist.shards.index import ShardIndex, Stored, checksums
 from wdsdist.storage import compression
 
 _ATTEMPTS = 3
@@ -41,17 +44,17 @@ class Fetched:
     """Digest of the copy."""
     made_of: str
     """Identity of the compressed file that it was decompressed from; empty where there is none."""
+    known: int = 0
+    """Bytes that came from the sparse copy."""
 
 
-def fetch(
-    request: ShardRequest, count_retries: Callable[[int], None], pauses: Callable[[], bool] | None = None
-) -> Fetched:
+def fetch(request: ShardRequest, count_retries: Callable[[int], None], line: Line | None = None) -> Fetched:
     """Fetch a shard into its part, with retries while its bytes are wrong.
 
     Args:
         request: the shard.
         count_retries: called with the number of retried requests, or of retried fetches.
-        pauses: whether the fetch has to leave the line to others for now.
+        line: its place in the line to the store.
 
     Raises `ShardNotFoundError` and `StorageError` as storage does, `ShardDamagedError` where it differs from
     the manifest or from the index beside it.
@@ -59,7 +62,7 @@ def fetch(
     attempt = 1
     while True:
         try:
-            return _fetch_once(request, count_retries, pauses)
+            return _fetch_once(request, count_retries, line)
         except storage.WrongLengthError as error:
             raise ShardDamagedError(f"{error}: upload it again") from None
         except ShardDamagedError as error:
@@ -72,24 +75,24 @@ def fetch(
         request = request.again()  # its index may be the wrong one
 
 
-def _fetch_once(
-    request: ShardRequest, count_retries: Callable[[int], None], pauses: Callable[[], bool] | None
-) -> Fetched:
+def _fetch_once(request: ShardRequest, count_retries: Callable[[int], None], line: Line | None) -> Fetched:
     part = request.paths.part  # every write below keeps its inode, which is locked
+    known = 0
     made_of = request.made_of()
     if request.listed.is_compressed:
         _warn_of_decompressing(request.paths.folder.parent)
-        with _compressed_file(request, count_retries, pauses) as path:
+        with _compressed_file(request, count_retries, line) as path:
             file = scan_local.stored(path)
             _check(request, "index.json", file, _listed(request))
             compression.unpack(path, part, size=request.size, label=request.shown)
         tar = scan_local.stored(part)
     else:
         if request.is_remote:
-            with _begin_fetch(request, part, pauses, digest=True) as shard:
+            with _begin_fetch(request, part, line, digest=True) as shard:
                 _ = request.sidecar  # fetched while the shard is
                 done = shard.result()
                 count_retries(done.retries)
+                known = done.known
             file = tar = Stored(done.bytes, done.sha256)
         else:
             _copy(request, part)
@@ -104,7 +107,16 @@ def _fetch_once(
         sidecar = shard_index.dumps(index)  # that of a compressed shard has the name of its file, not of the copy
     _check(request, "its index", file, index.file)
     _check(request, "its index", tar, Stored(index.size, index.sha256))
-    return Fetched(index, sidecar, tar.sha256, made_of)
+    if sidecar is not None and index.checksums is None and index.size:
+        index = _with_checksums(index, part)
+        sidecar = shard_index.dumps(index)
+    return Fetched(index, sidecar, tar.sha256, made_of, known)
+
+
+def _with_checksums(index: ShardIndex, tar: Path) -> ShardIndex:
+    """Return an index by an earlier version with the checksums of all members, of a tar that is verified."""
+    with tar.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return checksums.added(index, memoryview(content))
 
 
 def _copy(request: ShardRequest, part: Path) -> None:
@@ -133,27 +145,28 @@ def scan(request: ShardRequest, tar: Path, file: Stored) -> ShardIndex:
 
 
 @contextlib.contextmanager
-def _compressed_file(
-    request: ShardRequest, count_retries: Callable[[int], None], pauses: Callable[[], bool] | None
-) -> Iterator[Path]:
+def _compressed_file(request: ShardRequest, count_retries: Callable[[int], None], line: Line | None) -> Iterator[Path]:
     """Give the compressed file of a shard; a fetched one is unnamed, so that a crash leaves nothing behind."""
     if not request.is_remote:
         yield storage.local_path(request.location)
         return
     with tempfile.TemporaryFile(dir=request.paths.folder) as file:
         path = Path(f"/proc/self/fd/{file.fileno()}")
-        with _begin_fetch(request, path, pauses) as shard:
+        with _begin_fetch(request, path, line) as shard:
             count_retries(shard.result().retries)
         yield path
 
 
-def _begin_fetch(
-    request: ShardRequest, path: Path, pauses: Callable[[], bool] | None, *, digest: bool = False
-) -> storage.Fetching:
+def _begin_fetch(request: ShardRequest, path: Path, line: Line | None, *, digest: bool = False) -> storage.Fetching:
     size = request.listed.size if request.listed.size >= 0 else None
+    deadline = request.deadline
+    if line is not None:  # which must not count
+        deadline = dataclasses.replace(deadline, seconds=deadline.seconds + LONGEST)
+    known = functools.partial(take_extents, request) if request.may_have_parts and request.is_first else None
     return storage.begin_fetch(
-        request.location, path, request.options, size=size, deadline=request.deadline, digest=digest, pauses=pauses
-    )
+        request.location, path, request.options, size=size, deadline=deadline, digest=digest, line=line,
+        known=known,
+    )  # fmt: skip
 
 
 def _listed(request: ShardRequest) -> Stored:

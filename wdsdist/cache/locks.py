@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -19,6 +20,8 @@ from wdsdist._util.ownership import is_owner
 from wdsdist.errors import CacheError
 
 _LONGEST_PAUSE = 0.02  # seconds
+_LOOK = 0.005
+"""Longest pause in seconds between looks at a lock."""
 
 FLOCK = struct.Struct("@hhqqi4x")
 """The system's description of a lock on a range: kind, whence, start, length (0 for all), process."""
@@ -108,6 +111,8 @@ class LockableFile:
 
         It belongs to the open file, as `lock` does, and unlike POSIX locks.
         """
+        if start == stop:  # to the system, all up to the end of the file
+            return True
         try:
             fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_WRLCK, 0, start, stop - start, 0))
         except BlockingIOError:
@@ -141,6 +146,17 @@ def pauses(deadline: float, longest: float = _LONGEST_PAUSE) -> Iterator[None]:
             return
         time.sleep(min(left, pause * random.uniform(0.7, 1.3)))  # jitter: in step, the same process would win each time
         pause = min(1.5 * pause, longest)
+
+
+def wait_until_free(path: Path, deadline: float) -> None:
+    """Wait while another process or thread has a file locked exclusively, at most until a deadline.
+
+    A look takes microseconds, where a look at the copy takes milliseconds, which whoever fetches it lacks.
+    """
+    with contextlib.suppress(FileNotFoundError, PlantedError), contextlib.closing(LockableFile(path)) as file:
+        for _ in pauses(deadline, _LOOK):
+            if file.lock(alone=False):
+                break
 
 
 def _close_in_child() -> None:

@@ -19,20 +19,27 @@ import numpy as np
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.ownership import is_own_file
-from wdsdist.cache.extents import ExtentMap, coalesced, covered, merged, without
+from wdsdist.cache.extents import (
+    ExtentMap,
+    coalesced,
+    covered,
+    identity,
+    merged,
+    request_sizes,
+    requests_of,
+    without,
+)
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses
 from wdsdist.cache.paths import CopyPaths
 from wdsdist.cache.pins import Pinned
-from wdsdist.cache.request import ShardRequest
+from wdsdist.cache.request import LEAST_BYTES, ShardRequest
 from wdsdist.cache.space import CacheSpace
+from wdsdist.cache.takeover import copy
 from wdsdist.errors import IndexFormatError, ShardDamagedError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import ShardIndex, checksums
+from wdsdist.shards.manifest import THIN
 
-LEAST_BYTES = 1 << 20
-"""Bytes of a shard below which all of it comes about as soon as a part."""
-_THIN = 1 / 2
-"""A shard of which an epoch reads less than this share is had in parts."""
 _BEHIND = 1 / 20
 """Share of a shard that is fetched in parts while all of it is fetched behind, and so comes twice."""
 _FIRST = 1 / 4
@@ -137,11 +144,11 @@ def is_best_in_parts(size: int, *, needed: int, had: int, asked: int, is_coming:
     """
     if size < LEAST_BYTES:
         return False
-    if needed < _THIN * size:
+    if needed < THIN * size:
         return True
     if is_coming:
         return asked <= _FIRST * size if not had else had + asked <= _BEHIND * size
-    return had + asked <= _THIN * size
+    return had + asked <= THIN * size
 
 
 class PartFetcher:
@@ -165,29 +172,42 @@ class PartFetcher:
         ``batch`` is as `CacheSpace.reserve` takes it. Ahead of one, all is fetched that an epoch reads, and only of
         shards of which that is little.
         """
-        with ThreadPoolExecutor(min(len(wanted), _CONNECTIONS)) as pool:
-            run = map if len(wanted) == 1 else pool.map
-            known = list(run(lambda one: self._known(*one), wanted.values()))
+        if batch is not None:
+            self._space.claim(batch, next(iter(wanted.values()))[0].deadline)
         parts: dict[int, PinnedPart] = {}
-        missing: dict[int, Int64s] = {}
-        for (number, (request, needs)), (part, index) in zip(wanted.items(), known, strict=True):
-            members = np.zeros(0, np.int64) if index is None else needs.now(index)
-            if part is not None:
-                members = part.missing(members)
-            if index is not None and (part is None or len(members)):
-                part = self._allocated(request, needs, part, index, members, batch)
-            if part is not None:
-                parts[number] = part
-                if len(members):
+        try:
+            with ThreadPoolExecutor(min(len(wanted), _CONNECTIONS)) as pool:
+                run = map if len(wanted) == 1 else pool.map
+                list(run(lambda number: self._open(number, *wanted[number], parts), wanted))
+            missing: dict[int, Int64s] = {}
+            for number, part in list(parts.items()):
+                request, needs = wanted[number]
+                members = part.missing(needs.now(part.index))
+                if len(members) and not self._allocate(request, needs, part, members, batch):
+                    _let_go(parts.pop(number), needs)
+                elif len(members):
                     missing[number] = members
+            self._fetch_all(wanted, parts, missing)
+        except BaseException:
+            for number, part in parts.items():
+                _let_go(part, wanted[number][1])
+            raise
+        return {number: parts[number] for number in wanted if number in parts}
+
+    def _fetch_all(
+        self,
+        wanted: Mapping[int, tuple[ShardRequest, PartNeeds]],
+        parts: dict[int, PinnedPart],
+        missing: dict[int, Int64s],
+    ) -> None:
+        """Fetch members that are missing, or wait until others have; removes the shards of which that fails."""
         wrong: Counter[int] = Counter()
-        for _ in pauses(max((request.deadline.end for request, _ in wanted.values()), default=0.0)):
+        for _ in pauses(max((wanted[number][0].deadline.end for number in missing), default=0.0)):
             wrong.update(
                 self._fetch({number: (wanted[number][0], parts[number], missing[number]) for number in missing})
             )
             missing = {number: left for number in missing if len(left := parts[number].missing(missing[number]))}
-            failed = [number for number in missing if wrong[number] == _ATTEMPTS]
-            for number in failed:
+            for number in [number for number in missing if wrong[number] >= _ATTEMPTS]:
                 del missing[number]
                 # Its index may be an old one too: the fetch of the whole shard finds out.
                 parts.pop(number).close()
@@ -195,51 +215,49 @@ class PartFetcher:
             if not missing:
                 break
         for number in missing:
-            parts.pop(number).close()
-        return parts
+            _let_go(parts.pop(number), wanted[number][1])
 
-    def _known(self, request: ShardRequest, needs: PartNeeds) -> tuple[PinnedPart | None, ShardIndex | None]:
-        """Return the sparse copy that there is of a shard, and its index; none where it has to be fetched whole."""
+    def _open(self, number: int, request: ShardRequest, needs: PartNeeds, parts: dict[int, PinnedPart]) -> None:
+        """Open the sparse copy of a shard, a new one if need be; without its index or room it has to be fetched whole.
+
+        A new one holds the index already, so that all processes of a node fetch that once.
+        """
         part = needs.pinned if isinstance(needs.pinned, PinnedPart) else self._opened(request)
+        if part is None:
+            with self._space.alone_with(request):
+                part = self._opened(request)  # of another process, meanwhile
+                if part is None and self._add(request):
+                    part = self._opened(request)
         if part is not None:
-            return part, part.index
+            parts[number] = part
+
+    def _add(self, request: ShardRequest) -> bool:
+        """Add an empty sparse copy; return false where that cannot be, because of its index or for want of room."""
         try:
             index = request.known_index()
         except ShardDamagedError:  # the fetch of the whole shard tries again
-            return None, None
-        if index is None or index.size != request.size or request.listed.sha256 not in ("", index.sha256):
-            return None, None
-        return None, index
+            return False
+        if index is None or not _is_of(index, request):
+            return False
+        return self._space.add_sparse(request, identity(index.size, index.sha256))
 
-    def _allocated(
+    def _allocate(
         self,
         request: ShardRequest,
         needs: PartNeeds,
-        part: PinnedPart | None,
-        index: ShardIndex,
+        part: PinnedPart,
         members: Int64s,
         batch: Collection[str] | None,
-    ) -> PinnedPart | None:
-        """Return a sparse copy with disk space for members; ``None`` where all of the shard is to be fetched."""
+    ) -> bool:
+        """Allocate disk space for members; return false where all of the shard is to be fetched."""
+        index = part.index
         needed = request.size if needs.epoch is None else int(index.sizes[needs.epoch(index)].sum())
         # Ahead of a batch, what an epoch reads most of is fetched whole.
         asked = request.size if batch is None else int(index.sizes[members].sum())
-        had = 0 if part is None else part.num_bytes
         is_coming = batch is None or self._space.reader.expects(request.paths.key)
-        found = None
-        if is_best_in_parts(request.size, needed=needed, had=had, asked=asked, is_coming=is_coming):
-            if part is None and self._space.add_sparse(request, _identity(index), batch):
-                found = self._opened(request)
-            else:
-                found = part
-        if found is not None:
-            places = merged(found.places(members))
-            if not self._space.allocate(request, found.file.fileno(), places, batch):
-                return found
-        for one in (part, found):
-            if one is not None and one is not needs.pinned:
-                one.close()
-        return None
+        if not is_best_in_parts(request.size, needed=needed, had=part.num_bytes, asked=asked, is_coming=is_coming):
+            return False
+        return not self._space.allocate(request, part.file.fileno(), merged(part.places(members)), batch)
 
     def _opened(self, request: ShardRequest) -> PinnedPart | None:
         """Return the sparse copy that there is of a shard, locked; one of another shard or boot is deleted."""
@@ -254,7 +272,7 @@ class PartFetcher:
                 extents = ExtentMap(paths.extents)
                 stack.callback(extents.close)
                 index = _index_of(request)
-                if index is not None and extents.is_of(_identity(index)):
+                if index and _is_of(index, request) and extents.is_of(identity(index.size, index.sha256)):
                     stack.pop_all()
                     return PinnedPart(paths, index, file, extents)
             except (FileNotFoundError, PlantedError, IndexFormatError):
@@ -263,18 +281,20 @@ class PartFetcher:
         self._space.drop_sparse(paths, request.deadline)
         return None
 
-    def _fetch(self, wanted: Mapping[int, tuple[ShardRequest, PinnedPart, Int64s]]) -> list[int]:
+    def _fetch(self, wanted: Mapping[int, tuple[ShardRequest, PinnedPart, Int64s]]) -> Counter[int]:
         """Fetch members into sparse copies, but for those that another process is fetching.
 
-        Records those that are right, and returns the shards with wrong ones.
+        Records those that are right, and returns how many attempts at shards were wrong, or are of no use.
         """
-        wrong = []
+        wrong: Counter[int] = Counter()
         with contextlib.ExitStack() as stack:
             running = []
             for number, (request, part, members) in wanted.items():
-                claimed = stack.enter_context(part.claimed(coalesced(part.places(members))))
+                gap, length = request_sizes(storage.link_speed(request.location))
+                claimed = stack.enter_context(part.claimed(coalesced(part.places(members), gap=gap)))
                 # Looked up again, as another process may have fetched some before it gave up its claim.
                 mine = part.missing(members[covered(part.places(members), claimed)])
+                mine = self._take_arrived(request, part, mine) if len(mine) else mine
                 if not len(mine):
                     continue
                 fetching = storage.begin_fetch(
@@ -284,7 +304,7 @@ class PartFetcher:
                     size=request.size,
                     deadline=request.deadline,
                     connections=self._connections,
-                    ranges=[range(*one) for one in part.unchecked(coalesced(part.places(mine)), claimed).tolist()],
+                    ranges=requests_of(part.unchecked(coalesced(part.places(mine), gap=gap), claimed), length),
                 )
                 running.append((number, mine, stack.enter_context(fetching)))
             for number, members, fetching in running:
@@ -292,13 +312,31 @@ class PartFetcher:
                 try:
                     self._count(fetching.result())
                 except storage.NoRangesError:
-                    wrong.append(number)
+                    wrong[number] += _ATTEMPTS
                     continue
-                bad = checksums.wrong(part.index, members, _Content(part.file.fileno()))
-                self._space.record(request, part.map, merged(part.places(np.setdiff1d(members, bad))))
-                if len(bad):
-                    wrong.append(number)
+                wrong[number] += bool(len(self._check(request, part, members)))
         return wrong
+
+    def _take_arrived(self, request: ShardRequest, part: PinnedPart, members: Int64s) -> Int64s:
+        """Copy members that a fetch of the whole shard has got already; return the others.
+
+        Checksums tell which these are.
+        """
+        if part.index.checksums is not None:
+            with (
+                contextlib.suppress(FileNotFoundError, PlantedError),
+                contextlib.closing(LockableFile(request.paths.part)) as file,
+            ):
+                copy(file.fileno(), part.path, part.places(members))
+                return self._check(request, part, members)
+        return members
+
+    def _check(self, request: ShardRequest, part: PinnedPart, members: Int64s) -> Int64s:
+        """Check members whose bytes are written, record those that are right, and return the others."""
+        bad = checksums.wrong(part.index, members, _Content(part.file.fileno()))
+        if len(bad) < len(members):
+            self._space.record(request, part.map, merged(part.places(np.setdiff1d(members, bad))))
+        return bad
 
 
 class _Content:
@@ -311,8 +349,15 @@ class _Content:
         return os.pread(self._descriptor, place.stop - place.start, place.start)
 
 
-def _identity(index: ShardIndex) -> str:
-    return f"{index.size} {index.sha256}"
+def _let_go(part: PinnedPart, needs: PartNeeds) -> None:
+    """Close a sparse copy, unless its reader had it open before."""
+    if part is not needs.pinned:
+        part.close()
+
+
+def _is_of(index: ShardIndex, request: ShardRequest) -> bool:
+    """Return whether an index is that of the shard which index.json lists."""
+    return index.size == request.size and request.listed.sha256 in ("", index.sha256)
 
 
 def _index_of(request: ShardRequest) -> ShardIndex | None:

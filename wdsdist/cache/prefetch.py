@@ -15,7 +15,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from wdsdist.cache.shard_cache import FetchAhead, ShardCache
 from wdsdist.sampling.shard_schedule import Use
 from wdsdist.sampling.working_set import copy_sizes
 from wdsdist.shards.manifest import Manifest
+from wdsdist.storage import waits
 
 _BYTES_AT_A_TIME = 192 << 20
 _LEAST_THREADS, _MOST_THREADS = 2, 8
@@ -36,20 +36,6 @@ half as much again that is being verified. Else the connections would idle while
 _PATIENCE = 50
 """Other processes may free space at any time. To check takes the lock of the whole cache, so a check is repeated only
 after this many times its own duration."""
-
-_LONGEST_PAUSE = 0.16
-"""Longest of the growing pauses between checks whether another process has fetched a shard that the first batch waits
-for, in seconds. A check takes some 3 ms of a core that the first batch needs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    """The shards to prefetch from one batch on."""
-
-    first_use: dict[int, int]
-    """The shards, nearest first, each with the batch that first needs it."""
-    urgent: frozenset[int]
-    """Those that the process's first batch waits for."""
 
 
 class PrefetchSchedule:
@@ -64,11 +50,11 @@ class PrefetchSchedule:
     >>> uses = [Use(0, 1, 7), Use(2, 3, 5), Use(4, 5, 6)]
     >>> schedule = PrefetchSchedule(iter(uses), np.full(8, 100), room=200)
     >>> schedule.advance(0)
-    Ahead(first_use={7: 0, 5: 2}, urgent=frozenset({7}))
+    {7: 0, 5: 2}
     >>> schedule.advance(1) is None  # still within the windows that are known
     True
     >>> schedule.advance(2)
-    Ahead(first_use={5: 2, 6: 4}, urgent=frozenset())
+    {5: 2, 6: 4}
     """
 
     def __init__(self, uses: Iterator[Use | None], sizes: Int64s, *, room: int) -> None:
@@ -79,11 +65,13 @@ class PrefetchSchedule:
         self._following: Use | None = None  # the first one after them
         self._until = -1  # the last batch for which they are valid
 
-    def advance(self, batch: int) -> Ahead | None:
-        """Return the shards to prefetch from a batch on; ``None`` where they have not changed since the last call."""
+    def advance(self, batch: int) -> dict[int, int] | None:
+        """Return the shards to prefetch from a batch on, nearest first, each with the batch that first needs it.
+
+        Returns ``None`` where they have not changed since the last call.
+        """
         if batch <= self._until:
             return None
-        is_first = self._until < 0
         if self._following is None:
             self._following = next(self._uses, None)
         known = [use for use in self._known if use.last >= batch]
@@ -97,8 +85,7 @@ class PrefetchSchedule:
         first_use: dict[int, int] = {}
         for use in known:
             first_use.setdefault(use.shard, use.first)
-        urgent = frozenset(shard for shard, first in first_use.items() if is_first and first <= batch)
-        return Ahead({shard: max(batch, first) for shard, first in first_use.items()}, urgent)
+        return {shard: max(batch, first) for shard, first in first_use.items()}
 
 
 class FetchQueue:
@@ -113,16 +100,14 @@ class FetchQueue:
         # All below is changed under the condition's lock only.
         self._shards: list[int] = []  # nearest first
         self._taken: set[int] = set()  # those of them that are cached, or being fetched
-        self._urgent: set[int] = set()
         self._retry_at: float | None = None  # set where there was no space
         self.is_closed = False
 
-    def replace(self, shards: list[int], urgent: frozenset[int]) -> None:
+    def replace(self, shards: list[int]) -> None:
         """Replace the shards to fetch; running fetches continue."""
         with self._changed:
             self._shards = shards
             self._taken.intersection_update(shards)
-            self._urgent = set(urgent)
             self._retry_at = None
             self._changed.notify_all()
 
@@ -131,25 +116,17 @@ class FetchQueue:
         with self._changed:
             while not self.is_closed:
                 shard = next((one for one in self._shards if one not in self._taken), None)
-                # Prefetch must not take bandwidth from the shards that the first batch waits for.
-                is_time = not self._urgent or shard in self._urgent
-                if shard is not None and is_time and self._retry_at is None:
+                if shard is not None and self._retry_at is None:
                     self._taken.add(shard)
                     return shard
                 self._changed.wait()
         return None
 
-    def is_urgent(self, shard: int) -> bool:
-        """Return whether the first batch waits for a shard."""
-        return shard in self._urgent and not self.is_closed
-
-    def done(self, shard: int, *, retry_at: float | None) -> None:
-        """Record that a shard was fetched, or, with ``retry_at``, that there was no space for it: retry then."""
+    def refused(self, shard: int, *, retry_at: float) -> None:
+        """Record that there was no space for a shard: retry then."""
         with self._changed:
-            self._urgent.discard(shard)
-            if retry_at is not None:
-                self._taken.discard(shard)
-                self._retry_at = retry_at
+            self._taken.discard(shard)
+            self._retry_at = retry_at
             self._changed.notify_all()
 
     def try_again(self) -> None:
@@ -192,29 +169,38 @@ class Prefetch:
         self._manifest = manifest
         self._job = job
         self._epoch = epoch
-        sizes = copy_sizes(manifest.counts, manifest.read_sizes)
+        sizes = copy_sizes(manifest.counts, manifest.needed_sizes)
         sizes = np.where(sizes > 0, sizes, _BYTES_AT_A_TIME)  # unknown sizes: look ahead, but not without limit
         at_a_time = -(-_BYTES_AT_A_TIME // max(1, int(sizes.mean())))
         self._threads = max(_LEAST_THREADS, min(_MOST_THREADS, at_a_time))
         self._schedule = PrefetchSchedule(uses, sizes, room=room)
         self._queue = FetchQueue()
         self._process = os.getpid()
-        self._is_started = False
+        self._is_reached = self._is_started = False
 
     def reach(self, batch: int) -> None:
-        """Record that the worker makes this batch now, and prefetch for the batches after it."""
-        ahead = self._schedule.advance(batch)
-        if ahead is None:
-            self._queue.try_again()
-            return
-        shards = [shard for shard in ahead.first_use if self._manifest.is_copied[shard]]
-        needs = [Need(copy_key(self._manifest, shard), ahead.first_use[shard]) for shard in shards]
-        self._cache.expect(needs, self._job)
-        self._queue.replace(shards, ahead.urgent.intersection(shards))
-        if not self._is_started:
-            self._start()
+        """Record that the worker makes this batch now, and prefetch for the batches after it.
 
-    def _start(self) -> None:
+        The first time, prefetch begins once that batch has asked for what it needs, or with the next one.
+        """
+        if self._is_reached:
+            self.start()
+        first_use = self._schedule.advance(batch)
+        if first_use is None:
+            self._queue.try_again()
+        else:
+            shards = [shard for shard in first_use if self._manifest.is_copied[shard]]
+            needs = [Need(copy_key(self._manifest, shard), first_use[shard]) for shard in shards]
+            self._cache.expect(needs, self._job)
+            self._queue.replace(shards)
+        if not self._is_reached:
+            self._is_reached = True
+            self._cache.when_asked(self.start)
+
+    def start(self) -> None:
+        """Begin to fetch, unless that has begun or is over."""
+        if self._is_started or self._queue.is_closed:
+            return
         self._is_started = True
         # An unfinished iteration is dropped at exit, after modules that `close` needs are unloaded.
         atexit.register(self.close)
@@ -223,17 +209,13 @@ class Prefetch:
 
     def _fetch_all(self) -> None:
         """Fetch shards from the queue until it is closed; the target of each thread."""
+        waits.fetch_ahead()
         while (shard := self._queue.take()) is not None:
             began = time.monotonic()
             outcome = self._cache.fetch_ahead(self._manifest, shard, self._epoch(shard))
-            ended = time.monotonic()
-            pause = _LONGEST_PAUSE / 8
-            while outcome is FetchAhead.BUSY and self._queue.is_urgent(shard):
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-                outcome = self._cache.fetch_ahead(self._manifest, shard, self._epoch(shard))
-            is_refused = outcome is FetchAhead.REFUSED
-            self._queue.done(shard, retry_at=ended + _PATIENCE * (ended - began) if is_refused else None)
+            if outcome is FetchAhead.REFUSED:
+                ended = time.monotonic()
+                self._queue.refused(shard, retry_at=ended + _PATIENCE * (ended - began))
 
     def close(self) -> None:
         """End the threads without waiting; running fetches finish in the background."""

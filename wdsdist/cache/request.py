@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from pathlib import Path
@@ -13,6 +14,13 @@ from wdsdist.errors import IndexFormatError, ShardDamagedError, ShardNotFoundErr
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest, Shard
+
+LEAST_BYTES = 1 << 20
+"""Bytes of a shard below which all of it comes about as soon as a part."""
+
+
+_MORE_HEADER = 256
+"""Bytes that the mention of checksums adds to an index, at most."""
 
 
 class ShardRequest:
@@ -29,7 +37,8 @@ class ShardRequest:
         self, manifest: Manifest, number: int, root: Path, deadline: storage.Deadline, *, is_first: bool = True
     ) -> None:
         self._given = (manifest, number, root)
-        self._is_first = is_first
+        self.is_first = is_first
+        """Whether nothing that was kept has turned out to be wrong."""
         manifest, number = manifest.part(number)
         self.deadline = deadline
         self.paths: CopyPaths = copy_paths(root, manifest, number)
@@ -48,6 +57,11 @@ class ShardRequest:
     def again(self) -> ShardRequest:
         """Return the same request without the kept answers of the store, and without the index of a sparse copy."""
         return ShardRequest(*self._given, self.deadline, is_first=False)
+
+    @property
+    def may_have_parts(self) -> bool:
+        """Whether the shard may be fetched in parts, into a sparse copy."""
+        return self.is_remote and not self.listed.is_compressed and self.listed_size >= LEAST_BYTES
 
     @property
     def described(self) -> str:
@@ -69,7 +83,7 @@ class ShardRequest:
         """The bytes of the index beside the shard; ``None`` where there is none, or none is needed."""
         if self.has_listed_index():
             return None
-        if self._is_first and self.paths.sparse.exists() and is_own_file(self.paths.index):
+        if self.is_first and self.paths.sparse.exists() and is_own_file(self.paths.index):
             return self.paths.index.read_bytes()
         try:
             index = storage.beside(self.location, shard_index.SUFFIX)
@@ -84,6 +98,11 @@ class ShardRequest:
         estimate, which is ample unless members are very small.
         """
         if ask and self.sidecar is not None:
+            # One by an earlier version gets checksums.
+            with contextlib.suppress(ShardDamagedError):
+                index = self.known_index()
+                if index is not None and index.checksums is None:
+                    return len(self.sidecar) + 4 * len(index.offsets) + _MORE_HEADER
             return len(self.sidecar)
         if self.listed_index and self.listed_index.exists():
             return self.listed_index.stat().st_size if self.keeps_index else 0

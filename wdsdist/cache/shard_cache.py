@@ -12,13 +12,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from wdsdist import storage
 from wdsdist._util.host import user_cache_dir
 from wdsdist.cache import folders, stamps
 from wdsdist.cache.counters import Counters
 from wdsdist.cache.fetch import fetch
-from wdsdist.cache.locks import LockableFile, PlantedError, pauses
-from wdsdist.cache.parts import LEAST_BYTES, Members, PartFetcher, PartNeeds, PinnedPart
+from wdsdist.cache.locks import LockableFile, PlantedError, pauses, wait_until_free
+from wdsdist.cache.parts import Members, PartFetcher, PartNeeds, PinnedPart
 from wdsdist.cache.paths import WAITING, copy_key, copy_paths
 from wdsdist.cache.pins import Pinned
 from wdsdist.cache.priorities import Need
@@ -29,6 +31,7 @@ from wdsdist.cache.verify_copy import verified_index, verify_bytes
 from wdsdist.errors import CacheError, ShardDamagedError, WdsdistError
 from wdsdist.shards import scan_local
 from wdsdist.shards.manifest import Manifest
+from wdsdist.storage import waits
 
 TIMEOUT = 300.0
 """Default timeout in seconds of a request for a shard."""
@@ -86,6 +89,7 @@ class ShardCache:
         """Time that `pin` waited for shards that were not in the cache."""
 
         self._when_fetched: Callable[[], None] = lambda: None
+        self._when_asked: Callable[[], None] | None = None
 
     def counters(self) -> Counters:
         """Return the cache counters of this process."""
@@ -94,6 +98,18 @@ class ShardCache:
     def tell(self, when_fetched: Callable[[], None]) -> None:
         """Set a callback, called from any thread after each fetch, before other processes can read the shard."""
         self._when_fetched = when_fetched
+
+    def when_asked(self, begin: Callable[[], None]) -> None:
+        """Set a callback, called once when a batch has got the parts that it needs, or waits for whole shards.
+
+        What is fetched ahead begins then: so no byte of the first batch comes twice, or waits for later ones.
+        """
+        self._when_asked = begin
+
+    def _asked(self) -> None:
+        begin, self._when_asked = self._when_asked, None
+        if begin is not None:
+            begin()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process joins on its own, and counts on its own.
@@ -143,8 +159,10 @@ class ShardCache:
             keys = {copy_key(manifest, one) for one in (number, *batch)}
             self._check_limit(sum(max(0, int(manifest.read_sizes[one])) for one in {number, *batch}), len(keys))
             began = time.monotonic()
+            self._asked()
             try:
-                return self._obtain(request, keys, let_go, anew=anew)
+                with self._urgency.waiting(keys):
+                    return self._obtain(request, keys, let_go, anew=anew)
             finally:
                 self.seconds_waited += time.monotonic() - began
                 if not batch:
@@ -161,8 +179,9 @@ class ShardCache:
         try:
             with self._clear_errors(request.described):
                 found: Pinned | Refusal | None = self._open_copy(request)
-                if found is None and epoch is not None and self._may_be_sparse(request):
-                    found = self._parts.pin({number: (request, PartNeeds(epoch, epoch))}, None).get(number)
+                if found is None and self._may_be_sparse(request):
+                    needs = PartNeeds(epoch or (lambda index: np.arange(len(index.sizes))), epoch)
+                    found = self._parts.pin({number: (request, needs)}, None).get(number)
                 if found is None and self._space.may_fit(request):
                     found = self._fetch(request, None)
         except WdsdistError:
@@ -181,14 +200,15 @@ class ShardCache:
         """
         requests = {number: self._request(manifest, number) for number in needs if manifest.is_copied[number]}
         wanted = {number: (one, needs[number]) for number, one in requests.items() if self._may_be_sparse(one)}
-        if not wanted:
-            return {}
         began = time.monotonic()
         try:
+            if not wanted:
+                return {}
             with self._clear_errors(f"parts of {len(wanted)} shards"), self._urgency.waiting():
                 return self._parts.pin(wanted, {copy_key(manifest, number) for number in (*wanted, *batch)})
         finally:
             self.seconds_waited += time.monotonic() - began
+            self._asked()
 
     def refetch(self, manifest: Manifest, number: int) -> Path:
         """Fetch a remote shard again, and replace its cached copy once the new one is verified.
@@ -233,16 +253,22 @@ class ShardCache:
     ) -> Pinned:
         """Fetch a shard, or wait until another process has fetched it."""
         refusal = _BUSY
-        for _ in pauses(request.deadline.end):
-            if not anew and (pinned := self._open_copy(request)):
-                self.hits += 1
-                return pinned
-            found = self._fetch(request, batch, anew=anew)
-            if isinstance(found, Pinned):
-                return found
-            refusal = found
-            if let_go is not None:
-                let_go()
+        with contextlib.ExitStack() as stack:
+            entry = waits.Request(request.shown, attempt=0)
+            for _ in pauses(request.deadline.end):
+                if not anew and (pinned := self._open_copy(request)):
+                    self.hits += 1
+                    return pinned
+                found = self._fetch(request, batch, anew=anew)
+                if isinstance(found, Pinned):
+                    return found
+                if not entry.note:
+                    stack.enter_context(waits.under_way(entry))
+                refusal, entry.note = found, found.reason
+                if let_go is not None:
+                    let_go()
+                if refusal is _BUSY:
+                    wait_until_free(request.paths.part, request.deadline.end)
         if refusal is _BUSY:
             request.look(storage.Deadline(_LAST_LOOK))  # raises the error that kept the other process from it
         raise CacheError(
@@ -301,11 +327,11 @@ class ShardCache:
             if refusal := self._space.reserve(part, request, batch):
                 self._space.give_up(part, paths, request.deadline)
                 return refusal
-            with contextlib.nullcontext() if batch is not None else self._urgency.pauses() as pauses:
-                fetched = fetch(request, self._count_retries, pauses)
+            with self._urgency.line(paths.key) as line:
+                fetched = fetch(request, self._count_retries, line)
             # Before other processes find it, which may end the epoch before this thread continues.
             self.fetches += 1
-            self.bytes_fetched += fetched.index.size
+            self.bytes_fetched += fetched.index.size - fetched.known
             self._when_fetched()
             self._space.install(part, request, fetched)
         except BaseException:
@@ -328,8 +354,7 @@ class ShardCache:
     @staticmethod
     def _may_be_sparse(request: ShardRequest) -> bool:
         """Return whether a shard may be had in parts, and is not there whole."""
-        is_plain = request.is_remote and not request.listed.is_compressed
-        return is_plain and request.listed_size >= LEAST_BYTES and not request.paths.copy.exists()
+        return request.may_have_parts and not request.paths.copy.exists()
 
     def _count_part(self, transfer: storage.Transfer) -> None:
         self.bytes_fetched += transfer.bytes

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import time
+import zlib
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,17 +130,31 @@ class CacheSpace:
                 _allocate(part.fileno(), size)
         return None
 
-    def add_sparse(self, request: ShardRequest, shard: str, batch: Collection[str] | None) -> bool:
-        """Add a sparse copy without an extent, of a shard that a text identifies; return false where it has no room.
+    @contextlib.contextmanager
+    def alone_with(self, request: ShardRequest) -> Iterator[None]:
+        """Let one process or thread at a time do something for a shard, at least until the deadline of its request."""
+        folders.make_root(self.root)
+        place = zlib.crc32(request.paths.key.encode())
+        with contextlib.closing(LockableFile(self.root / LOCK, writable=True, create=True)) as file:
+            for _ in pauses(request.deadline.end, _MOMENT):
+                if file.claim(place, place + 1):
+                    break
+            yield
 
-        Takes a ``batch`` as `reserve` does.
-        """
+    def claim(self, batch: Collection[str], deadline: Deadline) -> None:
+        """Publish that a batch of this thread needs these copies, which are to make room for it."""
+        if self._limit is not None:
+            with self.alone(deadline):
+                self.reader.claim(batch, all_needs(self.root / READERS).latest)
+
+    def add_sparse(self, request: ShardRequest, shard: str) -> bool:
+        """Add a sparse copy without an extent, of a shard that a text identifies; return false where it has no room."""
         paths, sidecar = request.paths, request.sidecar or b""
         with self.alone(request.deadline) as ledger:
             folders.make_folder(paths.folder)
             if _is_there(paths.sparse):
                 return True  # of another process, meanwhile
-            if self._find_room(ledger, paths, size_of(paths) + len(sidecar) + _MAP_BYTES, batch):
+            if self._find_room(ledger, paths, size_of(paths) + len(sidecar) + _MAP_BYTES, None):
                 return False
             folders.note_source(paths.folder, storage.split(request.location)[0])
             with ledger.changing(paths):

@@ -1,7 +1,7 @@
 """Urgency on the wire: what a batch waits for goes before anything that is fetched ahead, in all processes of a node.
 
-Who waits holds a lock on a byte of one file, which the system frees with its process; who fetches ahead asks whether
-anybody does, before each request and each piece of an answer.
+Byte 0 of one file is locked by who fetches what a batch waits for, and a byte for each shard by who waits for it; the
+system frees these locks with their process. Who fetches ahead asks before each request and each piece of an answer.
 """
 
 from __future__ import annotations
@@ -9,18 +9,22 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import time
-from collections.abc import Callable, Iterator
+import weakref
+import zlib
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 from wdsdist.cache import folders
 from wdsdist.cache.locks import FLOCK, LockableFile
 
-_LONGEST = 5.0
+LONGEST = 5.0
 """Seconds after which a fetch goes on although others wait, counted from its first pause."""
+_URGENT = 0
 
 
 class Urgency:
-    """Who waits for parts of shards, among all processes that use a cache folder.
+    """Who waits for shards or parts of them, among all processes that use a cache folder.
 
     Args:
         path: the file of the locks.
@@ -28,30 +32,71 @@ class Urgency:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.leader: Callable[[], Any] = lambda: None
+        """The connection of this process that goes on while others pause, so that the line is never idle."""
 
     @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Let fetches ahead of need pause, in all processes, until the block ends."""
+    def waiting(self, keys: Collection[str] | None = None) -> Iterator[None]:
+        """Let fetches ahead of need pause, in all processes, until the block ends.
+
+        With keys of shards, only while one of these is fetched, which then goes before all others.
+        """
         folders.make_root(self._path.parent)
         with contextlib.closing(LockableFile(self._path, writable=True, create=True)) as file:
-            # Of the open file, unlike POSIX locks, which closing any other one in this process would free.
-            fcntl.fcntl(file.fileno(), fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_RDLCK, 0, 0, 1, 0))
+            for place in {_URGENT} if keys is None else set(map(_place, keys)):
+                _lock(file, place)
             yield
 
     @contextlib.contextmanager
-    def pauses(self) -> Iterator[Callable[[], bool]]:
-        """Context of a prefetch: yields a function that says whether it has to pause for a batch that waits."""
-        until: list[float] = []
+    def line(self, key: str) -> Iterator[Line]:
+        """Context of the fetch of a whole shard: yields its place in the line."""
         with contextlib.closing(LockableFile(self._path, writable=True, create=True)) as file:
+            yield Line(self, key, file)
 
-            def must_pause() -> bool:
-                if not file.is_open:  # the fetch was given up
-                    return False
-                asked = fcntl.fcntl(file.fileno(), fcntl.F_OFD_GETLK, FLOCK.pack(fcntl.F_WRLCK, 0, 0, 1, 0))
-                if FLOCK.unpack(asked)[0] == fcntl.F_UNLCK:
-                    return False
-                if not until:
-                    until.append(time.monotonic() + _LONGEST)
-                return time.monotonic() < until[0]
 
-            yield must_pause
+class Line:
+    """The place of one fetch in the line, as `storage.begin_fetch` takes it."""
+
+    def __init__(self, urgency: Urgency, key: str, file: LockableFile) -> None:
+        self._urgency = urgency
+        self._place = _place(key)
+        self._file = file
+        self._is_urgent = False
+        self._until = 0.0
+
+    def must_pause(self, connection: object) -> bool:
+        """Return whether a connection has to wait for others, which is asked again until it has not."""
+        if self._is_urgent or not self._file.is_open:  # it was given up
+            return False
+        if _is_locked(self._file, self._place):
+            _lock(self._file, _URGENT)
+            self._is_urgent = True
+            return False
+        if not _is_locked(self._file, _URGENT):
+            return False
+        if self._urgency.leader() is None:
+            self._urgency.leader = weakref.ref(connection)
+        if self._urgency.leader() is connection:
+            return False
+        self._until = self._until or time.monotonic() + LONGEST
+        return time.monotonic() < self._until
+
+    def leave(self) -> None:
+        """Leave the line to others: all bytes are there."""
+        if self._file.is_open:
+            self._file.unclaim()
+
+
+def _place(key: str) -> int:
+    """Return the byte of a shard."""
+    return 1 + zlib.crc32(key.encode())
+
+
+def _lock(file: LockableFile, place: int) -> None:
+    # Of the open file, unlike POSIX locks, which closing any other one in this process would free.
+    fcntl.fcntl(file.fileno(), fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_RDLCK, 0, place, 1, 0))
+
+
+def _is_locked(file: LockableFile, place: int) -> bool:
+    asked = fcntl.fcntl(file.fileno(), fcntl.F_OFD_GETLK, FLOCK.pack(fcntl.F_WRLCK, 0, place, 1, 0))
+    return bool(FLOCK.unpack(asked)[0] != fcntl.F_UNLCK)

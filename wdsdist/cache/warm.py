@@ -20,7 +20,7 @@ _AT_ONCE = 4
 
 def first_shards(manifest: Manifest, uses: Iterable[Use], room: int) -> list[int]:
     """Return the first shards of a schedule that are read through the cache, as many as fit into ``room`` bytes."""
-    sizes = copy_sizes(manifest.counts, np.where(manifest.is_copied, manifest.read_sizes, 0))
+    sizes = copy_sizes(manifest.counts, np.where(manifest.is_copied, manifest.needed_sizes, 0))
     chosen: dict[int, None] = {}
     for use in uses:
         if manifest.is_copied[use.shard] and use.shard not in chosen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 import re
 import time
@@ -16,9 +17,13 @@ from wdsdist._util.validation import human
 from wdsdist.cli.options import allow_elsewhere, byte_count, opened, storage_option
 from wdsdist.cli.output import counted, say, say_json
 from wdsdist.cli.plan import epoch_of, epoch_options
+from wdsdist.cli.planned import CHOICES, batch_choices, planned_options
 from wdsdist.cli.progress import meter
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wdsdist.sampling.shard_schedule import Use
     from wdsdist.shards.manifest import Manifest
 
 _SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -93,6 +98,7 @@ def clean(sources: tuple[str, ...], older_than: float, everything: bool, cache_d
 @cache.command()
 @click.argument("shards", nargs=-1, required=True)
 @epoch_options
+@batch_choices
 @click.option("--node", type=click.IntRange(min=0), help="Number of this node.  [default: as launched, else 0]")
 @click.option("--rank", type=click.IntRange(min=0), help="Fetch for this rank only.  [default: all ranks of the node]")
 @click.option("--bytes", "room", metavar="SIZE", callback=_size, help="How much.  [default: two shuffle windows]")
@@ -116,6 +122,9 @@ def warm(
 
     manifest = opened(shards, allow_elsewhere=allow_elsewhere)
     manifest = manifest.staged() if stage else manifest
+    if not manifest.is_copied.any():
+        say("nothing to fetch: these shards are local, and read where they lie; to copy them, give --stage")
+        return
     store = ShardCache(cache_dir, limit=cache_limit)
     chosen = _first(manifest, cache_limit=cache_limit, **options)
     total = int(manifest.read_sizes[chosen].clip(0).sum())
@@ -128,7 +137,7 @@ def warm(
 def _first(
     manifest: Manifest, *, ranks: int, ranks_per_node: int, epoch: int, samples_per_epoch: int | None,
     shuffle_window: int | None, num_canonical_replicas: int | None, node: int | None, rank: int | None,
-    room: int | None, cache_limit: int | None, **epoch_given: Any,
+    room: int | None, cache_limit: int | None, **given_more: Any,
 ) -> list[int]:  # fmt: skip
     """Return the shards that the ranks of a node need first."""
     from wdsdist._util.validation import check_integer
@@ -136,11 +145,15 @@ def _first(
     from wdsdist.distributed.identity import Identity, identity
     from wdsdist.errors import DatasetTooSmallError
     from wdsdist.loader.order_config import OrderConfig
+    from wdsdist.loader.planned_batches import PlannedBatches
+    from wdsdist.sampling.block_plan import World
+    from wdsdist.sampling.planned_epoch import Place
     from wdsdist.sampling.shard_schedule import upcoming
 
+    chosen = {name: given_more.pop(name) for name in CHOICES}
     given, plan = epoch_of(
         manifest.counts, is_local=not manifest.is_copied.any(), ranks=ranks, samples_per_epoch=samples_per_epoch,
-        shuffle_window=shuffle_window, num_canonical_replicas=num_canonical_replicas, **epoch_given,
+        shuffle_window=shuffle_window, num_canonical_replicas=num_canonical_replicas, **given_more,
     )  # fmt: skip
     per_node = min(ranks, check_integer("ranks_per_node", ranks_per_node, 1))
     if rank is None:
@@ -162,7 +175,17 @@ def _first(
             f"{plan.batch_size:,}: give the --ranks and --batch-size of training, or --keep-tail"
         )
     epoch_order = config.order(settings, epoch)
-    uses = (upcoming(epoch_order, plan, rank=one) for one in mine)
+    planned = planned_options(plan.batch_size, drop_last=plan.drop_last_batch, **chosen)
+    if planned is None:
+        uses: list[Iterator[Use]] = [upcoming(epoch_order, plan, rank=one) for one in mine]
+    else:
+        batches = PlannedBatches(manifest, *planned)
+        window = settings.window * settings.num_canonical_replicas if cache_limit is not None else None
+        planned_epoch = functools.partial(
+            batches.epoch, epoch_order, seed=settings.seed, epoch=epoch, place=Place(0),
+            world=World(ranks, 1 if ranks % per_node else per_node), block=batches.usual_block(ranks, window),
+        )  # fmt: skip
+        uses = [filter(None, planned_epoch().uses(rank=one, plans=True)) for one in mine]
     room = config.bytes_at_once(settings, here, len(mine)) if room is None else room
     room = room if cache_limit is None else min(room, cache_limit)
     return first_shards(manifest, heapq.merge(*uses, key=attrgetter("first")), room)

@@ -69,10 +69,13 @@ def _shard_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
 
 def _sample_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
     from wdsdist.cli.find_sample import samples
+    from wdsdist.shards.columns.read import PARTS
 
+    parts = [manifest.column(name) for name in PARTS] if manifest.has_parts else ()
     for one in samples(manifest):
+        part = " (part {} of {})".format(*(column[one.number] for column in parts)) if parts else ""
         fields = ", ".join(f"{extension} ({human(size)})" for extension, _, size in one.index.members(one.stored))
-        yield str(one.number), one.index.key(one.stored), _shard_name(manifest, one.shard), fields
+        yield str(one.number), f"{one.index.key(one.stored)}{part}", _shard_name(manifest, one.shard), fields
 
 
 def _shard_name(manifest: Manifest, number: int) -> str:

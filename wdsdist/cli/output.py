@@ -82,7 +82,8 @@ def described(step: Mapping[str, Any]) -> str:
             shown.append(f"{name} {value.get('from')} ({counted(value.get('samples', 0), 'sample')})")
         elif name not in ("samples_before", "samples_after", "split"):
             shown.append(f"{name} {value}")
-    return f"{', '.join(shown)}: {step.get('samples_after', 0):,} of {counted(step.get('samples_before', 0), 'sample')}"
+    before, after = step.get("samples_before", 0), step.get("samples_after", 0)
+    return f"{', '.join(shown)}: {after:,} {'of' if after <= before else 'from'} {counted(before, 'sample')}"
 
 
 def contents(manifest: Manifest) -> str:

@@ -18,6 +18,7 @@ from wdsdist.cli.planned import CHOICES, PlannedBatching, batch_choices, plan_ba
 if TYPE_CHECKING:
     from wdsdist._util.array_types import Int64s
     from wdsdist.diagnostics.epoch_report import EpochReport, World
+    from wdsdist.diagnostics.planned_report import PlannedReport
     from wdsdist.sampling.epoch_plan import EpochPlan
     from wdsdist.sampling.order import OrderSettings
     from wdsdist.shards.manifest import Manifest
@@ -90,6 +91,8 @@ def epoch_of(
 )  # fmt: skip
 @epoch_options
 @click.option("--workers", type=int, default=4, show_default=True, help="Loader workers of each rank.")
+@click.option("--step", type=click.FloatRange(min=0, min_open=True), metavar="MS", help="Milliseconds of training a "
+    "batch: shows the requests and bytes of a day.")  # fmt: skip
 @click.option("--rank", type=int, help="Show what this rank reads.")
 @batch_choices
 @allow_elsewhere
@@ -98,9 +101,9 @@ def epoch_of(
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw which shards ranks read, or the fill and cost of planned steps (png, svg).",
+    help="Draw when the ranks of a node read which shards, or the fill and balance of planned steps (png, svg).",
 )
-def plan(rank: int | None, workers: int, as_json: bool, plot: Path | None, **options: Any) -> None:
+def plan(rank: int | None, workers: int, step: float | None, as_json: bool, plot: Path | None, **options: Any) -> None:
     """Report an epoch over SHARDS before training, without reading any data.
 
     For data that is not there yet, give --shards and --samples instead. Of planned batches, as the loader's max_tokens,
@@ -120,19 +123,21 @@ def plan(rank: int | None, workers: int, as_json: bool, plot: Path | None, **opt
     found = epoch_report(world)
     facts = _facts(world, found, workers)
     facts = facts if planned is None else planned.facts(facts)
+    facts["epochs_per_day"] = _epochs_per_day(facts["batches_per_rank"], step)
     of_rank = None if rank is None else _rank_facts(world, rank, workers)
     if as_json:
         say_json({**facts, **({} if of_rank is None else {"rank": of_rank})})
     else:
-        for line in [*_lines(world, found, workers, planned), *(_rank_lines(of_rank) if of_rank else ())]:
+        shown = _lines(world, found, workers, planned, per_day=facts["epochs_per_day"])
+        for line in [*shown, *(_rank_lines(of_rank) if of_rank else ())]:
             say(line)
     if plot is not None:
         from wdsdist.cli.plotting import draw, draw_steps
 
         if planned is None:
-            draw(world, plot, rank=rank)
+            draw(world, found, plot, rank=rank)
         else:
-            draw_steps(planned.figures, plot, title=planned.title)
+            draw_steps(planned.figures, plot, title=planned.title, reads=_reads(planned.report))
         say(f"drawn: {plot}", err=True)
 
 
@@ -161,8 +166,9 @@ def _world(
     is_local = manifest is not None and not manifest.is_copied.any()
     settings, plan = epoch_of(counts, is_local=is_local, **epoch_given)
     return World(
-        counts=counts, sizes=sizes, settings=settings, plan=plan, ranks_per_node=ranks_per_node, epoch=epoch
-    ), manifest
+        counts=counts, sizes=sizes, settings=settings, plan=plan, ranks_per_node=ranks_per_node, epoch=epoch,
+        records=None if manifest is None else manifest.records,
+    ), manifest  # fmt: skip
 
 
 def _facts(world: World, found: EpochReport, workers: int) -> dict[str, Any]:
@@ -183,7 +189,30 @@ def _facts(world: World, found: EpochReport, workers: int) -> dict[str, Any]:
     }
 
 
-def _lines(world: World, found: EpochReport, workers: int, planned: PlannedBatching | None) -> list[str]:
+def _epochs_per_day(batches: int, step: float | None) -> float | None:
+    """Return the epochs that a day has room for, at so many milliseconds a batch."""
+    return 86_400_000 / (batches * step) if batches and step else None
+
+
+def _reads(found: EpochReport | PlannedReport) -> str:
+    """Say what the nodes fetch in an epoch."""
+    return (
+        f"{spread(found.requests_per_node)} on each node, {sum(found.requests_per_node):,} in all, to fetch each shard "
+        f"from a store once"
+    )
+
+
+def _of_a_day(found: EpochReport | PlannedReport, epochs: float) -> str:
+    requests, size = (most * epochs for most in (max(found.requests_per_node), max(found.bytes_per_node)))
+    return (
+        f"{epochs:,.1f} epochs: up to {requests:,.0f} requests and {human(int(size))} a node, where no shard stays "
+        f"cached for the next epoch"
+    )
+
+
+def _lines(
+    world: World, found: EpochReport, workers: int, planned: PlannedBatching | None, *, per_day: float | None
+) -> list[str]:
     plan, settings = world.plan, world.settings
     total = plan.num_samples
     window = f", windows of {settings.window:,} samples" if settings.name == "shard" and settings.shuffle else ""
@@ -199,12 +228,17 @@ def _lines(world: World, found: EpochReport, workers: int, planned: PlannedBatch
         f"{found.samples_repeated:,} repeated, of {total:,}",
         "shards opened": f"{spread(found.shards_per_node)} on each node, {sum(found.shards_per_node):,} in all",
         "bytes read": f"{spread(found.bytes_per_node, human)} on each node, {human(sum(found.bytes_per_node))} in all",
+        "requests": _reads(found),
         "cache needed": f"{human(found.cache_bytes_per_rank)} a rank, {human(found.cache_bytes_per_node)} a node, for "
         "the current and the next window",
     }
     if planned is not None:
-        shown = {**{name: row for name, row in rows.items() if name in ("data", "world", "order")}, **planned.rows}
-        return _table({**shown, "cache needed": rows["cache needed"]}) + planned.warnings
+        before = {name: row for name, row in rows.items() if name in ("data", "world", "order")}
+        rows = {**before, **planned.rows, "requests": _reads(planned.report), "cache needed": rows["cache needed"]}
+    if per_day:
+        rows["a day"] = _of_a_day(found if planned is None else planned.report, per_day)
+    if planned is not None:
+        return _table(rows) + planned.warnings
     mixing = {
         "same shard": (found.mixing.same_shard, found.uniform.same_shard, "of neighbours in a batch", 3),
         "moved": (found.mixing.moved, found.uniform.moved, "of the data set, on average", 3),

@@ -111,26 +111,37 @@ class PlannedBatching:
         return f"batches of up to {size}{like}{f' of one {options.bucket_by}' if options.bucket_by else ''}"
 
 
-def plan_batches(
-    world: World, manifest: Manifest | None, *, dtypes: dict[str, np.dtype[Any]], **chosen: Any
-) -> PlannedBatching | None:
-    """Return the report of planned batches, or ``None`` where none are asked for.
+def planned_options(
+    batch_size: int, *, dtypes: dict[str, np.dtype[Any]], **chosen: Any
+) -> tuple[BatchOptions, dict[str, int]] | None:
+    """Return the options of planned batches and the item sizes of dtypes, or ``None`` where no batches are planned.
 
-    Raises `ArgumentError` for options that do not go together, and for columns that there are not.
+    Raises `ArgumentError` for options that do not go together.
     """
     from_where = click.get_current_context().get_parameter_source
     if all(from_where(name) is ParameterSource.DEFAULT for name in CHOICES):
         return None  # before the imports, which load torch
 
-    from wdsdist.diagnostics.planned_report import report_of
     from wdsdist.loader.planned_batches import BatchOptions
 
-    options = BatchOptions(batch_size=world.plan.batch_size, **chosen)
+    options = BatchOptions(batch_size=batch_size, **chosen)
     if options.is_plain:
         if options.length or dtypes:
             raise click.UsageError("--length and --dtype go with --max-tokens, --pack-to, --group-by or --bucket-by")
         return None
+    return options, {name: one.itemsize for name, one in dtypes.items()}
+
+
+def plan_batches(world: World, manifest: Manifest | None, **chosen: Any) -> PlannedBatching | None:
+    """Return the report of planned batches, or ``None`` where none are asked for.
+
+    Raises `ArgumentError` for options that do not go together, and for columns that there are not.
+    """
+    found = planned_options(world.plan.batch_size, **chosen)
+    if found is None:
+        return None
     if manifest is None:
         raise click.UsageError("planned batches need the lengths of samples: give SHARDS, not --shards and --samples")
-    itemsizes = {name: one.itemsize for name, one in dtypes.items()}
-    return PlannedBatching(options, *report_of(world, manifest, options, itemsizes))
+    from wdsdist.diagnostics.planned_report import report_of
+
+    return PlannedBatching(found[0], *report_of(world, manifest, *found))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from wdsdist._util.validation import human
+from wdsdist._util.validation import duration, human
 from wdsdist.cli.output import say
 from wdsdist.errors import printable
 
@@ -86,7 +86,7 @@ class _Lines(Meter):
         if now <= start or done <= at_start:
             return ""
         rate = (done - at_start) / (now - start)
-        left = f", {_duration((total - done) / rate)} left" if total is not None and done < total else ""
+        left = f", {duration((total - done) / rate)} left" if total is not None and done < total else ""
         return f", {human(rate)}/s{left}"
 
 
@@ -130,16 +130,3 @@ class _Bar(Meter):
         if kind is not None or not self._progress.tasks[0].completed:
             self._progress.live.transient = True
         self._progress.stop()
-
-
-def _duration(seconds: float) -> str:
-    """Format a duration in its two largest units.
-
-    >>> _duration(42), _duration(200), _duration(7300)
-    ('42 s', '3 min 20 s', '2 h 1 min')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

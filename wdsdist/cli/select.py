@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 @click.option("--on", default="key", metavar="COLUMN", help="What the lists hold.  [default: key]")
 @click.option("--sample", metavar="N", help="Of those, a random choice: a number, or a share such as 0.1.")
 @click.option("--repeat", metavar="N", help="Each sample so many times, or as often as this column says.")
+@click.option("--explode", metavar="COLUMN", help="Each part of a record a sample: as many as this column says.")
+@click.option("--per", metavar="N", help="Of --explode: how much of the column a part has at most.")
+@click.option("--near", is_flag=True, help="Of --explode: keep the parts of a record together in the order.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of --sample and --repeat.  [default: 0]")
 @click.option("--force", is_flag=True, help="Replace the view that is there.")
 @allow_elsewhere
@@ -37,6 +41,9 @@ def select(
     on: str,
     sample: str | None,
     repeat: str | None,
+    explode: str | None,
+    per: str | None,
+    near: bool,
     seed: int,
     force: bool,
     allow_elsewhere: bool,
@@ -51,10 +58,15 @@ def select(
     if where is not None or keys or exclude or sample:
         amount = None if sample is None else _number("--sample", sample)
         manifest = manifest.select(where, keys=keys, exclude=exclude, on=on, sample=amount, seed=seed)
-    elif not repeat:
-        raise click.UsageError("say which samples: --where, --keys, --exclude, --sample or --repeat")
+    elif not (repeat or explode):
+        raise click.UsageError("say which samples: --where, --keys, --exclude, --sample, --repeat or --explode")
+    if (per or near) and not explode:
+        raise click.UsageError("--per and --near are about the parts of records: give --explode too")
     if repeat:
-        manifest = manifest.repeat(repeat if repeat in manifest.columns else _number("--repeat", repeat), seed=seed)
+        manifest = manifest.repeat(_column_or_number(manifest, repeat), seed=seed)
+    if explode:
+        by = _column_or_number(manifest, explode)
+        manifest = manifest.explode(by, per=1 if per is None else _number("--per", per), near=near)
     _save(manifest, destination)
 
 
@@ -94,6 +106,13 @@ def _save(view: Manifest, path: Path) -> None:
 def _check_free(path: Path, force: bool) -> None:
     if path.exists() and not force:
         raise DestinationExistsError(f"{path} exists: name another file, or give --force to replace it")
+
+
+def _column_or_number(manifest: Manifest, text: str) -> str | int | float:
+    """Return a number, or the name of a column, also of one that is none, for which there is an error of its own."""
+    with contextlib.suppress(ArgumentError):
+        return text if text in manifest.columns else _number("", text)
+    return text
 
 
 def _number(option: str, text: str) -> int | float:

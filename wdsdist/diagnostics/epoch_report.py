@@ -10,8 +10,9 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.order import Order, OrderSettings, ShardOrder, epoch_order
+from wdsdist.sampling.order import Order, OrderSettings, Records, ShardOrder, epoch_order
 from wdsdist.sampling.working_set import Readers, bytes_at_once
+from wdsdist.storage.retry import policy
 
 _MOST_BATCHES = 200
 """Batches of each rank that are measured for mixing, spread evenly over the epoch."""
@@ -32,15 +33,22 @@ class World:
     plan: EpochPlan
     ranks_per_node: int
     epoch: int = 0
+    records: Records | None = None
+    """What keeps the parts of records together in the order."""
 
     def __post_init__(self) -> None:
         check_integer("ranks_per_node", self.ranks_per_node, 1)
         if not self.plan.num_samples or not self.counts.any():
             raise ArgumentError("there are 0 samples: a forecast needs at least one")
 
+    @property
+    def requests(self) -> Int64s:
+        """int64 [shards]: requests that fetch each from a store, whole: one for each part, and one for its index."""
+        return -(-self.sizes // policy().part_bytes) + 1
+
     def order(self) -> Order:
         """Return the order of the epoch."""
-        return epoch_order(self.counts, self.settings, self.epoch, self.plan.num_samples)
+        return epoch_order(self.counts, self.settings, self.epoch, self.plan.num_samples, self.records)
 
     def readers(self) -> Readers:
         """Return the readers of one node, whose ranks read all shards through the cache."""
@@ -80,6 +88,8 @@ class EpochReport:
     """Shards that each node opens."""
     bytes_per_node: tuple[int, ...]
     """Bytes of those shards, which each node fetches where they are remote."""
+    requests_per_node: tuple[int, ...]
+    """Requests that fetch them from a store, each shard once and whole."""
     cache_bytes_per_rank: int
     """The most bytes of copies that a rank needs at once, for the current and the next window of its lanes."""
     cache_bytes_per_node: int
@@ -109,6 +119,7 @@ def epoch_report(world: World) -> EpochReport:
         samples_repeated=max(0, taken - plan.num_samples),
         shards_per_node=tuple(len(shards) for shards in opened),
         bytes_per_node=tuple(int(world.sizes[shards].sum()) for shards in opened),
+        requests_per_node=tuple(int(world.requests[shards].sum()) for shards in opened),
         cache_bytes_per_rank=bytes_at_once(readers, world.settings, ranks=1, epoch=world.epoch),
         cache_bytes_per_node=bytes_at_once(readers, world.settings, ranks=readers.ranks, epoch=world.epoch),
         mixing=measure_mixing(order, world.counts, plan),

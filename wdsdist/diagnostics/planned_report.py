@@ -12,7 +12,7 @@ from wdsdist.diagnostics.epoch_report import World, shards_of_nodes
 from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches
 from wdsdist.sampling.block_plan import BatchRule
 from wdsdist.sampling.block_plan import World as Ranks
-from wdsdist.sampling.planned_epoch import Block, Place, PlannedEpoch
+from wdsdist.sampling.planned_epoch import Block, Place, PlannedEpoch, tokens_and_room
 from wdsdist.shards.manifest import Manifest
 
 
@@ -57,6 +57,8 @@ class PlannedReport:
     """Shards that each node opens."""
     bytes_per_node: tuple[int, ...]
     """Bytes of those shards, which each node fetches where they are remote."""
+    requests_per_node: tuple[int, ...]
+    """Requests that fetch them from a store, each shard once and whole."""
     shards_over_plain: float
     """Shards opened on all nodes over those that batches of a fixed number of samples open."""
     bytes_over_plain: float
@@ -123,6 +125,7 @@ def planned_report(world: World, epoch: PlannedEpoch) -> tuple[PlannedReport, St
         samples_repeated=repeated,
         shards_per_node=shards,
         bytes_per_node=sizes,
+        requests_per_node=tuple((opened @ world.requests).tolist()),
         shards_over_plain=_ratio(sum(shards), sum(len(one) for one in plain)),
         bytes_over_plain=_ratio(sum(sizes), sum(int(world.sizes[one].sum()) for one in plain)),
     ), figures
@@ -131,19 +134,8 @@ def planned_report(world: World, epoch: PlannedEpoch) -> tuple[PlannedReport, St
 def _steps_of(block: Block, rule: BatchRule) -> StepFigures:
     """Return the steps of one block."""
     plan = block.plan
-    sizes = (block.stops - block.starts)[plan.samples]
-    ends = np.concatenate(([0], np.cumsum(sizes)))
     counts = np.diff(plan.bounds)
-    tokens = ends[plan.bounds[1:]] - ends[plan.bounds[:-1]]
-    if rule.budget:
-        # A sample that is alone over its budget takes as much room as it has tokens.
-        room = np.maximum(tokens, rule.budget * (rule.most if rule.kind == "rows" else 1))
-    elif len(sizes) and sizes.max() > 1:
-        longest = np.zeros_like(tokens)
-        np.maximum.at(longest, np.repeat(np.arange(len(counts)), counts), sizes)
-        room = counts * longest
-    else:
-        room = np.full_like(tokens, rule.most)
+    tokens, room = tokens_and_room(plan.bounds, (block.stops - block.starts)[plan.samples], rule)
     batches = np.repeat(np.arange(len(counts)), counts)
     costs = np.bincount(batches, block.costs[plan.samples], len(counts)).reshape(plan.steps, plan.num_ranks)
     by_step = [column.reshape(plan.steps, plan.num_ranks).sum(axis=1) for column in (tokens, room, counts)]

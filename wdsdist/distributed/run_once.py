@@ -85,8 +85,9 @@ def data_download(
 
     Two calls are the same if file, name and source of the function and all arguments are; give every rank the
     same arguments. Global variables and those of an enclosing function do not count, so pass what matters as
-    an argument. The function runs again if a path that it returned no longer exists, by itself or inside lists,
-    tuples, dicts and dataclasses (a `Manifest` is one): return what you made, and it is made anew once it is gone.
+    an argument. The function runs again if a path that it returned (a ``Path``, or a text that begins with ``/``) no
+    longer exists, by itself or inside lists, tuples, dicts and dataclasses (a `Manifest` is one): return what you made,
+    and it is made anew once it is gone.
 
     An exception is raised on all processes of the same launch that had started when it happened, with the
     process that ran the function as its cause. A later run, or a second call, tries again.

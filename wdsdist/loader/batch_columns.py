@@ -28,7 +28,10 @@ class Codes:
 
 
 class Lengths:
-    """Lengths of samples, in tokens: a column, which may count bytes of a fixed number for each token."""
+    """Lengths of samples, in tokens: a column, which may count bytes of a fixed number for each token.
+
+    A part of a record has its stretch of the record's tokens.
+    """
 
     def __init__(self, values: ColumnLookup, divisor: int = 1) -> None:
         self.values = values
@@ -38,7 +41,12 @@ class Lengths:
         found = self.values(shards, samples)
         if found.dtype == np.uint64 or (len(found) and float(found.min()) < 0):
             raise ArgumentError(f"the column {self.values.name!r} holds no lengths: they must be numbers from 0 on")
-        return np.ceil(found / self._divisor).astype(np.int64) if self._divisor > 1 else found.astype(np.int64)
+        tokens = np.ceil(found / self._divisor).astype(np.int64) if self._divisor > 1 else found.astype(np.int64)
+        parts = self.values.manifest.parts_of(shards, samples)
+        if parts is None:
+            return tokens
+        lengths: Int64s = (parts[0] + 1) * tokens // parts[1] - parts[0] * tokens // parts[1]
+        return lengths
 
 
 def lengths_of(manifest: Manifest, name: str, itemsizes: dict[str, int]) -> Lengths:
@@ -63,14 +71,16 @@ def cost_of(manifest: Manifest, cost: str) -> Callable[..., npt.NDArray[np.float
 
 
 class CostColumn:
-    """Costs of samples by a column; a piece of a sample has its share of the tokens."""
+    """Costs of samples by a column; a piece of a sample has its share of the tokens, a part an even one of a record."""
 
     def __init__(self, values: ColumnLookup) -> None:
         self.values = values
 
     def __call__(self, shards: Int64s, samples: Int64s, lengths: Int64s, sizes: Int64s) -> npt.NDArray[np.float64]:
         share = np.divide(sizes, lengths, out=np.ones(len(sizes)), where=lengths > 0)
-        return self.values(shards, samples).astype(np.float64) * share
+        parts = self.values.manifest.parts_of(shards, samples)
+        costs = self.values(shards, samples).astype(np.float64) * share
+        return costs if parts is None else costs / parts[1]
 
 
 def _linear(shards: Int64s, samples: Int64s, lengths: Int64s, sizes: Int64s) -> npt.NDArray[np.float64]:

@@ -34,9 +34,10 @@ from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.samples.sample_spec import Decode, Decoder, SampleSpec
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.order import OrderName, OrderSettings, default_window, split_line, version_for
+from wdsdist.sampling.order import OrderName, OrderSettings, check_records, default_window, split_line, version_for
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.spellings import Shards
+from wdsdist.shards.views.choose import Explode
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -52,11 +53,15 @@ class StreamingDataset(IterableDataset[Any]):
     Args:
         shards: what `wdsdist.open` takes: a folder or URL with an ``index.json``, a brace pattern, a list of tars,
             or a `Manifest`.
+        explode: make the parts of each record samples of their own, as `Manifest.explode` does: a column of counts, a
+            number, or its arguments, as in ``{"by": "mp4.seconds", "per": 5, "near": True}``. Such a data set does not
+            follow what is appended.
         fields: extensions to read, such as ``("jpg;png", "cls")``: of ``"jpg;png"`` whichever a sample has, under the
             name ``"jpg"``. ``"image"`` is an image of any type. ``"txt?"`` may be missing or empty: its column is a
             list, with ``None`` in such places. By default all members.
         decode: ``None`` gives bytes; ``True`` decodes by the safe default table (txt, cls, json, npy, ...); an image
-            specification such as ``"rgb8"``, ``"torchrgb"`` or ``"pil"`` decodes images as well; a mapping from
+            specification such as ``"rgb8"``, ``"torchrgb"`` or ``"pil"`` decodes images as well, ``"audio"`` audio
+            as (samples, rate), where samples are float32 [channels, samples] (extra ``media``); a mapping from
             extensions to functions of bytes decodes just those, by the extension of a member or else by the name of
             its field; ``"image"`` in it means every type of image.
         max_pixels: the most pixels of an image that an image specification decodes; by default 89,478,485. A larger one
@@ -131,6 +136,7 @@ class StreamingDataset(IterableDataset[Any]):
         self,
         shards: Shards,
         *,
+        explode: Explode = None,
         fields: Sequence[str] | None = None,
         decode: Decode = None,
         max_pixels: int | None = None,
@@ -160,8 +166,8 @@ class StreamingDataset(IterableDataset[Any]):
     ) -> None:
         super().__init__()
         self.manifest, self._growth = growth.opened(
-            shards, follow, is_virtual=samples_per_epoch is not None, storage_options=storage_options,
-            download_timeout=download_timeout, allow_elsewhere=allow_elsewhere, stage=stage,
+            shards, follow, is_virtual=samples_per_epoch is not None, explode=explode, stage=stage,
+            storage_options=storage_options, download_timeout=download_timeout, allow_elsewhere=allow_elsewhere,
         )  # fmt: skip
         self.drop_last, self.mark_padding = _padding(drop_last, mark_padding)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
@@ -392,7 +398,7 @@ def _given(
     order: OrderName, shuffle: object, seed: int, window: int | None, lanes: int | None, manifest: Manifest
 ) -> OrderSettings:
     """Return the settings of the order as they were given, and what stands in for those that were not."""
-    return OrderSettings(
+    settings = OrderSettings(
         name=order,
         shuffle=bool(shuffle),
         seed=seed,
@@ -400,3 +406,5 @@ def _given(
         num_canonical_replicas=1 if lanes is None else lanes,
         version=version_for(is_local=not manifest.is_copied.any()),
     )
+    check_records(settings, manifest.records)
+    return settings

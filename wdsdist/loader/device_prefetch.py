@@ -8,15 +8,16 @@ import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
 
 import torch
 
 from wdsdist.errors import ArgumentError
 from wdsdist.loader.checkpoint import State
+from wdsdist.samples.collate import BatchT
 
 
-def to_device(loader: Iterable[Any], device: torch.device | str | int) -> DeviceLoader:
+def to_device(loader: Iterable[BatchT], device: torch.device | str | int) -> DeviceLoader[BatchT]:
     """Return a loader of the same batches, with their tensors on ``device``.
 
     To a CUDA device, the next batch is copied on a stream of its own while the current one is used, which needs
@@ -49,10 +50,10 @@ def to_device(loader: Iterable[Any], device: torch.device | str | int) -> Device
     return DeviceLoader(loader, target)
 
 
-class DeviceLoader:
+class DeviceLoader(Generic[BatchT]):
     """The batches of a loader, on a device. Made by `to_device`."""
 
-    def __init__(self, loader: Iterable[Any], device: torch.device) -> None:
+    def __init__(self, loader: Iterable[BatchT], device: torch.device) -> None:
         self._loader = loader
         self._device = device
         # The loader's state after the batch that was handed out last, and after the one on its way.
@@ -61,7 +62,7 @@ class DeviceLoader:
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[BatchT]:
         self._states = None
         batches = iter(self._loader)
         if self._device.type != "cuda":
@@ -132,7 +133,7 @@ class _Coming:
 class _Ahead(Iterator[Any]):
     """One iteration; the copy of each batch begins before the batch before it is handed out."""
 
-    def __init__(self, owner: DeviceLoader, batches: Iterator[Any], copier: SideStream) -> None:
+    def __init__(self, owner: DeviceLoader[Any], batches: Iterator[Any], copier: SideStream) -> None:
         self._owner = owner
         self._batches = batches
         self._copier = copier

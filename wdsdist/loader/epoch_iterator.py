@@ -9,6 +9,7 @@ from typing import Any
 from wdsdist.errors import LoaderStateError
 from wdsdist.loader.bad_sample_log import EpochBadSamples, ReplacedBatch
 from wdsdist.loader.ipc.channel import opened
+from wdsdist.loader.ipc.failure import is_of_worker
 from wdsdist.loader.planned_batches import PlannedProgress
 from wdsdist.loader.stats import EpochMeter
 from wdsdist.sampling.epoch_plan import EpochPlan
@@ -75,10 +76,13 @@ class EpochIterator(Iterator[Any]):
             return self._deliver(self._epoch)
         except StopIteration:
             raise
-        except BaseException:
+        except BaseException as error:
             # A failed worker has lost its place: what the others still hold would be an epoch with holes.
             self._failed = True
+            self._epoch.meter.answer(self._delivered)
             self._stop(self._epoch.groups)
+            if is_of_worker(error):
+                raise error.with_traceback(None) from None
             raise
 
     def _deliver(self, epoch: Epoch) -> Any:

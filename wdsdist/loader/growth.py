@@ -20,6 +20,7 @@ from wdsdist.errors import ArgumentError, DataMismatchError, WdsdistError
 from wdsdist.shards import open as catalog
 from wdsdist.shards.manifest import Manifest, index_json
 from wdsdist.shards.spellings import Shards
+from wdsdist.shards.views.choose import Explode, exploded
 
 _MOST_TOLD = 64
 """Generations that a rank tells of, the last ones: enough to know a list that has not arrived from one that differs."""
@@ -37,16 +38,23 @@ _log = logging.getLogger("wdsdist")
 
 
 def opened(
-    shards: Shards, follow: bool | None, *, is_virtual: bool, stage: bool = False, **options: Any
+    shards: Shards,
+    follow: bool | None,
+    *,
+    is_virtual: bool,
+    explode: Explode = None,
+    stage: bool = False,
+    **options: Any,
 ) -> tuple[Manifest, Growth | None]:
     """Open a data set, and what finds its further generations: ``None`` where it is not to be followed.
 
     Virtual epochs follow one another through the data set, so that their place in it depends on its size: it is fixed.
+    So are the parts of records, which are a view.
 
     Raises `ArgumentError` where ``follow`` is true for what cannot grow, and what `wdsdist.open` raises.
     """
     reopen = functools.partial(_open_staged if stage else catalog.open, shards, **options)
-    manifest = reopen()
+    manifest = exploded(reopen(), explode)
     if follow and is_virtual:
         raise ArgumentError(
             "follow is True, but epochs of samples_per_epoch need a data set that stays as it is: leave one out"
@@ -54,7 +62,9 @@ def opened(
     if follow is not False and not is_virtual and catalog.may_grow(shards, manifest):
         return manifest, Growth(manifest, reopen, unchecked=bool(follow))
     if follow:
-        raise ArgumentError("follow is True, but only a folder or URL with an index.json can grow: name that")
+        raise ArgumentError(
+            "follow is True, but only a folder or URL with an index.json can grow: name that, without explode"
+        )
     return manifest, None
 
 

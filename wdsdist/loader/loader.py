@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader
 
-from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import check_integer, given
 from wdsdist.cache.prefetch import Prefetch
-from wdsdist.distributed import Identity, check_same, identity
+from wdsdist.distributed import Identity, check_same
 from wdsdist.errors import ArgumentTypeError, DatasetTooSmallError, LoaderStateError
 from wdsdist.loader.checkpoint import Position, Progress, State, check_state, read_state
 from wdsdist.loader.dataset import EpochSampler, StreamingDataset
@@ -25,12 +24,15 @@ from wdsdist.loader.framework_guards import (
     refuse_first_length,
 )
 from wdsdist.loader.ipc.channel import group_size
-from wdsdist.loader.ipc.workers import end_workers, guarded, has_lost_workers, preload
+from wdsdist.loader.ipc.workers import default_workers, end_workers, has_lost_workers, iterate, preload, watched
 from wdsdist.loader.order_config import OrderConfig, check_ranks_agree
 from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches, PlannedProgress, planned_position
+from wdsdist.loader.progress_log import ProgressLog
 from wdsdist.loader.stats import EpochMeter, LoaderStats
-from wdsdist.loader.worker_iterator import WorkerDataset, WorkerIterator
+from wdsdist.loader.totals import Label
+from wdsdist.loader.worker_iterator import WorkerDataset, fetch_ahead
 from wdsdist.loader.worker_state import EpochStart
+from wdsdist.samples.collate import BatchT
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.block_plan import World
 from wdsdist.sampling.epoch_plan import EpochPlan
@@ -38,7 +40,7 @@ from wdsdist.sampling.order import OrderSettings
 from wdsdist.sampling.planned_epoch import Long, Oversize, Place, PlannedEpoch
 
 
-class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
+class StreamingDataLoader(KnownToAccelerate, DataLoader[BatchT]):
     """Loads batches of a `StreamingDataset`; every rank gets the same number of them.
 
     A batch is a dict of columns: ``"__key__"`` and ``"__shard__"`` are lists of str, raw bytes are a `Ragged` column,
@@ -69,10 +71,11 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         pack_to: pack documents into rows of so many tokens; a batch has ``batch_size`` rows, see `pack_rows`.
         long: a document of more than ``pack_to`` tokens is put into several rows (``"split"``), cut (``"truncate"``),
             or an ``"error"``.
-        labels: with ``pack_to``, add ``"labels"``: the tokens, with -100 for the first of each document and padding.
-        shared_memory: let batches cross from the workers in shared memory, which is used again as soon as the last
-            view of a batch is gone; ``False`` sends them through pipes, which is several times slower, where memory
-            cannot be shared.
+        labels: with ``pack_to``, add ``"labels"``: the tokens, with -100 for the first of each document and padding;
+            with ``"next"`` the next token at each, for a model that does not shift them itself.
+        shared_memory: let batches cross from the workers in shared memory; ``False`` sends them through pipes, which
+            is several times slower, where memory cannot be shared.
+        log_interval: seconds between lines on the progress of the epoch, at INFO of the logger ``wdsdist``.
 
     Raises:
         ArgumentError: ``batch_size`` or ``num_workers`` cannot work.
@@ -92,7 +95,6 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
     """
 
     dataset: StreamingDataset
-
     _requests = 0  # those for an epoch that have been heeded
     _settings: OrderSettings | None = None  # of the first run, or what a loaded state brought
     _config: OrderConfig | None = None  # of the epoch that has begun, or of a state that was loaded
@@ -116,7 +118,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         persistent_workers: bool = True,
         drop_last: bool | None = None,
         prefetch_factor: int | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
+        collate_fn: Callable[[list[Any]], BatchT] | None = None,
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
         multiprocessing_context: Any = None,
@@ -131,11 +133,12 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         bucket_by: str | None = None,
         pack_to: int | None = None,
         long: Long = "split",
-        labels: bool = False,
+        labels: bool | Literal["next"] = False,
+        log_interval: float | None = None,
     ) -> None:
         if not isinstance(dataset, StreamingDataset):
             raise ArgumentTypeError(f"dataset is a {type(dataset).__name__}: it must be a wdsdist.StreamingDataset")
-        workers = _default_workers() if num_workers is None else check_integer("num_workers", num_workers, 0)
+        workers = default_workers() if num_workers is None else check_integer("num_workers", num_workers, 0)
         size = check_integer("batch_size", batch_size, 1)
         drops = not dataset.mark_padding if drop_last is None else bool(drop_last)
         options = BatchOptions(
@@ -148,6 +151,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         self._worker_dataset = self._make_workers_of(dataset.order_config, dataset.cache, dataset.sample_reader)
         self._fixed = None if self._planned is None else dataset.order_config
         self._progress = Progress()
+        self._progress_log = ProgressLog(log_interval)
         super().__init__(
             dataset,
             batch_size=None,  # workers make whole batches
@@ -188,7 +192,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         samples = self._config_at(self._progress.position).num_samples
         return self._plan(Position(0, 0), self.dataset.identity(), samples).batches_per_rank
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[BatchT]:  # type: ignore[override]
         self._progress.restart()
         self._iterations += 1
         number = self._iterations
@@ -226,18 +230,17 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
         """
         self._heed_set_epoch()
         here, position = self.dataset.identity(), self._progress.position
-        config = self._config if self._config is not None and position.has_begun else self._latest
-        plan = self._plan(position, here, config.num_samples)
-        if plan.is_over:
+        config = (self._config if position.has_begun else None) or self._latest
+        left = self._what_is_left(position, here, config.num_samples)
+        if left.is_over:
             position, config = Position(position.epoch + 1, 0), self._latest
-            plan = self._plan(position, here, config.num_samples)
+            left = self._what_is_left(position, here, config.num_samples)
         self._end_prefetch()
-        settings = self._order_settings(here)
-        first = WorkerIterator(
-            config, self.dataset.cache, self.dataset.sample_reader, settings=settings, epoch=position.epoch, plan=plan,
-            rank=here.rank, worker=0, num_workers=1,
+        self._prefetch = fetch_ahead(
+            config, self.dataset.cache, self.dataset.sample_reader, settings=self._order_settings(here),
+            epoch=position.epoch, rank=here.rank, plan=left if isinstance(left, EpochPlan) else self._about(left, here),
+            planned=None if isinstance(left, EpochPlan) else left.epoch,
         )  # fmt: skip
-        self._prefetch = first.fetch_ahead()
 
     def _end_prefetch(self) -> None:
         if self._prefetch is not None:
@@ -340,10 +343,10 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             block=self._block_samples(),
         )
 
-    def _what_is_left(self, position: Position, here: Identity) -> EpochPlan | PlannedProgress:
-        """Return the batches from a position on."""
+    def _what_is_left(self, position: Position, here: Identity, samples: int = 0) -> EpochPlan | PlannedProgress:
+        """Return the batches from a position on, of so many samples where these are known."""
         if self._planned is None:
-            return self._plan(position, here, self._config_at(position).num_samples)
+            return self._plan(position, here, samples or self._config_at(position).num_samples)
         refuse_first_length()
         return PlannedProgress(self._planned_epoch(self._planned, position, here), self._planned.block_steps)
 
@@ -406,6 +409,8 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             plan=left,
             sample_bytes=config.mean_sample_bytes,
             count=self._worker_dataset.counters.total if self.num_workers else self.dataset.cache.counters,
+            label=Label(config.manifest.shown, here.rank),
+            progress=self._progress_log,
         )
         plan = left if isinstance(left, EpochPlan) else self._about(left, here)
         if self._iterator is not None and has_lost_workers(self._iterator):
@@ -423,8 +428,9 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             plan=plan,
         )
         self._worker_dataset.begin(start, None if isinstance(left, EpochPlan) else left.epoch)
+        batches = watched(super().__iter__(), here.rank, self._worker_dataset.reports)
         bad_samples = self.dataset.bad_samples.epoch(position.epoch, plan.samples_in(plan.batches_per_rank))
-        return Epoch(guarded(super().__iter__()), left, self._meter, bad_samples)
+        return Epoch(batches, left, self._meter, bad_samples)
 
     def _about(self, left: PlannedProgress, here: Identity) -> EpochPlan:
         """Return about as many batches as are left of planned ones, by which memory is shared out."""
@@ -482,7 +488,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
             multiprocessing_context=self.multiprocessing_context,
             generator=self.generator,
         )
-        return groups._get_iterator()
+        return iterate(groups)
 
     def _stop_workers(self, batches: Iterator[Any]) -> None:
         """End the worker processes behind ``batches`` now; the next iteration starts new ones."""
@@ -492,8 +498,3 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[Any]):
 
 def _as_it_is(batch: Any) -> Any:
     return batch
-
-
-def _default_workers() -> int:
-    """This rank's share of the node's cores, at most 8."""
-    return min(8, cpu_count() // identity().local_world_size)

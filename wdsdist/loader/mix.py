@@ -179,7 +179,7 @@ class MixedDataset(StreamingDataset):
         for part, label in zip(manifest.parts, manifest.labels, strict=True):
             if not part.num_samples:
                 raise ArgumentError(f"the data set {label!r} has no samples: leave it out of the mix")
-        length = manifest.num_samples if samples_per_epoch is None else samples_per_epoch
+        length = self.manifest.num_samples if samples_per_epoch is None else samples_per_epoch
         self.order_config = MixedOrderConfig(
             manifest=self.manifest,  # which may be staged
             given=self.order_config.given,

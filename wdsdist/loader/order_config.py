@@ -114,7 +114,7 @@ class OrderConfig:
 
     def order(self, settings: OrderSettings, epoch: int) -> Order:
         """Return which sample stands at which position of an epoch."""
-        return epoch_order(self.manifest.counts, settings, epoch, self.samples_per_epoch)
+        return epoch_order(self.manifest.counts, settings, epoch, self.samples_per_epoch, self.manifest.records)
 
     def state(self, position: Position, settings: OrderSettings) -> State:
         """Return the state of a loader at a position."""
@@ -192,6 +192,7 @@ class MixedOrderConfig(OrderConfig):
         return Mixture(
             counts=tuple(part.counts for part in self.manifest.parts),
             windows=self._windows,
+            records=tuple(part.records for part in self.manifest.parts),
             phases=self.phases,
             num_samples=self.num_samples,
             stratified=self.stratified,

@@ -73,7 +73,7 @@ class BatchOptions:
     bucket_by: str | None = None
     pack_to: int | None = None
     long: Long = "split"
-    labels: bool = False
+    labels: bool | Literal["next"] = False
     drop_last: bool = True
     mark_padding: bool = False
 
@@ -92,6 +92,8 @@ class BatchOptions:
         for name, kinds in (("oversize", Oversize), ("long", Long)):
             if getattr(self, name) not in get_args(kinds):
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}: it can be {', '.join(get_args(kinds))}")
+        if self.labels not in (False, True, "next"):
+            raise ArgumentError(f"labels is {self.labels!r}: it can be False, True or 'next'")
         for name, of in (("max_samples", "max_tokens"), ("labels", "pack_to")):
             if getattr(self, name) and getattr(self, of) is None:
                 raise ArgumentError(f"{name} goes with {of} only")
@@ -392,6 +394,7 @@ class BlockSteps:
 
     def __init__(self) -> None:
         self._numbers = SharedNumbers([0] * (2 * _RING + 1))  # the latest iteration; then, of blocks, whose, and steps
+        self._fill = SharedNumbers([0, 0])  # of the latest block: whose, and millionths
 
     def start(self) -> int:
         """Return the number of another iteration; what workers still note for the one before is not mistaken for it."""
@@ -403,8 +406,9 @@ class BlockSteps:
         """The latest iteration."""
         return self._numbers.get(0)
 
-    def tell(self, iteration: int, block: int, steps: int) -> None:
-        """Note a block's steps; all workers of an iteration find the same."""
+    def tell(self, iteration: int, block: int, steps: int, fill: float = 1.0) -> None:
+        """Note a block's steps and how full these are; all workers of an iteration find the same."""
+        self._fill.write([_tag(iteration, 0), round(fill * 1e6)])
         place = 1 + block % _RING * 2
         self._numbers.put(place + 1, steps)
         self._numbers.put(place, _tag(iteration, block))
@@ -413,6 +417,11 @@ class BlockSteps:
         """Return the steps of a block in an iteration, or ``None`` where no worker has reached it."""
         place = 1 + block % _RING * 2
         return self._numbers.get(place + 1) if self._numbers.get(place) == _tag(iteration, block) else None
+
+    def fill(self, iteration: int) -> float | None:
+        """Return how full the batches of the block are that a worker has reached last, between 0 and 1."""
+        whose, millionths = self._fill.read()
+        return millionths / 1e6 if whose == _tag(iteration, 0) else None
 
 
 def _tag(iteration: int, block: int) -> int:
@@ -424,7 +433,9 @@ class PlannedProgress:
 
     def __init__(self, epoch: PlannedEpoch, steps: BlockSteps) -> None:
         self.epoch = epoch
-        self._steps_of = functools.partial(steps.of, steps.start())
+        iteration = steps.start()
+        self._steps_of = functools.partial(steps.of, iteration)
+        self._fill_of = functools.partial(steps.fill, iteration)
         self._block = epoch.start.block
         self._samples = 0
         self._first = 0  # batches before that block
@@ -438,6 +449,15 @@ class PlannedProgress:
     def samples_in(self, batches: int) -> int:
         """Return the samples of the batches that were handed out."""
         return self._samples
+
+    def share(self, batches: int) -> float:
+        """Return the part of the epoch's blocks that are behind these batches, between 0 and 1."""
+        return self._block / self.epoch.num_blocks if self.epoch.num_blocks else 1.0
+
+    @property
+    def fill(self) -> float | None:
+        """How full the batches of the latest block are, between 0 and 1; ``None`` where no worker has reached one."""
+        return self._fill_of()
 
     @property
     def is_over(self) -> bool:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from wdsdist._util.validation import decimal
 from wdsdist.cache.counters import Counters
+from wdsdist.loader import totals
 from wdsdist.loader.planned_batches import PlannedProgress
+from wdsdist.loader.progress_log import ProgressLog
+from wdsdist.loader.totals import SUMMED, Label
 from wdsdist.sampling.epoch_plan import EpochPlan
 
 _log = logging.getLogger("wdsdist")
@@ -52,6 +58,10 @@ retries), 88 from the cache
     """Bytes of those."""
     retries: int = 0
     """Requests to the store that had failed and were made again."""
+    epoch_share: float = 0.0
+    """The part of the whole epoch that was handed out, between 0 and 1, with what came before a resume."""
+    fill: float | None = None
+    """Useful tokens of the latest planned batches over those that there is room for; ``None`` of other batches."""
 
     @property
     def samples_per_second(self) -> float:
@@ -68,11 +78,15 @@ retries), 88 from the cache
         """The part of the time that the training loop waited for data, between 0 and 1."""
         return self.seconds_waiting / self.seconds if self.seconds else 0.0
 
+    def since(self, before: LoaderStats) -> LoaderStats:
+        """Return the figures since earlier ones of the same epoch."""
+        return replace(self, **{name: getattr(self, name) - getattr(before, name) for name in (*SUMMED, "seconds")})
+
     def __str__(self) -> str:
         part = "" if self.batches == self.planned_batches else f", {self.batches:,} of {self.planned_batches:,} batches"
         rate = f"{self.samples_per_second:,.0f}/s"
         if self.bytes:
-            rate += f", {_decimal(self.bytes_per_second)}/s"
+            rate += f", {decimal(self.bytes_per_second)}/s"
         text = (
             f"epoch {self.epoch}{part}: {self.samples:,} samples in {self.seconds:.1f} s ({rate}), "
             f"waited {self.seconds_waiting:.1f} s ({100 * self.waiting_share:.0f} %) for data"
@@ -81,19 +95,10 @@ retries), 88 from the cache
             text += f", {self.bad_samples:,} bad samples replaced"
         if self.cache_hits or self.shards_fetched or self.retries:  # none of them where shards are local
             text += (
-                f", {self.shards_fetched:,} shards fetched ({_decimal(self.bytes_fetched)}, {self.retries:,} retries), "
+                f", {self.shards_fetched:,} shards fetched ({decimal(self.bytes_fetched)}, {self.retries:,} retries), "
                 f"{self.cache_hits:,} from the cache"
             )
         return text
-
-
-def _decimal(count: float) -> str:
-    """Return a byte count to two or three digits, in the powers of 1,000 that rates are given in."""
-    units = iter(("B", "kB", "MB", "GB", "TB"))
-    unit = next(units)
-    while count >= 999.5 and unit != "TB":
-        count, unit = count / 1000, next(units)
-    return f"{count:.0f} {unit}" if count >= 9.95 or unit == "B" else f"{count:.1f} {unit}"
 
 
 class EpochMeter:
@@ -106,8 +111,13 @@ class EpochMeter:
         plan: its batches.
         sample_bytes: what a sample takes in its shard.
         count: returns the cache counters of all workers together, since any moment before.
+        label: under which the totals of this process count it.
+        progress: logs the epoch's progress.
         clock: returns the time in seconds.
     """
+
+    _final: LoaderStats | None = None
+    _process = 0  # of the meter, once it is whole
 
     def __init__(
         self,
@@ -116,6 +126,8 @@ class EpochMeter:
         plan: EpochPlan | PlannedProgress,
         sample_bytes: int,
         count: Callable[[], Counters],
+        label: Label | None = None,
+        progress: ProgressLog | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._epoch = epoch
@@ -127,25 +139,49 @@ class EpochMeter:
         self._batches = 0
         self._waited = 0.0
         self._bad_samples = 0
-        self._final: LoaderStats | None = None
+        self._is_asked = True
         self._began = self._asked = self._latest = self._clock()
+        self._progress = progress or ProgressLog(None)
+        self._progress.begin(self._began, self.stats())
+        self._process = os.getpid()
+        self._label = label
+        if label is not None:
+            totals.begin(self, label)
 
     def ask(self) -> None:
         """Note that the training loop asks for the next batch."""
         self._asked = self._clock()
+        self._is_asked = True
 
     def answer(self, batches: int, replaced: int = 0) -> None:
         """Note that it gets its answer, by which it has had ``batches`` batches, with some samples replaced in it."""
         self._bad_samples += replaced
         self._latest = self._clock()
         self._waited += self._latest - self._asked
-        self._batches = batches
+        self._is_asked = False
+        is_batch, self._batches = batches > self._batches, batches
+        if is_batch and self._latest >= self._progress.due:
+            self._progress.log(self._latest, self.stats())
 
     def finish(self) -> None:
         """Note that no batches will follow, and log the epoch's figures."""
         if self._final is None:
-            self._final = self.stats()
+            self._end()
             _log.info("%s", self._final)
+
+    def _end(self) -> None:
+        self._final = self.stats()
+        if self._label is not None:
+            totals.end(self, self._label, self._final)
+
+    def __del__(self) -> None:
+        # An epoch that was given up with its loader; not at exit, after modules are unloaded.
+        if self._final is None and not sys.is_finalizing() and self._process == os.getpid():
+            self._end()
+
+    def waiting(self) -> float:
+        """Return for how long the training loop has been waiting now."""
+        return self._clock() - self._asked if self._is_asked and self._final is None else 0.0
 
     def stats(self) -> LoaderStats:
         """Return the figures of the epoch so far."""
@@ -162,4 +198,6 @@ class EpochMeter:
             seconds=self._latest - self._began,
             seconds_waiting=self._waited,
             **(self._count() - self._before)._asdict(),
+            epoch_share=self._plan.share(self._batches),
+            fill=self._plan.fill,
         )

@@ -14,17 +14,20 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsdist.cache import ShardCache
 from wdsdist.cache.prefetch import Prefetch
+from wdsdist.loader import dump_on_signal
 from wdsdist.loader.bad_sample_log import BadSampleLog, ReplacedBatch
 from wdsdist.loader.ipc.channel import Channel, grouped
+from wdsdist.loader.ipc.failure import sending_failures
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.planned_batches import WIDTH, Finish, PlannedBatches, from_numbers, to_numbers
-from wdsdist.loader.worker_state import EpochStart, SharedNumbers, WorkerCounters, enter_worker
+from wdsdist.loader.worker_state import EpochStart, SharedNumbers, WorkerCounters, WorkerReports, enter_worker
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.block_plan import World
 from wdsdist.sampling.epoch_plan import EpochPlan, Places
 from wdsdist.sampling.order import OrderSettings
-from wdsdist.sampling.planned_epoch import PlannedEpoch
+from wdsdist.sampling.planned_epoch import OnBlock, PlannedEpoch
 from wdsdist.sampling.shard_schedule import Use, upcoming
+from wdsdist.storage import waits
 
 Collate = Callable[[list[Any]], Any]
 
@@ -68,6 +71,11 @@ class WorkerDataset(IterableDataset[Any]):
         self._place = SharedNumbers([0] * (WIDTH if planned else 1))
         self.channel = Channel(shared_memory=shared_memory)
         self.counters = WorkerCounters(num_workers)
+        self.reports = WorkerReports(num_workers)
+        self._dump: tuple[int, str | None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_dump": dump_on_signal.installed()}  # forked workers inherit it
 
     def plays(self, config: OrderConfig) -> bool:
         """Return whether the workers have the samples of an order, and its weights where it is that of a mix."""
@@ -88,6 +96,11 @@ class WorkerDataset(IterableDataset[Any]):
         """Return the groups of this process's batches; in a worker in the form in which they are sent."""
         start = EpochStart.of(self._start.read())
         worker, num_workers = enter_worker()
+        if get_worker_info() is not None:
+            waits.publish(functools.partial(self.reports.write, worker))
+            if self._dump is not None:
+                signum, path = self._dump
+                dump_on_signal.dump_on_signal(signum, path=path)
         kind = WorkerIterator if self._planned is None else PlannedWorkerIterator
         batches = kind(
             self._order_config,
@@ -123,7 +136,8 @@ class WorkerDataset(IterableDataset[Any]):
         if get_worker_info() is None:
             return batches.groups(self._collate_fn)
         messages = batches.messages(self._collate_fn, self.channel.sender(worker))
-        return self.counters.counted(messages, worker, self._cache.counters, self._cache.tell)
+        counted = self.counters.counted(messages, worker, self._cache.counters, self._cache.tell)
+        return sending_failures(counted, worker)
 
 
 @dataclass
@@ -171,7 +185,7 @@ class WorkerIterator:
 
     def groups(self, collate_fn: Collate | None, *, deferred: bool = False) -> Iterator[list[Any]]:
         """Yield the batches in groups; with ``deferred`` as pieces that last until the shards are released."""
-        return grouped(self._made(collate_fn, deferred), self.group)
+        return grouped(self._made(collate_fn, deferred), self.group, self.worker)
 
     def _batch(self, places: Places, collate_fn: Collate | None, *, deferred: bool) -> Any:
         batch = self.sample_reader.batch(*places, collate_fn, deferred=deferred)
@@ -201,7 +215,7 @@ class WorkerIterator:
         if not manifest.is_copied.any():
             yield from batches
             return
-        prefetch = self._prefetching(upcoming(order, plan, rank=rank, batch=first))
+        prefetch = self.prefetching(upcoming(order, plan, rank=rank, batch=first))
         numbers = plan.batch_numbers(self.worker, self.num_workers, group=self.group)
         try:
             for number, self._next in pairwise(chain(numbers, (plan.batches_per_rank,))):
@@ -210,16 +224,8 @@ class WorkerIterator:
         finally:
             prefetch.close()
 
-    def fetch_ahead(self) -> Prefetch | None:
-        """Start to prefetch for the first batches of the rank, before its workers do; ``None`` where all is local."""
-        if not self.order_config.manifest.is_copied.any():
-            return None
-        order = self.order_config.order(self.settings, self.epoch)
-        prefetch = self._prefetching(upcoming(order, self.plan, rank=self.rank))
-        prefetch.reach(0)
-        return prefetch
-
-    def _prefetching(self, uses: Iterator[Use | None]) -> Prefetch:
+    def prefetching(self, uses: Iterator[Use | None]) -> Prefetch:
+        """Return the prefetch of what is needed from the first batch on."""
         epoch = self.sample_reader.epoch_members
         self._prefetch = Prefetch(
             self.cache, self.order_config.manifest, uses, room=self._room(), job=self._job(), epoch=epoch
@@ -253,8 +259,7 @@ class PlannedWorkerIterator(WorkerIterator):
     planned: PlannedEpoch | None = field(default=None, init=False)
     finish: Finish | None = field(default=None, init=False)
     """Makes a batch of samples and of the pieces of them that it has, where batches are rows."""
-    on_block: Callable[[int, int], None] | None = field(default=None, init=False)
-    """Callback that gets the number and the steps of each block of planned batches when a worker reaches it."""
+    on_block: OnBlock | None = field(default=None, init=False)
 
     def _made(self, collate_fn: Collate | None, deferred: bool) -> Iterator[Any]:
         planned, on_block = self.planned, self.on_block
@@ -264,7 +269,7 @@ class PlannedWorkerIterator(WorkerIterator):
         )
         prefetch = None
         if self.order_config.manifest.is_copied.any():
-            prefetch = self._prefetching(planned.uses(rank=self.rank, batch=self.worker * self.group))
+            prefetch = self.prefetching(planned.uses(rank=self.rank, batch=self.worker * self.group))
         try:
             for number, batch in batches:
                 self._next = number
@@ -277,3 +282,24 @@ class PlannedWorkerIterator(WorkerIterator):
         finally:
             if prefetch is not None:
                 prefetch.close()
+
+
+def fetch_ahead(
+    order_config: OrderConfig, *of: Any, settings: OrderSettings, epoch: int, plan: EpochPlan, rank: int,
+    planned: PlannedEpoch | None,
+) -> Prefetch | None:  # fmt: skip
+    """Start to prefetch for the first batches of a rank, before its workers do; ``None`` where all is local.
+
+    Takes what `WorkerIterator` takes, and the planned batches where they are planned.
+    """
+    if not order_config.manifest.is_copied.any():
+        return None
+    first = WorkerIterator(
+        order_config, *of, settings=settings, epoch=epoch, plan=plan, rank=rank, worker=0, num_workers=1
+    )
+    order = order_config.order(settings, epoch)
+    uses = upcoming(order, plan, rank=rank) if planned is None else planned.uses(rank=rank)
+    prefetch = first.prefetching(uses)
+    prefetch.reach(0)
+    prefetch.start()
+    return prefetch

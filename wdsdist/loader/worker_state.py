@@ -7,6 +7,7 @@ them here; what they count reaches the main process.
 from __future__ import annotations
 
 import os
+import struct
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -173,6 +174,32 @@ class _Row:
                 self._rows.add(self._first, self._counted - before)
 
 
+class WorkerReports:
+    """What each worker of a loader waits for, in words, in a row of shared memory of its own.
+
+    >>> reports = WorkerReports(2)
+    >>> reports.write(1, "s3://bucket/7.tar (12 s, attempt 2)")
+    >>> reports.read(0), reports.read(1)
+    ('', 's3://bucket/7.tar (12 s, attempt 2)')
+    """
+
+    _ROW = struct.Struct("128q")
+
+    def __init__(self, num_workers: int) -> None:
+        self._rows = SharedNumbers([0] * max(1, num_workers) * (self._ROW.size // 8))
+
+    def write(self, worker: int, text: str) -> None:
+        """Replace what a worker has said."""
+        row = text.encode(errors="replace")[: self._ROW.size].ljust(self._ROW.size, b"\0")
+        self._rows.write(self._ROW.unpack(row), worker * (self._ROW.size // 8))
+
+    def read(self, worker: int) -> str:
+        """Return what a worker has said last."""
+        width = self._ROW.size // 8
+        row = self._ROW.pack(*self._rows.read()[worker * width : (worker + 1) * width])
+        return row.rstrip(b"\0").decode(errors="replace")
+
+
 class SharedNumbers:
     """Integers that a process shares with its data loading workers; each has one writer at a time.
 
@@ -191,8 +218,9 @@ class SharedNumbers:
     def read(self) -> list[int]:
         return list(self._mine())
 
-    def write(self, numbers: Sequence[int]) -> None:
-        self._mine()[:] = numbers
+    def write(self, numbers: Sequence[int], first: int = 0) -> None:
+        """Replace the numbers from ``first`` on."""
+        self._mine()[first : first + len(numbers)] = numbers
 
     def get(self, place: int) -> int:
         return int(self._mine()[place])

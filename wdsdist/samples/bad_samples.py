@@ -28,6 +28,7 @@ from wdsdist.errors import (
     ShardNotFoundError,
     StorageError,
 )
+from wdsdist.samples.marks import Part
 from wdsdist.sampling.permutation import mix_key, permute
 from wdsdist.storage import is_remote
 
@@ -157,13 +158,13 @@ def described(error: Exception) -> tuple[str, str]:
     return field, reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."
 
 
-def candidates(seed: int, epoch: int, shard: int, sample: int, count: int) -> Iterator[int]:
-    """Yield ``count`` sample numbers of a shard, each once, in the order of a hash of the first four arguments.
+def candidates(seed: int, epoch: int, shard: int, sample: int, count: int, part: Part | None = None) -> Iterator[int]:
+    """Yield ``count`` sample numbers of a shard, each once, in the order of a hash of the other arguments.
 
     >>> sorted(candidates(0, 0, 3, 1, count=4)), list(candidates(0, 0, 3, 1, 4)) == list(candidates(0, 0, 3, 1, 4))
     ([0, 1, 2, 3], True)
     """
-    key = mix_key(seed, epoch, _SUBSTITUTE, shard, sample)
+    key = mix_key(seed, epoch, _SUBSTITUTE, shard, sample, *(() if part is None else part[:1]))
     for place in range(count):
         yield int(permute([place], count, np.uint64(key))[0])
 

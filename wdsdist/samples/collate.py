@@ -16,12 +16,16 @@ import numpy.typing as npt
 import torch
 from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
+from typing_extensions import TypeVar
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SampleError
 
 Sample = dict[str, Any]
 Batch = dict[str, Any]
+BatchT = TypeVar("BatchT", default=Batch)
+"""What a ``collate_fn`` returns; without one, a dict of columns."""
+
 Buffer = bytes | memoryview
 
 

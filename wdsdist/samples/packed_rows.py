@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -28,7 +28,7 @@ def pack_rows(
     num_rows: int,
     length: int,
     field: str,
-    labels: bool,
+    labels: bool | Literal["next"],
 ) -> Batch:
     """Return the batch of rows that pieces of samples make.
 
@@ -39,7 +39,9 @@ def pack_rows(
         starts, stops: int64 [pieces]: the tokens of its sample.
         num_rows, length: of the batch.
         field: of the tokens.
-        labels: whether to add ``labels``: the tokens, but for the first of each piece and padding, which are -100.
+        labels: whether to add ``labels``: the tokens, but for the first of each piece and padding, which are -100; with
+            ``"next"`` at each token the one after it. Tokens of samples that are marked as ``__padding__``, whose marks
+            become bool [num_rows, length], are -100 too.
 
     Returns:
         Each packed field as [num_rows, length], padded with 0; ``position_ids`` and ``document_ids`` int64
@@ -58,6 +60,8 @@ def pack_rows(
     ([[-100, 2, 3, -100, 5, -100]], [[0, 1, 2, 0, 1, 0]], [['a', 'b']])
     """
     import torch
+
+    from wdsdist.samples.padding import PADDING
 
     sizes = stops - starts
     begins = _begins(rows, sizes, num_rows, length)
@@ -83,10 +87,16 @@ def pack_rows(
     ends = np.unique(np.concatenate((begins[sizes > 0], (begins + sizes)[sizes > 0], np.arange(num_rows + 1) * length)))
     batch["cu_seqlens"] = torch.from_numpy(ends.astype(np.int32))
     batch["max_seqlen"] = int(np.diff(ends).max())
+    repeated = np.zeros(num_rows * length, np.bool_)
+    repeated[places] = np.repeat(np.array([bool(sample.get(PADDING)) for sample in samples], np.bool_), sizes)
+    if PADDING in batch:
+        batch[PADDING] = torch.from_numpy(repeated.reshape(num_rows, length))
     if labels:
         targets = batch[field].to(torch.int64, copy=True).reshape(-1)
-        targets[torch.from_numpy(documents < 0)] = IGNORED
+        targets[torch.from_numpy((documents < 0) | repeated)] = IGNORED
         targets[torch.from_numpy(begins[sizes > 0])] = IGNORED
+        if labels == "next":
+            targets = targets.roll(-1)  # no row begins with a target, so nothing passes from one to another
         batch["labels"] = targets.reshape(num_rows, length)
     return batch
 

@@ -25,13 +25,14 @@ def unpadded(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return a batch without its padding, and without the column that marks it, so that each sample counts once.
 
     The batch of a rank that has only padding becomes one of no samples. Columns may be tensors, arrays, lists and
-    `Ragged` columns, and dicts, lists and tuples of those, on any device.
+    `Ragged` columns, and dicts, lists and tuples of those, on any device. Packed rows keep their shape: there the
+    ``labels`` of padding are -100.
 
     Args:
         batch: of a data set with ``mark_padding=True``.
 
     Raises:
-        ArgumentError: the batch has no column ``"__padding__"``.
+        ArgumentError: the batch has no column ``"__padding__"``, or is of packed rows without ``labels``.
 
     >>> batch = {"__key__": ["a", "b", "a"], "cls": torch.tensor([1, 2, 1])}
     >>> unpadded({**batch, "__padding__": torch.tensor([False, False, True])})
@@ -45,6 +46,13 @@ def unpadded(batch: Mapping[str, Any]) -> dict[str, Any]:
         )
     keep = ~torch.as_tensor(batch[PADDING], dtype=torch.bool, device="cpu")
     rest = {name: column for name, column in batch.items() if name != PADDING}
+    if keep.dim() == 2:
+        if "labels" not in batch:
+            raise ArgumentError(
+                "rows keep their shape without padding: pass labels=True to the loader, which makes those of padding "
+                '-100, or leave out the tokens that batch["__padding__"] marks'
+            )
+        return rest
     return rest if bool(keep.all()) else {name: _rows(column, keep) for name, column in rest.items()}
 
 

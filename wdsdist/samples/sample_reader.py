@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import starmap
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,9 +12,8 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.cache import Members
-from wdsdist.errors import BadSample, DecodeError, SampleError
+from wdsdist.errors import SampleError
 from wdsdist.samples.bad_samples import (
-    ADVICE,
     BadRecord,
     Kinds,
     Replaced,
@@ -27,78 +25,25 @@ from wdsdist.samples.bad_samples import (
     unusual_field,
     usual_kinds,
 )
-from wdsdist.samples.collate import Batch, Buffer, Ragged, Sample, check_alike, collate, column, failing_fields
-from wdsdist.samples.fields import ABSENT, Chosen
+from wdsdist.samples.collate import Batch, Ragged, check_alike, collate, column, failing_fields
+from wdsdist.samples.fields import ABSENT
+from wdsdist.samples.marks import Part
+from wdsdist.samples.one_sample import EMPTY, LastRecord, OpenedShard, Row, make_sample, without_data
 from wdsdist.samples.padding import PADDING, marks
 from wdsdist.samples.sample_spec import Decoder, SampleSpec
-from wdsdist.samples.shard_reader import MappedShard, ShardReader
+from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.permutation import mix_key, mix_keys
 
 _AUGMENTATION = 3
 """Sets the seeds of samples apart from the keys of the order, which hash other numbers."""
-_COMPRESSED = ".gz"
-_EMPTY = memoryview(b"")
 
-
-_Error = TypeVar("_Error", SampleError, DecodeError)
-
+_Made = TypeVar("_Made")
 
 Misfits = Callable[[int, Int64s, int], Int64s]
 """Returns, of a shard and int64 [n] of its samples, how badly each fits in the place of the one at an index; 0 fits."""
 
-
-class _Opened:
-    """A shard, and how its samples are made."""
-
-    __slots__ = ("number", "only_members", "shard", "spec")
-
-    def __init__(self, number: int, shard: MappedShard, spec: SampleSpec) -> None:
-        self.number = number
-        self.shard = shard
-        self.spec = spec
-        self.only_members: Chosen | None = None
-        """Those of every sample, once they are known, where all have the same."""
-
-    def members(self, sample: int) -> Chosen:
-        """Return the members that a sample is made of."""
-        try:
-            chosen = self.spec.fields.choose(self.shard.layout(sample))
-        except SampleError as error:
-            where = f"sample {self.shard.key(sample)!r} of {self.shard.name}"
-            raise self._blamed(SampleError(f"{where} {error}{self._advice}"), error.field, error.reason) from None
-        if self.shard.is_uniform:
-            self.only_members = chosen
-        return chosen
-
-    def decoded(self, sample: int, seed: int, field: str, extension: str, data: Buffer) -> Any:
-        """Return the value of a member."""
-        unzip = None
-        if extension.endswith(_COMPRESSED):
-            unzip = self.shard.unzip(sample, self.shard.layout(sample).index(extension))
-        try:
-            return self.spec.decoder(extension, bytes(data), seed, unzip, field=field)
-        except DecodeError as error:
-            member = f"{self.shard.name}: member {self.shard.key(sample)}.{extension}"
-            advice = self._advice if is_fault_of_sample(error) else ""
-            raise self._blamed(DecodeError(f"{member}: {error}{advice}"), field, str(error)) from error
-
-    def empty(self, sample: int, field: str, extension: str) -> SampleError:
-        """Return the error of a member without a byte, which a policy for bad samples looks for."""
-        name = f"{self.shard.name}: member {self.shard.key(sample)}.{extension}"
-        return self._blamed(SampleError(f"{name} is empty"), field, "is empty")
-
-    @staticmethod
-    def _blamed(error: _Error, field: str, reason: str) -> _Error:
-        error.field, error.reason = field, reason
-        return error
-
-    @property
-    def _advice(self) -> str:
-        return "" if self.spec.policy.replaces else ADVICE
-
-
-_Row = tuple[_Opened, int, int, bool | None]
-"""One sample of a batch: its shard, its number there, its seed, and whether it is padding, where that is told."""
+_Place = tuple[int, Part | None]
+"""A sample of a shard: its number there, and which part of its record it is."""
 
 
 class _Column:
@@ -112,7 +57,7 @@ class _Column:
         self.parts: list[memoryview] = []
 
     def build(
-        self, rows: list[_Row], decoders: set[Decoder], *, deferred: bool, is_bounded: bool, is_optional: bool
+        self, rows: list[Row], decoders: set[Decoder], *, deferred: bool, is_bounded: bool, is_optional: bool
     ) -> Any:
         """Return the column of a batch of ``rows``; with ``deferred`` as pieces where they are."""
         if is_optional:
@@ -127,11 +72,11 @@ class _Column:
         opened, sample, *_ = rows[0]
         return column(self._field, self._values(rows), repr(opened.shard.key(sample)), deferred=deferred)
 
-    def _values(self, rows: list[_Row], *, optional: bool = False) -> list[Any]:
+    def _values(self, rows: list[Row], *, optional: bool = False) -> list[Any]:
         members = zip(rows, self.extensions, self.parts, strict=True)
         return [
             None if optional and not len(part) else opened.decoded(sample, seed, self._field, extension, part)
-            for (opened, sample, seed, _), extension, part in members
+            for (opened, sample, seed, *_), extension, part in members
         ]
 
 
@@ -159,6 +104,7 @@ class SampleReader:
         self.misfits: Misfits | None = None
         """Says which samples fit in the place of a bad one; without it all do."""
         self._mark: bool | None = None  # of a sample that is no padding, where that is told
+        self._last_record = LastRecord()
 
     @property
     def is_raw(self) -> bool:
@@ -210,9 +156,10 @@ class SampleReader:
         seed = mix_key(self._seed, epoch, _AUGMENTATION, shard, sample) >> 1 if self._needs_seeds else 0
         self._reader.hold((shard,), lambda number: (self._spec(number).fields, np.array([sample])))
         try:
-            opened = _Opened(shard, self._reader.shard(shard), self._spec(shard))
-            row = opened, opened.shard.stored(sample), seed, padding
-            return _sample(*row) if strict else self._good(row, epoch)[0]
+            opened = self._opened(shard)
+            number, part = self._place(opened, sample)
+            row = opened, number, seed, padding, part
+            return make_sample(*row) if strict else self._good(row, epoch)[0]
         finally:
             self.release()  # a sample holds copies
 
@@ -235,12 +182,18 @@ class SampleReader:
         self._reader.hold(needed, lambda number: (self._spec(number).fields, samples[shards == number]))
         seeds = self._seeds(shards, samples, epochs)
         try:
-            opened = {number: _Opened(number, self._reader.shard(number), self._spec(number)) for number in needed}
+            opened = {number: self._opened(number) for number in needed}
             stored = _stored(shards, samples, opened)
             told = [None] * len(shards) if padding is None else padding.tolist()
+            parts = self._reader.parts(shards, samples)
             self._mark = None if padding is None else False
-            rows = list(zip([opened[number] for number in shards.tolist()], stored.tolist(), seeds, told, strict=True))
-            if collate_fn is None and all(one.spec.transform is None for one in opened.values()):
+            of_rows = [opened[number] for number in shards.tolist()]
+            rows = list(zip(of_rows, stored.tolist(), seeds, told, parts, strict=True))
+            if (
+                collate_fn is None
+                and not self._reader.has_parts
+                and all(one.spec.transform is None for one in opened.values())
+            ):
                 try:
                     batch = self._columns(rows, deferred)
                     return batch if padding is None else {**batch, PADDING: marks(padding)}
@@ -248,12 +201,13 @@ class SampleReader:
                     if not (self._replaces and is_fault_of_sample(error)):
                         raise
             if not self._replaces:
-                made = list(starmap(_sample, rows))
+                made = self._by_record(rows, lambda place: make_sample(*rows[place]))
                 return self._collate(made, deferred) if collate_fn is None else collate_fn(made)
-            found = [self._good(row, epoch) for row, epoch in zip(rows, epochs.tolist(), strict=True)]
+            times = epochs.tolist()
+            found = self._by_record(rows, lambda place: self._good(rows[place], times[place]))
             if collate_fn is not None:
                 return collate_fn([value for value, _ in found])
-            return self._collated(found, rows, epochs.tolist(), deferred)
+            return self._collated(found, rows, times, deferred)
         finally:
             if not deferred:
                 self.release()
@@ -262,27 +216,42 @@ class SampleReader:
         """Return what was replaced in the sample or batch that was made last, or ``None`` where nothing was."""
         return Replaced(self._places, tuple(self._bad.values())) if self._places else None
 
-    def _good(self, row: _Row, epoch: int) -> tuple[Any, int]:
-        """Return a sample and its number; those of a substitute where it is bad."""
-        opened, sample, *_ = row
+    def _opened(self, number: int) -> OpenedShard:
+        return OpenedShard(number, self._reader.shard(number), self._spec(number), self._last_record)
+
+    def _place(self, opened: OpenedShard, sample: int) -> _Place:
+        """Return where a sample of the data set lies in its shard, and which part of its record it is."""
+        return opened.shard.stored(sample), self._reader.parts(np.array([opened.number]), np.array([sample]))[0]
+
+    def _by_record(self, rows: list[Row], make: Callable[[int], _Made]) -> list[_Made]:
+        """Return what is made of the rows at each place, one record after another, so that each is decoded once."""
+        if not self._reader.has_parts:
+            return list(map(make, range(len(rows))))
+        records: dict[tuple[int, int], list[int]] = {}
+        for place, (opened, sample, *_) in enumerate(rows):
+            records.setdefault((opened.number, sample), []).append(place)
+        made = {place: make(place) for places in records.values() for place in places}
+        return [made[place] for place in range(len(rows))]
+
+    def _good(self, row: Row, epoch: int) -> tuple[Any, _Place]:
+        """Return a sample and its place; those of a substitute where it is bad."""
+        opened, sample, *_, part = row
         try:
-            return _sample(*row), sample
+            return make_sample(*row), (sample, part)
         except Exception as error:
             if not (opened.spec.policy.replaces and is_fault_of_sample(error)):
                 raise
             self._places += 1
-            return self._substitute(row, epoch, self._note(opened, sample, error))
+            return self._substitute(row, epoch, self._note(opened, (sample, part), error))
 
     def _substitute(
-        self, row: _Row, epoch: int, bad: BadRecord, unusual: Callable[[Any], str | None] | None = None
-    ) -> tuple[Any, int]:
-        """Return the sample that takes the place of a bad one, and its number."""
-        opened, sample, seed, mark = row
-        for candidate in self._candidates(opened, sample, epoch):
-            if candidate == sample:
-                continue
+        self, row: Row, epoch: int, bad: BadRecord, unusual: Callable[[Any], str | None] | None = None
+    ) -> tuple[Any, _Place]:
+        """Return the sample that takes the place of a bad one, and its own place."""
+        opened, sample, seed, mark, part = row
+        for candidate in self._candidates(opened, (sample, part), epoch):
             try:
-                value = _sample(opened, candidate, seed, mark)
+                value = make_sample(opened, candidate[0], seed, mark, candidate[1])
             except Exception as error:
                 if not is_fault_of_sample(error):
                     raise
@@ -298,25 +267,39 @@ class SampleReader:
             f"data, fields=, decode= or transform="
         )
 
-    def _candidates(self, opened: _Opened, sample: int, epoch: int) -> Iterator[int]:
-        """Return the samples of a shard by which to replace one: those that fit first, then those that nearly do."""
-        numbers = candidates(self._seed, epoch, opened.number, sample, opened.shard.num_samples)
+    def _candidates(self, opened: OpenedShard, bad: _Place, epoch: int) -> Iterator[_Place]:
+        """Return the samples of a shard by which to replace one: those that fit first, then those that nearly do.
+
+        Other parts of its record come last: what is wrong with one may be wrong with the record.
+        """
+        sample, part = bad
+        numbers = candidates(self._seed, epoch, opened.number, sample, opened.shard.num_samples, part)
         if self.misfits is not None:
             listed = list(numbers)
-            bad = [opened.shard.stored(number) for number in listed].index(sample)
-            misfits = self.misfits(opened.number, np.array(listed), bad)
+            place = [self._place(opened, number) for number in listed].index(bad)
+            misfits = self.misfits(opened.number, np.array(listed), place)
             numbers = iter(np.array(listed)[np.argsort(misfits, kind="stable")].tolist())
-        return map(opened.shard.stored, numbers)
+        own = []
+        for number in numbers:
+            candidate = self._place(opened, number)
+            if candidate[0] != sample:
+                yield candidate
+            elif candidate != bad:
+                own.append(candidate)
+        yield from own
 
-    def _note(self, opened: _Opened, sample: int, error: Exception) -> BadRecord:
-        quarantine = opened.spec.policy.quarantine
-        record = BadRecord(opened.number, opened.shard.key(sample), *described(error), quarantine)
+    def _note(self, opened: OpenedShard, place: _Place, error: Exception) -> BadRecord:
+        sample, part = place
+        field, reason = described(error)
+        if part is not None and part.total > 1:
+            reason += f" (in part {part.number} of {part.total})"
+        record = BadRecord(opened.number, opened.shard.key(sample), field, reason, opened.spec.policy.quarantine)
         return self._bad.setdefault((record.shard, record.key), record)
 
     def _collate(self, made: list[Any], deferred: bool) -> Any:
         return collate(made, deferred=deferred, lists=self._optional)
 
-    def _collated(self, found: list[tuple[Any, int]], rows: list[_Row], epochs: list[int], deferred: bool) -> Any:
+    def _collated(self, found: list[tuple[Any, _Place]], rows: list[Row], epochs: list[int], deferred: bool) -> Any:
         """Collate samples; where they do not form a batch, replace those that are not as others of their shard."""
         made = [value for value, _ in found]
         try:
@@ -324,7 +307,7 @@ class SampleReader:
         except SampleError:
             failing = failing_fields(made, self._optional)
         for place, (row, epoch) in enumerate(zip(rows, epochs, strict=True)):
-            opened, sample, *_ = row
+            opened, sample, *_, part = row
             if not opened.spec.policy.replaces:
                 continue
             usual = self._usual_of(opened)
@@ -333,20 +316,20 @@ class SampleReader:
             unusual = partial(unusual_field, usual=usual, fields=failing.__contains__)
             field = unusual(made[place])
             if field is not None:
-                number = found[place][1]
-                self._places += number == sample
-                made[place], _ = self._substitute(row, epoch, self._note(opened, number, _unusual(field)), unusual)
+                own = found[place][1]
+                self._places += own == (sample, part)
+                made[place], _ = self._substitute(row, epoch, self._note(opened, own, _unusual(field)), unusual)
         return self._collate(made, deferred)
 
-    def _usual_of(self, opened: _Opened) -> Kinds:
+    def _usual_of(self, opened: OpenedShard) -> Kinds:
         """Return what the values of a shard's samples usually are."""
         usual = self._usual.get(opened.number)
         if usual is None:
             found = []
-            for sample in map(opened.shard.stored, probes(opened.shard.num_samples)):
+            for sample, part in (self._place(opened, number) for number in probes(opened.shard.num_samples)):
                 seed = mix_key(self._seed, 0, _AUGMENTATION, opened.number, sample) >> 1
                 try:
-                    found.append(kinds(_sample(opened, sample, seed, self._mark)))
+                    found.append(kinds(make_sample(opened, sample, seed, self._mark, part)))
                 except Exception as error:
                     if not is_fault_of_sample(error):
                         raise
@@ -359,7 +342,7 @@ class SampleReader:
         keys = mix_keys(mix_key(self._seed), epochs, _AUGMENTATION, shards, samples)
         return [key >> 1 for key in keys.tolist()]
 
-    def _columns(self, rows: list[_Row], deferred: bool) -> Batch:
+    def _columns(self, rows: list[Row], deferred: bool) -> Batch:
         """Collect members by field, with no dict for each sample, then build each column."""
         columns: dict[str, _Column] = {}
         keys: list[str] = []
@@ -372,12 +355,12 @@ class SampleReader:
                 if field not in columns:
                     columns[field] = _Column(field)
                 columns[field].extensions.append(extension)
-                columns[field].parts.append(_EMPTY if place == ABSENT else shard.member(sample, place))
+                columns[field].parts.append(EMPTY if place == ABSENT else shard.member(sample, place))
         if self._replaces and not all(all(map(len, one.parts)) or name in self._optional for name, one in
                                       columns.items()):  # fmt: skip
             raise SampleError("a member is empty")  # of which sample, and by which policy, is looked at one by one
         if any(len(one.parts) != len(rows) for one in columns.values()):
-            check_alike([_names(opened, sample) for opened, sample, *_ in rows])
+            check_alike([without_data(opened, sample) for opened, sample, *_ in rows])
         batch: Batch = {"__key__": keys, "__shard__": names}
         distinct = {opened for opened, *_ in rows}
         if any(opened.shard.dataset for opened in distinct):
@@ -394,7 +377,7 @@ class SampleReader:
         return batch
 
 
-def _stored(shards: Int64s, samples: Int64s, opened: Mapping[int, _Opened]) -> Int64s:
+def _stored(shards: Int64s, samples: Int64s, opened: Mapping[int, OpenedShard]) -> Int64s:
     """Return where the samples of a batch lie in their shards: in a view, the numbers of chosen ones differ."""
     chosen = {number: one.shard.picks for number, one in opened.items() if one.shard.picks is not None}
     if not chosen:
@@ -406,50 +389,7 @@ def _stored(shards: Int64s, samples: Int64s, opened: Mapping[int, _Opened]) -> I
     return stored
 
 
-def _sample(opened: _Opened, sample: int, seed: int, padding: bool | None) -> Any:
-    """Return one sample, decoded and transformed; a transform sees the mark of padding, and need not hand it on."""
-    shard, spec = opened.shard, opened.spec
-    entries: Sample = {"__key__": shard.key(sample), "__shard__": shard.name}
-    if shard.dataset:
-        entries["__dataset__"] = shard.dataset
-    for field, extension, place in opened.only_members or opened.members(sample):
-        part = _EMPTY if place == ABSENT else shard.member(sample, place)
-        is_empty = not len(part)
-        if is_empty and field in spec.fields.optional:
-            entries[field] = None
-        elif is_empty and spec.policy.replaces:
-            raise opened.empty(sample, field, extension)
-        else:
-            entries[field] = opened.decoded(sample, seed, field, extension, part)
-    if padding is not None:
-        entries[PADDING] = padding
-    if not spec.policy.replaces:
-        made = _transformed(opened, entries, seed)
-    else:
-        made = spec.transformed(entries, seed)
-        if made is None:
-            raise BadSample("transform returned None")
-    if padding is not None and isinstance(made, dict) and PADDING not in made:
-        return {**made, PADDING: padding}
-    return made
-
-
-def _transformed(opened: _Opened, entries: Sample, seed: int) -> Any:
-    """Return what the transform makes of a sample; an error that says so on purpose names the sample."""
-    try:
-        return opened.spec.transformed(entries, seed)
-    except BadSample as error:
-        name = f"sample {entries['__key__']!r} of {opened.shard.name}"
-        raise BadSample(f"{name} is bad: {error}{ADVICE}") from error
-
-
 def _unusual(field: str) -> SampleError:
     error = SampleError(f"{field or 'the sample'} is of another type or shape than in most samples of its shard")
     error.field, error.reason = field, str(error)
     return error
-
-
-def _names(opened: _Opened, sample: int) -> Sample:
-    """Return a sample without its members' data."""
-    fields = {field: None for field, *_ in opened.members(sample)}
-    return {"__key__": opened.shard.key(sample), "__dataset__": opened.shard.dataset, **fields}

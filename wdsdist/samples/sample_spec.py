@@ -14,14 +14,17 @@ from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
 from wdsdist.samples.arrays import RawArray, stacked_npy
 from wdsdist.samples.bad_samples import STRICT, BadSamplePolicy
 from wdsdist.samples.codecs import DECODERS, EXPANSION_LIMIT, missing_package, read_npy
-from wdsdist.samples.collate import Sample, Stacked
+from wdsdist.samples.collate import Buffer, Sample, Stacked
 from wdsdist.samples.fields import ANY_IMAGE, IMAGE_TYPES, Fields
 from wdsdist.samples.images.decode import image_decoder
-from wdsdist.samples.images.transforms import is_seeded
+from wdsdist.samples.marks import Part, call, is_parted, is_seeded
+from wdsdist.samples.media.audio import AUDIO_TYPES, decode_audio
 from wdsdist.storage import compression
 
 Decode = bool | str | Mapping[str, Any] | None
-"""What ``decode=`` takes: ``None``, ``True``, an image specification, or functions and dtypes by extension."""
+"""What ``decode=`` takes: ``None``, ``True``, an image specification, ``"audio"``, or functions and dtypes by
+extension."""
+_AUDIO = "audio"
 
 Unzip = Callable[[bytes, int, int], bytes]
 """From gzip, the number of the layer that it is, from 1, and the most bytes that may come out, to what is in it."""
@@ -43,7 +46,7 @@ class Decoder:
         self._image: Callable[[str, bytes], Any] | None = None
         self._is_mapping = isinstance(decode, Mapping)
         self.is_raw = decode is None or decode is False
-        if max_pixels is not None and not isinstance(decode, str):
+        if max_pixels is not None and (not isinstance(decode, str) or decode == _AUDIO):
             raise ArgumentError(
                 f"max_pixels is {max_pixels!r}, but decode is {decode!r}, which decodes no images itself: give it to "
                 f"the transforms that do, as in RandomResizedCrop(224, max_pixels={max_pixels!r})"
@@ -52,11 +55,14 @@ class Decoder:
             self._functions = {str(extension).lower(): _function(extension, what) for extension, what in decode.items()}
         elif isinstance(decode, (bool, str)):
             self._functions = dict(DECODERS) if decode else {}
-            if isinstance(decode, str):
+            if decode == _AUDIO:
+                self._functions |= dict.fromkeys(AUDIO_TYPES, decode_audio)
+            elif isinstance(decode, str):
                 self._image = image_decoder(decode, max_pixels=max_pixels)
         elif decode is not None:
             raise ArgumentTypeError(f"decode is {decode!r}: it can be None, True, a string or a mapping")
         self.is_seeded = any(map(is_seeded, self._functions.values()))
+        self._is_marked = self.is_seeded or any(map(is_parted, self._functions.values()))
         self.is_light = self._image is None and all(
             isinstance(function, RawArray) or function in (*DECODERS.values(),) for function in self._functions.values()
         )
@@ -78,21 +84,29 @@ class Decoder:
         return function.stacked(parts) if isinstance(function, RawArray) else None
 
     def __call__(
-        self, extension: str, data: bytes, seed: int = 0, unzip: Unzip | None = None, *, field: str = ""
+        self,
+        extension: str,
+        data: Buffer,
+        seed: int = 0,
+        unzip: Unzip | None = None,
+        *,
+        field: str = "",
+        part: Part | None = None,
     ) -> Any:
         """Return the value of one member; bytes where nothing is known about its extension.
 
-        ``seed`` is passed to functions that were marked with `wdsdist.transforms.seeded`. ``unzip`` counts what the
-        members of a shard unpack to; by default only this one is looked at. ``field`` is the name under which the
-        member is read, by which a mapping decodes what it has no function for by extension.
+        ``seed`` is passed to functions that were marked with `wdsdist.transforms.seeded`, and ``part`` to those that
+        were with `wdsdist.transforms.parted`. ``unzip`` counts what the members of a shard unpack to; by default only
+        this one is looked at. ``field`` is the name under which the member is read, by which a mapping decodes what it
+        has no function for by extension.
 
         Raises `DecodeError` where the bytes are not what the extension says.
         """
         if self.is_raw:
-            return data
+            return bytes(data)
         name = extension.lower()
         try:
-            return self._decode(name, data, seed, unzip or _unzip, field)
+            return self._decode(name, data, seed, unzip or _unzip, field, part)
         except DecodeError:
             raise
         except ImportError as error:
@@ -109,15 +123,31 @@ class Decoder:
             found = self._functions.get(field) or (self._functions.get(ANY_IMAGE) if kind in IMAGE_TYPES else None)
         return found
 
-    def _decode(self, name: str, data: bytes, seed: int, unzip: Unzip, field: str, level: int = 1) -> Any:
+    def is_same_for_parts(self, extension: str, field: str) -> bool:
+        """Return whether all parts of a record have one value of a member: its function has no mark."""
+        name = extension.lower()
+        while self._is_marked and name:
+            function = self._find(name, field)
+            if is_seeded(function) or is_parted(function):
+                return False
+            name = name[:-3] if name.endswith(".gz") else ""
+        return True
+
+    def _decode(
+        self, name: str, data: Buffer, seed: int, unzip: Unzip, field: str, part: Part | None, level: int = 1
+    ) -> Any:
         gzipped = name.endswith(".gz") and len(name) > 3
         function = self._find(name, "" if gzipped else field)
+        if not getattr(function, "reads_views", False):  # of most others, a copy is a small part of the work
+            data = bytes(data)
         if function is not None:
-            return function(data, seed) if self.is_seeded and is_seeded(function) else function(data)
+            return call(function, data, seed, part) if self._is_marked else function(data)
         if gzipped:
-            return self._decode(name[:-3], unzip(data, level, EXPANSION_LIMIT), seed, unzip, field, level + 1)
+            return self._decode(
+                name[:-3], unzip(bytes(data), level, EXPANSION_LIMIT), seed, unzip, field, part, level + 1
+            )
         if self._image is not None:
-            value = self._image(name, data)
+            value = self._image(name, bytes(data))
             if value is not None:
                 return value
         return data
@@ -171,14 +201,14 @@ class SampleSpec:
     @property
     def needs_seeds(self) -> bool:
         """Whether what it makes of a sample depends on a seed."""
-        return self._transform_is_seeded or self.decoder.is_seeded
+        return is_seeded(self.transform) or self.decoder.is_seeded
 
-    def transformed(self, sample: Sample, seed: int) -> Any:
+    def transformed(self, sample: Sample, seed: int, part: Part | None = None) -> Any:
         """Return what the transform makes of a sample."""
         if self.transform is None:
             return sample
-        return self.transform(sample, seed) if self._transform_is_seeded else self.transform(sample)
+        return call(self.transform, sample, seed, part) if self._is_marked else self.transform(sample)
 
     @functools.cached_property
-    def _transform_is_seeded(self) -> bool:
-        return is_seeded(self.transform)
+    def _is_marked(self) -> bool:
+        return is_seeded(self.transform) or is_parted(self.transform)

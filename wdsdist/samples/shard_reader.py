@@ -18,6 +18,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.cache import Members, PartNeeds, Pinned, PinnedPart, ShardCache
 from wdsdist.errors import ShardDamagedError, ShardNotFoundError
 from wdsdist.samples.fields import Fields
+from wdsdist.samples.marks import Part
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.tar import END, is_member_at
 from wdsdist.storage.compression import Expansion
@@ -214,6 +215,16 @@ class ShardReader:
     def is_bounded(self) -> bool:
         """Whether shards make room for others once they are released."""
         return self._cache.limit is not None and self._is_cached
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether samples are parts of records."""
+        return self._manifest.has_parts
+
+    def parts(self, shards: Int64s, samples: Int64s) -> list[Part | None]:
+        """Return which part of its record each sample is; ``None`` for each where the data set has whole samples."""
+        found = self._manifest.parts_of(shards, samples)
+        return [None] * len(shards) if found is None else [Part(*numbers) for numbers in found.T.tolist()]
 
     def shard(self, number: int) -> MappedShard:
         """Return a shard, opening it if need be; whether it was altered since it was held is not asked."""

@@ -89,6 +89,15 @@ class EpochPlan:
         """Return the samples of a rank's first batches."""
         return min(batches * self.batch_size, self.samples_per_rank)
 
+    def share(self, batches: int) -> float:
+        """Return the part of the whole epoch that is consumed with these batches, between 0 and 1."""
+        return self.consumed(batches) / self.num_samples if self.num_samples else 1.0
+
+    @property
+    def fill(self) -> None:
+        """Of planned batches only: how full they are."""
+        return None
+
     def consumed(self, batches: int) -> int:
         """Return the samples of the epoch that are consumed once every rank has taken ``batches`` batches.
 

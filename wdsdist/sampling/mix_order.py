@@ -11,7 +11,7 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import check_integer
 from wdsdist.sampling.mix_schedule import Schedule, given_before, phase_number
-from wdsdist.sampling.order import Order, OrderSettings, epoch_order
+from wdsdist.sampling.order import Order, OrderSettings, Records, epoch_order
 from wdsdist.sampling.permutation import mix_key
 from wdsdist.sampling.weighted_interleave import Deal
 
@@ -24,6 +24,8 @@ class Mixture:
     """Of each data set, int64 [shards]: samples in each shard."""
     windows: tuple[int, ...]
     """Of each data set, the samples that a lane shuffles together at most."""
+    records: tuple[Records | None, ...] = ()
+    """Of each data set, what keeps the parts of its records together in the order; by default nothing does."""
     phases: Schedule
     """The weights of the data sets, from each epoch on at which they change."""
     num_samples: int
@@ -99,4 +101,5 @@ class MixOrder:
             yield stream, chosen, first_epoch, *np.divmod(start + numbers[chosen], size)
 
     def _order(self, stream: int, epoch: int) -> Order:
-        return epoch_order(self._mixture.counts[stream], self._settings[stream], epoch)
+        records = self._mixture.records[stream] if self._mixture.records else None
+        return epoch_order(self._mixture.counts[stream], self._settings[stream], epoch, records=records)

@@ -10,6 +10,9 @@ nearly in sequence. Where a shard is longer than a lane, the line is first turne
 the same samples of it in every epoch would give a rank the same samples for ever. Memory grows with the number of
 shards and lanes, never with the number of samples.
 
+Where a sample is a part of a record, parts of one record may be kept together: a window then shuffles the records, and
+the parts of each stay neighbours, in their order. What the end of a window or lane cuts off stands in another window.
+
 ``sampler``: the index sequence of ``torch.utils.data.DistributedSampler``, bit for bit. It holds one array of ``N``
 numbers, as the original does.
 """
@@ -17,17 +20,22 @@ numbers, as the original does.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from wdsdist._util.array_types import Int64s
+from wdsdist._util.array_types import Int64s, runs
 from wdsdist._util.validation import MOST_PROCESSES, check_integer
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.permutation import mix_key, mix_keys, permute, shuffled, torch_randperm
 
 OrderName = Literal["shard", "sampler"]
+
+Records = Callable[[int], npt.NDArray[Any] | None]
+"""Returns the record of each sample of a shard, whose parts are kept together; ``None`` where each sample is whole."""
 
 VERSIONS = 1, 2, 3
 """Versions of the order ``shard``. In version 1, of states that have none, the line is never turned. Up to version 2,
@@ -102,11 +110,17 @@ def default_window(counts: Int64s) -> int:
     return max(_WINDOW_SAMPLES, _WINDOW_SHARDS * mean)
 
 
-def epoch_order(counts: Int64s, settings: OrderSettings, epoch: int, num_samples: int | None = None) -> Order:
+def epoch_order(
+    counts: Int64s,
+    settings: OrderSettings,
+    epoch: int,
+    num_samples: int | None = None,
+    records: Records | None = None,
+) -> Order:
     """Return the order of one epoch over shards that hold ``counts`` samples each, or of a virtual one.
 
-    ``num_samples`` is the length of the epochs, by default that of all shards: see `VirtualOrder`. Raises
-    ``ArgumentError`` for a negative epoch.
+    ``num_samples`` is the length of the epochs, by default that of all shards: see `VirtualOrder`. With ``records``,
+    parts of a record are kept together. Raises ``ArgumentError`` for a negative epoch, and what `check_records` does.
 
     >>> order = epoch_order(np.array([3, 0, 2]), OrderSettings(seed=1), epoch=0)
     >>> shards, samples = order.locate(np.arange(5))
@@ -114,13 +128,23 @@ def epoch_order(counts: Int64s, settings: OrderSettings, epoch: int, num_samples
     [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1)]
     """
     epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
+    check_records(settings, records)
     if num_samples not in (None, int(counts.sum())):
-        return VirtualOrder(counts, settings, epoch, num_samples)
+        return VirtualOrder(counts, settings, epoch, num_samples, records)
     if settings.name == "sampler":
         if settings.shuffle:
             return SamplerOrder(counts, settings, epoch)
         settings = replace(settings, num_canonical_replicas=1)  # the shards as they lie
-    return ShardOrder(counts, settings, epoch)
+    return ShardOrder(counts, settings, epoch, records)
+
+
+def check_records(settings: OrderSettings, records: Records | None) -> None:
+    """Raise `ArgumentError` where the parts of records are to be kept together in an order that has no windows."""
+    if records is not None and settings.name == "sampler" and settings.shuffle:
+        raise ArgumentError(
+            'order is "sampler", that of DistributedSampler, in which parts of a record cannot be near: take '
+            'order="shard", or explode without near=True'
+        )
 
 
 class VirtualOrder:
@@ -129,8 +153,11 @@ class VirtualOrder:
     It begins where the one before ended, so that each sample comes once before any comes again.
     """
 
-    def __init__(self, counts: Int64s, settings: OrderSettings, epoch: int, num_samples: int) -> None:
+    def __init__(
+        self, counts: Int64s, settings: OrderSettings, epoch: int, num_samples: int, records: Records | None
+    ) -> None:
         self._counts = counts
+        self._records = records
         self._settings = settings
         self._num_samples = num_samples
         self._size = int(counts.sum())
@@ -147,7 +174,10 @@ class VirtualOrder:
         used = {}
         for later in np.unique(epochs).tolist():
             epoch = self._first_epoch + later
-            order = used[epoch] = self._orders.get(epoch) or epoch_order(self._counts, self._settings, epoch)
+            order = self._orders.get(epoch)
+            if order is None:
+                order = epoch_order(self._counts, self._settings, epoch, records=self._records)
+            used[epoch] = order
             shards[epochs == later], samples[epochs == later] = order.locate(places[epochs == later])
         self._orders = used  # what was used last is what neighbouring positions need
         return shards, samples
@@ -182,8 +212,11 @@ class ShardOrder:
     Without ``shuffle`` the lanes are read as they lie: one lane gives the samples in the order of the manifest.
     """
 
-    def __init__(self, counts: Int64s, settings: OrderSettings, epoch: int) -> None:
+    def __init__(self, counts: Int64s, settings: OrderSettings, epoch: int, records: Records | None = None) -> None:
         self._epoch = epoch
+        self._records = records
+        self._in_windows: dict[tuple[int, int], Int64s] = {}
+        """The offsets in a lane of each window that was located last, as they are shuffled: only near parts need it."""
         self._key = mix_key(settings.seed, epoch)
         self._shuffle = settings.shuffle
         shards = shuffled(len(counts), mix_key(settings.seed, epoch, _SHARDS)) if self._shuffle else None
@@ -271,10 +304,50 @@ class ShardOrder:
             length = self._lane_starts[lane + 1] - start
             number, begin, size = _windows(offset, self._first_length[lane], self._window, length)
             keys = mix_keys(mix_key(self._key, _WINDOWS), lane, number)
-            offset = begin + permute(offset - begin, size, keys)
+            if self._records is None:
+                offset = begin + permute(offset - begin, size, keys)
+            else:
+                offset = self._near(lane, number, begin, size, offset - begin)
             offset = (offset + self._first_piece[lane]) % length
-        places, samples = split_line(self._ends, start + offset)
-        return self.shards[places], samples + np.where(places == 0, self._first_sample, 0)
+        return self._on_line(start + offset)
+
+    def _on_line(self, places: Int64s) -> tuple[Int64s, Int64s]:
+        """Return the shard and the sample within it at places on the line."""
+        pieces, samples = split_line(self._ends, places)
+        return self.shards[pieces], samples + np.where(pieces == 0, self._first_sample, 0)
+
+    def _near(self, lane: Int64s, number: Int64s, begin: Int64s, size: Int64s, place: Int64s) -> Int64s:
+        """Return the offset in its lane of what stands at each place of a window in which records are shuffled."""
+        found, used = np.empty_like(place), {}
+        windows, which = np.unique(np.stack((lane, number)), axis=1, return_inverse=True)
+        for turn, key in enumerate(map(tuple, windows.T.tolist())):
+            here = np.flatnonzero(which.ravel() == turn)
+            shuffle = self._in_windows.get(key)
+            if shuffle is None:
+                shuffle = self._window_of_records(key, int(begin[here[0]]), int(size[here[0]]))
+            used[key] = shuffle
+            found[here] = shuffle[place[here]]
+        self._in_windows = used  # what was used last is what neighbouring positions need
+        return found
+
+    def _window_of_records(self, key: tuple[int, int], begin: int, size: int) -> Int64s:
+        """Return int64 [size]: the offsets in its lane of a window whose records are shuffled, one after another."""
+        assert self._records is not None
+        lane, number = key
+        start, stop = self._lane_starts[lane : lane + 2].tolist()
+        offsets = begin + np.arange(size)
+        shards, samples = self._on_line(start + (offsets + self._first_piece[lane]) % (stop - start))
+        is_first = np.ones(size, np.bool_)
+        for shard in np.unique(shards).tolist():
+            of_samples = self._records(shard)
+            if of_samples is not None:
+                here = np.flatnonzero(shards == shard)
+                # A line that is turned, and a lane, may hold the end of a shard before its start.
+                goes_on = (np.diff(here) == 1) & (np.diff(samples[here]) == 1)
+                is_first[here[1:]] = ~goes_on | (np.diff(of_samples[samples[here]].astype(np.int64)) != 0)
+        starts = np.append(np.flatnonzero(is_first), size)
+        chosen = shuffled(len(starts) - 1, mix_key(self._key, _WINDOWS, lane, number))
+        return begin + runs(starts, chosen)[0]
 
     def epochs(self, positions: Int64s) -> Int64s:
         return np.full(positions.shape, self._epoch)

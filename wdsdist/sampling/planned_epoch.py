@@ -160,6 +160,11 @@ class NodeBatches(NamedTuple):
     def steps(self) -> int:
         return (len(self.bounds) - 1) // len(self.ranks)
 
+    def fill(self, rule: BatchRule) -> float:
+        """Return the useful tokens over those that there is room for, between 0 and 1."""
+        tokens, room = tokens_and_room(self.bounds, self.stops - self.starts, rule)
+        return int(tokens.sum()) / max(1, int(room.sum()))
+
     def batch(self, step: int, rank: int, *, in_rows: bool) -> PlannedBatch:
         """Return one batch of one rank."""
         place = step * len(self.ranks) + rank - int(self.ranks[0])
@@ -175,6 +180,33 @@ Share = Callable[[int, range, Callable[[], NodeBatches]], NodeBatches]
 
 def _alone(number: int, ranks: range, plan: Callable[[], NodeBatches]) -> NodeBatches:
     return plan()
+
+
+def tokens_and_room(bounds: Int64s, sizes: Int64s, rule: BatchRule) -> tuple[Int64s, Int64s]:
+    """Return of each batch its useful tokens, and the tokens that there is room for: int64 [batches] each.
+
+    Where no column tells lengths, samples count in place of tokens.
+
+    Args:
+        bounds: int64 [batches + 1]: where the samples of each batch start.
+        sizes: int64 [samples]: tokens of each.
+        rule: how the batches were made.
+    """
+    ends = np.concatenate(([0], np.cumsum(sizes)))
+    counts = np.diff(bounds)
+    tokens = ends[bounds[1:]] - ends[bounds[:-1]]
+    if rule.budget:
+        # A sample that is alone over its budget takes as much room as it has tokens.
+        return tokens, np.maximum(tokens, rule.budget * (rule.most if rule.kind == "rows" else 1))
+    if not len(sizes) or sizes.max() <= 1:
+        return tokens, np.full_like(tokens, rule.most)
+    longest = np.zeros_like(tokens)
+    np.maximum.at(longest, np.repeat(np.arange(len(counts)), counts), sizes)
+    return tokens, counts * longest
+
+
+OnBlock = Callable[[int, int, float], None]
+"""Gets the number of a block that a worker has reached, its steps, and how full its batches are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,32 +285,33 @@ class PlannedEpoch:
         worker: int = 0,
         num_workers: int = 1,
         group: int = 1,
-        on_block: Callable[[int, int], None] = lambda block, steps: None,
+        on_block: OnBlock = lambda block, steps, fill: None,
     ) -> Iterator[tuple[int, PlannedBatch]]:
         """Yield the batches that one worker of one rank makes, with their numbers.
 
-        While those of one block are taken, a thread plans the next. ``on_block`` is called with each block and its
-        steps, as it is reached.
+        While those of one block are taken, a thread plans the next. ``on_block`` is called with each block, as it is
+        reached.
         """
         first = 0
         in_rows = self.batching.rule.kind == "rows"
         for number in range(self.start.block, self.num_blocks):
             block = self.node_batches(number, rank)
             self.plan_ahead(number + 1, rank)
-            on_block(number, block.steps)
+            on_block(number, block.steps, block.fill(self._rule))
             for step in range(block.steps):
                 if (first + step) // group % num_workers == worker:
                     yield first + step, block.batch(step, rank, in_rows=in_rows)
             first += block.steps
 
-    def uses(self, *, rank: int, batch: int = 0) -> Iterator[Use | None]:
+    def uses(self, *, rank: int, batch: int = 0, plans: bool = False) -> Iterator[Use | None]:
         """Yield the shards that a rank needs from a batch on, block by block, in the order of their first use.
 
-        For a block after the first, ``None`` is yielded as long as it is not planned: ask again later.
+        For a block after the first, ``None`` is yielded as long as it is not planned, unless this call ``plans`` it:
+        ask again later.
         """
         first = 0
         for number in range(self.start.block, self.num_blocks):
-            while self._is_to_come(number, rank):
+            while not plans and self._is_to_come(number, rank):
                 yield None
             block = self.node_batches(number, rank)
             found: dict[int, list[int]] = {}

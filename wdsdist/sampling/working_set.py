@@ -32,7 +32,7 @@ class Readers:
     counts: Int64s
     """int64 [shards]: samples in each."""
     sizes: Int64s
-    """int64 [shards]: bytes of each; 0 where it is read in place, -1 where unknown."""
+    """int64 [shards]: bytes that are read of each; 0 where it is read in place, -1 where unknown."""
     num_replicas: int
     """All ranks."""
     ranks: int
@@ -43,7 +43,7 @@ def readers_of(manifest: Manifest, here: Identity) -> Readers:
     """Return the ranks of this node, and what they read of a data set through its cache."""
     return Readers(
         counts=manifest.counts,
-        sizes=np.where(manifest.is_copied, manifest.read_sizes, 0),
+        sizes=np.where(manifest.is_copied, manifest.needed_sizes, 0),
         num_replicas=here.world_size,
         ranks=min(here.local_world_size, here.world_size),
     )

@@ -70,14 +70,14 @@ def save(
 
 
 def load(
-    content: bytes | Path, magic: bytes, version: int, dtypes: Mapping[str, str], *, what: str, label: str
+    content: bytes | Path, magic: bytes, versions: Mapping[int, Mapping[str, str]], *, what: str, label: str
 ) -> ArrayFile:
     """Load a file; the arrays are views of its bytes.
 
     Args:
         content: all bytes, or the path of a file, which is mapped.
-        magic, version: that the file must have.
-        dtypes: the arrays that it must have, as their types are written.
+        magic: that the file must have.
+        versions: those that the file can have, each with the arrays that it then has, as their types are written.
         what, label: the kind and the name of the file in errors.
 
     Raises `IndexFormatError` where the file is not of that kind, or its header is damaged, and ``FileNotFoundError``.
@@ -85,20 +85,21 @@ def load(
     view = mapped(content) if isinstance(content, Path) else memoryview(content)
     try:
         found, stated, length, crc, _ = _PREAMBLE.unpack_from(view)
-        if found != magic or stated != version or length > _MOST_HEADER:
+        if found != magic or stated not in versions or length > _MOST_HEADER:
             raise ValueError(f"magic {found!r}, version {stated}")
         text = bytes(view[_PREAMBLE.size : _PREAMBLE.size + length])
         if zlib.crc32(text) != crc:
             raise ValueError("the checksum of its header is wrong")
         header = json.loads(text)
         data = view[_PREAMBLE.size + length :]
-        arrays = {name: _array(data, header["arrays"][name], dtype) for name, dtype in dtypes.items()}
+        arrays = {name: _array(data, header["arrays"][name], dtype) for name, dtype in versions[stated].items()}
         digest = header.pop("digest")
         del header["arrays"]
         return ArrayFile(header, arrays, str(digest))
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else error
-        raise IndexFormatError(f"{label} is not a {what} of version {version} ({reason}): make it anew") from error
+        known = " or ".join(map(str, versions))
+        raise IndexFormatError(f"{label} is not a {what} of version {known} ({reason}): make it anew") from error
 
 
 def head_of(content: bytes | Path) -> bytes:

@@ -51,8 +51,16 @@ class JoinedManifest(Manifest):
     def is_copied(self) -> npt.NDArray[np.bool_]:
         return np.concatenate([part.is_copied for part in self.parts])
 
+    @functools.cached_property
+    def needed_sizes(self) -> Int64s:
+        return np.concatenate([part.needed_sizes for part in self.parts])
+
     def staged(self) -> Manifest:
         return replace(self, parts=tuple(part.staged() for part in self.parts))
+
+    def explode(self, by: str | float, *, per: float = 1, near: bool = False) -> JoinedManifest:
+        parts = tuple(part.explode(by, per=per, near=near) for part in self.parts)
+        return replace(self, parts=parts, counts=np.concatenate([part.counts for part in parts]))
 
     def _column(self, name: str) -> Column:
         return Column.joined([part._column(name) for part in self.parts])
@@ -72,6 +80,10 @@ class JoinedManifest(Manifest):
         """int64 [parts]: the number of each part's first shard."""
         lengths = np.array([len(part.counts) for part in self.parts], np.int64)
         return np.cumsum(lengths) - lengths
+
+    @property
+    def shown(self) -> str:
+        return f"{len(self.parts):,} data sets"
 
     def __repr__(self) -> str:
         shown = [*map(repr, self.parts[:_NAMED]), *(["..."] if len(self.parts) > _NAMED else [])]

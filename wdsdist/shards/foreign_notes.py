@@ -175,7 +175,8 @@ def _sizes(content: bytes, *_: object) -> Splits:
 
 def _open_lm(content: bytes, *_: object) -> Splits:
     rows = map(json.loads, content.decode().splitlines())
-    return {"": _pairs((f"{row['shard']}.tar", row["num_sequences"]) for row in rows)}
+    counts = ((row["shard"], row["num_sequences" if "num_sequences" in row else "num_chunks"]) for row in rows)
+    return {"": _pairs((f"{shard}.tar", count) for shard, count in counts)}
 
 
 def _energon(content: bytes, folder: str, options: storage.StorageOptions) -> Splits:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from wdsdist.errors import ArgumentError
 from wdsdist.storage.retry import Attempts, Deadline, FinalError, PassingError, mapped, policy, raise_alone
 from wdsdist.storage.urls import scrubbed, shown
+from wdsdist.storage.waits import Request, under_way
 
 if TYPE_CHECKING:
     import aiohttp
@@ -142,14 +143,16 @@ def persist(location: str, action: Callable[[], T], verb: str = "read", deadline
     it cannot be done before the deadline; without one, within the policy's patience from the first failure on.
     """
     attempts = Attempts(deadline, patience=policy().patience)
-    while True:
-        try:
-            with mapped(location, verb):
-                return action()
-        except (FinalError, PassingError) as error:
-            pause = attempts.failed(error)
-            renew(location, error)
-        time.sleep(pause)
+    with under_way(Request(shown(location), verb)) as request:
+        while True:
+            try:
+                with mapped(location, verb):
+                    return action()
+            except (FinalError, PassingError) as error:
+                pause = attempts.failed(error)
+                request.failed(error, attempts.failures)
+                renew(location, error)
+            time.sleep(pause)
 
 
 def renew(location: str, error: FinalError | PassingError) -> bool:

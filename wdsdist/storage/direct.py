@@ -20,7 +20,7 @@ import ssl
 import threading
 import time
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.message import Message
 from typing import Any, Literal
@@ -30,8 +30,6 @@ from wdsdist.storage.retry import MisfitError, NoRangesError, policy
 from wdsdist.storage.s3_urls import S3Addresses, s3_addresses
 
 _PIECE = 256 << 10  # bytes at most; what has arrived is given at once
-_TOGETHER = 1 << 20  # bytes
-_SOON = 0.1  # seconds
 _MOST_IDLE = 32  # connections to one server
 _LONGEST_IDLE = 15.0
 """Seconds after which a kept connection is not used again: a router may have forgotten it, and says nothing."""
@@ -41,6 +39,7 @@ _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 """What a request on a kept connection gives that the server has closed meanwhile."""
 _CODE = re.compile(rb"<Code>(\w+)</Code>")
 _ERROR_BYTES = 4096
+_COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst")
 _UNSAFE = re.compile(r"%(?![0-9A-Fa-f]{2})|[^\x21-\x7e]|[\"<>\\^`{|}]")
 """Characters that a URL may not hold as they are."""
 
@@ -113,7 +112,16 @@ class Direct:
                 with answer:
                     raise self._error(method, answer)
             else:
-                return answer
+                encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
+                # Of a compressed file, some servers name so what it is, and send it as it is.
+                is_file = urllib.parse.urlsplit(url).path.lower().endswith(_COMPRESSED)
+                if method == "HEAD" or encoding == "identity" or is_file:
+                    return answer
+                answer.close()
+                raise ValueError(
+                    f"the server sends the file compressed ({encoding}), although it was asked not to: switch off the "
+                    f"compression of its answers, or upload the file without Content-Encoding"
+                )
             answer.close()
         raise ValueError(f"more than {_HOPS} redirects")
 
@@ -149,7 +157,7 @@ class Answer:
     def __init__(self, connection: http.client.HTTPConnection, key: _Key, until: float | None) -> None:
         self._connection, self._key, self._until = connection, key, until
         self._socket = connection.sock
-        self._reading = threading.Lock()
+        self._giving = threading.Lock()
         self._is_abandoned = False
         self._response = connection.getresponse()
         self.status, self.reason, self.headers = self._response.status, self._response.reason, self._response.headers
@@ -175,36 +183,39 @@ class Answer:
             raise http.client.IncompleteRead(b"", self._response.length)
         return piece
 
-    def pieces(self) -> list[bytes]:
-        """Return pieces of up to `_TOGETHER` bytes, or what came within `_SOON`; none at the end."""
-        found, size, began = [], 0, time.monotonic()
-        try:
-            with self._reading:
-                while size < _TOGETHER and time.monotonic() - began < _SOON and (piece := self.piece()):
-                    found.append(piece)
-                    size += len(piece)
-        finally:
-            if self._is_abandoned:
-                self.close()
-        return found
+    def each(self, take: Callable[[bytes], None], wait: Callable[[], None]) -> float:
+        """Give the rest of the body to a function as it arrives, and wait as another one does after each piece.
+
+        Nothing is given after another thread has called `abandon`. Returns the seconds until all pieces had arrived.
+        """
+        seconds, began = 0.0, time.monotonic()
+        while piece := self.piece():
+            seconds += time.monotonic() - began
+            with self._giving:
+                if self._is_abandoned:
+                    raise ConnectionAbortedError("nobody waits for the answer any more")
+                take(piece)
+            wait()
+            began = time.monotonic()
+        return seconds
 
     def content(self) -> bytes:
         """Return the rest of the body."""
         return b"".join(iter(self.piece, b""))
 
     def abandon(self) -> None:
-        """Close the connection; where another thread waits in `pieces`, that ends at once and closes it."""
-        self._is_abandoned = True
-        if self._reading.acquire(blocking=False):
-            self.close()
-            self._reading.release()
-        elif self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+        """End `each` in another thread, at once, also where it waits for bytes."""
+        with self._giving:
+            self._is_abandoned = True
+            if self._socket is not None:
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Keep the connection where all was read, close it otherwise."""
         response, connection = self._response, self._connection
+        with self._giving:
+            self._socket = None  # which another answer may get
         is_whole = not self._is_abandoned and self.is_read
         response.close()
         idle = _kept().setdefault(self._key, [])

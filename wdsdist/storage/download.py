@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import hashlib
+import math
 import os
 import threading
 import time
@@ -17,12 +19,12 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from wdsdist.errors import ArgumentError, ShardNotFoundError, StorageError
 from wdsdist.storage.clients import StorageOptions, renew
-from wdsdist.storage.direct import reader
-from wdsdist.storage.pieces import ChangedError, in_thread, pieces, size_of
+from wdsdist.storage.direct import Direct, reader
+from wdsdist.storage.pieces import ChangedError, in_thread, pieces, receive, size_of
 from wdsdist.storage.retry import (
     Attempts,
     Deadline,
@@ -35,11 +37,12 @@ from wdsdist.storage.retry import (
     policy,
 )
 from wdsdist.storage.urls import shown
+from wdsdist.storage.waits import Request, under_way
 
 T = TypeVar("T")
 _GRACE = 2.0
 """Seconds for what is cancelled to end."""
-_PAUSE = 0.05
+_PAUSE = 0.01
 """Seconds between looks whether others still need the line."""
 _CHANGES = 3
 """Times that an object may be replaced while it is downloaded."""
@@ -58,6 +61,18 @@ class Transfer:
     """Requests that repeated another one."""
     sha256: str = ""
     """Digest of the file, where it was asked for."""
+    known: int = 0
+    """Bytes that did not have to be fetched."""
+
+
+class Line(Protocol):
+    """The place of a download among others that share the line to a store."""
+
+    def must_pause(self, connection: object) -> bool:
+        """Return whether the connection that an object stands for has to wait for others, for now."""
+
+    def leave(self) -> None:
+        """Note that all bytes are there."""
 
 
 class Connections:
@@ -130,7 +145,8 @@ def begin_fetch(
     connections: Connections | None = None,
     digest: bool = False,
     ranges: Sequence[range] | None = None,
-    pauses: Callable[[], bool] | None = None,
+    line: Line | None = None,
+    known: Callable[[range], Sequence[range]] | None = None,
 ) -> Fetching:
     """Start what `fetch` does and return at once, so that one thread can run several downloads:
 
@@ -144,15 +160,18 @@ def begin_fetch(
         digest: whether to compute the digest of the whole file while its bytes arrive.
         ranges: of bytes, which alone are fetched, each to its place; the rest of the local file stays what it is. A
             store that gives whole files only is a `NoRangesError`.
-        pauses: asked before each request and between the pieces of its answer: as long as it is true, the download
-            reads nothing and leaves the line to others.
+        line: asked before each request and between the pieces of its answer whether the connection has to pause.
+        known: called in a thread before a part of the whole file is requested: writes to the local file what is known
+            of the part, and returns what is left to fetch.
 
     Raises `StorageError` where there is no client for the location.
     """
     import fsspec.asyn
 
     client, remote = reader(location, options, retries=False)
-    copy = _Copy(location, path, options, client, remote, deadline, connections or _shared, ranges, pauses)
+    request = Request(shown(location), size=sum(map(len, ranges)) if ranges is not None else size, bytes=0)
+    link = connections or _shared
+    copy = _Copy(location, path, options, client, remote, request, deadline, link, ranges, line, known)
     copy.sha256 = hashlib.sha256() if digest else None
     return Fetching(copy, asyncio.run_coroutine_threadsafe(copy.run(size), fsspec.asyn.get_loop()))
 
@@ -163,12 +182,15 @@ class Fetching:
     def __init__(self, copy: _Copy, future: concurrent.futures.Future[Transfer]) -> None:
         self._copy = copy
         self._future = future
+        self._under_way = under_way(copy.request)
 
     def __enter__(self) -> Fetching:
+        self._under_way.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.give_up()
+        self._under_way.__exit__(None, None, None)
 
     def result(self) -> Transfer:
         """Wait for the download to complete. Raises what `fetch` raises."""
@@ -191,14 +213,14 @@ class Fetching:
         self._copy.ended.wait(_GRACE)
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class _Watch:
     """The stall detector of one request and its retries."""
 
     allowance: float
     """Seconds without a byte that count as a fault."""
     moved: float = 0.0
-    """When the last bytes came."""
+    """When the last bytes came; never over, in a pause."""
 
 
 @dataclass(eq=False)
@@ -210,10 +232,16 @@ class _Copy:
     options: StorageOptions | None
     client: Any
     remote: str
+    request: Request
     deadline: Deadline | None
     connections: Connections
     ranges: Sequence[range] | None = None
-    pauses: Callable[[], bool] | None = None
+    line: Line | None = None
+    known: Callable[[range], Sequence[range]] | None = None
+    size: int = 0
+    """Bytes of the whole file."""
+    taken: int = 0
+    """Bytes that were known."""
     requests: int = 0
     retries: int = 0
     policy: RequestPolicy = field(default_factory=policy)
@@ -225,6 +253,8 @@ class _Copy:
     """ETags that answers of S3 gave; of a web server with several machines, each may have its own."""
     ended: threading.Event = field(default_factory=threading.Event)
     """Set when nothing is written any more."""
+    looking: threading.Lock = field(default_factory=threading.Lock)
+    """Held by the one connection that looks for all when a pause is over."""
 
     async def run(self, size: int | None) -> Transfer:
         try:
@@ -235,7 +265,8 @@ class _Copy:
                 return Transfer(sum(map(len, self.ranges)), self.requests, self.retries)
             if size is None:
                 size = await self._persist(lambda _: size_of(self.client, self.remote))
-            if size is None or size <= self.policy.part_bytes:
+            self.size = size or 0
+            if size is None or (size <= self.policy.part_bytes and self.known is None):
                 size = await self._whole(size)
             else:
                 try:
@@ -250,7 +281,8 @@ class _Copy:
             if file >= 0:
                 os.close(file)
             self.ended.set()
-        return Transfer(size, self.requests, self.retries, self.sha256.hexdigest() if self.sha256 else "")
+        digest = self.sha256.hexdigest() if self.sha256 else ""
+        return Transfer(size, self.requests, self.retries, digest, self.taken)
 
     async def _whole(self, size: int | None) -> int:
         size = await self._part(None, size)
@@ -271,7 +303,10 @@ class _Copy:
         tasks = [asyncio.ensure_future(self._part(part, len(part))) for part in parts]
         hashing = asyncio.ensure_future(self._hash_in_order([part.start for part in parts], tasks))
         try:
-            await asyncio.gather(*tasks, hashing)
+            await asyncio.gather(*tasks)
+            if self.line is not None:
+                self.line.leave()
+            await hashing
         finally:
             await _cancel(*tasks, hashing)
 
@@ -290,19 +325,44 @@ class _Copy:
 
     async def _part(self, wanted: range | None, size: int | None) -> int:
         """Copy a range, or the whole file, whose size may be known; returns its size."""
-        return await self._persist(lambda watch: self._receive(wanted, size, watch))
+        known = self.known
+        if wanted is None or known is None:
+            return await self._persist(lambda watch: self._receive(wanted, size, watch))
+
+        async def left(watch: _Watch) -> int:
+            # Asked as late as can be, as more is known by then.
+            ranges = await in_thread(known, wanted)
+            for one in ranges:
+                await self._receive(None if one == range(self.size) else one, len(one), watch)
+            return len(wanted) - sum(map(len, ranges))
+
+        self.taken += await self._persist(left)
+        return len(wanted)
 
     async def _receive(self, wanted: range | None, size: int | None, watch: _Watch) -> int:
         start, got = wanted.start if wanted else 0, 0
-        async with contextlib.aclosing(pieces(self.client, self.remote, wanted, self.tags)) as stream:
-            async for piece in stream:
-                if size is not None and got + len(piece) > size:
-                    raise MisfitError(f"more than {size:,} bytes")
-                self._write(piece, start + got)
-                got += len(piece)
-                await self._let_pass(watch)
-        if size is not None and got != size:
-            raise MisfitError(f"{got:,} bytes where there should be {size:,}")
+
+        def take(piece: bytes) -> None:
+            nonlocal got
+            if size is not None and got + len(piece) > size:
+                raise MisfitError(f"more than {size:,} bytes")
+            self._write(piece, start + got)
+            got += len(piece)
+            self.request.bytes += len(piece)
+
+        try:
+            if isinstance(self.client, Direct):
+                await receive(self.client, self.remote, wanted, self.tags, take, functools.partial(self._pause, watch))
+            else:
+                async with contextlib.aclosing(pieces(self.client, self.remote, wanted)) as stream:
+                    async for piece in stream:
+                        take(piece)
+                        await self._let_pass(watch)
+            if size is not None and got != size:
+                raise MisfitError(f"{got:,} bytes where there should be {size:,}")
+        except BaseException:
+            self.request.bytes -= got
+            raise
         return got
 
     def _write(self, piece: bytes, at: int) -> None:
@@ -339,17 +399,26 @@ class _Copy:
                 except (FinalError, PassingError) as error:
                     self.fault = error
                     pause = attempts.failed(error)
+                    self.request.failed(error, attempts.failures)
                     if self.client is client and renew(self.location, error):  # else another part has done it
                         self.client, self.remote = reader(self.location, self.options, retries=False)
                 self.retries += 1
                 await asyncio.sleep(pause)
 
     async def _let_pass(self, watch: _Watch) -> None:
-        """Pause while others need the line, which is no stall, however long it takes."""
+        """Do what `_pause` does, on the event loop."""
+        if self.line is not None and self.line.must_pause(watch):
+            await in_thread(self._pause, watch)
         watch.moved = time.monotonic()
-        while self.pauses is not None and self.pauses():
-            await asyncio.sleep(_PAUSE)
-            watch.moved = time.monotonic()
+
+    def _pause(self, watch: _Watch) -> None:
+        """Pause while others need the line, which is no stall, however long it takes."""
+        if self.line is not None and self.line.must_pause(watch):
+            watch.moved = math.inf
+            with self.looking:
+                while self.line.must_pause(watch):
+                    time.sleep(_PAUSE)
+        watch.moved = time.monotonic()
 
     async def _watched(self, action: Callable[[_Watch], Coroutine[Any, Any, T]], watch: _Watch) -> T:
         """Await a request as long as bytes come, and drop its connection when none do."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, TypeVar
 
 from wdsdist.errors import StorageError
 from wdsdist.storage.clients import speaks
 from wdsdist.storage.direct import Answer, Direct, check_range
+from wdsdist.storage.link_speed import note_speed
 from wdsdist.storage.retry import NoRangesError
 from wdsdist.storage.urls import shown
 
@@ -26,14 +28,11 @@ class ChangedError(StorageError):
     """An object was replaced while parts of it were downloaded."""
 
 
-def pieces(client: Any, path: str, wanted: range | None, tags: set[str]) -> AsyncGenerator[bytes, None]:
-    """Yield the bytes of a range, or without one of the whole file, on the event loop.
+def pieces(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes, None]:
+    """Yield the bytes of a range, or without one of the whole file, on the event loop, by a client of fsspec.
 
-    Raises what the back end raises, `NoRangesError` where only the whole file can be had, and `ChangedError` where the
-    ETag of an object of S3 is not that in ``tags``, which gets the first one.
+    Raises what the back end raises, and `NoRangesError` where only the whole file can be had.
     """
-    if isinstance(client, Direct):
-        return _of_direct(client, path, wanted, tags)
     if speaks(client, "http"):
         return _of_http(client, path, wanted)
     return _at_once(client, path, wanted)
@@ -67,36 +66,39 @@ async def _of_http(client: Any, path: str, wanted: range | None) -> AsyncGenerat
             yield piece
 
 
-async def _of_direct(
-    client: Direct, path: str, wanted: range | None, tags: set[str]
-) -> AsyncGenerator[bytes, None]:  # fmt: skip
+async def receive(
+    client: Direct, path: str, wanted: range | None, tags: set[str], take: Callable[[bytes], None],
+    wait: Callable[[], None],
+) -> None:  # fmt: skip
+    """Give the bytes of a range, or of the whole file, to a function in a thread, which gets none once this has ended.
+
+    One thread does it all: each turn of the event loop takes milliseconds while other programs keep the cores busy.
+    ``wait`` is called after each piece. Raises what `pieces` raises, and `ChangedError` where the ETag of an object of
+    S3 is not that in ``tags``, which gets the first one.
+    """
     answers: list[Answer] = []
     is_over = threading.Event()
 
-    def ask() -> tuple[Answer, list[bytes]]:
-        """Return the answer and its first pieces, which are all of a small range: a thread for each would cost more."""
-        answer = client.answer("GET", path, wanted)
-        answers.append(answer)
-        if is_over.is_set():  # nobody waits any more
-            answer.abandon()
-            return answer, []
-        if wanted and answer.status != 206:
-            raise NoRangesError
-        check_range(answer, wanted)
-        return answer, answer.pieces()
+    def read() -> None:
+        began = time.monotonic()
+        with client.answer("GET", path, wanted) as answer:
+            delay = time.monotonic() - began
+            answers.append(answer)
+            if is_over.is_set():  # nobody waits any more
+                return
+            if wanted and answer.status != 206:
+                raise NoRangesError
+            check_range(answer, wanted)
+            if client.addresses and "ETag" in answer.headers:
+                tags.add(answer.headers["ETag"])
+                if len(tags) > 1:
+                    raise ChangedError(f"{shown(path)} was replaced while it was downloaded: try again")
+            seconds = answer.each(take, wait)
+            if wanted:
+                note_speed(path, delay=delay, size=len(wanted), seconds=seconds)
 
     try:
-        answer, found = await in_thread(ask)
-        if client.addresses and "ETag" in answer.headers:
-            tags.add(answer.headers["ETag"])
-            if len(tags) > 1:
-                raise ChangedError(f"{shown(path)} was replaced while it was downloaded: try again")
-        while found:
-            for piece in found:
-                yield piece
-            found = [] if answer.is_read else await in_thread(answer.pieces)
-        answers.clear()
-        answer.close()
+        await in_thread(read)
     finally:
         is_over.set()
         for answer in answers:

@@ -47,6 +47,10 @@ class RequestPolicy:
     """Seconds without a byte after which a download's connection is dropped; a deadline may make it less."""
     part_bytes: int = 8 << 20
     """Bytes of the parts that a download is made of, each a request."""
+    first_warning: float = 10.0
+    """Seconds that somebody waits for a request before a warning says so."""
+    next_warning: float = 30.0
+    """Seconds until it says so again."""
 
 
 _policy = RequestPolicy()
@@ -143,7 +147,7 @@ class Attempts:
         """Begin to count. Without a deadline, there are so many seconds of patience from the first failure on."""
         self._deadline = deadline
         self._patience = patience
-        self._failed = 0
+        self.failures = 0
         self._misfits = 0
         self._cause: PassingError | None = None
 
@@ -155,16 +159,16 @@ class Attempts:
         `AwayError` where the last one was that the store cannot answer, or there was none. An attempt that timed out
         has no answer: the cause is what one before it was told.
         """
-        self._failed += 1
+        self.failures += 1
         if self._deadline is None:
             self._deadline = Deadline(self._patience)
-        attempts = f"after {self._failed} attempt{'s'[: self._failed - 1]}"
+        attempts = f"after {self.failures} attempt{'s'[: self.failures - 1]}"
         if isinstance(error, FinalError):
-            raise StorageError(f"{error} ({attempts})" if self._failed > 1 else f"{error}") from None
+            raise StorageError(f"{error} ({attempts})" if self.failures > 1 else f"{error}") from None
         # The last attempt may have had no time for an answer, which says less than what others said before it.
         self._cause = max(error, self._cause or error, key=lambda one: (one.has_expired, not one.is_timeout))
         self._misfits += error.is_misfit or error.is_vague
-        most = min(policy().first_pause * 2 ** min(self._failed - 1, 10), policy().longest_pause)
+        most = min(policy().first_pause * 2 ** min(self.failures - 1, 10), policy().longest_pause)
         pause = (error.retry_after or 0.0) + random.uniform(0, most)
         if self._misfits < _MISFITS:
             if pause < self._deadline.left():

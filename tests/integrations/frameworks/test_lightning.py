@@ -77,6 +77,7 @@ def test_limited_epochs_differ_and_resume_at_their_end(ranks: Ranks, shards: Pat
     assert [rank["seen"] for rank in resumed] == [rank["seen"][3:] for rank in found]
 
 
+@pytest.mark.slow
 def test_a_loader_that_is_played_several_times_an_epoch_resumes_too(ranks: Ranks, shards: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"loaders": lightning_runs.long_and_short, "limit_val_batches": 0}
     found = play(ranks, lightning_runs.fit, str(shards), str(tmp_path), max_epochs=2, every=5, **options)
@@ -99,6 +100,7 @@ def test_planned_batches_come_once_and_resume_in_the_middle_of_an_epoch(
     assert [rank["seen"] for rank in resumed] == [rank["seen"][5:] for rank in found]
 
 
+@pytest.mark.slow
 def test_limited_epochs_of_planned_batches_resume_too(ranks: Ranks, shards: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"loaders": lightning_runs.planned, "limit_val_batches": 0, "limit_train_batches": 4}
     found = play(ranks, lightning_runs.fit, str(shards), str(tmp_path), max_epochs=2, every=3, **options)
@@ -123,6 +125,7 @@ def test_planned_epochs_that_lightning_would_cut_are_refused(ranks: Ranks, shard
         assert "pass reload_dataloaders_every_n_epochs=1 to the Trainer" in rank["told"]
 
 
+@pytest.mark.slow
 def test_several_epochs_of_planned_batches_have_their_own_lengths_and_resume_in_any(
     ranks: Ranks, shards: Path, tmp_path: Path
 ) -> None:

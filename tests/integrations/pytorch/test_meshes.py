@@ -81,6 +81,7 @@ def read_elsewhere(shards: Path) -> list[int] | None:
     return [number for batch in loader for number in batch["cls"].tolist()]
 
 
+@pytest.mark.slow
 def test_the_place_reaches_workers_that_are_not_forked(four_ranks: Ranks, shards: Path) -> None:
     found = four_ranks.all(read_elsewhere, shards)
     wanted = four_ranks.all(read, shards, (2, 2), ("dp", "tp"), "dp")

@@ -31,7 +31,7 @@ def test_an_archive_packs_to_the_same_shards_as_its_folder(tmp_path: Path, name:
     assert source.notes["classes"] == ["Zebra", "cat", "dog"]
 
     expected = pack(root, tmp_path / "from-folder", shard_samples=5, workers=1)
-    for workers in (1, 2, 3):
+    for workers in (1, 2, 3) if name in ("deflated.zip", "gz.tar.gz") else (3,):
         dest = tmp_path / f"by-{workers}"
         found = pack(archive, dest, shard_samples=5, workers=workers)
         assert found.fingerprint == expected.fingerprint

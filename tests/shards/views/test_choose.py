@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -248,3 +249,62 @@ def test_samples_are_repeated_as_a_number_or_a_column_says(data: Manifest) -> No
 def test_repetitions_that_are_none_are_refused(data: Manifest, times: Any, reason: str) -> None:
     with pytest.raises((ArgumentError, ArgumentTypeError), match=reason):
         data.repeat(times)
+
+
+# explode
+
+
+@given(st.floats(0.1, 50), st.booleans())
+def test_each_part_of_each_record_is_a_sample(data: Manifest, per: float, near: bool) -> None:
+    view = data.explode("txt.bytes", per=per, near=near)
+    totals = [math.ceil(size / per) for size in TEXTS]
+    expected = [(key, part, total) for key, total in zip(KEYS, totals, strict=True) for part in range(total)]
+    columns = (view.column(name).tolist() for name in ("key", "__part__", "__parts__"))
+    assert list(zip(*columns, strict=True)) == expected
+    assert view.num_samples == len(expected) == view.counts.sum()
+    assert view.columns == (*data.columns, "__part__", "__parts__")
+
+
+def test_parts_are_chosen_split_and_repeated_as_samples_are(data: Manifest) -> None:
+    view = data.select('"txt.bytes" < 50').repeat(2).explode(3, near=True)
+    assert view.column("__part__").tolist() == [0, 1, 2] * 14
+    some = view.select('"__part__" >= 1 AND "__parts__" = 3', keys=KEYS[:2])
+    assert list(zip(keys(some), some.column("__part__").tolist(), strict=True)) == [
+        (key, part) for key in KEYS[:2] for part in (1, 2, 1, 2)
+    ]
+    assert some.repeat(2).column("__part__").tolist() == [1, 1, 2, 2] * 4
+    for parts in view.split(a=0.5, b=0.5):
+        assert set(Counter(keys(parts)).values()) <= {6}, "parts of a record are on one side"
+    assert view.made_by[-1] == {"explode": 3, "near": True, "samples_before": 14, "samples_after": 42}
+    assert view.prefix(2).column("__part__").tolist() == [0, 1, 2] * 6
+    assert "__part__" not in view.whole.columns
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"by": "key"}, "holds texts: to explode records"),
+        ({"by": "none"}, "no column 'none'"),
+        ({"by": -1}, "0 is the least"),
+        ({"by": float("nan")}, "0 is the least"),
+        ({"by": 2**40}, "0 is the least"),
+        ({"by": 2**31}, "a shard would have 8,589,934,592 parts"),
+        ({"by": None}, "give a number or the name of a column, not None"),
+        ({"by": 2, "per": 0}, "must be above 0"),
+        ({"by": 2, "per": "x"}, "per is 'x': it must be a number"),
+    ],
+)
+def test_parts_that_are_none_are_refused(data: Manifest, arguments: dict[str, Any], reason: str) -> None:
+    with pytest.raises((ArgumentError, ArgumentTypeError), match=reason):
+        data.explode(**arguments)
+
+
+def test_parts_and_records_without_a_value_are_not_exploded(data: Manifest, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="parts of records already"):
+        data.explode(2).select('"__part__" = 0').explode(2)
+    members = [("a.txt", b"xx"), ("a.cls", b"3"), ("b.txt", b"x")]
+    (tmp_path / "0.tar").write_bytes(tars.plain_tar(members))
+    some = wdsdist.index(tmp_path)
+    with pytest.raises(ArgumentError, match=r"'cls.bytes' has no value for 1 samples.*IS NOT NULL"):
+        some.explode("cls.bytes")
+    assert some.select('"cls.bytes" IS NOT NULL').explode("cls.bytes").num_samples == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import wdsdist
 from tests.support import tars
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, ManifestError
 from wdsdist.shards import array_file
-from wdsdist.shards.views.picks import MAGIC, VERSION, Picks
+from wdsdist.shards.views.picks import MAGIC, Picks
 
 
 @pytest.fixture
@@ -82,7 +83,8 @@ def test_a_view_of_data_elsewhere_that_another_saved_is_refused(
 @pytest.mark.parametrize("data", ["simplecache::s3://bucket/index.json", "reference://x", "a\nb", "http://h/x::y"])
 def test_a_view_that_names_no_plain_location_is_refused_even_so(tmp_path: Path, data: str) -> None:
     picks = Picks.of_positions(np.array([2]), np.array([0]))
-    array_file.save(tmp_path / "view", MAGIC, VERSION, {"data": data, "fingerprint": "", "made_by": []}, picks.arrays)
+    header = {"data": data, "fingerprint": "", "made_by": []}
+    array_file.save(tmp_path / "view", MAGIC, picks.version, header, picks.arrays)
     with pytest.raises(ManifestError):
         wdsdist.open(tmp_path / "view", allow_elsewhere=True)
 
@@ -96,15 +98,17 @@ def test_a_view_of_data_that_changed_is_refused(folder: Path, tmp_path: Path) ->
         wdsdist.open(path)
 
 
+@pytest.mark.parametrize("parts", [1, 3])
 @given(st.data())
 def test_a_view_with_any_byte_changed_opens_alike_or_is_refused(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+    tmp_path_factory: pytest.TempPathFactory, parts: int, data: st.DataObject
 ) -> None:
-    root = tmp_path_factory.getbasetemp() / "altered"
+    root = tmp_path_factory.getbasetemp() / f"altered{parts}"
     if not root.exists():
         root.mkdir()
         (root / "0.tar").write_bytes(tars.plain_tar([(f"{n}.txt", b"x") for n in range(9)]))
-        wdsdist.index(root).select(sample=5).save(root / "view")
+        view = wdsdist.index(root).select(sample=5)
+        (view if parts == 1 else view.explode(parts, near=True)).save(root / "view")
     whole = wdsdist.open(root / "view")
     content = bytearray((root / "view").read_bytes())
     place = data.draw(st.integers(0, len(content) - 1))
@@ -115,7 +119,30 @@ def test_a_view_with_any_byte_changed_opens_alike_or_is_refused(
         found.picks.check()
     except (IndexFormatError, wdsdist.errors.IndexNotFoundError):
         return
-    assert found.column("key").tolist() == whole.column("key").tolist()
+    assert found.fingerprint == whole.fingerprint
+    assert all(found.column(name).tolist() == whole.column(name).tolist() for name in whole.columns)
+
+
+def test_parts_are_never_taken_for_repeated_samples(folder: Path, tmp_path: Path) -> None:
+    path = wdsdist.open(folder).explode(3).save(tmp_path / "parts")
+    found = pickle.loads(pickle.dumps(wdsdist.open(path)))
+    assert found.column("__part__").tolist() == [0, 1, 2] * 30
+    content = bytearray(path.read_bytes())
+    assert content[8] == 2  # the version, which releases without parts refuse
+    content[8] = 1
+    path.write_bytes(content)
+    with pytest.raises(IndexFormatError, match="is a damaged view"):
+        wdsdist.open(path)
+
+
+def test_a_part_that_is_none_is_refused(folder: Path) -> None:
+    view = wdsdist.open(folder).explode(2)
+    assert view.picks is not None
+    damaged = replace(view, picks=replace(view.picks, totals=np.ones_like(view.picks.totals)))
+    with pytest.raises(IndexFormatError, match="it names parts that are none"):
+        damaged.parts_of(np.array([0]), np.array([1]))
+    with pytest.raises(IndexFormatError, match="it names parts that are none"):
+        damaged.picks.check()
 
 
 def test_what_cannot_be_saved_says_why(folder: Path, tmp_path: Path) -> None:

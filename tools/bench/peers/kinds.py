@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -29,24 +30,49 @@ class Kind:
     form: str
     """What a batch is: "raw" byte strings, "tokens" or "images" in one tensor."""
     shard_bytes: int = SHARD_BYTES
+    short: str = ""
+    """What it is called in the picture."""
 
 
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("jpeg70k", "photo-like JPEG, 500x375, about 70 KB, as bytes", "jpg", 8192, "jpeg70k", "raw"),
-        Kind("png2k", "small PNG, about 2.5 KB, as bytes", "png", 49_152, "png2k", "raw"),
         Kind(
-            "tokens", "rows of 2,048 uint16 tokens (4 KiB), as one tensor [64, 2048]", "bin", 32_768, "tokens", "tokens"
+            "jpeg70k",
+            "photo-like JPEG, 500x375, about 70 KB, as bytes",
+            "jpg",
+            8192,
+            "jpeg70k",
+            "raw",
+            short="photos of 70 KB, bytes",
         ),
         Kind(
-            "train", "JPEG to a random 224 crop, flipped at random: [64, 3, 224, 224]", "jpg", 8192, "jpeg70k", "images"
+            "png2k", "small PNG, about 2.5 KB, as bytes", "png", 49_152, "png2k", "raw", short="PNGs of 2.5 KB, bytes"
+        ),
+        Kind(
+            "tokens",
+            "rows of 2,048 uint16 tokens (4 KiB), as one tensor [64, 2048]",
+            "bin",
+            32_768,
+            "tokens",
+            "tokens",
+            short="rows of 2,048 tokens",
+        ),
+        Kind(
+            "train",
+            "JPEG to a random 224 crop, flipped at random: [64, 3, 224, 224]",
+            "jpg",
+            8192,
+            "jpeg70k",
+            "images",
+            short="photos to random crops",
         ),
     )
 }
 
 
-OBJECTS = Kind("objects", "70,000 random bytes", "bin", 16_384, "objects", "raw", shard_bytes=64 * 2**20)
+_OBJECTS_SHARD_BYTES = int(os.environ.get("OBJECTS_SHARD_BYTES", 64 * 2**20))
+OBJECTS = Kind("objects", "70,000 random bytes", "bin", 16_384, "objects", "raw", shard_bytes=_OBJECTS_SHARD_BYTES)
 """What is read from afar, in shards of the size that most systems choose by themselves."""
 
 ALL_KINDS = {**KINDS, OBJECTS.name: OBJECTS}

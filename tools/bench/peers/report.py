@@ -40,12 +40,13 @@ def markdown(facts: Mapping[str, Any], cells: Sequence[Cell], *, before: str = "
     def by_hand(name: str) -> list[str]:
         return [BEGIN.format(name), kept.pop(name, "").rstrip("\n"), END.format(name), ""]
 
-    lines = ["# Benchmarks", "", "Made by `make bench` (`tools/bench/compare.py`); only what stands between the", ""]
-    lines[2] += " markers is written by hand."
-    lines += by_hand("introduction")
-    lines += ["## Where and when", "", *(f"- {name}: {value}" for name, value in facts.items()), ""]
+    lines = ["# Benchmarks", ""]
     if chart:
-        lines += [f"![wdsdist over each system]({chart})", ""]
+        lines += [f"![How many times as fast as each other system wdsdist loads]({chart})", ""]
+    lines += by_hand("result")
+    lines += ["## Conditions", "", *(f"- {name}: {value}" for name, value in facts.items()), ""]
+    lines += by_hand("conditions")
+    lines += ["## Caveats", "", *by_hand("caveats")]
     for measure in dict.fromkeys(cell.measure for cell in cells):
         lines += [f"## {MEASURES[measure][0]}", ""]
         lines += by_hand(measure)
@@ -142,30 +143,31 @@ def _settings(cells: Sequence[Cell]) -> list[str]:
 
 
 def draw(cells: Sequence[Cell], path: Path) -> None:
-    """Draw wdsdist's ratio to every system, in every rate measured."""
+    """Draw wdsdist's ratio to every system in rates: a panel for each kind of data, with the most workers measured."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
     rates = [cell for cell in cells if cell.measure == "rate" and any(OURS in found for found in cell.rounds)]
-    if not rates:
+    last = {cell.kind: cell for cell in sorted(rates, key=lambda cell: cell.workers)}
+    if not last:
         return
-    keys = [key for key in _order() if key != OURS and any(key in found for cell in rates for found in cell.rounds)]
-    figure, axes = plt.subplots(figsize=(10, 0.9 + 0.22 * len(rates) * (len(keys) + 1)), layout="constrained")
-    for row, key in enumerate(keys):
-        label: str | None = system(key).name
-        for place, cell in enumerate(rates):
-            ratio = paired_ratio(cell.rounds, OURS, key)
+    names = [system(key).name for key in _order() if key != OURS]
+    figure, panels = plt.subplots(1, len(last), figsize=(12, 3), layout="constrained", squeeze=False, sharey=True)
+    for axes, cell in zip(panels.flat, last.values(), strict=True):
+        found = {system(key).name: paired_ratio(cell.rounds, OURS, key) for key in _order() if key != OURS}
+        for row, name in enumerate(names):
+            ratio = found[name]
             if ratio:
                 error = [[ratio.median - ratio.least], [ratio.greatest - ratio.median]]
-                height = place + (row + 0.5) / (len(keys) + 1) - 0.5
-                axes.barh(height, ratio.median, 0.9 / (len(keys) + 1), xerr=error, color=f"C{row}", label=label)
-                label = None
-    axes.axvline(1, color="black", linewidth=1)
-    axes.set(xscale="log", xlabel="wdsdist's samples/s over each system's (right of the line: wdsdist is faster)")
-    axes.set_yticks(range(len(rates)), [f"{cell.kind}, {cell.workers} workers" for cell in rates])
-    axes.invert_yaxis()
-    axes.legend()
+                axes.barh(row, ratio.median, xerr=error, color="#9fd3aa", ecolor="0.25", error_kw={"linewidth": 1})
+                axes.text(0, row, f" {ratio.median:.1f} x", va="center", fontweight="bold", fontsize=9)
+        axes.axvline(1, color="black", linewidth=1, zorder=0)
+        axes.set_title(f"{KINDS[cell.kind].short}, {cell.workers} workers", fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0, 0].set_yticks(range(len(names)), names)
+    panels[0, 0].invert_yaxis()
+    figure.suptitle("Samples a second of wdsdist over those of each other loader (1: equal)", fontsize=11)
     figure.savefig(path, dpi=120)
     plt.close(figure)

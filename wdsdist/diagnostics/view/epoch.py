@@ -139,6 +139,7 @@ class EpochPages:
         world = World(
             counts=self._manifest.counts, sizes=self._manifest.read_sizes.clip(0), plan=plan, epoch=choice.epoch,
             settings=dataset.order_config.settings(dataset.identity()), ranks_per_node=min(8, choice.ranks),
+            records=self._manifest.records,
         )  # fmt: skip
         itemsizes = {name: dtype.itemsize for name, dtype in self._style.dtypes.items()}
         report, figures = report_of(world, self._manifest, chosen, itemsizes)

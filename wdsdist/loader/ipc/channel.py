@@ -9,11 +9,10 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torch._utils import ExceptionWrapper
-
 from wdsdist._util.shared_memory import is_spawning
 from wdsdist.errors import SharedMemoryError
 from wdsdist.loader.ipc.envelope import seal, unseal
+from wdsdist.loader.ipc.failure import WorkerFailure
 from wdsdist.loader.ipc.slots import SlotTable, SlotWriter
 
 _SPARE_SLOTS = 2
@@ -151,7 +150,7 @@ def group_size(batches: int, batch_bytes: int, num_workers: int, *, is_remote: b
     return max(1, min(_MOST_BATCHES, most // max(1, batch_bytes), share))
 
 
-def grouped(batches: Iterable[Any], size: int) -> Iterator[list[Any]]:
+def grouped(batches: Iterable[Any], size: int, worker: int = 0) -> Iterator[list[Any]]:
     """Yield lists of ``size`` batches, the last one possibly shorter.
 
     An error takes the place of the batch that it befell, behind those of its group that were made before: they come
@@ -168,16 +167,16 @@ def grouped(batches: Iterable[Any], size: int) -> Iterator[list[Any]]:
             if len(group) == size:
                 yield group
                 group = []
-    except Exception:
+    except Exception as error:
         if not group:
             raise
-        group.append(ExceptionWrapper(where="while making a batch"))  # type: ignore[no-untyped-call]
+        group.append(WorkerFailure(error, worker))
     if group:
         yield group
 
 
 def opened(batch: Any) -> Any:
     """Return a batch of a group; raise the error that took its place."""
-    if isinstance(batch, ExceptionWrapper):
-        batch.reraise()  # type: ignore[no-untyped-call]
+    if isinstance(batch, WorkerFailure):
+        batch.reraise()
     return batch

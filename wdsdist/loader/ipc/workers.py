@@ -4,20 +4,38 @@ from __future__ import annotations
 
 import importlib
 import threading
+import time
 from collections.abc import Iterator
 from multiprocessing.synchronize import Event
 from typing import Any
 
+from torch.utils.data import DataLoader
+from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 from torch.utils.data._utils.signal_handling import _remove_worker_pids  # type: ignore[attr-defined]
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from wdsdist._util.host import cpu_count
+from wdsdist.distributed import identity
+from wdsdist.loader.worker_state import WorkerReports
+from wdsdist.storage.waits import LongWait, rank_waits, warn_rank
+
 _LONGEST = 1.0
 """Seconds to wait for the lock of an event that workers hold for microseconds."""
+_SHORTEST = 0.01
+"""Seconds between two looks for a batch, at least."""
 
+
+_MOST_WORKERS = 8
+"""Of a rank, where their number is not given."""
 
 _PRELOADED = ("numpy.random", "numpy.ma")
 """What torch and the order of an epoch import in each worker."""
 _PRELOADED_FOR_REMOTE = ("fsspec.asyn",)
+
+
+def default_workers() -> int:
+    """Return this rank's share of the node's cores."""
+    return min(_MOST_WORKERS, cpu_count() // identity().local_world_size)
 
 
 def preload(*, is_remote: bool) -> None:
@@ -47,12 +65,63 @@ class _SafeEvent:
         setting.join(_LONGEST)
 
 
-def guarded(batches: Iterator[Any]) -> Iterator[Any]:
-    """Return torch's iterator, proof against workers that are killed."""
-    if isinstance(batches, _MultiProcessingDataLoaderIter):
-        event: Any = batches._workers_done_event
-        if not isinstance(event, _SafeEvent):
-            batches._workers_done_event = _SafeEvent(event)  # type: ignore[assignment]
+class WorkersIterator(_MultiProcessingDataLoaderIter):
+    """Torch's iterator over what workers make, proof against workers that are killed, with a WARNING of long waits."""
+
+    rank = ""
+    reports: WorkerReports
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        super().__init__(loader)
+        self._wait = LongWait()
+        self._workers_done_event: Any = _SafeEvent(self._workers_done_event)
+
+    def _next_data(self) -> Any:
+        self._wait = LongWait()
+        return super()._next_data()  # type: ignore[no-untyped-call]
+
+    def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
+        end = time.monotonic() + timeout
+        while True:
+            until = max(time.monotonic() + _SHORTEST, min(end, self._wait.due))
+            found: tuple[bool, Any] = super()._try_get_data(until - time.monotonic())  # type: ignore[no-untyped-call]
+            if not found[0] and self._wait.is_due():
+                warn_rank(self.rank, self._wait, self._awaited())
+            if found[0] or time.monotonic() >= end:
+                return found
+
+    def _awaited(self) -> str:
+        """Return which worker the next batch comes from, and what it does."""
+        number = self._task_info[self._rcvd_idx][0]
+        worker = f"worker {number} (pid {self._workers[number].pid})"
+        return f"{worker} waits for {self.reports.read(number) or 'its start'}"
+
+
+def iterate(groups: DataLoader[Any]) -> Any:
+    """Return the iterator of one of torch's loaders, and start its workers."""
+    if not groups.num_workers:
+        return groups._get_iterator()
+    groups.check_worker_number_rationality()
+    return WorkersIterator(groups)
+
+
+class InProcess(Iterator[Any]):
+    """Torch's iterator without workers, with a WARNING where the rank waits for a store for long."""
+
+    def __init__(self, batches: Iterator[Any], rank: str) -> None:
+        self._batches = batches
+        self._rank = rank
+
+    def __next__(self) -> Any:
+        with rank_waits(self._rank):
+            return next(self._batches)
+
+
+def watched(batches: Iterator[Any], rank: int, reports: WorkerReports) -> Iterator[Any]:
+    """Return torch's iterator, or one over it, that says for what a rank waits for long."""
+    if not isinstance(batches, WorkersIterator):
+        return InProcess(batches, f"rank {rank}")
+    batches.rank, batches.reports = f"rank {rank}", reports
     return batches
 
 

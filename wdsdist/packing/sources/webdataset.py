@@ -328,8 +328,8 @@ def _chosen(manifest: Manifest, number: int, index: ShardIndex) -> ShardIndex:
     repeated = np.flatnonzero(np.diff(numbers) == 0)
     if len(repeated):
         raise SourceError(
-            f"the view repeats samples, such as {index.key(int(numbers[repeated[0]]))!r}, which have one key each: "
-            f"pack the view that it was made of, and repeat samples of what that gives"
+            f"the view repeats or explodes samples, such as {index.key(int(numbers[repeated[0]]))!r}, which have one "
+            f"key each: pack the view that it was made of, and repeat or explode samples of what that gives"
         )
     return index.of_samples(numbers)
 

@@ -9,76 +9,20 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.samples.images.limits import MAX_PIXELS, check_max_pixels
 from wdsdist.samples.images.resize import Source, Window, antialiased, resize, scaled
+from wdsdist.samples.marks import parted, seeded, stretch
 
-__all__ = ["RandomResizedCrop", "ResizeCenterCrop", "seeded"]
+__all__ = ["RandomResizedCrop", "ResizeCenterCrop", "parted", "seeded", "stretch"]
 
 if TYPE_CHECKING:
     import torch
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-_SEEDED = "__wdsdist_seeded__"
-
 _ATTEMPTS = 10
-
-
-def seeded(function: Function) -> Function:
-    """Mark a decode function or transform as one that takes a seed: ``function(data, seed)``.
-
-    The data set passes it an integer in ``[0, 2**63)`` drawn from its own seed, the epoch and the sample, so that
-    augmentation is the same on any number of ranks and workers, and after a resume. The mark survives pickling,
-    ``functools.partial`` and ``functools.wraps``. A class that is marked, or whose ``__call__`` is, marks its
-    instances. What cannot carry a mark, such as a bound method, is wrapped.
-
-    >>> @seeded
-    ... def noise(data, seed):
-    ...     return len(data) + seed % 2
-    >>> is_seeded(noise), is_seeded(len)
-    (True, False)
-
-    Raises `ArgumentTypeError` for what cannot be called.
-    """
-    if not callable(function):
-        raise ArgumentTypeError(f"seeded() got {function!r}: it marks functions of (data, seed)")
-    try:
-        setattr(function, _SEEDED, True)
-    except (AttributeError, TypeError):
-        return _Seeded(function)  # type: ignore[return-value]  # called like the function it holds
-    return function
-
-
-def is_seeded(function: object) -> bool:
-    """Return whether a function is marked by `seeded`, and so is to be called with a seed.
-
-    >>> is_seeded(RandomResizedCrop(224)), is_seeded(ResizeCenterCrop(224))
-    (True, False)
-    """
-    if isinstance(function, type) or not callable(function):  # to call a class is to make an instance
-        return False
-    holders = (function, type(function).__call__)
-    if any(getattr(holder, _SEEDED, False) is True for holder in holders):  # `is`: mocks have every attribute
-        return True
-    return isinstance(function, partial) and is_seeded(function.func)
-
-
-@seeded
-class _Seeded:
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-
-    def __call__(self, data: Any, seed: int) -> Any:
-        return self._function(data, seed)
-
-    def __repr__(self) -> str:
-        return f"seeded({self._function!r})"
 
 
 class Crop(NamedTuple):
@@ -129,7 +73,7 @@ class RandomResizedCrop:
         flip: float = 0.5,
         max_pixels: int | None = None,
     ) -> None:
-        self._height, self._width = _check_size(size)
+        self._height, self._width = check_image_size(size)
         self._scale = _check_range("scale", scale, 1.0)
         self._ratio = _check_range("ratio", ratio, math.inf)
         self._log_ratio = (math.log(self._ratio[0]), math.log(self._ratio[1]))
@@ -206,7 +150,7 @@ class ResizeCenterCrop:
     def __init__(
         self, size: int | tuple[int, int], *, resize: int | None = None, max_pixels: int | None = None
     ) -> None:
-        self._height, self._width = _check_size(size)
+        self._height, self._width = check_image_size(size)
         self._max_pixels = check_max_pixels(max_pixels)
         longest = max(self._height, self._width)
         self._resize = round(longest * 256 / 224) if resize is None else check_integer("resize", resize, 1)
@@ -232,7 +176,8 @@ class ResizeCenterCrop:
         return f"ResizeCenterCrop({_size_text(self._height, self._width)}, resize={self._resize}{most})"
 
 
-def _check_size(size: object) -> tuple[int, int]:
+def check_image_size(size: object) -> tuple[int, int]:
+    """Return ``size=``, a side or (height, width), as (height, width). Raises `ArgumentError` for less than 1."""
     if isinstance(size, (tuple, list)) and len(size) == 2:
         return check_integer("height in size", size[0], 1), check_integer("width in size", size[1], 1)
     side = check_integer("size", size, 1)

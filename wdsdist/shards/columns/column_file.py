@@ -98,11 +98,11 @@ def parse(content: bytes | Path, label: str, more: Mapping[str, str]) -> tuple[C
     Raises `IndexFormatError` for what is damaged, and ``FileNotFoundError``.
     """
 
-    load = functools.partial(array_file.load, content, _MAGIC, _VERSION, what="column", label=label)
-    kind = load({}).header.get("kind")
+    load = functools.partial(array_file.load, content, _MAGIC, what="column", label=label)
+    kind = load({_VERSION: {}}).header.get("kind")
     if kind not in _ARRAYS:
         raise IndexFormatError(f"{label} is a column of the unknown kind {kind!r}: make it anew with `wdsdist columns`")
-    found = load({**_ARRAYS[kind], **more})
+    found = load({_VERSION: {**_ARRAYS[kind], **more}})
     missing, starts = found.arrays["is_missing"], found.arrays.get("starts")
     column = Column(kind, found.arrays["values"], starts, missing if len(missing) else None)
     fits = starts is None or (

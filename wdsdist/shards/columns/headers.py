@@ -6,24 +6,18 @@ format allows: of remote shards only that is fetched.
 
 from __future__ import annotations
 
-import io
 import struct
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from wdsdist._util import exif
-from wdsdist._util.extras import extra
+from wdsdist._util.containers import first_stream, opened
 from wdsdist._util.npy_header import NPY_PREFIX, NpyLayout, npy_header_length, npy_layout
 
 _NO_SIZE = {0xC4, 0xC8, 0xCC}  # markers of JPEG among those from 0xC0 to 0xCF that begin no frame
 _ALONE = {0x01, *range(0xD0, 0xD9)}  # markers without a length
 _PLAIN_CODINGS = {1, 3, 6, 7, 0xFFFE}  # of WAV: each sample frame takes the same number of bytes
-
-_CONTAINERS = (
-    "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,mpegvideo,flv,ogg,flac,mp3,aac,ac3,wav,w64,aiff,au,caf,amr,"
-    "h264,hevc,gif"
-)
-"""Formats that PyAV may open. Playlists and the like are not among them, because they name other files and URLs."""
+_UNIT = 1_000_000  # of FFmpeg's times of whole containers, to a second
 
 
 class ShortError(Exception):
@@ -165,7 +159,10 @@ def recording(head: Head) -> Recording:
         found = _wav(head)
         if found is not None:
             return found
-    return _by_av(head(0, head.size))
+    if head.size > len(head.data):
+        raise ShortError(head.size)
+    with opened(head.data, "the length of audio and video") as container:
+        return _measured(container)
 
 
 def _wav(head: Head) -> Recording | None:
@@ -185,29 +182,21 @@ def _wav(head: Head) -> Recording | None:
     return Recording(frames / form[2], frames)
 
 
-def _by_av(data: bytes) -> Recording:
-    av = extra("av", "media", "the length of audio and video")
-    try:
-        options = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "none"}
-        with av.open(io.BytesIO(data), options=options, metadata_errors="replace") as container:
-            return _measured(container, av.time_base)
-    except Exception as error:  # FFmpeg's are many
-        raise ValueError(f"PyAV does not read it: {error}") from None
-
-
-def _measured(container: Any, unit: int) -> Recording:
-    video, audio = (next(iter(streams), None) for streams in (container.streams.video, container.streams.audio))
-    stream = video or audio
+def _measured(container: Any) -> Recording:
+    video = first_stream(container, "video")
+    stream = video or first_stream(container, "audio")
     if stream is None:
         raise ValueError("there is neither audio nor video in it")
-    seconds = container.duration / unit if container.duration is not None else None
+    seconds = container.duration / _UNIT if container.duration is not None else None
     if stream.duration is not None and (video is None or seconds is None):
         seconds = float(stream.duration * stream.time_base)
-    frames = stream.frames if video else round((seconds or 0) * stream.rate)
+    # A part that an edit list leaves out is counted in the header, but not shown.
+    left_out = sum(entry.is_discard for entry in stream.index_entries) if video and stream.frames else 0
+    frames = stream.frames - left_out if video else round((seconds or 0) * stream.rate)
     if seconds is None or not frames:  # its header does not say: the packets do, without being decoded
-        packets = [packet for packet in container.demux(stream) if packet.pts is not None]
+        packets = (packet for packet in container.demux(stream) if packet.pts is not None)
+        ends = [packet.pts + (packet.duration or 0) for packet in packets]
         if seconds is None:
-            ends = [(packet.pts + (packet.duration or 0)) * packet.time_base for packet in packets]
-            seconds = float(max(ends, default=0))
-        frames = len(packets) if video else round(seconds * stream.rate)
+            seconds = float(max(ends, default=0) * stream.time_base)
+        frames = len(ends) if video else round(seconds * stream.rate)
     return Recording(seconds, frames)

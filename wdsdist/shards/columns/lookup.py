@@ -34,7 +34,7 @@ class ColumnLookup:
     """
 
     def __init__(self, manifest: Manifest, name: str) -> None:
-        self._manifest = manifest
+        self.manifest = manifest
         self.name = name
         self._of_shards: OrderedDict[tuple[int, int], Column] = OrderedDict()
         _ = self._parts
@@ -61,13 +61,13 @@ class ColumnLookup:
 
     def __getstate__(self) -> dict[str, Any]:
         # Mapped columns stay behind: the other process maps them itself.
-        return {"_manifest": self._manifest, "name": self.name, "_of_shards": OrderedDict()}
+        return {"manifest": self.manifest, "name": self.name, "_of_shards": OrderedDict()}
 
     @functools.cached_property
     def _parts(self) -> dict[int, tuple[StoredColumn, Int64s] | None]:
         """The stored column of each part of the data set and where its shards' samples start, by the part's id."""
         parts: dict[int, tuple[StoredColumn, Int64s] | None] = {}
-        for part in self._manifest.data_sets:
+        for part in self.manifest.data_sets:
             if not part.num_samples:
                 continue
             stored = read.of_file(part.whole, self.name)
@@ -77,7 +77,7 @@ class ColumnLookup:
         return parts
 
     def _values(self, shard: int, samples: Int64s) -> npt.NDArray[Any]:
-        part, number = self._manifest.part(shard)
+        part, number = self.manifest.part(shard)
         stored = samples if part.picks is None else part.picks.of_shard(number)[samples].astype(np.int64)
         found = self._parts.get(id(part))
         if found is None:

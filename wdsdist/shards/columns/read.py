@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from wdsdist.errors import ArgumentError
 from wdsdist.shards.columns import column_file, from_index
 from wdsdist.shards.columns.column import Column
@@ -12,6 +14,10 @@ from wdsdist.shards.columns.column_file import StoredColumn
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
+
+PARTS = "__part__", "__parts__"
+"""The columns of a view whose samples are parts of records: which part each is, and how many its record has. Samples
+and batches have them under the same names."""
 
 
 def names(manifest: Manifest) -> list[str]:
@@ -22,7 +28,8 @@ def names(manifest: Manifest) -> list[str]:
 
 def _names(manifest: Manifest) -> list[str]:
     free = [*from_index.ALWAYS, *(f"{extension}.bytes" for extension in from_index.extensions_in(manifest))]
-    return free + [name for name in column_file.names(manifest) if name not in free]
+    free += [name for name in column_file.names(manifest) if name not in free]
+    return free if not manifest.has_parts else [*(name for name in free if name not in PARTS), *PARTS]
 
 
 def column(manifest: Manifest, name: str) -> Column:
@@ -30,7 +37,9 @@ def column(manifest: Manifest, name: str) -> Column:
 
     Raises `ArgumentError` where there is none of that name, and `IndexFormatError` where its file cannot be used.
     """
-    whole = manifest.whole
+    whole, picks = manifest.whole, manifest.picks
+    if name in PARTS and picks is not None and picks.parts is not None and picks.totals is not None:
+        return Column("int", (picks.parts if name == PARTS[0] else picks.totals).astype(np.int64))
     stored = of_file(whole, name)
     found = None if stored is None else stored.column
     if found is None and from_index.is_free(name):
@@ -38,8 +47,8 @@ def column(manifest: Manifest, name: str) -> Column:
         if found.is_empty and name not in from_index.ALWAYS:
             found = None
     if found is None:
-        raise unknown(name, names(whole))
-    return found if manifest.picks is None else found.take(manifest.picks.positions())
+        raise unknown(name, names(manifest))
+    return found if picks is None else found.take(picks.positions())
 
 
 def of_file(manifest: Manifest, name: str) -> StoredColumn | None:

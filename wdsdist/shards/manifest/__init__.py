@@ -2,13 +2,14 @@
 
 from wdsdist.shards.manifest.allowed_locations import check_location
 from wdsdist.shards.manifest.index_json import APPEND_RECORD, FILE_NAME, PACK_RECORD, dumps, load, save
-from wdsdist.shards.manifest.manifest import Manifest, Shard, index_name
+from wdsdist.shards.manifest.manifest import THIN, Manifest, Shard, index_name
 from wdsdist.shards.manifest.trusted_digests import record
 
 __all__ = [
     "APPEND_RECORD",
     "FILE_NAME",
     "PACK_RECORD",
+    "THIN",
     "Manifest",
     "Shard",
     "check_location",

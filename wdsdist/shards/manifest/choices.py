@@ -125,6 +125,36 @@ class Choices:
 
         return choose.repeat(cast("Manifest", self), times, seed)
 
+    def explode(self, by: str | float, *, per: float = 1, near: bool = False) -> Manifest:
+        """Make the parts of each record samples of their own: the clips of a video, the chunks of a document.
+
+        A sample of the view has the record's members, and beside ``"__key__"`` the number of its part,
+        ``"__part__"``, from 0 on, and how many parts the record has, ``"__parts__"``. A transform takes its part out:
+        by these, or as `wdsdist.transforms.parted` passes them. All promises hold for parts as for samples.
+
+        Args:
+            by: a column of counts, or of lengths that ``per`` divides; or a number, for all records alike. A record
+                of 0 is left out.
+            per: how much of the column a part has at most: by ``"mp4.seconds"`` and ``per=5``, a video of 120
+                seconds has 24 parts, and one of 121 has 25.
+            near: keep the parts of a record together in the order, so that it is read and decoded once for those of
+                a batch. By default they are shuffled as any samples, so that a batch has parts of many records.
+
+        Raises:
+            ArgumentError: an unknown column, one without a value for each record, or samples that are parts already.
+
+        >>> import tempfile, wdsdist
+        >>> from pathlib import Path
+        >>> samples = ({"txt": "word " * n} for n in (1, 5, 2))
+        >>> data = wdsdist.pack(samples, Path(tempfile.mkdtemp()) / "shards", shuffle_seed=None)
+        >>> chunks = data.explode("txt.bytes", per=10)
+        >>> chunks.num_samples, chunks.column("__part__").tolist(), chunks.column("__parts__").tolist()
+        (5, [0, 0, 1, 2, 0], [1, 3, 3, 3, 1])
+        """
+        from wdsdist.shards.views import choose
+
+        return choose.explode(cast("Manifest", self), by, per, near=near)
+
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Save a view as a file, which `wdsdist.open` takes; the shards stay where they are.
 

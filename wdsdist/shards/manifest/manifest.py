@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -21,6 +21,10 @@ from wdsdist.shards.manifest.choices import Choices
 from wdsdist.shards.tar import FIRST_DOT, is_compressed
 from wdsdist.shards.views.picks import NOTES_ON_ALL, Picks, fingerprint_of
 
+THIN = 1 / 2
+"""A remote shard of which an epoch reads less than this share is fetched in parts."""
+_BLOCKS = 8192
+"""Bytes of disk blocks that a range may take in part."""
 _NAMED = 8
 """Fields that the text of a manifest names."""
 
@@ -132,7 +136,7 @@ class Manifest(Choices):
     @property
     def mean_sample_bytes(self) -> int:
         """Bytes that a sample takes in its shard, as far as sizes are known."""
-        return self.num_bytes // max(1, self.whole.num_samples)
+        return self.num_bytes // max(1, self.whole.num_samples, self.num_samples)
 
     @functools.cached_property
     def whole(self) -> Manifest:
@@ -230,6 +234,20 @@ class Manifest(Choices):
         return np.where(self._is_compressed, self.tar_sizes, self.sizes)
 
     @functools.cached_property
+    def needed_sizes(self) -> Int64s:
+        """int64 [shards]: bytes of each that an epoch reads, about: of a thin view of remote plain tars its samples.
+
+        Indexes alone tell the sizes of samples, so they are taken to be alike, with some slack.
+        """
+        sizes = self.read_sizes
+        if self.picks is None:
+            return sizes
+        share = self.counts / np.maximum(self.picks.stored_counts, 1)
+        parts = (1.25 * share * sizes + _BLOCKS * self.counts).astype(np.int64)
+        has_parts = self.is_copied & ~self._is_compressed & (sizes > 0) & (share < THIN) & (not self.is_staged)
+        return np.where(has_parts, np.minimum(parts, sizes), sizes)
+
+    @functools.cached_property
     def _is_compressed(self) -> npt.NDArray[np.bool_]:
         """bool [shards]."""
         compressed = ~np.char.endswith(self.names, b".tar")
@@ -255,6 +273,37 @@ class Manifest(Choices):
     def part(self, number: int) -> tuple[Manifest, int]:
         """Return the manifest that lists a shard, and its number there: another one where some are concatenated."""
         return self, number
+
+    @functools.cached_property
+    def has_parts(self) -> bool:
+        """Whether samples are parts of records, as `explode` makes them; of several data sets, those of any."""
+        return any(one.picks is not None and one.picks.parts is not None for one in self.data_sets)
+
+    @property
+    def records(self) -> Callable[[int], npt.NDArray[np.uint32] | None] | None:
+        """What returns the record of each sample of a shard where parts of records are kept together in the order."""
+        return self._records if any(one.picks is not None and one.picks.is_near for one in self.data_sets) else None
+
+    def _records(self, number: int) -> npt.NDArray[np.uint32] | None:
+        part, number = self.part(number)
+        return part.picks.of_shard(number) if part.picks is not None and part.picks.is_near else None
+
+    def parts_of(self, shards: Int64s, samples: Int64s) -> Int64s | None:
+        """Return int64 [2, n]: which part each sample is, and how many its record has; ``None`` where all are whole.
+
+        Args:
+            shards, samples: int64 [n]: the shard of each, and its number there.
+        """
+        if not self.has_parts:
+            return None
+        found = np.tile(np.array([[0], [1]], np.int64), len(shards))
+        for shard in np.unique(shards).tolist():
+            part, number = self.part(shard)
+            here = shards == shard
+            parts = None if part.picks is None else part.picks.parts_in(number, samples[here])
+            if parts is not None:
+                found[:, here] = parts
+        return found
 
     def label(self, number: int) -> str:
         """Return the label of a shard's data set where manifests are concatenated; else an empty text."""
@@ -325,6 +374,11 @@ class Manifest(Choices):
         if is_spawning():  # else megabytes would go through the pipe to each worker
             return type(self)._arrived, (self._shared,)
         return type(self)._restored, (self._values(),)
+
+    @property
+    def shown(self) -> str:
+        """Where it lies, as messages and metrics name it."""
+        return storage.shown(self.base) + ("" if self.picks is None else f" ({self.num_samples:,} samples chosen)")
 
     def __repr__(self) -> str:
         chosen = "" if self.picks is None else f" of {self.whole.num_samples:,}"

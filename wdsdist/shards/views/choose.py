@@ -25,6 +25,9 @@ from wdsdist.shards.views.picks import MOST_IN_A_SHARD, NOTES_ON_ALL, Picks
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
+Explode = str | float | Mapping[str, Any] | None
+"""What ``explode=`` of a data set takes: ``by`` of `Manifest.explode`, or all of its arguments by their names."""
+
 Keys = Iterable[Any] | str | os.PathLike[str]
 
 _SPLIT, _SAMPLE, _REPEAT = b"split", b"sample", b"repeat"
@@ -87,13 +90,7 @@ def split(manifest: Manifest, shares: Mapping[str, float], by: str, seed: int) -
 def repeat(manifest: Manifest, times: str | int | float, seed: int) -> Manifest:
     """Return the view in which each sample comes as often as asked for; see `Manifest.repeat`."""
     seed = check_integer("seed", seed, 0, 2**64 - 1)
-    column = manifest._column(times) if isinstance(times, str) else None
-    if column is not None and (column.kind == "text" or column.is_missing is not None):
-        what = "holds texts" if column.kind == "text" else "has no value for some samples"
-        raise ArgumentError(f"the column {times!r} {what}: to repeat samples, it must have a number for each")
-    if column is None and (isinstance(times, bool) or not isinstance(times, (int, float))):
-        raise ArgumentTypeError(f"times is {times!r}: it must be a number or the name of a column")
-    given = np.full(manifest.num_samples, times, np.float64) if column is None else column.typed().astype(np.float64)
+    given = _numbers(manifest, times, "repeat samples")
     if len(given) and not (given.min() >= 0 and given.max() < MOST_IN_A_SHARD):
         raise ArgumentError(f"samples cannot be repeated {given.min():g} to {given.max():g} times: 0 is the least")
     counts = np.floor(given).astype(np.int64)
@@ -101,6 +98,44 @@ def repeat(manifest: Manifest, times: str | int | float, seed: int) -> Manifest:
     if rest.any():
         counts += _unit(_hashes(manifest._column("key"), _REPEAT, seed)) < rest
     return _view(manifest, np.repeat(np.arange(manifest.num_samples), counts), {"repeat": times})
+
+
+def explode(manifest: Manifest, by: str | float, per: float, *, near: bool) -> Manifest:
+    """Return the view in which each part of a record is a sample of its own; see `Manifest.explode`."""
+    if manifest.has_parts:
+        raise ArgumentError("the samples are parts of records already: explode the data set that they were made of")
+    if isinstance(per, bool) or not isinstance(per, (int, float)):
+        raise ArgumentTypeError(f"per is {per!r}: it must be a number, how much of the column a part has at most")
+    if not 0 < per < math.inf:
+        raise ArgumentError(f"per is {per!r}: how much of the column a part has at most must be above 0")
+    counts = np.ceil(_numbers(manifest, by, "explode records") / per)
+    if len(counts) and not (counts.min() >= 0 and counts.max() < MOST_IN_A_SHARD):
+        raise ArgumentError(
+            f"records cannot be exploded into {counts.min():,.0f} to {counts.max():,.0f} parts: 0 is the least"
+        )
+    totals = counts.astype(np.int64)
+    if manifest.num_samples:
+        in_shards = np.add.reduceat(totals, (manifest.ends - manifest.counts)[manifest.counts > 0])
+        if in_shards.max() >= MOST_IN_A_SHARD:
+            raise ArgumentError(f"a shard would have {in_shards.max():,} parts: raise per, or explode fewer records")
+    places, starts = np.repeat(np.arange(manifest.num_samples), totals), np.cumsum(totals) - totals
+    parts = (np.arange(len(places)) - starts[places]).astype(np.uint32)
+    step = {"explode": by, **({"per": per} if per != 1 else {}), **({"near": True} if near else {})}
+    return _view(manifest, places, step, parts, totals[places].astype(np.uint32), is_near=near)
+
+
+def exploded(manifest: Manifest, explode: Explode) -> Manifest:
+    """Return the view that ``explode=`` asks for; without it the data set as it is."""
+    if explode is None:
+        return manifest
+    arguments = explode if isinstance(explode, Mapping) else {"by": explode}
+    unknown = sorted(map(str, arguments.keys() - {"by", "per", "near"}))
+    if unknown or "by" not in arguments:
+        raise ArgumentError(
+            f'explode is {explode!r}: it is a column, a number, or a mapping such as {{"by": "mp4.seconds", "per": 5, '
+            f'"near": True}}'
+        )
+    return manifest.explode(**arguments)
 
 
 def _listed(given: Keys, on: str) -> tuple[Column, str]:
@@ -115,10 +150,41 @@ def _listed(given: Keys, on: str) -> tuple[Column, str]:
     return table.values(location, on), storage.shown(location)
 
 
-def _view(manifest: Manifest, places: Int64s, step: dict[str, Any]) -> Manifest:
-    """Return the view of the samples at some places of a data set or view, in increasing order."""
-    stored = places if manifest.picks is None else manifest.picks.positions()[places]
-    picks = Picks.of_positions(manifest.whole.counts, stored)
+def _numbers(manifest: Manifest, given: str | float, what: str) -> npt.NDArray[np.float64]:
+    """Return float64 [samples]: the numbers in a column, or one number for all."""
+    if not isinstance(given, str):
+        if isinstance(given, bool) or not isinstance(given, (int, float)):
+            raise ArgumentTypeError(f"to {what}, give a number or the name of a column, not {given!r}")
+        return np.full(manifest.num_samples, given, np.float64)
+    column = manifest._column(given)
+    if column.kind == "text":
+        raise ArgumentError(f"the column {given!r} holds texts: to {what}, it must have a number for each")
+    if column.is_missing is not None and column.is_missing.any():
+        raise ArgumentError(
+            f"the column {given!r} has no value for {int(column.is_missing.sum()):,} samples: to {what}, it must have "
+            f"a number for each; choose those that have one, as in data.select('\"{given}\" IS NOT NULL')"
+        )
+    return column.typed().astype(np.float64)
+
+
+def _view(
+    manifest: Manifest,
+    places: Int64s,
+    step: dict[str, Any],
+    parts: npt.NDArray[np.uint32] | None = None,
+    totals: npt.NDArray[np.uint32] | None = None,
+    *,
+    is_near: bool = False,
+) -> Manifest:
+    """Return the view of the samples at some places of a data set or view, in increasing order.
+
+    ``parts`` and ``totals`` say which part of its record each is; without them it is the part that it was.
+    """
+    before = manifest.picks
+    stored = places if before is None else before.positions()[places]
+    if parts is None and before is not None and before.parts is not None and before.totals is not None:
+        parts, totals, is_near = before.parts[places], before.totals[places], before.is_near
+    picks = Picks.of_positions(manifest.whole.counts, stored, parts, totals, is_near=is_near)
     about = {**step, "samples_before": manifest.num_samples, "samples_after": len(places)}
     notes = {name: note for name, note in manifest.extra.items() if name not in NOTES_ON_ALL}
     return replace(manifest, counts=picks.counts, picks=picks, made_by=(*manifest.made_by, about), extra=notes)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util.array_types import Int64s
+from wdsdist._util.array_types import Int64s, runs
 from wdsdist.errors import IndexFormatError
 from wdsdist.shards import array_file
 
-MAGIC, VERSION = b"wds-view", 1
-ARRAYS = {"stored_counts": "<i8", "starts": "<i8", "numbers": "<u4"}
+MAGIC = b"wds-view"
+_ARRAYS = {"stored_counts": "<i8", "starts": "<i8", "numbers": "<u4"}
+_VERSIONS = {1: _ARRAYS, 2: {**_ARRAYS, "parts": "<u4", "totals": "<u4"}}
+"""The arrays of each version of the file. A view of parts of records is version 2, so that releases that know no parts
+do not take them for repeated samples; all others are version 1."""
 
 NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out", "excluded", "scattered", "generations", "appended")
 """Notes of an ``index.json`` on all samples, such as totals, so that they are wrong for a part of them."""
@@ -39,9 +42,23 @@ class Picks:
     """The local file that the arrays are mapped from; empty where they are in memory."""
     stated_digest: str = ""
     """SHA-256 of the arrays, as that file states it."""
+    parts: npt.NDArray[np.uint32] | None = None
+    """uint32 [samples]: which part of its record each sample is, from 0 on; ``None`` where samples are whole."""
+    totals: npt.NDArray[np.uint32] | None = None
+    """uint32 [samples]: the parts of that record."""
+    is_near: bool = False
+    """Whether the order keeps parts of a record together."""
 
     @classmethod
-    def of_positions(cls, stored_counts: Int64s, positions: Int64s) -> Picks:
+    def of_positions(
+        cls,
+        stored_counts: Int64s,
+        positions: Int64s,
+        parts: npt.NDArray[np.uint32] | None = None,
+        totals: npt.NDArray[np.uint32] | None = None,
+        *,
+        is_near: bool = False,
+    ) -> Picks:
         """Return the picks of samples by their places on the line of all stored samples, in increasing order.
 
         >>> picks = Picks.of_positions(np.array([3, 2]), np.array([0, 2, 2, 4]))
@@ -53,7 +70,8 @@ class Picks:
         stops = np.searchsorted(positions, ends)
         starts = np.concatenate(([0], stops)).astype(np.int64)
         numbers = (positions - np.repeat(firsts, np.diff(starts))).astype(np.uint32)
-        return cls(np.asarray(stored_counts, np.int64), starts, numbers)
+        counts = np.asarray(stored_counts, np.int64)
+        return cls(counts, starts, numbers, parts=parts, totals=totals, is_near=is_near)
 
     @classmethod
     def load(cls, content: bytes | Path, label: str = "") -> tuple[Picks, dict[str, Any]]:
@@ -63,13 +81,15 @@ class Picks:
         """
         path = str(content) if isinstance(content, Path) else ""
         label = label or path
-        found = array_file.load(content, MAGIC, VERSION, ARRAYS, what="view", label=label)
-        picks = cls(**found.arrays, path=path, stated_digest=found.digest)
+        found = array_file.load(content, MAGIC, _VERSIONS, what="view", label=label)
+        is_near = found.header.get("near") is True
+        picks = cls(**found.arrays, path=path, stated_digest=found.digest, is_near=is_near)
         counts, starts = picks.stored_counts, picks.starts
         if (
-            len(starts) != len(counts) + 1
+            ("near" in found.header) != (picks.parts is not None)
+            or len(starts) != len(counts) + 1
             or starts[0] != 0
-            or starts[-1] != len(picks.numbers)
+            or any(starts[-1] != len(each) for each in (picks.numbers, picks.parts, picks.totals) if each is not None)
             or bool((picks.counts < 0).any())
             or bool(((counts < 0) | (counts > MOST_IN_A_SHARD)).any())
         ):
@@ -89,12 +109,19 @@ class Picks:
     @property
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The arrays of the choice, as they are written."""
-        return {name: np.ascontiguousarray(getattr(self, name), dtype) for name, dtype in ARRAYS.items()}
+        dtypes = _VERSIONS[self.version].items()
+        return {name: np.ascontiguousarray(getattr(self, name), dtype) for name, dtype in dtypes}
+
+    @property
+    def version(self) -> int:
+        """The version of a file that holds the choice."""
+        return 1 if self.parts is None else 2
 
     def check(self) -> None:
         """Raise `IndexFormatError` where the arrays of a file are not those that it was written with."""
-        for shard in range(len(self.stored_counts)):
+        for shard, count in enumerate(self.counts.tolist()):
             self.of_shard(shard)
+            self.parts_in(shard, np.arange(count))
         if self.stated_digest and array_file.digest_of(self.arrays) != self.stated_digest:
             raise IndexFormatError(f"the view {self.path} is damaged: its digest is wrong; make it anew")
 
@@ -111,6 +138,19 @@ class Picks:
             )
         return numbers
 
+    def parts_in(self, shard: int, samples: Int64s) -> npt.NDArray[np.int64] | None:
+        """Return int64 [2, n]: the parts that samples of a shard are, and how many their records have; else ``None``.
+
+        Raises `IndexFormatError` where a file names a part that is none.
+        """
+        if self.parts is None or self.totals is None:
+            return None
+        places = self.starts[shard] + samples
+        found = np.stack((self.parts[places], self.totals[places])).astype(np.int64)
+        if bool((found[0] >= found[1]).any()):
+            raise IndexFormatError(f"the view {self.path or ''} is damaged: it names parts that are none; make it anew")
+        return found
+
     def positions(self) -> Int64s:
         """Return int64 [samples]: the place of each chosen sample on the line of all stored samples."""
         firsts: Int64s = np.cumsum(self.stored_counts) - self.stored_counts
@@ -118,14 +158,17 @@ class Picks:
 
     def of_shards(self, shards: Int64s) -> Picks:
         """Return the picks of some shards, in the given order."""
-        parts = [self.of_shard(number) for number in shards.tolist()]
-        starts = np.cumsum([0, *map(len, parts)]).astype(np.int64)
-        return Picks(self.stored_counts[shards], starts, np.concatenate([*parts, np.zeros(0, np.uint32)]).astype("<u4"))
+        places, starts = runs(self.starts, shards)
+        chosen: dict[str, Any] = {"starts": starts, "stored_counts": self.stored_counts[shards]}
+        for name in ("numbers", "parts", "totals"):
+            values = getattr(self, name)
+            chosen[name] = None if values is None else values[places]
+        return replace(self, path="", stated_digest="", **chosen)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.path:  # a worker maps the file itself, so that its bytes are in memory once
             return _reloaded, (self.path, self.stated_digest)
-        return Picks, (self.stored_counts, self.starts, self.numbers)
+        return Picks, tuple(getattr(self, one.name) for one in fields(self))
 
 
 def _reloaded(path: str, digest: str) -> Picks:
@@ -137,4 +180,5 @@ def _reloaded(path: str, digest: str) -> Picks:
 
 def fingerprint_of(data: str, picks: Picks) -> str:
     """Return the digest of a view of the data set with a fingerprint."""
-    return hashlib.sha256(f"{data}\0{picks.digest}".encode()).hexdigest()[:32]
+    near = "\0near" if picks.is_near else ""
+    return hashlib.sha256(f"{data}\0{picks.digest}{near}".encode()).hexdigest()[:32]

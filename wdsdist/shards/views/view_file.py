@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, ManifestError
 from wdsdist.shards import array_file
 from wdsdist.shards.manifest import trusted_digests
 from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_location
-from wdsdist.shards.views.picks import MAGIC, NOTES_ON_ALL, VERSION, Picks
+from wdsdist.shards.views.picks import MAGIC, NOTES_ON_ALL, Picks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,10 +43,11 @@ def save(manifest: Manifest, path: Path) -> Path:
         "data": _relative(manifest.origin, path),
         "fingerprint": manifest.whole.fingerprint,
         "made_by": list(manifest.made_by),
+        **({} if manifest.picks.parts is None else {"near": manifest.picks.is_near}),
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        head = array_file.save(path, MAGIC, VERSION, header, manifest.picks.arrays)
+        head = array_file.save(path, MAGIC, manifest.picks.version, header, manifest.picks.arrays)
         trusted_digests.record(head)
     except OSError as error:
         raise DestinationError(f"the view {path} cannot be written: {error.strerror or error}") from error
@@ -61,11 +63,17 @@ def count_differing(path: str, other: str) -> int:
     shared = min(len(one.stored_counts), len(another.stored_counts))
     if not np.array_equal(one.stored_counts[:shared], another.stored_counts[:shared]):
         raise IndexFormatError(f"the views {path} and {other} are of different data sets")
-    numbers, counts = np.unique(np.concatenate((one.positions(), another.positions())), return_counts=True)
-    of_one = np.zeros(len(numbers), np.int64)
-    chosen, times = np.unique(one.positions(), return_counts=True)
-    of_one[np.searchsorted(numbers, chosen)] = times
-    return int(np.abs(2 * of_one - counts).sum())
+    rows = [_rows(picks) for picks in (one, another)]
+    _, which = np.unique(np.concatenate(rows), axis=0, return_inverse=True)
+    signs = np.repeat([1, -1], [len(each) for each in rows])
+    return int(np.abs(np.bincount(which.ravel(), signs)).sum())
+
+
+def _rows(picks: Picks) -> npt.NDArray[np.int64]:
+    """Return int64 [samples, 3]: the place of each sample on the line of all stored ones, its part and their number."""
+    whole = np.zeros(len(picks.numbers), np.int64)
+    parts, totals = (whole if each is None else each.astype(np.int64) for each in (picks.parts, picks.totals))
+    return np.stack((picks.positions(), parts, totals), axis=1)
 
 
 def is_view(location: str, options: storage.StorageOptions) -> bool:

@@ -1,0 +1,18 @@
+"""The page of the command line."""
+
+from __future__ import annotations
+
+import runpy
+
+from tests.support.pages import ROOT
+from wdsdist.cli import _wdsdist
+
+
+def test_the_page_of_the_command_line_shows_the_commands_and_options_as_they_are() -> None:
+    tool = runpy.run_path(str(ROOT / "tools" / "docs" / "command_line.py"))
+    made = tool["page"](_wdsdist)
+    assert made == (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8"), (
+        "run `python tools/docs/command_line.py`, as `make docs` does"
+    )
+    assert all(f"## wdsdist {name}" in made for name in _wdsdist.commands)
+    assert "| `--on-error [raise\\|skip]` | What becomes of a sample or tar with a fault" in made

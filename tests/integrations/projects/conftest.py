@@ -1,0 +1,38 @@
+"""The adapters that docs/projects shows, as they stand there, and ranks for them to run on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from tests.support.pages import ROOT, blocks
+
+Adapter = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def adapter() -> Adapter:
+    """Run a block of a project's page, with texts in it replaced, and return the names that it defines."""
+
+    def run(project: str, replaced: Mapping[str, str] | None = None, *, block: int = 0, **names: Any) -> dict[str, Any]:
+        text = blocks((ROOT / "docs" / "projects" / f"{project}.md").read_text())[block].text
+        for old, new in (replaced or {}).items():
+            assert old in text
+            text = text.replace(old, new)
+        exec(compile(text, f"{project}.md", "exec"), names := names | {"__name__": project})
+        return names
+
+    return run
+
+
+@pytest.fixture
+def on_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Let what is made from now on find itself on a rank of so many, as under torchrun."""
+
+    def be(rank: int, world: int) -> None:
+        for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", world), ("LOCAL_WORLD_SIZE", world)):
+            monkeypatch.setenv(name, str(value))
+
+    return be

@@ -1,0 +1,89 @@
+"""On a signal a rank and its workers write where they stand, go on, and end nobody who does not know the signal."""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from wdsdist import StreamingDataLoader, StreamingDataset, dump_on_signal
+from wdsdist.errors import ArgumentError
+from wdsdist.storage import waits
+
+SIGNAL = signal.SIGUSR2
+END = "its requests to stores under way:\n"
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    before = signal.getsignal(SIGNAL)
+    yield
+    faulthandler.unregister(SIGNAL)
+    signal.signal(SIGNAL, before)
+
+
+def written(path: Path, dumps: int) -> str:
+    """Return what processes write, once there are so many dumps of it."""
+    until = time.monotonic() + 60
+    while path.read_text().count(END) < dumps and time.monotonic() < until:
+        time.sleep(0.01)
+    return path.read_text()
+
+
+def test_stacks_and_requests_are_written_and_the_process_goes_on(tmp_path: Path) -> None:
+    dump_on_signal(SIGNAL, path=tmp_path / "stacks.txt")
+    for _ in range(2):
+        with waits.under_way(waits.Request("s3://bucket/7.tar", note="last error: 503 Slow Down")):
+            os.kill(os.getpid(), SIGNAL)
+    text = written(tmp_path / "stacks.txt", 2)
+    assert text.count("test_stacks_and_requests_are_written") == 2
+    assert text.count(f"above are the stacks of process {os.getpid()}; {END}") == 2
+    assert "\n  s3://bucket/7.tar (0 s, attempt 1, last error: 503 Slow Down)\n" in text
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_workers_write_where_they_stand_however_they_start(shards: Path, tmp_path: Path, method: str) -> None:
+    dump_on_signal(SIGNAL, path=tmp_path / "stacks.txt")
+    loader = StreamingDataLoader(
+        StreamingDataset(shards, num_replicas=1, rank=0), 10, num_workers=2, multiprocessing_context=method
+    )
+    batches = iter(loader)
+    next(batches)
+    os.kill(os.getpid(), SIGNAL)
+    text = written(tmp_path / "stacks.txt", 3)
+    for worker in loader._iterator._workers:  # type: ignore[union-attr]
+        assert f"process {worker.pid} ({worker.name} of process {os.getpid()})" in text
+    assert len(list(batches)) == 9
+
+
+def answer(pipe: Connection) -> None:
+    signal.signal(SIGNAL, signal.SIG_DFL)
+    pipe.send("ready")
+    pipe.send(pipe.recv())
+
+
+def test_a_child_that_does_not_know_the_signal_lives_on(tmp_path: Path) -> None:
+    dump_on_signal(SIGNAL, path=tmp_path / "stacks.txt")
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=answer, args=(theirs,))
+    child.start()
+    assert ours.recv() == "ready"
+    os.kill(os.getpid(), SIGNAL)
+    assert f"process {os.getpid()}" in written(tmp_path / "stacks.txt", 1)
+    ours.send("alive")
+    assert ours.recv() == "alive"
+    child.join()
+
+
+def test_a_signal_that_the_program_handles_is_left_to_it(tmp_path: Path) -> None:
+    signal.signal(SIGNAL, lambda *_: None)
+    with pytest.raises(ArgumentError, match="signum is SIGUSR2, which this program handles already: choose another"):
+        dump_on_signal(SIGNAL, path=tmp_path / "stacks.txt")
+    assert not (tmp_path / "stacks.txt").exists()

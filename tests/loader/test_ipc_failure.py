@@ -1,0 +1,80 @@
+"""The error of a worker ends in one line with the cause, and before it has the lines of the user's code alone."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wdsdist import StreamingDataLoader, StreamingDataset
+from wdsdist.errors import DecodeError, ShardDamagedError
+from wdsdist.loader.ipc.failure import WorkerFailure
+
+
+def lines_of_an_error(shards: Path, workers: int = 1, **options: Any) -> tuple[BaseException, list[str]]:
+    """Return the error that ends an epoch, and its traceback as Python prints it."""
+    dataset = StreamingDataset(shards, num_replicas=1, rank=0, shuffle=False, **options)
+    loader = StreamingDataLoader(dataset, 10, num_workers=workers, multiprocessing_context="fork" if workers else None)
+    with pytest.raises(Exception) as caught:
+        list(loader)
+    return caught.value, "".join(traceback.format_exception(caught.value)).splitlines()
+
+
+def test_a_damaged_shard_is_one_line_that_names_the_worker(shards: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(shards, tmp_path / "shards")
+    shard = folder / "003.tar"
+    shard.write_bytes(shard.read_bytes()[:-2048])
+    error, lines = lines_of_an_error(folder)
+    assert isinstance(error, ShardDamagedError)
+    assert lines[-1].startswith(f"wdsdist.errors.ShardDamagedError: shard {shard} is 2,048 bytes short of its index")
+    assert "(in data loading worker 0, pid " in lines[-1]
+    assert len(lines) < 10
+    assert not [line for line in lines if "torch/utils/data" in line]
+
+
+def add_nothing(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "more": sample["nothing"]}
+
+
+def test_an_error_in_a_transform_shows_the_lines_of_the_transform(shards: Path) -> None:
+    error, lines = lines_of_an_error(shards, transform=add_nothing)
+    assert type(error) is KeyError
+    assert lines[-1] == "KeyError: 'nothing'"
+    assert [line for line in lines if "in data loading worker 0, pid " in line]
+    assert f'  File "{__file__}", line' in "".join(lines[-4:-2])
+    assert "in add_nothing" in "".join(lines[-4:-2])
+
+
+def refuse(content: bytes) -> int:
+    raise ValueError(f"{len(content)} bytes are too few")
+
+
+def test_an_error_in_a_decoder_ends_in_the_member_that_did_not_decode(shards: Path) -> None:
+    error, lines = lines_of_an_error(shards, decode={"cls": refuse})
+    assert isinstance(error, DecodeError)
+    assert lines[-1].startswith("wdsdist.errors.DecodeError: 000.tar: member k0.cls: 1 bytes do not decode")
+    assert "in refuse" in "".join(lines)
+
+
+def test_without_workers_an_error_stays_as_it_is(shards: Path) -> None:
+    error, lines = lines_of_an_error(shards, 0, transform=add_nothing)
+    assert error.args == ("nothing",)
+    assert "in add_nothing" in "".join(lines)
+
+
+class ParticularError(Exception):
+    """An error that cannot be made of a text."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(code, reason)
+
+
+@pytest.mark.parametrize(("error", "kind"), [(ParticularError(3, "why"), RuntimeError), (OSError(2, "gone"), OSError)])
+def test_an_error_of_any_type_comes_with_its_cause(error: Exception, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=r"in data loading worker 3, pid \d+") as caught:
+        pickle.loads(pickle.dumps(WorkerFailure(error, 3))).reraise()
+    assert str(caught.value).splitlines()[-1].endswith(str(error))

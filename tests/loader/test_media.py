@@ -1,0 +1,108 @@
+"""Video and audio through the loader: the same clips in any world and after a resume, and bad files replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from wdsdist.transforms import AudioClip, Clip, RandomResizedCrop
+
+import wdsdist
+from tests.support.media import recording, video
+from wdsdist import StreamingDataLoader, StreamingDataset
+from wdsdist.errors import ArgumentError, DecodeError
+
+pytest.importorskip("av")
+
+DECODE = {"mp4": Clip(3, stride=2, size=RandomResizedCrop(24)), "flac": AudioClip(0.25, 8000), "cls": int}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 samples of a video, a recording and a number."""
+    return packed(tmp_path_factory.mktemp("media"), {})
+
+
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, with the video of sample 0 and the recording of sample 1 cut short."""
+    return packed(tmp_path_factory.mktemp("bad"), {("mp4", 0), ("flac", 1)})
+
+
+def packed(folder: Path, cut: Collection[tuple[str, int]]) -> Path:
+    film, sound = video(40, options=(("g", "12"), ("bf", "3"))), recording(seconds=2, channels=1, rate=16_000)
+    samples = (
+        {
+            "__key__": f"{number:02d}",
+            "mp4": film[: 500 if ("mp4", number) in cut else None],
+            "flac": sound[: 500 if ("flac", number) in cut else None],
+            "cls": number,
+        }
+        for number in range(24)
+    )
+    wdsdist.pack(samples, folder, shard_samples=8)
+    return folder
+
+
+def dataset(shards: Path, **how: Any) -> StreamingDataset:
+    return StreamingDataset(shards, decode=DECODE, seed=3, **how)
+
+
+def taken(batches: Any) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    rows = (zip(batch["cls"].tolist(), batch["mp4"], batch["flac"], strict=True) for batch in batches)
+    return {number: (clip, sound) for batch in rows for number, clip, sound in batch}
+
+
+def test_clips_are_the_same_in_any_world_and_after_a_resume(shards: Path) -> None:
+    loader = StreamingDataLoader(dataset(shards), batch_size=4, num_workers=0)
+    expected = taken(loader)
+    assert len(expected) == 24
+    assert expected[5][0].shape == (3, 3, 24, 24)
+    assert expected[5][1].shape == (1, 2000)
+    loader.set_epoch(0)
+    batches = iter(loader)
+    found = taken([next(batches), next(batches)])
+    state = loader.state_dict()
+    for rank in range(2):
+        resumed = StreamingDataLoader(dataset(shards, num_replicas=2, rank=rank), batch_size=2, num_workers=1)
+        resumed.load_state_dict(state)
+        found |= taken(resumed)
+    assert found.keys() == expected.keys()
+    assert all(one.equal(other) for key in found for one, other in zip(found[key], expected[key], strict=True))
+
+
+def test_another_epoch_takes_other_clips(shards: Path) -> None:
+    loader = StreamingDataLoader(dataset(shards), batch_size=4, num_workers=0)
+    first = taken(loader)
+    loader.set_epoch(1)
+    assert not taken(loader)[5][0].equal(first[5][0])
+
+
+def test_bad_files_are_an_error_that_names_the_member_or_are_replaced(bad: Path) -> None:
+    data = StreamingDataset(bad, decode=DECODE, shuffle=False)
+    places = [number for number in range(24) if StreamingDataset(bad, fields=("cls",))[number]["cls"] in (b"0", b"1")]
+    with pytest.raises(DecodeError, match=r"\.tar: member \d\d\.(mp4|flac): .*on_error=\"replace\""):
+        data[places[0]]
+    replacing = dataset(bad, on_error="replace", error_budget=0.5)
+    assert taken(StreamingDataLoader(replacing, batch_size=4, num_workers=0)).keys() == {*range(2, 24)}
+
+
+def test_audio_is_decoded_by_its_extension(shards: Path) -> None:
+    found = StreamingDataset(shards, decode="audio")[7]
+    samples, rate = found["flac"]
+    assert (samples.dtype, samples.shape, rate) == (torch.float32, (1, 32_000), 16_000)
+    assert type(found["cls"]) is int
+    assert type(found["mp4"]) is bytes
+    with pytest.raises(ArgumentError, match="max_pixels is 5"):
+        StreamingDataset(shards, decode="audio", max_pixels=5)
+
+
+def test_the_length_of_video_and_audio_is_a_column(shards: Path) -> None:
+    found = wdsdist.open(shards)
+    found.add_columns(probe=["mp4.seconds", "mp4.frames", "flac.seconds"])
+    assert {*found.column("mp4.frames")} == {40}
+    assert {*found.column("flac.seconds")} == {2}
+    assert found.column("mp4.seconds") == pytest.approx(4 / 3, abs=0.001)

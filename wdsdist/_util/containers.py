@@ -1,0 +1,90 @@
+"""Containers of audio and video, opened with PyAV where they lie in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from wdsdist._util.extras import extra
+from wdsdist.errors import DecodeError, WdsdistError
+
+_FORMATS = (
+    "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,mpegvideo,flv,ogg,flac,mp3,aac,ac3,wav,w64,aiff,au,caf,amr,"
+    "h264,hevc,gif"
+)
+"""Formats that PyAV may open. Playlists and the like are not among them, because they name other files and URLs."""
+
+_ATTACHED_PICTURE = 1 << 10  # of a stream's disposition
+_LEAD = 10  # seconds
+
+
+class _Reader:
+    """A file to read over bytes in memory, such as a member of a mapped shard: only what is asked for is touched."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+        self._place = 0
+
+    def read(self, size: int) -> bytes:
+        part = bytes(self._data[self._place : self._place + size])
+        self._place += len(part)
+        return part
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: len(self._data)}[whence]
+        self._place = max(0, base + offset)
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def close(self) -> None:
+        self._data = b""  # a view that an error's traceback keeps would keep its shard from being evicted
+
+
+@contextmanager
+def opened(data: Any, purpose: str, options: Mapping[str, str] | None = None) -> Iterator[Any]:
+    """Open audio or video; what PyAV raises until the block ends is a `DecodeError`.
+
+    Args:
+        data: the bytes of the file, or anything that has a length and gives bytes for a slice.
+        purpose: what needs PyAV, as the start of a sentence.
+        options: of FFmpeg, beside those that keep it from opening other files.
+
+    Raises `ExtraMissingError` without PyAV.
+    """
+    av = extra("av", "media", purpose)
+    reader = _Reader(data)
+    allowed = {"format_whitelist": _FORMATS, "protocol_whitelist": "none"}
+    try:
+        with av.open(reader, options={**(options or {}), **allowed}, metadata_errors="replace") as container:
+            yield container
+    except WdsdistError:
+        raise
+    except (av.FFmpegError, ValueError, OverflowError, AssertionError) as error:  # FFmpeg's are many
+        raise DecodeError(f"PyAV does not read it: {error}") from None
+    finally:
+        reader.close()
+
+
+def first_stream(container: Any, kind: str) -> Any | None:
+    """Return the first stream of a ``kind``, ``"audio"`` or ``"video"``, or ``None``; a cover picture is no video."""
+    found = (one for one in getattr(container.streams, kind) if not one.disposition & _ATTACHED_PICTURE)
+    return next(found, None)
+
+
+def seek(container: Any, stream: Any, time: int | None) -> None:
+    """Go to the last keyframe of a stream before a time in its ticks, as far as it is found; ``None`` for the first.
+
+    Raises `DecodeError` where the format does not allow it.
+    """
+    import av
+
+    early = (stream.start_time or 0) - int(_LEAD / stream.time_base)  # keyframes are found by when they are decoded
+    for one in (*(() if time is None else (time,)), early, stream.start_time or 0):
+        with suppress(av.FFmpegError):
+            container.seek(one, stream=stream)
+            return
+    raise DecodeError("it cannot be searched: put it into a container, as `ffmpeg -c copy x.mp4` does")

@@ -1,0 +1,126 @@
+"""Marks of decode functions and transforms: that they take a seed, or the number of the part of a record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from wdsdist.errors import ArgumentTypeError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_SEEDED, _PARTED = "__wdsdist_seeded__", "__wdsdist_parted__"
+
+
+class Part(NamedTuple):
+    """The part of a record that a sample is, where the data set was exploded."""
+
+    number: int
+    """From 0 on."""
+    total: int
+    """Parts of the record."""
+
+
+WHOLE = Part(0, 1)
+
+
+def seeded(function: Function) -> Function:
+    """Mark a decode function or transform as one that takes a seed: ``function(data, seed)``.
+
+    The data set passes it an integer in ``[0, 2**63)`` drawn from its own seed, the epoch and the sample, so that
+    augmentation is the same on any number of ranks and workers, and after a resume. The mark survives pickling,
+    ``functools.partial`` and ``functools.wraps``. A class that is marked, or whose ``__call__`` is, marks its
+    instances. What cannot carry a mark, such as a bound method, is wrapped.
+
+    >>> @seeded
+    ... def noise(data, seed):
+    ...     return len(data) + seed % 2
+    >>> is_seeded(noise), is_seeded(len)
+    (True, False)
+
+    Raises `ArgumentTypeError` for what cannot be called.
+    """
+    return _marked(function, _SEEDED, "seeded() got {!r}: it marks functions of (data, seed)")
+
+
+def parted(function: Function) -> Function:
+    """Mark a decode function or transform as one of parts of records: ``function(data, part=0, parts=24)``.
+
+    The data set passes it the number of the part, from 0 on, and how many parts the record has, as
+    `Manifest.explode` planned them; of data that was not exploded, 0 and 1. With `seeded` too it is called as
+    ``function(data, seed, part=0, parts=24)``. The mark is kept as that of `seeded` is.
+
+    >>> @parted
+    ... def page(data, part, parts):
+    ...     return data.split(b"|")[part]
+    >>> call(page, b"one|two|three", 0, Part(1, 3))
+    b'two'
+
+    Raises `ArgumentTypeError` for what cannot be called.
+    """
+    return _marked(function, _PARTED, "parted() got {!r}: it marks functions of (data, part, parts)")
+
+
+def is_seeded(function: object) -> bool:
+    """Return whether a function is marked by `seeded`, and so is to be called with a seed."""
+    return _has_mark(function, _SEEDED)
+
+
+def is_parted(function: object) -> bool:
+    """Return whether a function is marked by `parted`, and so is to be called with the part of a record."""
+    return _has_mark(function, _PARTED)
+
+
+def call(function: Callable[..., Any], data: Any, seed: int, part: Part | None) -> Any:
+    """Call a function with what its marks ask for."""
+    arguments = (data, seed) if is_seeded(function) else (data,)
+    if not is_parted(function):
+        return function(*arguments)
+    number, total = part or WHOLE
+    return function(*arguments, part=number, parts=total)
+
+
+def stretch(length: int, part: int, parts: int) -> slice:
+    """Return the stretch of a sequence that is part ``part`` of ``parts``: they follow one another, and are even.
+
+    Part ``i`` of ``n`` is ``[i * length // n, (i + 1) * length // n)``, by which the lengths of parts are planned too.
+
+    >>> [list(range(10))[stretch(10, part, 3)] for part in range(3)]
+    [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]
+    """
+    return slice(part * length // parts, (part + 1) * length // parts)
+
+
+def _marked(function: Function, mark: str, refusal: str) -> Function:
+    if not callable(function):
+        raise ArgumentTypeError(refusal.format(function))
+    try:
+        setattr(function, mark, True)
+    except (AttributeError, TypeError):
+        wrapped = _Wrapped(function)  # called like the function it holds
+        for other in (mark, *(one for one in (_SEEDED, _PARTED) if _has_mark(function, one))):
+            setattr(wrapped, other, True)
+        return wrapped  # type: ignore[return-value]
+    return function
+
+
+def _has_mark(function: object, mark: str) -> bool:
+    if isinstance(function, type) or not callable(function):  # to call a class is to make an instance
+        return False
+    holders = (function, type(function).__call__)
+    if any(getattr(holder, mark, False) is True for holder in holders):  # `is`: mocks have every attribute
+        return True
+    return isinstance(function, partial) and _has_mark(function.func, mark)
+
+
+class _Wrapped:
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, data: Any, *arguments: Any, **more: Any) -> Any:
+        return self._function(data, *arguments, **more)
+
+    def __repr__(self) -> str:
+        marks = {_SEEDED: "seeded", _PARTED: "parted"}
+        return f"{'+'.join(name for mark, name in marks.items() if _has_mark(self, mark))}({self._function!r})"

@@ -1,0 +1,1 @@
+"""Decode audio and video, and the clips that training takes of them."""
