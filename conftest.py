@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,12 @@ def pytest_collect_file(file_path: Path) -> Iterator[None]:
     if file_path.suffix == ".py" and ">>> " not in file_path.read_text(encoding="utf-8"):
         collectors = [collector for collector in collectors if type(collector) is pytest.Module]
     return collectors
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Start the fork server of a process of many tests at once: the first that needs it would wait for its imports."""
+    if hasattr(session.config, "workerinput"):
+        forkserver.ensure_running()
 
 
 def pytest_collection_finish() -> None:

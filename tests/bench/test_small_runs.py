@@ -17,7 +17,7 @@ RUNS = {
     "bench_index": (["--repeat", "1", "--samples", "500"], "x tarfile"),
     "bench_listing": (["--members", "2000"], "2,000 members"),
     "bench_media": (["--repeat", "1", "--videos", "1", "--seconds", "3"], "wdsdist / a bare loop"),
-    "bench_mixing": (["--epochs", "1", "--samples", "200000", "--windows", "8"], "| uniform shuffle |"),
+    "bench_mixing": (["--epochs", "1", "--samples", "200000"], "| uniform shuffle |"),
     "bench_pack": (["--files", "200", "20", "--rounds", "1", "--data", "{tmp}"], "|"),
     "bench_plan": (["--repeat", "1"], "torch: memory added"),
     "bench_remote": (

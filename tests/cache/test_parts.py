@@ -185,6 +185,7 @@ def test_processes_that_need_one_index_fetch_it_once(
     open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore
 ) -> None:
     datasets, slow = [open_dataset() for _ in range(4)], Fault("train/00.tar.wdsindex", "slow", seconds=0.2)
+    assert all(is_right(dataset[50]) for dataset in datasets)  # of another shard: all are ready
     store.plant(slow)
     with ThreadPoolExecutor(4) as pool:
         assert all(map(is_right, pool.map(lambda dataset: dataset[5], datasets)))

@@ -47,7 +47,7 @@ NOT_PYTHON = {"py.typed"}
 READS_ENVIRONMENT = {"distributed", "storage.s3_urls", "_util.host", "_util.ownership"}
 TOUCHES_FILES = {
     "_util.containers", "_util.files", "_util.host", "_util.ownership", "_util.shared_memory", "distributed", "storage",
-    "shards", "cache", "samples.shard_reader", "packing", "diagnostics", "loader.dump_on_signal", "loader.shared_plans",
+    "shards", "cache", "samples.shard_reader", "packing", "diagnostics", "loader.dump_on_signal",
 }  # fmt: skip
 IMPORTS_TORCH = {
     "samples.collate", "samples.arrays", "samples.padding", "samples.sample_spec", "loader.dataset",

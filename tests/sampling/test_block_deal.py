@@ -85,3 +85,10 @@ def test_a_shard_that_a_node_reads_anyway_is_taken_from_first() -> None:
     locality = Locality.of(owners, shards, 2, 1)
     nodes = even(locality, owners, np.zeros_like(owners), locality.shards)
     assert set(shards[nodes == 1].tolist()) == {5}
+
+
+def test_a_node_without_a_sample_for_a_batch_gets_some_though_the_others_have_few_too_many() -> None:
+    owners = np.append(np.repeat(np.arange(62), 33), [62, 62])
+    locality = Locality.of(owners, owners, 64, 1)
+    nodes = even(locality, owners, np.zeros_like(owners), locality.shards, np.array([1]), 64)
+    assert np.bincount(nodes, minlength=64).min() == 32

@@ -104,6 +104,16 @@ def test_workers_make_what_one_makes(ranks: int, workers: int, group: int) -> No
         assert listed(batch) == listed(made[number])
 
 
+def test_the_batches_of_a_node_are_those_of_the_whole_plan() -> None:
+    epoch = planned(BatchRule(kind="tokens", budget=300), World(6, 2), Place(0), 200)
+    block = epoch.block(0)
+    for step, rank in np.ndindex(block.plan.steps, 6):
+        places = epoch.node_batches(0, rank).batch(step, rank, in_rows=False).places
+        chosen = block.numbers[block.plan.batch(step, rank)[0]]
+        assert places.shards.tolist() == block.shards[chosen].tolist()
+        assert places.samples.tolist() == block.samples[chosen].tolist()
+
+
 def listed(batch: PlannedBatch) -> list[object]:
     return [None if one is None else one.tolist() for one in batch.places]
 

@@ -29,7 +29,17 @@ from tests.support.programs import PROGRAMS, command
 from tests.support.web import Answer, Asked, answering, served
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, ShardNotFoundError, StorageError
-from wdsdist.storage import Connections, Deadline, RequestPolicy, StorageOptions, Transfer, download, pieces, use_policy
+from wdsdist.storage import (
+    Connections,
+    Deadline,
+    RequestPolicy,
+    StorageOptions,
+    Transfer,
+    download,
+    pieces,
+    use_policy,
+    waits,
+)
 
 PART = 1 << 16
 CONTENT = secrets.token_bytes(20 * PART + 1000)
@@ -232,7 +242,7 @@ def test_a_fetch_leaves_the_line_to_others_as_long_as_it_is_told(store: Store, t
 
 def test_a_pause_is_no_stall_however_long_it_takes(tmp_path: Path) -> None:
     """Else a deadline of few seconds, whose quarter is the stall limit, would be used up by retries after pauses."""
-    watch, seen = download._Watch(allowance=0.1), []
+    watch, seen, request = download._Watch(allowance=0.1), [], waits.Request("")
 
     class Taken:
         def must_pause(self, connection: object) -> bool:
@@ -241,7 +251,7 @@ def test_a_pause_is_no_stall_however_long_it_takes(tmp_path: Path) -> None:
 
         def leave(self) -> None: ...
 
-    copy = download._Copy("", tmp_path, None, None, "", None, Connections(), None, Taken())
+    copy = download._Copy("", tmp_path, None, None, "", request, None, Connections(), line=Taken())
     asyncio.run(copy._let_pass(watch))
     assert seen[-2:] == [math.inf, math.inf]
     assert 0 < watch.moved < math.inf

@@ -10,14 +10,17 @@ Lengths are lognormal (sigma 1). Measured in one process:
   ``train_sampling_strategy="group_by_length"`` of its ``Trainer`` draws them;
 - beside packed rows: rows packed from a buffer of 64 open rows on every rank by
   itself, by first fit and by best fit. With ``pip install grain`` these are its iterators, else plain Python versions;
+- with ``pip install trl datasets``, ``trl.pack_dataset``, which packs a data set before training, by ``bfd`` (best fit,
+  in batches of 1,000 documents) and by ``wrapped`` (all documents joined and cut), its rows shuffled and dealt to the
+  ranks; with ``pip install litdata``, its ``TokensLoader``, which joins and cuts as well. *cut* is the share of
+  documents that do not lie in one row.
+- *shards opened*: by all nodes of an epoch of 32 shards of 1,000 samples for each rank, over those that batches of a
+  fixed number of samples open; by ``max_tokens``, ``group_by`` and ten equally frequent categories in ``bucket_by``;
 - *transport*: tokens a second that a loader with 2 workers hands over, in batches of a fixed number of samples, of a
   number of tokens, and in packed rows of the same data.
 
 The fill of planned batches is the mean of some blocks: one step more for a block of 64 takes 1.5 %. Steps of the
 buffers are compared up to the shortest rank, while every row counts for their fill.
-
-LitData's ``TokensLoader`` and the usual ``group_texts`` of Hugging Face scripts join all documents and cut them every
-so many tokens: always full, with documents cut anywhere, and attention across them.
 
     python tools/bench/bench_batching.py [--ranks 1 8 64] [--steps 64 256] [--documents 20000] [--json FILE]
 
@@ -37,12 +40,26 @@ import numpy as np
 
 import wdsdist
 from wdsdist._util.array_types import Int64s
-from wdsdist.sampling.block_plan import BatchRule, BlockSamples, World, plan_block
+from wdsdist.loader.planned_batches import BLOCK_STEPS
+from wdsdist.sampling.block_plan import BatchRule, BlockSamples, Kind, World, plan_block
+from wdsdist.sampling.order import OrderSettings, default_window, epoch_order
+from wdsdist.sampling.planned_epoch import Batching, Place, PlannedEpoch
 
 try:
     import grain
 except ImportError:
     grain = None
+
+try:
+    import litdata
+except ImportError:
+    litdata = None
+
+try:
+    import datasets
+    import trl
+except ImportError:
+    trl = None
 
 try:
     import transformers
@@ -84,6 +101,36 @@ def planned(kind: str, ranks: int, steps: int, blocks: int) -> dict[str, Any]:
     name = "token budget" if kind == "tokens" else "packed rows"
     loads = np.concatenate(found)
     return figures(f"wdsdist, {name}, {steps} steps a block", ranks, loads, BUDGET, took / (count * blocks))
+
+
+def opened(kind: Kind, ranks: int, per_node: int, each: int = 32, size: int = 64) -> dict[str, Any]:
+    """Plan an epoch of some shards of 1,000 samples for each rank, and count the shards that nodes open."""
+    counts = np.full(ranks * each, 1000)
+    settings = OrderSettings(num_canonical_replicas=ranks, window=default_window(counts))
+    lengths = lengths_of(int(counts.sum()))
+    buckets = np.random.default_rng(1).integers(0, 10, len(lengths))
+    batching = Batching(
+        rule=BatchRule(kind=kind, budget=size * MEAN) if kind == "tokens" else BatchRule(kind=kind, most=size),
+        # All samples of a bucket are alike, as images of one size are.
+        lengths=lambda shards, samples: lengths[shards * 1000 + samples] if kind != "buckets" else np.ones_like(shards),
+        costs=lambda shards, samples, lengths, sizes: sizes.astype(np.float64),
+        buckets=(lambda shards, samples: buckets[shards * 1000 + samples]) if kind == "buckets" else None,
+        block_samples=ranks * size * BLOCK_STEPS,
+    )
+    order, world = epoch_order(counts, settings, 0), World(ranks, per_node)
+    epoch = PlannedEpoch(batching=batching, order=order, world=world, key=1, start=Place(0))
+    reads = np.zeros((2, ranks // per_node, len(counts)), np.bool_)
+    balance = []
+    for number in range(epoch.num_blocks):
+        block = epoch.block(number)
+        plan = block.plan
+        owner = np.repeat(np.arange(len(plan.bounds) - 1) % ranks, np.diff(plan.bounds))
+        reads[0, owner // per_node, block.shards[plan.samples]] = True
+        reads[1, np.arange(len(block.shards)) % ranks // per_node, block.shards] = True
+        costs = np.add.reduceat(block.costs[plan.samples], plan.bounds[:-1]).reshape(plan.steps, ranks)
+        balance.append(costs.max(axis=1) / costs.mean(axis=1))
+    over = int(reads[0].sum()) / int(reads[1].sum())
+    return {"what": kind, "ranks": ranks, "a_node": per_node, "shards": over, "balance": np.concatenate(balance).mean()}
 
 
 def figures(name: str, ranks: int, loads: Any, room: float, seconds: float | None) -> dict[str, Any]:
@@ -155,6 +202,40 @@ def _plain(how: str, lengths: Int64s) -> list[int]:
     return done + [ROW - room for room in rooms]
 
 
+def joined(folder: Path, ranks: int, count: int) -> list[dict[str, Any]]:
+    """Rows of whole data sets that were packed, or joined and cut, before training, where the libraries are there."""
+    lengths = lengths_of(count)
+    documents = [np.arange(length, dtype=np.int32) for length in lengths]  # which begin with 0, and nothing else does
+    ways = {}
+    if trl:
+        source = datasets.Dataset.from_dict({"input_ids": [one.tolist() for one in documents]})
+        for how in ("bfd", "wrapped"):
+            packed = trl.pack_dataset(source, ROW, strategy=how, map_kwargs={"batch_size": 1000})
+            ways[f"TRL, pack_dataset, {how}"] = [np.array(row) for row in packed["input_ids"]]
+    if litdata:
+        litdata.optimize(
+            fn=_tokens, inputs=documents, output_dir=str(folder), chunk_bytes="64MB", num_workers=1,
+            item_loader=litdata.TokensLoader(), start_method="fork", verbose=False,
+        )  # fmt: skip
+        source = litdata.StreamingDataset(str(folder), item_loader=litdata.TokensLoader(block_size=ROW))
+        ways["LitData, TokensLoader"] = [source[number].numpy() for number in range(len(source))]
+    found = []
+    for name, rows in ways.items():
+        cut = sum(int(row[0] != 0) for row in rows) / count
+        order = np.random.default_rng(0).permutation(len(rows))[
+            : len(rows) // (ranks * BATCH_ROWS) * ranks * BATCH_ROWS
+        ]
+        loads = np.array([len(rows[number]) for number in order]).reshape(-1, ranks, BATCH_ROWS).sum(axis=2)
+        found.append(figures(f"{name}, {cut:.0%} cut", ranks, loads, BUDGET, None))
+    return found
+
+
+def _tokens(document: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(document)
+
+
 def ragged(samples: list[dict[str, Any]]) -> list[Any]:
     """Collate samples of different lengths: a list of their tokens."""
     return [sample["ids"] for sample in samples]
@@ -212,17 +293,25 @@ def main() -> None:
         *padded(beside, options.documents),
         *(buffered(how, beside, options.documents) for how in ("first", "best")),
     ]
+    with tempfile.TemporaryDirectory() as folder:
+        rows += joined(Path(folder) / "joined", beside, options.documents)
     print("| batches | ranks | fill | balance | us a sample |\n| --- | --- | --- | --- | --- |")
     for row in rows:
         took = "" if row["us"] is None else f"{row['us']:.2f}"
         print(f"| {row['what']} | {row['ranks']} | {row['fill']:.4f} | {row['balance']:.4f} | {took} |")
+    print("\n| batches | ranks | ranks a node | shards opened over plain | balance |\n| --- | --- | --- | --- | --- |")
+    most = max(options.ranks)
+    kinds: tuple[Kind, ...] = ("tokens", "groups", "buckets")
+    near = [opened(kind, most, each) for kind in kinds for each in (1, 4, 8) if most % each == 0]
+    for row in near:
+        print(f"| {row['what']} | {row['ranks']} | {row['a_node']} | {row['shards']:.3f} | {row['balance']:.4f} |")
     with tempfile.TemporaryDirectory() as folder:
         moved = transport(Path(folder) / "tokens", options.documents)
     print("\n| transport | million tokens a second |\n| --- | --- |")
     for row in moved:
         print(f"| {row['what']} | {row['tokens_a_second'] / 1e6:.1f} |")
     if options.json:
-        options.json.write_text(json.dumps({"batching": rows, "transport": moved}, indent=1))
+        options.json.write_text(json.dumps({"batching": rows, "opened": near, "transport": moved}, indent=1))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--samples", type=int, default=2_000_000, help="of the largest data set to measure")
-    parser.add_argument("--windows", type=int, nargs="+", default=WINDOWS, help="in shards")
     args = parser.parse_args()
     for shards, per_shard, ranks, classes in WORLDS:
         if shards * per_shard > args.samples:
@@ -44,7 +43,7 @@ def main() -> None:
         print(f"\n{shards:,} shards of {per_shard:,} samples, {classes:,} classes in order, {ranks} ranks, batch 64\n")
         print("| window, shards | same shard | moved | classes in a batch, bits | in the global batch, bits |")
         print("| --- | --- | --- | --- | --- |")
-        for window in args.windows:
+        for window in WINDOWS:
             settings = OrderSettings(window=window * per_shard, num_canonical_replicas=ranks)
             orders = [epoch_order(counts, settings, epoch) for epoch in range(args.epochs)]
             rank = [measure_mixing(order, counts, plan, classes=classes) for order in orders]

@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import check_integer
+from wdsdist.distributed.kept_arrays import kept_arrays
 from wdsdist.distributed.kept_count import kept_count
 from wdsdist.errors import ArgumentError, LoaderStateError, StateMismatchError
 from wdsdist.loader.batch_columns import Codes, CostColumn, Lengths, cost_of, lengths_of, ones
 from wdsdist.loader.checkpoint import Position
-from wdsdist.loader.shared_plans import shared_plan
 from wdsdist.loader.worker_state import SharedNumbers
 from wdsdist.samples.packed_rows import pack_rows
 from wdsdist.sampling.block_plan import VERSION, BatchRule, World
@@ -25,6 +25,7 @@ from wdsdist.sampling.permutation import mix_key
 from wdsdist.sampling.planned_epoch import (
     Batching,
     Long,
+    NodeBatches,
     Oversize,
     Pieces,
     Place,
@@ -268,7 +269,11 @@ class PlannedBatches:
         if epoch.batching.block_samples < _SHARED:
             return epoch
         about = f"{self._about(epoch, order)} {epoch.start}"
-        return replace(epoch, share=functools.partial(shared_plan, about))
+
+        def share(number: int, ranks: range, plan: Callable[[], NodeBatches]) -> NodeBatches:
+            return NodeBatches(**kept_arrays(f"{about} {number} {ranks}", lambda: plan()._asdict()))
+
+        return replace(epoch, share=share)
 
     def _about(self, epoch: PlannedEpoch, order: str) -> str:
         looked_up = (self._batching.lengths, self._batching.costs, self._batching.buckets)

@@ -79,8 +79,8 @@ def level(locality: Locality, lengths: Int64s, owners: Int64s, shards: Int64s, l
     limit = max(mean, min(full, int(mean * _UNEVEN)))
     sizes = np.bincount(nodes)
     if len(sizes) > 1:
-        most, goals = (sizes[:, None] * each for each in (limit, mean))
-        _between_nodes(locality, ranks, np.zeros_like(ranks), shards, lengths, most, goals)
+        of_nodes = sizes[:, None]
+        _between_nodes(locality, ranks, np.zeros_like(ranks), shards, lengths, of_nodes * limit, of_nodes * mean)
     loads = np.bincount(ranks, lengths, len(nodes)).astype(np.int64)
     counts = np.bincount(ranks, minlength=len(nodes))
     # What is left uneven within nodes moves between them only where it would not fit.

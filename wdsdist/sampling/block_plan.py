@@ -30,9 +30,6 @@ VERSION = 2
 
 Kind = Literal["tokens", "groups", "buckets", "rows"]
 
-_EXCHANGES = 4
-"""Samples for each bin that may change places so that all fit."""
-
 _FITTED = 4
 """Samples for each bin, the shortest, that are put where they fit best when bins get full."""
 
@@ -224,40 +221,9 @@ def _into_bins(lengths: Int64s, bins: int, budget: int, most: int, *, least: int
         found = _spread(lengths[:head], bins, budget, most)
         if not (found < 0).any():
             loads = np.bincount(found, lengths[:head], bins).astype(np.int64)
-            counts = np.bincount(found, minlength=bins)
-            found = np.concatenate((found, _fit(lengths[head:], loads, counts, budget, most)))
-            if not (found < 0).any():
-                return found
-    return _exchanged(lengths, found, bins, budget) if len(found) == len(lengths) <= most else None
-
-
-def _exchanged(lengths: Int64s, found: Int64s, bins: int, budget: int) -> Int64s | None:
-    """Return the bins of lengths of which some fit nowhere, after they took the places of others; ``None`` if in vain.
-
-    Each takes the place of one that is as much shorter as there is room for: that one is left over then, or fits.
-    """
-    left = np.flatnonzero(found < 0).tolist()
-    if len(left) > bins:
-        return None
-    loads = np.bincount(found[found >= 0], lengths[found >= 0], bins).astype(np.int64)
-    for _ in range(_EXCHANGES * bins):
-        if not left:
-            return found
-        one = left.pop()
-        fullest = np.where(loads + lengths[one] <= budget, loads, -1)
-        place = int(fullest.argmax())
-        if fullest[place] < 0:
-            gains = lengths[one] - lengths
-            gains[(found < 0) | (gains > (budget - loads)[found])] = 0
-            other = int(gains.argmax())
-            if gains[other] <= 0:
-                return None
-            place = int(found[other])
-            found[other] = -1
-            left.append(other)
-            loads[place] -= lengths[other]
-        found[one] = place
-        loads[place] += lengths[one]
+            rest = _fit(lengths[head:], loads, np.bincount(found, minlength=bins), budget, most)
+            if rest is not None:
+                return np.concatenate((found, rest))
     return None
 
 
@@ -294,7 +260,7 @@ def _spread(lengths: Int64s, bins: int, budget: int, most: int, *, drops: bool =
     return found
 
 
-def _fit(lengths: Int64s, loads: Int64s, counts: Int64s, budget: int, most: int) -> Int64s:
+def _fit(lengths: Int64s, loads: Int64s, counts: Int64s, budget: int, most: int) -> Int64s | None:
     """Put each length, the longest first, into the fullest bin that has room.
 
     Args:
@@ -302,7 +268,7 @@ def _fit(lengths: Int64s, loads: Int64s, counts: Int64s, budget: int, most: int)
         loads, counts: int64 [bins]: what each bin has already, in tokens and in samples.
         budget, most: of a bin, in tokens and in samples.
 
-    Returns the bin of each; -1 for what fits nowhere.
+    Returns the bin of each, or ``None`` where some length fits nowhere.
     """
     bins = len(loads)
     left = (most - counts).tolist()
@@ -312,14 +278,13 @@ def _fit(lengths: Int64s, loads: Int64s, counts: Int64s, budget: int, most: int)
     for size in (lengths * bins).tolist():
         place = bisect_left(rooms, size)
         if place == len(rooms):
-            found.append(-1)
-            continue
+            return None
         room = rooms.pop(place)
         found.append(room)
         left[room % bins] -= 1
         if left[room % bins]:
             insort(rooms, room - size, 0, place)
-    return np.where(np.array(found, np.int64) < 0, -1, np.array(found, np.int64) % bins)
+    return np.array(found, np.int64) % bins
 
 
 # Batches of like samples.

@@ -126,10 +126,17 @@ class Block:
         bounds = np.concatenate(([0], np.cumsum(counts)))
         at = np.repeat(plan.bounds[places] - bounds[:-1], counts) + np.arange(bounds[-1])
         chosen = plan.samples[at]
-        lie = (column[self.numbers[chosen]] for column in (self.shards, self.samples, self.epochs))
-        repeated = plan.is_repeated[at] if marks else np.zeros(0, np.bool_)
+        numbers = self.numbers[chosen]
         return NodeBatches(
-            np.array(ranks), bounds, *lie, plan.rows[at], self.starts[chosen], self.stops[chosen], repeated
+            ranks=np.array(ranks),
+            bounds=bounds,
+            shards=self.shards[numbers],
+            samples=self.samples[numbers],
+            epochs=self.epochs[numbers],
+            rows=plan.rows[at],
+            starts=self.starts[chosen],
+            stops=self.stops[chosen],
+            repeated=plan.is_repeated[at] if marks else np.zeros(0, np.bool_),
         )
 
 

@@ -1,0 +1,67 @@
+"""Arrays that one process of a node computes for all: once, whoever waits, and by each where nothing can be kept."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wdsdist.distributed.kept_arrays import Arrays, kept_arrays
+
+
+@pytest.fixture(autouse=True)
+def _own_temporary_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def made(number: int) -> Arrays:
+    return {"counts": np.arange(number), "marks": np.zeros(number, np.bool_)}
+
+
+def as_lists(arrays: Arrays) -> dict[str, object]:
+    return {name: array.tolist() for name, array in arrays.items()}
+
+
+def kept(tmp_path: Path) -> list[Path]:
+    return list(tmp_path.glob("*/arrays/*.npz"))
+
+
+def test_arrays_are_computed_once_while_others_wait_for_them() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slowly() -> Arrays:
+        begun.set()
+        assert may_end.wait(60)
+        return made(3)
+
+    with ThreadPoolExecutor() as pool:
+        one = pool.submit(kept_arrays, "block 5", slowly)
+        assert begun.wait(60)
+        other = pool.submit(kept_arrays, "block 5", lambda: pytest.fail("they are computed already"))
+        may_end.set()
+        assert as_lists(one.result(60)) == as_lists(other.result(60)) == as_lists(made(3))
+
+
+def test_what_depends_on_something_else_is_computed_for_itself() -> None:
+    for _ in range(2):
+        for number in (3, 4):
+            assert as_lists(kept_arrays(f"block {number}", lambda: made(number))) == as_lists(made(number))  # noqa: B023
+
+
+def test_damaged_arrays_are_computed_anew_and_old_ones_are_removed(tmp_path: Path) -> None:
+    kept_arrays("block 0", lambda: made(1))
+    kept(tmp_path)[0].write_bytes(b"PK no archive")
+    for number in range(30):
+        assert as_lists(kept_arrays(f"block {number}", lambda: made(2))) == as_lists(made(2))
+    assert len(kept(tmp_path)) == 16
+
+
+def test_without_a_directory_of_its_own_each_process_computes(tmp_path: Path) -> None:
+    kept_arrays("block 0", lambda: made(1))
+    for folder in tmp_path.iterdir():
+        folder.chmod(0o777)  # others could plant arrays there
+    assert as_lists(kept_arrays("block 0", lambda: made(2))) == as_lists(made(2))

@@ -1,0 +1,56 @@
+"""Arrays that the processes of a node compute once, and keep for each other while they run."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import filelock
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist._util.files import atomic_write
+from wdsdist._util.host import private_dir
+from wdsdist.errors import DestinationError
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+_KEPT = 16
+"""Results that are kept on a node; what is needed again is computed again."""
+
+
+def kept_arrays(about: str, compute: Callable[[], Arrays]) -> Arrays:
+    """Return arrays that another process of this node has computed, or compute them while the others wait.
+
+    Where nothing can be kept in the temporary directory, each process computes for itself.
+
+    Args:
+        about: everything that the arrays depend on.
+        compute: computes them.
+    """
+    name = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    try:
+        folder = private_dir() / "arrays"
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{name}.npz"
+        with filelock.FileLock(path.with_suffix(".lock")):
+            try:
+                with np.load(path) as arrays:
+                    return dict(arrays)
+            except (FileNotFoundError, ValueError, zipfile.BadZipFile):
+                found = compute()
+            with atomic_write(path) as stream:
+                np.savez(stream, allow_pickle=False, **found)
+            _remove_oldest(folder)
+            return found
+    except (OSError, DestinationError):  # they cannot be kept
+        return compute()
+
+
+def _remove_oldest(folder: Path) -> None:
+    for path in sorted(folder.glob("*.npz"), key=lambda path: path.stat().st_mtime)[:-_KEPT]:
+        path.unlink(missing_ok=True)
+        path.with_suffix(".lock").unlink(missing_ok=True)
