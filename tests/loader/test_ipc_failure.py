@@ -77,7 +77,7 @@ def test_an_error_of_a_type_that_does_not_pickle_is_raised_as_what_it_derives_fr
     class OwnError(LookupError):
         pass
 
-    with pytest.raises(LookupError, match="OwnError: it is gone$"):
+    with pytest.raises(LookupError, match=r"OwnError: it is gone$"):
         pickle.loads(pickle.dumps(WorkerFailure(OwnError("it is gone"), 3))).reraise()
 
 

@@ -7,7 +7,7 @@ import hashlib
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import filelock
 import numpy as np
@@ -46,7 +46,7 @@ def kept_arrays(about: str, compute: Callable[[], Arrays]) -> Arrays:
         found = compute()
         with contextlib.suppress(OSError):
             with atomic_write(path) as stream:
-                np.savez(stream, **found)
+                np.savez(stream, **cast("dict[str, Any]", found))  # older numpy would save allow_pickle as one more
             _remove_oldest(folder)
         return found
 

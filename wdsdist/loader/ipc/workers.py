@@ -77,7 +77,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         self._wait = LongWait()
-        super()._reset(loader, first_iter)  # type: ignore[no-untyped-call]
+        super()._reset(loader, first_iter)
 
     def _next_data(self) -> Any:
         self._wait = LongWait()
