@@ -54,10 +54,24 @@ def test_what_depends_on_something_else_is_computed_for_itself() -> None:
 
 def test_damaged_arrays_are_computed_anew_and_old_ones_are_removed(tmp_path: Path) -> None:
     kept_arrays("block 0", lambda: made(1))
-    kept(tmp_path)[0].write_bytes(b"PK no archive")
+    for damaged in (b"PK no archive", b""):
+        kept(tmp_path)[0].write_bytes(damaged)
+        assert as_lists(kept_arrays("block 0", lambda: made(2))) == as_lists(made(2))
     for number in range(30):
         assert as_lists(kept_arrays(f"block {number}", lambda: made(2))) == as_lists(made(2))
     assert len(kept(tmp_path)) == 16
+
+
+def test_what_cannot_be_computed_is_tried_once() -> None:
+    calls: list[int] = []
+
+    def failing() -> Arrays:
+        calls.append(1)
+        raise OSError("the columns are gone")
+
+    with pytest.raises(OSError, match="columns are gone"):
+        kept_arrays("block 0", failing)
+    assert len(calls) == 1
 
 
 def test_without_a_directory_of_its_own_each_process_computes(tmp_path: Path) -> None:

@@ -48,6 +48,22 @@ def test_stacks_and_requests_are_written_and_the_process_goes_on(tmp_path: Path)
     assert "\n  s3://bucket/7.tar (0 s, attempt 1, last error: 503 Slow Down)\n" in text
 
 
+def test_a_second_call_moves_the_stacks_to_another_file(tmp_path: Path) -> None:
+    for name in ("first.txt", "second.txt"):
+        dump_on_signal(SIGNAL, path=tmp_path / name)
+    os.kill(os.getpid(), SIGNAL)
+    assert "test_a_second_call_moves_the_stacks" in written(tmp_path / "second.txt", 1)
+    assert (tmp_path / "first.txt").read_text() == ""
+
+
+@pytest.mark.parametrize("signum", [0, 999, signal.SIGKILL, signal.SIGSEGV])
+def test_what_is_no_signal_for_this_is_refused(tmp_path: Path, signum: int) -> None:
+    before = signal.getsignal(signal.SIGSEGV)
+    with pytest.raises(ArgumentError, match=rf"signum is {int(signum)}, .*: choose another"):
+        dump_on_signal(signum, path=tmp_path / "stacks.txt")
+    assert signal.getsignal(signal.SIGSEGV) == before
+
+
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_write_where_they_stand_however_they_start(shards: Path, tmp_path: Path, method: str) -> None:
     dump_on_signal(SIGNAL, path=tmp_path / "stacks.txt")

@@ -17,7 +17,7 @@ from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, LoaderStateError, StateMismatchError
 from wdsdist.loader import planned_batches
 from wdsdist.loader.checkpoint import Position
-from wdsdist.sampling.planned_epoch import Place
+from wdsdist.sampling.planned_epoch import Place, Segment
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage.memory import MemoryStore
 
@@ -373,6 +373,18 @@ def test_an_epoch_is_complete_only_once_all_its_blocks_were_reached() -> None:
     assert not progress.is_complete(2)
     steps.tell(steps.iteration, 2, 0)
     assert progress.is_complete(2)
+
+
+def test_progress_counts_the_steps_inside_of_a_block_and_those_before_a_resume() -> None:
+    steps = planned_batches.BlockSteps()
+    start = Place(1, (Segment(1, 1, 9, 0, 4),))
+    progress = planned_batches.PlannedProgress(cast(Any, SimpleNamespace(start=start, num_blocks=4)), steps)
+    assert progress.share(0) == 1 / 4  # no worker has planned the block
+    steps.tell(steps.iteration, 1, 4)
+    shares = [progress.share(0)]
+    for batches in (2, 4):
+        shares.append(progress.share(batches))
+    assert shares == [1.5 / 4, 1.75 / 4, 2 / 4]
 
 
 def test_a_state_of_an_epoch_before_data_grew_is_counted_on(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import numpy as np
@@ -186,6 +188,28 @@ def test_the_next_block_is_planned_while_one_is_read() -> None:
     is_free.set()
     assert next(batches)[0] == steps
     assert len(asked) in (2, 3)
+
+
+def test_threads_that_ask_for_a_block_at_once_get_one_plan() -> None:
+    rule, threads = BatchRule(kind="tokens", budget=300), 4
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            for _ in range(40):
+                epoch, together = planned(rule, World(1), Place(0), 60), threading.Barrier(threads)
+
+                def walk(_: int, epoch: PlannedEpoch = epoch, together: threading.Barrier = together) -> list[int]:
+                    found = []
+                    for number in range(epoch.num_blocks):
+                        together.wait(60)
+                        found.append(id(epoch.node_batches(number, 0)))
+                        epoch.plan_ahead(number + 1, 0)
+                    return found
+
+                assert len({tuple(one) for one in pool.map(walk, range(threads))}) == 1
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_an_error_of_a_plan_in_the_making_is_raised_where_its_block_is_read() -> None:

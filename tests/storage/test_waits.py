@@ -74,6 +74,8 @@ def test_what_is_fetched_ahead_keeps_nobody_waiting_until_somebody_asks_for_it()
     assert [one.waited_for for one in waits.requests()] == [None, None]
     with waits.under_way(waits.Request("store://b", attempt=0)):  # of the thread that fetches it
         assert [one.location for one in waits.requests()] == ["store://b", "store://ahead"]
+        assert [one.location for one in waits.awaited()] == ["store://b"]
+    assert waits.awaited() == []
     leave.set()
     thread.join()
     assert waits.requests() == []

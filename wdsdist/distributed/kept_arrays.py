@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import filelock
 import numpy as np
@@ -36,18 +37,18 @@ def kept_arrays(about: str, compute: Callable[[], Arrays]) -> Arrays:
         folder = private_dir() / "arrays"
         folder.mkdir(exist_ok=True)
         path = folder / f"{name}.npz"
-        with filelock.FileLock(path.with_suffix(".lock")):
-            try:
-                with np.load(path) as arrays:
-                    return dict(arrays)
-            except (FileNotFoundError, ValueError, zipfile.BadZipFile):
-                found = compute()
-            with atomic_write(path) as stream:
-                np.savez(stream, allow_pickle=False, **found)
-            _remove_oldest(folder)
-            return found
+        locked = filelock.FileLock(path.with_suffix(".lock")).acquire()
     except (OSError, DestinationError):  # they cannot be kept
         return compute()
+    with locked:
+        with contextlib.suppress(OSError, ValueError, EOFError, zipfile.BadZipFile), np.load(path) as arrays:
+            return dict(arrays)
+        found = compute()
+        with contextlib.suppress(OSError):
+            with atomic_write(path) as stream:
+                np.savez(stream, **cast("dict[str, Any]", found))  # older numpy would save allow_pickle as one more
+            _remove_oldest(folder)
+        return found
 
 
 def _remove_oldest(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable
 
@@ -21,13 +22,13 @@ def kept_count(about: str, count: Callable[[], int]) -> int:
     path = user_cache_dir() / "counts" / hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()[:32]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(path.with_suffix(".lock")):
-            try:
-                return int(path.read_text())
-            except (FileNotFoundError, ValueError):
-                found = count()
-            with atomic_write(path) as stream:
-                stream.write(str(found).encode())
-            return found
+        locked = filelock.FileLock(path.with_suffix(".lock")).acquire()
     except OSError:  # it cannot be kept
         return count()
+    with locked:
+        with contextlib.suppress(OSError, ValueError):
+            return int(path.read_text())
+        found = count()
+        with contextlib.suppress(OSError), atomic_write(path) as stream:
+            stream.write(str(found).encode())
+        return found

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from wdsdist.errors import ArgumentError
 from wdsdist.storage import waits
@@ -31,7 +32,8 @@ def dump_on_signal(signum: int = signal.SIGUSR1, *, path: str | os.PathLike[str]
         path: file to append to, the same for all processes; by default standard error.
 
     Raises:
-        ArgumentError: the signal is handled already, the call is not from the main thread, or nothing can be written.
+        ArgumentError: the signal is handled already or cannot be, the call is not from the main thread, or nothing can
+            be written.
 
     >>> dump_on_signal(path="/tmp/no/such/folder/stacks.txt")
     Traceback (most recent call last):
@@ -40,15 +42,13 @@ directory): name a file in a folder that exists
     """
     global _installed
     place = None if path is None else os.fspath(path)
-    if signal.getsignal(signum) not in (signal.SIG_DFL, signal.SIG_IGN, _write):
+    if _handler(signum) not in (signal.SIG_DFL, signal.SIG_IGN, _write):
         name = signal.Signals(signum).name
         raise ArgumentError(f"signum is {name}, which this program handles already: choose another, such as SIGUSR2")
     file = _opened(place)
-    try:
-        signal.signal(signum, _write)
-    except ValueError as error:
-        raise ArgumentError(f"the signal {signum} cannot be handled ({error}): call this in the main thread") from None
+    signal.signal(signum, _write)
     # Its handler is in C, and works where the interpreter is stuck; then it calls ours, which Python runs when it can.
+    faulthandler.unregister(signum)  # that of an earlier call, whose place ours has taken
     faulthandler.register(signum, file=file, all_threads=True, chain=True)
     before, _installed = _installed, (signum, place, file)
     if before is not None and before[0] == signum and before[1] is not None:
@@ -58,6 +58,22 @@ directory): name a file in a folder that exists
 def installed() -> tuple[int, str | None] | None:
     """Return the signal and the path that `dump_on_signal` was given in this process, for workers that are spawned."""
     return None if _installed is None else _installed[:2]
+
+
+def _handler(signum: int) -> Any:
+    """Return the handler of a signal that this thread can handle, and `faulthandler` too; raise for any other."""
+    try:
+        handler = signal.getsignal(signum)
+        if handler in (signal.SIG_DFL, signal.SIG_IGN):
+            faulthandler.unregister(signum)
+        if handler is not None:
+            signal.signal(signum, handler)
+    except (ValueError, OSError, RuntimeError) as error:
+        raise ArgumentError(
+            f"signum is {int(signum)}, which cannot be handled here ({error}): choose another, such as SIGUSR2, and "
+            f"call this in the main thread"
+        ) from None
+    return handler
 
 
 def _opened(path: str | None) -> int:

@@ -451,8 +451,15 @@ class PlannedProgress:
         return self._samples
 
     def share(self, batches: int) -> float:
-        """Return the part of the epoch's blocks that are behind these batches, between 0 and 1."""
-        return self._block / self.epoch.num_blocks if self.epoch.num_blocks else 1.0
+        """Return the part of the epoch that is behind these batches, between 0 and 1, as if all blocks were alike."""
+        start, block = self.epoch.start, self._block
+        if block >= self.epoch.num_blocks:
+            return 1.0
+        before = sum(one.steps for one in start.segments) if block == start.block else 0
+        done = before + batches - self._first
+        steps = self._steps_of(block)
+        part = 0.0 if steps is None else min(1.0, done / max(1, before + steps))
+        return (block + part) / self.epoch.num_blocks
 
     @property
     def fill(self) -> float | None:

@@ -137,10 +137,10 @@ class EpochMeter:
         self._clock = clock
         self._before = count()
         self._batches = 0
-        self._waited = 0.0
         self._bad_samples = 0
-        self._is_asked = True
-        self._began = self._asked = self._latest = self._clock()
+        self._began = self._latest = self._clock()
+        # Together, for metrics are read in another thread: seconds of waiting, and since when it waits now.
+        self._waited: tuple[float, float | None] = 0.0, self._began
         self._progress = progress or ProgressLog(None)
         self._progress.begin(self._began, self.stats())
         self._process = os.getpid()
@@ -150,15 +150,14 @@ class EpochMeter:
 
     def ask(self) -> None:
         """Note that the training loop asks for the next batch."""
-        self._asked = self._clock()
-        self._is_asked = True
+        self._waited = self._waited[0], self._clock()
 
     def answer(self, batches: int, replaced: int = 0) -> None:
         """Note that it gets its answer, by which it has had ``batches`` batches, with some samples replaced in it."""
         self._bad_samples += replaced
         self._latest = self._clock()
-        self._waited += self._latest - self._asked
-        self._is_asked = False
+        waited, asked = self._waited
+        self._waited = waited + (0.0 if asked is None else self._latest - asked), None
         is_batch, self._batches = batches > self._batches, batches
         if is_batch and self._latest >= self._progress.due:
             self._progress.log(self._latest, self.stats())
@@ -174,19 +173,18 @@ class EpochMeter:
         if self._label is not None:
             totals.end(self, self._label, self._final)
 
-    def __del__(self) -> None:
-        # An epoch that was given up with its loader; not at exit, after modules are unloaded.
-        if self._final is None and not sys.is_finalizing() and self._process == os.getpid():
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        # An epoch that was given up with its loader; not at exit, where what this module imported is gone.
+        if self._final is None and not is_exiting() and self._process == os.getpid():
             self._end()
 
-    def waiting(self) -> float:
-        """Return for how long the training loop has been waiting now."""
-        return self._clock() - self._asked if self._is_asked and self._final is None else 0.0
-
-    def stats(self) -> LoaderStats:
-        """Return the figures of the epoch so far."""
+    def stats(self, *, until_now: bool = False) -> LoaderStats:
+        """Return the figures of the epoch so far, ``until_now`` with the wait that lasts."""
         if self._final is not None:
             return self._final
+        waited, asked = self._waited
+        if until_now and asked is not None:
+            waited += self._clock() - asked
         samples = self._plan.samples_in(self._batches)
         return LoaderStats(
             epoch=self._epoch,
@@ -196,7 +194,7 @@ class EpochMeter:
             bad_samples=self._bad_samples,
             bytes=samples * self._sample_bytes,
             seconds=self._latest - self._began,
-            seconds_waiting=self._waited,
+            seconds_waiting=waited,
             **(self._count() - self._before)._asdict(),
             epoch_share=self._plan.share(self._batches),
             fill=self._plan.fill,

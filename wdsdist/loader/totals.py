@@ -50,12 +50,11 @@ def totals() -> dict[Label, tuple[Counter[str], LoaderStats]]:
         latest = dict(_latest)
         running = list(_running.items())
     for meter, label in running:
-        stats = meter.stats()
-        sums.setdefault(label, Counter()).update(_figures(stats, meter.waiting()))
+        stats = meter.stats(until_now=True)
+        sums.setdefault(label, Counter()).update(_figures(stats))
         latest[label] = stats
     return {label: (figures, latest[label]) for label, figures in sums.items()}
 
 
-def _figures(stats: LoaderStats, waiting: float = 0.0) -> dict[str, Any]:
-    """Return what adds up, with the seconds that the training loop is waiting now."""
-    return {name: getattr(stats, name) for name in SUMMED} | {"seconds_waiting": stats.seconds_waiting + waiting}
+def _figures(stats: LoaderStats) -> dict[str, Any]:
+    return {name: getattr(stats, name) for name in SUMMED}

@@ -7,6 +7,7 @@ as it was planned.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -241,31 +242,36 @@ class PlannedEpoch:
 
     def node_batches(self, number: int, rank: int) -> NodeBatches:
         """Return the batches of a block that the node of a rank makes; of the first block, what is left."""
-        key = number, self.world.node_of(rank)
-        for before in [one for one in self._planned if one[0] < number]:
-            del self._planned[before]
-        if key not in self._planned:
-            self._planned[key] = Future()
-            self._plan_into(*key)
-        return self._planned[key].result()
+        for before in list(self._planned):
+            if before[0] < number:
+                self._planned.pop(before, None)
+        future, plan = self._future(number, rank)
+        if plan is not None:
+            plan()
+        return future.result()
 
     def plan_ahead(self, number: int, rank: int) -> None:
         """Plan a block in a thread, for a later call of `node_batches`: it is the same block, only sooner there."""
+        plan = self._future(number, rank)[1] if number < self.num_blocks else None
+        if plan is not None:
+            threading.Thread(target=plan, name="wdsdist-plan", daemon=True).start()
+
+    def _future(self, number: int, rank: int) -> tuple[Future[NodeBatches], Callable[[], None] | None]:
+        """Return what will be the batches of a block, and what plans them, to whichever thread asks first."""
+        made: Future[NodeBatches] = Future()
         key = number, self.world.node_of(rank)
-        if number < self.num_blocks and key not in self._planned:
-            self._planned[key] = Future()
-            threading.Thread(target=self._plan_into, args=key, name="wdsdist-plan", daemon=True).start()
+        future = self._planned.setdefault(key, made)
+        return future, functools.partial(self._plan_into, made, *key) if future is made else None
 
     def _is_to_come(self, number: int, rank: int) -> bool:
         """Whether a block that is not the first one is neither planned nor behind the one that is read."""
-        latest = max((one for one, _ in self._planned), default=self.start.block)
+        latest = max((one for one, _ in list(self._planned)), default=self.start.block)
         planned = self._planned.get((number, self.world.node_of(rank)))
         return number > latest or (
             number > self.start.block and number == latest and not (planned is not None and planned.done())
         )
 
-    def _plan_into(self, number: int, ranks: range) -> None:
-        future = self._planned[number, ranks]
+    def _plan_into(self, future: Future[NodeBatches], number: int, ranks: range) -> None:
         marks = self.batching.mark_padding
         try:
             with self._planning:

@@ -163,6 +163,12 @@ def requests() -> list[Request]:
     return sorted(own, key=lambda one: (one.location not in waited_for, one.began))
 
 
+def awaited() -> list[Request]:
+    """Return those of the requests under way that somebody waits for, the oldest first."""
+    waited_for = {one.location for one in _table.requests.copy() if one.waited_for is not None}
+    return [one for one in requests() if one.location in waited_for]
+
+
 def fetch_ahead() -> None:
     """Note that nobody waits for what this thread requests."""
     _thread.is_ahead = True
@@ -190,13 +196,12 @@ def describe(requests: Sequence[Request]) -> str:
 def _warn(found: Sequence[Request]) -> None:
     """Log what this process waits for, where that is due."""
     global _quiet_until
-    rank = _rank
+    rank, waiting = _rank, [one for one in found if one.waited_for is not None]
     if rank is not None:
         who, wait = rank
-        if found and wait.is_due():
-            warn_rank(who, wait, describe(requests()))
+        if waiting and wait.is_due():
+            warn_rank(who, wait, describe(awaited()))
         return
-    waiting = [one for one in found if one.waited_for is not None]
     due = [one for one in waiting if one.waited_for is not None and one.waited_for.is_due() and not one.flows()]
     if due and time.monotonic() >= _quiet_until:  # one line, however many threads wait
         _quiet_until = time.monotonic() + policy().next_warning / 2
@@ -213,12 +218,12 @@ _report: Callable[[Sequence[Request]], None] = _warn
 
 
 def publish(report: Callable[[str], None]) -> None:
-    """Give the requests of this process to a function, about each second and when they are done, in place of warnings.
+    """Tell a function what this process waits for, about each second and when that is done, in place of warnings.
 
     The main process of a data loading worker warns in its place.
     """
     global _report
-    _report = lambda _: report(describe(requests()))  # noqa: E731 - it is replaced, not defined
+    _report = lambda _: report(describe(awaited()))  # noqa: E731 - it is replaced, not defined
     _report([])
 
 

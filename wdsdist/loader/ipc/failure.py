@@ -7,6 +7,7 @@ raises on purpose say everything themselves; of others, the lines of the user's 
 from __future__ import annotations
 
 import os
+import pickle
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
@@ -34,7 +35,7 @@ class WorkerFailure:
     """
 
     def __init__(self, error: Exception, worker: int) -> None:
-        self._type = type(error)
+        self._type: type[Exception] = next(filter(_pickles, type(error).__mro__))
         where = f"in data loading worker {worker}, pid {os.getpid()}"
         cause, frames = _of_user(error)
         if isinstance(error, WdsdistError) and not frames:
@@ -65,6 +66,15 @@ def _of_user(error: BaseException) -> tuple[BaseException, traceback.StackSummar
             return cause, traceback.StackSummary.from_list(frames[first:])
         cause = cause.__cause__
     return error, traceback.StackSummary()
+
+
+def _pickles(kind: type) -> bool:
+    """Return whether a type can be sent: a message with one that cannot, such as of a function's own, would be lost."""
+    try:
+        pickle.dumps(kind)
+    except Exception:
+        return False
+    return True
 
 
 class _Lines(str):

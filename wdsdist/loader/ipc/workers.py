@@ -73,8 +73,11 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         super().__init__(loader)
-        self._wait = LongWait()
         self._workers_done_event: Any = _SafeEvent(self._workers_done_event)
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        self._wait = LongWait()
+        super()._reset(loader, first_iter)
 
     def _next_data(self) -> Any:
         self._wait = LongWait()
@@ -91,10 +94,13 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
                 return found
 
     def _awaited(self) -> str:
-        """Return which worker the next batch comes from, and what it does."""
-        number = self._task_info[self._rcvd_idx][0]
-        worker = f"worker {number} (pid {self._workers[number].pid})"
-        return f"{worker} waits for {self.reports.read(number) or 'its start'}"
+        """Return which worker the next batch comes from, and what it does; between epochs, what all of them do."""
+        task = self._task_info.get(self._rcvd_idx)
+        numbers = range(self._num_workers) if task is None else task[:1]
+        return "; ".join(
+            f"worker {number} (pid {self._workers[number].pid}) waits for {self.reports.read(number) or 'its start'}"
+            for number in numbers
+        )
 
 
 def iterate(groups: DataLoader[Any]) -> Any:
