@@ -260,6 +260,14 @@ def test_a_stream_without_times_is_refused_with_the_way_out() -> None:
         clip_of(video(5, container="h264"), frames=1)
 
 
+def test_an_error_of_the_transform_of_its_frames_is_told_as_such() -> None:
+    def narrow(pixels: Pixels) -> None:
+        raise ValueError("too narrow")
+
+    with pytest.raises(DecodeError, match=r"narrow.* failed: ValueError: too narrow"):
+        clip_of(video(3), frames=1, size=narrow)
+
+
 def test_large_videos_are_refused_before_they_are_decoded() -> None:
     data = video(8)
     with pytest.raises(DecodeError, match="64 x 48 pixels, more than max_pixels, 3,000"):

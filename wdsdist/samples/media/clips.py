@@ -149,7 +149,10 @@ class Clip:
             pixels = upright(to_rgb().to_ndarray(), turn)
             if self.size is None:
                 return pixels
-            made = self.size(pixels, seed) if is_seeded(self.size) else self.size(pixels)
+            try:
+                made = self.size(pixels, seed) if is_seeded(self.size) else self.size(pixels)
+            except (ValueError, AssertionError) as error:  # which is taken for PyAV's otherwise
+                raise DecodeError(f"{self.size!r} failed: {type(error).__name__}: {error}") from error
             return made.permute(1, 2, 0).numpy()  # type: ignore[no-any-return]
         height, width = check_image_size(self.size)
         sizes = (frame.width, frame.height) if is_turned(turn) else (frame.height, frame.width)

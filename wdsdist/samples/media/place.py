@@ -30,7 +30,7 @@ class Place:
         """
         own = stretch(length, *self.part)
         room = own.stop - own.start - reach
-        begin = own.start + min(int(self.share * room), max(0, room - 1))
+        begin: int = own.start + min(int(self.share * room), max(0, room - 1))
         return max(0, min(begin, length - reach - 1))
 
 
