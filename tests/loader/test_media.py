@@ -6,12 +6,13 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from wdsdist.transforms import AudioClip, Clip, RandomResizedCrop
 
 import wdsdist
-from tests.support.media import recording, video
+from tests.support.media import frames_of, recording, video
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, DecodeError
 
@@ -106,3 +107,14 @@ def test_the_length_of_video_and_audio_is_a_column(shards: Path) -> None:
     assert {*found.column("mp4.frames")} == {40}
     assert {*found.column("flac.seconds")} == {2}
     assert found.column("mp4.seconds") == pytest.approx(4 / 3, abs=0.001)
+
+
+def test_the_parts_of_a_video_are_its_frames_once(shards: Path) -> None:
+    data = wdsdist.open(shards).select(sample=2).explode(4)
+    exploded = StreamingDataset(data, fields=("mp4",), decode={"mp4": Clip(10, at=0)})
+    film = video(40, options=(("g", "12"), ("bf", "3")))
+    frames = torch.from_numpy(np.stack(frames_of(film))).permute(0, 3, 1, 2)
+    found = [sample for batch in StreamingDataLoader(exploded, batch_size=2, num_workers=0)
+             for sample in zip(batch["__key__"], batch["__part__"].tolist(), batch["mp4"], strict=True)]  # fmt: skip
+    assert len({(key, part) for key, part, _ in found}) == 8
+    assert all(torch.equal(clip, frames[10 * part : 10 * part + 10]) for _, part, clip in found)

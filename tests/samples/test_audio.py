@@ -76,6 +76,13 @@ def test_a_resampled_clip_is_a_part_of_the_resampled_recording(rate: int) -> Non
     assert np.abs(AudioClip(1, rate, channels=None, at=0)(data).numpy() - whole[:, :rate]).max() < 1e-6
 
 
+def test_clips_as_long_as_a_part_cover_a_recording_once() -> None:
+    data = recording()
+    clip = AudioClip(1, channels=None, at=0)
+    parts = [clip(data, part=part, parts=5).numpy() for part in range(5)]
+    assert np.abs(np.concatenate(parts, axis=1) - samples_of(data)).max() < 1e-6
+
+
 def test_one_channel_is_the_mean_and_two_of_one_are_alike() -> None:
     whole = samples_of(recording())
     assert np.allclose(AudioClip()(recording(), 0).numpy(), whole.mean(axis=0, keepdims=True))

@@ -17,6 +17,7 @@ from wdsdist.transforms import Clip, RandomResizedCrop
 from tests.support.media import UNITY, Pixels, frames_of, video
 from wdsdist._util.containers import opened
 from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
+from wdsdist.samples.media.place import Place
 from wdsdist.samples.media.video import ClipReader
 
 pytest.importorskip("av")
@@ -81,12 +82,26 @@ def test_clips_begin_at_every_frame_from_which_they_fit() -> None:
     assert {*places} == {*range(6)}
 
 
-def test_the_clips_of_the_parts_of_a_video_follow_one_another() -> None:
+@pytest.mark.parametrize("kind", ["H.264 with B-frames", "H.264 in a transport stream", "fragments"])
+@pytest.mark.parametrize("how", [{"stride": 1}, {"fps": 30}])
+def test_clips_as_long_as_a_part_cover_a_video_once(kind: str, how: dict[str, Any]) -> None:
+    data = video(40, **{"container": "mp4", **VIDEOS[kind]})
+    for at in (0, 1):
+        clip = Clip(10, at=at, **how)
+        found = [clip(data, part=part, parts=4).permute(0, 2, 3, 1).numpy() for part in range(4)]
+        assert [place_of(one, frames_of(data), 1) for one in found] == [0, 10, 20, 30]
+
+
+def test_a_clip_lies_in_its_part_or_contains_it() -> None:
     data = video(40, options=X264)
     frames = frames_of(data)
-    clip = Clip(4)
-    places = [place_of(clip(data, 9, part=part, parts=4).permute(0, 2, 3, 1).numpy(), frames, 1) for part in range(4)]
-    assert [(4 * place) // 37 for place in places] == [0, 1, 2, 3]
+    for length, first, last in ((4, 10, 16), (16, 4, 10)):
+        places = {
+            place_of(Clip(length)(data, seed, part=1, parts=4).permute(0, 2, 3, 1).numpy(), frames, 1)
+            for seed in range(20)
+        }
+        assert len(places) > 3
+        assert places <= {*range(first, last + 1)}
 
 
 def test_frames_at_a_rate_are_those_that_are_shown_then() -> None:
@@ -144,7 +159,7 @@ def test_only_what_a_clip_needs_is_read(container: str) -> None:
     taken: list[int] = []
     with opened(watched, "") as file:
         reader = ClipReader.of(file, lambda frame, places: taken.extend(places), frames=4, stride=2, fps=None)
-        reader.read(0.7, may_repeat=False)
+        reader.read(Place(0.7), may_repeat=False)
     assert taken == [0, 1, 2, 3]
     assert len(data) > 2_000_000
     assert watched.asked < len(data) / 4
@@ -245,6 +260,14 @@ def test_a_stream_without_times_is_refused_with_the_way_out() -> None:
         clip_of(video(5, container="h264"), frames=1)
 
 
+def test_an_error_of_the_transform_of_its_frames_is_told_as_such() -> None:
+    def narrow(pixels: Pixels) -> None:
+        raise ValueError("too narrow")
+
+    with pytest.raises(DecodeError, match=r"narrow.* failed: ValueError: too narrow"):
+        clip_of(video(3), frames=1, size=narrow)
+
+
 def test_large_videos_are_refused_before_they_are_decoded() -> None:
     data = video(8)
     with pytest.raises(DecodeError, match="64 x 48 pixels, more than max_pixels, 3,000"):
@@ -252,6 +275,14 @@ def test_large_videos_are_refused_before_they_are_decoded() -> None:
     with pytest.raises(DecodeError, match="8 frames of 64 x 48 pixels are more than max_pixels, 20,000: give size="):
         clip_of(data, frames=8, max_pixels=20_000)
     assert clip_of(data, frames=8, size=8, max_pixels=20_000).shape == (8, 8, 8, 3)
+
+
+def test_a_large_frame_is_not_decoded_to_open_a_video() -> None:
+    data = video(2, "libvpx-vp9", "webm")  # the format of whose pixels only a frame tells
+    with opened(data, "", max_pixels=3000) as file:
+        assert file.streams.video[0].codec_context.pix_fmt is None
+    with pytest.raises(DecodeError, match="its frames are damaged, or have more pixels than max_pixels, 3,000"):
+        clip_of(data, frames=1, size=8, max_pixels=3000)
 
 
 @pytest.mark.parametrize(

@@ -351,6 +351,20 @@ def test_what_has_no_records_is_shuffled_by_the_sample_beside_near_parts() -> No
     assert follow[shards[:-1] == 1].sum() < 10
 
 
+def test_batches_smaller_than_the_lanes_do_not_shuffle_the_same_records_again() -> None:
+    asked = []
+
+    def records(shard: int) -> Any:
+        asked.append(shard)
+        return np.repeat(np.arange(20), 5)
+
+    settings = OrderSettings(seed=1, num_canonical_replicas=4)
+    order = epoch_order(np.full(4, 100), settings, 0, records=records)
+    for batch in np.arange(400).reshape(-1, 2):
+        order.locate(batch)
+    assert sorted(asked) == [0, 1, 2, 3]
+
+
 def test_near_parts_in_virtual_epochs_come_once_before_any_comes_again() -> None:
     records, counts = [np.repeat(np.arange(10), 3)], np.array([30])
     orders = [epoch_order(counts, OrderSettings(seed=1), epoch, 20, records.__getitem__) for epoch in range(3)]

@@ -16,6 +16,9 @@ _FORMATS = (
 )
 """Formats that PyAV may open. Playlists and the like are not among them, because they name other files and URLs."""
 
+_MOST_PIXELS = 2**27
+"""Pixels of a frame, for who wants none."""
+
 _ATTACHED_PICTURE = 1 << 10  # of a stream's disposition
 _LEAD = 10  # seconds
 
@@ -45,19 +48,23 @@ class _Reader:
 
 
 @contextmanager
-def opened(data: Any, purpose: str, options: Mapping[str, str] | None = None) -> Iterator[Any]:
+def opened(
+    data: Any, purpose: str, options: Mapping[str, str] | None = None, *, max_pixels: int = _MOST_PIXELS
+) -> Iterator[Any]:
     """Open audio or video; what PyAV raises until the block ends is a `DecodeError`.
 
     Args:
         data: the bytes of the file, or anything that has a length and gives bytes for a slice.
         purpose: what needs PyAV, as the start of a sentence.
         options: of FFmpeg, beside those that keep it from opening other files.
+        max_pixels: the most of a frame; of a larger one, which is not decoded, the size may be told as 0 x 0.
 
     Raises `ExtraMissingError` without PyAV.
     """
     av = extra("av", "media", purpose)
     reader = _Reader(data)
-    allowed = {"format_whitelist": _FORMATS, "protocol_whitelist": "none"}
+    # Where headers lack something, FFmpeg decodes the first frames on opening: max_pixels must hold from there on.
+    allowed = {"format_whitelist": _FORMATS, "protocol_whitelist": "none", "max_pixels": str(max_pixels)}
     try:
         with av.open(reader, options={**(options or {}), **allowed}, metadata_errors="replace") as container:
             yield container

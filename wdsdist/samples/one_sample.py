@@ -28,19 +28,20 @@ class LastRecord:
     """The decoded members of the record that a part was made of last, for its other parts."""
 
     def __init__(self) -> None:
-        self._record: tuple[int, int] | None = None
-        self._values: dict[str, Any] = {}
+        self._last: tuple[tuple[int, int] | None, dict[str, Any]] = None, {}
 
     def decoded(self, record: tuple[int, int], field: str, decode: Callable[[], Any]) -> Any:
         """Return a copy of a member's value, which a transform may change; decode it where that was not done."""
-        if record != self._record:
-            self._record, self._values = record, {}
-        if field not in self._values:
-            self._values[field] = decode()
+        last, values = self._last  # read once: a thread beside this one may decode another record meanwhile
+        if record != last:
+            values = {}
+            self._last = record, values
+        if field not in values:
+            values[field] = decode()
         try:
-            return copy.deepcopy(self._values[field])
+            return copy.deepcopy(values[field])
         except Exception:  # whatever a decoder may return, such as an open file: it is this part's alone
-            return self._values.pop(field)
+            return values.pop(field)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LastRecord, ()  # values stay behind when a reader moves to another process

@@ -215,8 +215,8 @@ class ShardOrder:
     def __init__(self, counts: Int64s, settings: OrderSettings, epoch: int, records: Records | None = None) -> None:
         self._epoch = epoch
         self._records = records
-        self._in_windows: dict[tuple[int, int], Int64s] = {}
-        """The offsets in a lane of each window that was located last, as they are shuffled: only near parts need it."""
+        self._in_windows: dict[int, tuple[int, Int64s]] = {}
+        """Of each lane the window that was located last, and its offsets as they are shuffled: for near parts alone."""
         self._key = mix_key(settings.seed, epoch)
         self._shuffle = settings.shuffle
         shards = shuffled(len(counts), mix_key(settings.seed, epoch, _SHARDS)) if self._shuffle else None
@@ -318,22 +318,20 @@ class ShardOrder:
 
     def _near(self, lane: Int64s, number: Int64s, begin: Int64s, size: Int64s, place: Int64s) -> Int64s:
         """Return the offset in its lane of what stands at each place of a window in which records are shuffled."""
-        found, used = np.empty_like(place), {}
+        found = np.empty_like(place)
         windows, which = np.unique(np.stack((lane, number)), axis=1, return_inverse=True)
-        for turn, key in enumerate(map(tuple, windows.T.tolist())):
+        for turn, (one, window) in enumerate(windows.T.tolist()):
             here = np.flatnonzero(which.ravel() == turn)
-            shuffle = self._in_windows.get(key)
-            if shuffle is None:
-                shuffle = self._window_of_records(key, int(begin[here[0]]), int(size[here[0]]))
-            used[key] = shuffle
+            last, shuffle = self._in_windows.get(one, (None, place))
+            if last != window:  # kept for each lane, as small batches go round them
+                shuffle = self._window_of_records(one, window, int(begin[here[0]]), int(size[here[0]]))
+                self._in_windows[one] = window, shuffle
             found[here] = shuffle[place[here]]
-        self._in_windows = used  # what was used last is what neighbouring positions need
         return found
 
-    def _window_of_records(self, key: tuple[int, int], begin: int, size: int) -> Int64s:
+    def _window_of_records(self, lane: int, number: int, begin: int, size: int) -> Int64s:
         """Return int64 [size]: the offsets in its lane of a window whose records are shuffled, one after another."""
         assert self._records is not None
-        lane, number = key
         start, stop = self._lane_starts[lane : lane + 2].tolist()
         offsets = begin + np.arange(size)
         shards, samples = self._on_line(start + (offsets + self._first_piece[lane]) % (stop - start))

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from wdsdist._util.containers import first_stream, opened, seek
 from wdsdist.errors import DecodeError
+from wdsdist.samples.media.place import BEGINNING, Place
 from wdsdist.samples.media.video import check_length
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ decode_audio.reads_views = True  # type: ignore[attr-defined]
 
 
 def read_audio(
-    data: Any, seconds: float | None = None, rate: int | None = None, *, share: float = 0.0, max_samples: int
+    data: Any, seconds: float | None = None, rate: int | None = None, *, place: Place = BEGINNING, max_samples: int
 ) -> tuple[Samples, int]:
     """Return a recording or a part of it, and its samples a second.
 
@@ -61,7 +62,7 @@ def read_audio(
         data: the file.
         seconds: length of the part; the recording may be shorter. ``None`` for all of it.
         rate: samples a second to which it is resampled; ``None`` for those that it has.
-        share: where the part lies, from 0 at the beginning to 1 at the end.
+        place: where the part lies.
         max_samples: values of all channels that may be decoded.
 
     Raises `DecodeError` for what is damaged, cut short or longer.
@@ -72,7 +73,7 @@ def read_audio(
         rate = rate or reader.rate
         if seconds is None:
             return _resampled(reader.whole(), reader.rate, rate), rate
-        return reader.part(round(seconds * rate), rate, share), rate
+        return reader.part(round(seconds * rate), rate, place), rate
 
 
 def _check_riff(data: Any) -> None:
@@ -112,8 +113,8 @@ class _AudioReader:
         self._check_length(samples.shape[1])
         return samples
 
-    def part(self, num_samples: int, rate: int, share: float) -> Samples:
-        """Return so many samples at a rate, from a share of the way through; fewer where the recording is shorter."""
+    def part(self, num_samples: int, rate: int, place: Place) -> Samples:
+        """Return so many samples at a rate, from a place of the recording; fewer where it is shorter."""
         needed = -(-num_samples * self.rate // rate)
         step = self.rate // math.gcd(self.rate, rate)  # samples that become a whole number of samples
         context = 0 if rate == self.rate else -(-_CONTEXT // step) * step
@@ -121,8 +122,7 @@ class _AudioReader:
             if total is None:
                 total = self._counted()
                 self._check_length(total)
-            room = max(0, total - needed)
-            start = min(int(share * (room + 1)), room)
+            start = place.begin(total, needed - 1)
             before = min(start, context)
             samples = self._read(start - before, start + needed + context)
             if samples.shape[1] >= before + needed:

@@ -22,8 +22,9 @@ from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
 from wdsdist.samples.images.limits import MAX_PIXELS, check_size
 from wdsdist.samples.images.orientation import upright
 from wdsdist.samples.images.transforms import check_image_size
-from wdsdist.samples.marks import is_seeded, parted, seeded
+from wdsdist.samples.marks import Part, is_seeded, parted, seeded
 from wdsdist.samples.media.audio import MAX_SAMPLES, mixed, read_audio
+from wdsdist.samples.media.place import Place
 from wdsdist.samples.media.video import ClipReader, check_index
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Clip:
     channels last in memory. Where the clip begins is drawn from the seed, uniformly over all times at which it fits:
     the same data and seed give the same clip anywhere. Nothing before its keyframe or behind its end is decoded. Frames
     are upright, edit lists are heeded, and pixels are taken as they are, square or not. Where the data set is exploded,
-    clip ``part`` of ``parts`` begins in that part of all these times.
+    clip ``part`` of ``parts`` lies in that stretch of the video, or contains it where the stretch is shorter.
 
     Args:
         frames: of the clip.
@@ -97,7 +98,7 @@ class Clip:
     def __call__(self, data: Any, seed: int | None = None, *, part: int = 0, parts: int = 1) -> torch.Tensor:
         import torch
 
-        share, seed = _drawn(self.at, seed, part, parts)
+        place, seed = _drawn(self.at, seed, Part(part, parts))
         clip = np.zeros(0, np.uint8)
 
         def take(frame: Any, places: list[int]) -> None:
@@ -109,19 +110,28 @@ class Clip:
                 raise DecodeError("its frames change their size: give size=")
             clip[places] = pixels
 
-        with opened(_checked(data), "decoding video") as container:
+        with opened(_checked(data), "decoding video", max_pixels=self.max_pixels) as container:
             from av.video.reformatter import VideoReformatter
 
             reformatter = VideoReformatter()  # one for all frames: to set it up takes longer than a small frame
             fps = None if self.fps is None else Fraction(self.fps).limit_denominator(1001)
             reader = ClipReader.of(container, take, frames=self.frames, stride=self.stride or 1, fps=fps)
             context = reader.stream.codec_context
+            has_size = context.width * context.height > 0
             self._check_size(context.width, context.height)
             check_index(reader.stream, len(data))
             context.options = {"max_pixels": str(self.max_pixels)}  # of frames that are larger than the header says
             context.thread_count = self.threads
             context.thread_type = "AUTO" if self.threads > 1 else "NONE"
-            reader.read(share, may_repeat=self.short == "pad")
+            try:
+                reader.read(place, may_repeat=self.short == "pad")
+            except (DecodeError, ValueError):
+                if has_size:
+                    raise
+                raise DecodeError(
+                    f"its frames are damaged, or have more pixels than max_pixels, {self.max_pixels:,}: raise "
+                    f"max_pixels if the data can be trusted"
+                ) from None
         return torch.from_numpy(clip).permute(0, 3, 1, 2)
 
     def _check_size(self, width: int, height: int) -> None:
@@ -139,7 +149,10 @@ class Clip:
             pixels = upright(to_rgb().to_ndarray(), turn)
             if self.size is None:
                 return pixels
-            made = self.size(pixels, seed) if is_seeded(self.size) else self.size(pixels)
+            try:
+                made = self.size(pixels, seed) if is_seeded(self.size) else self.size(pixels)
+            except (ValueError, AssertionError) as error:  # which is taken for PyAV's otherwise
+                raise DecodeError(f"{self.size!r} failed: {type(error).__name__}: {error}") from error
             return made.permute(1, 2, 0).numpy()  # type: ignore[no-any-return]
         height, width = check_image_size(self.size)
         sizes = (frame.width, frame.height) if is_turned(turn) else (frame.height, frame.width)
@@ -169,10 +182,12 @@ class AudioClip:
     """Take a clip out of a recording, or all of it, at a rate and with channels that are the same for all.
 
     Called with (data, seed), where data is encoded audio, or a video with sound, it returns a float32 tensor
-    [channels, samples] in -1 to 1. Where the clip begins is drawn from the seed as by `Clip`.
+    [channels, samples] in -1 to 1. Where the clip begins is drawn from the seed, or lies in its
+    part, as by `Clip`.
 
     Args:
-        seconds: of the clip, which has ``round(seconds * rate)`` samples. ``None`` for the whole recording.
+        seconds: of the clip, which has ``round(seconds * rate)`` samples. ``None`` for the whole recording, also where
+            the data set is exploded.
         rate: samples a second, to which the recording is resampled. ``None`` keeps its own.
         channels: 1 takes the mean of all channels, 2 makes two of one; ``None`` keeps those that there are.
         at: where the clip lies instead of at random, from 0 at the beginning to 1 at the end: 0.5 for evaluation.
@@ -210,8 +225,8 @@ class AudioClip:
     def __call__(self, data: Any, seed: int | None = None, *, part: int = 0, parts: int = 1) -> torch.Tensor:
         import torch
 
-        share, _ = _drawn(0.0 if self.seconds is None else self.at, seed, part, parts)
-        samples, rate = read_audio(_checked(data), self.seconds, self.rate, share=share, max_samples=self.max_samples)
+        place, _ = _drawn(0.0 if self.seconds is None else self.at, seed, Part(part, parts))
+        samples, rate = read_audio(_checked(data), self.seconds, self.rate, place=place, max_samples=self.max_samples)
         samples = mixed(samples, self.channels)
         missing = 0 if self.seconds is None else round(self.seconds * rate) - samples.shape[1]
         if missing > 0 and self.short == "error":
@@ -227,13 +242,13 @@ def _checked(data: Any) -> Any:
     return data
 
 
-def _drawn(at: float | None, seed: int | None, part: int, parts: int) -> tuple[float, int]:
-    """Return where a clip lies, and the seed of what is drawn after; clips of parts lie one after the other."""
+def _drawn(at: float | None, seed: int | None, part: Part) -> tuple[Place, int]:
+    """Return where a clip lies, and the seed of what is drawn after."""
     if at is not None and seed is None:
         seed = 0
     draw = random.Random(check_integer("seed", seed, 0, 2**63 - 1))  # None would be another clip each time
     share = draw.random()
-    return (part + (share if at is None else at)) / parts, draw.getrandbits(63)
+    return Place(share if at is None else at, part), draw.getrandbits(63)
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from wdsdist._util.containers import first_stream, seek
 from wdsdist.errors import DecodeError
+from wdsdist.samples.media.place import Place
 
 _BACK = (0, 10, None)
 """Seconds before a clip from which to look for a keyframe, one after the other; ``None`` is the beginning. The first
@@ -43,17 +44,15 @@ class FrameRule:
         """From the first frame of a clip to its last."""
         return int((self.frames - 1) * self.ticks * (1 if self.is_timed else self.stride))
 
-    def start(self, first: int, end: int, share: float) -> int:
-        """Return the time of a clip that lies at a share, 0 to 1, of the way through a video of the given times."""
-        room = end - first - self.reach
-        return first + max(0, min(int(share * room), room - 1))
+    def start(self, first: int, end: int, place: Place) -> int:
+        """Return the time of the clip that lies at a place of a video of the given times."""
+        return first + place.begin(end - first, self.reach)
 
-    def start_among(self, shown: Sequence[int], end: int, share: float) -> int:
+    def start_among(self, shown: Sequence[int], end: int, place: Place) -> int:
         """Return the same by the times of all frames; only short videos have too few from there on."""
         if self.is_timed:
-            return self.start(shown[0], end, share)
-        room = len(shown) - (self.frames - 1) * self.stride
-        return shown[max(0, min(int(share * room), room - 1))]
+            return self.start(shown[0], end, place)
+        return shown[place.begin(len(shown), (self.frames - 1) * self.stride)]
 
     def chosen(self, shown: Sequence[int], start: int) -> list[int]:
         """Return the times of a clip's frames; where the frames shown end before, the last one is repeated.
@@ -63,7 +62,10 @@ class FrameRule:
         >>> FrameRule(3, 1, Fraction(7), is_timed=True).chosen([0, 10, 20, 30, 40], 15)
         [10, 20, 20]
         """
-        return [shown[min(place, len(shown) - 1)] for place in self._places(shown, start)]
+        if self.is_timed:
+            return [_shown_at(shown, start + int(number * self.ticks)) for number in range(self.frames)]
+        first = max(0, bisect_right(shown, start) - 1)
+        return [shown[min(first + number * self.stride, len(shown) - 1)] for number in range(self.frames)]
 
     def last(self, shown: Sequence[int], start: int, end: int | None) -> int | None:
         """Return the time of a clip's last frame, or ``None`` where it lies behind the frames known so far.
@@ -72,17 +74,15 @@ class FrameRule:
         """
         if not shown:
             return None
-        place = self._places(shown, start)[-1]
-        if not self.is_timed:
-            return shown[place] if place < len(shown) else None
-        time = start + self.reach  # which frame is shown at a time, the next one tells
-        return shown[place] if time < (shown[-1] if end is None else end) else None
+        if self.is_timed:
+            time = start + self.reach  # which frame is shown at a time, the next one tells
+            return _shown_at(shown, time) if time < (shown[-1] if end is None else end) else None
+        place = max(0, bisect_right(shown, start) - 1) + (self.frames - 1) * self.stride
+        return shown[place] if place < len(shown) else None
 
-    def _places(self, shown: Sequence[int], start: int) -> Sequence[int]:
-        first = max(0, bisect_right(shown, start) - 1)
-        if not self.is_timed:
-            return range(first, first + self.frames * self.stride, self.stride)
-        return [max(0, bisect_right(shown, start + int(number * self.ticks)) - 1) for number in range(self.frames)]
+
+def _shown_at(shown: Sequence[int], time: int) -> int:
+    return shown[max(0, bisect_right(shown, time) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,8 @@ class ClipReader:
         rate = fps or stream.average_rate or stream.guessed_rate or Fraction(25)
         return cls(container, stream, FrameRule(frames, stride, 1 / (rate * stream.time_base), fps is not None), take)
 
-    def read(self, share: float, *, may_repeat: bool) -> None:
-        """Decode the clip that lies at a share, 0 to 1, of the way through the video.
+    def read(self, place: Place, *, may_repeat: bool) -> None:
+        """Decode the clip that lies at a place of the video.
 
         Where the headers do not say how long that is, or are wrong, all packets are read before.
 
@@ -125,10 +125,10 @@ class ClipReader:
         ``may_repeat`` its last frame.
         """
         span = _span(self.container, self.stream)
-        if span is not None and self._decode(self.rule.start(*span, share), is_end=False):
+        if span is not None and self._decode(self.rule.start(*span, place), is_end=False):
             return
         shown, end = self._times()
-        start = self.rule.start_among(shown, end, share)
+        start = self.rule.start_among(shown, end, place)
         if self.rule.last(shown, start, end) is None and not may_repeat:
             seconds = float((end - shown[0]) * self.stream.time_base)
             raise DecodeError(f"a video of {len(shown):,} frames, {seconds:.3f} s, is too short for the clip")

@@ -109,9 +109,13 @@ def explode(manifest: Manifest, by: str | float, per: float, *, near: bool) -> M
     if not 0 < per < math.inf:
         raise ArgumentError(f"per is {per!r}: how much of the column a part has at most must be above 0")
     counts = np.ceil(_numbers(manifest, by, "explode records") / per)
-    if len(counts) and not (counts.min() >= 0 and counts.max() < MOST_IN_A_SHARD):
+    impossible = np.flatnonzero(~((counts >= 0) & (counts < MOST_IN_A_SHARD)))
+    if len(impossible):
+        first = int(impossible[0])
+        key = manifest._column("key").part(first, first + 1).array()[0]
         raise ArgumentError(
-            f"records cannot be exploded into {counts.min():,.0f} to {counts.max():,.0f} parts: 0 is the least"
+            f"the record {key!r} would have {counts[first]:,.0f} parts, where 0 to {MOST_IN_A_SHARD - 1:,} can be: "
+            f"choose others by {by!r}, or give another per"
         )
     totals = counts.astype(np.int64)
     if manifest.num_samples:
