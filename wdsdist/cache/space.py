@@ -122,8 +122,15 @@ class CacheSpace:
                 f"cache_limit is {self._limit:,} bytes but {request.shown} takes {reserved:,} with its index: raise it"
             )
         with self.alone(request.deadline) as ledger:
-            if refusal := self._find_room(ledger, paths, reserved + sparse_size(paths), batch):
-                return refusal
+            sparse = sparse_size(paths)
+            if refusal := self._find_room(ledger, paths, reserved + sparse, batch):
+                # The parts of a shard must not keep all of it out, which a batch waits for.
+                if batch is None or not sparse or self._find_room(ledger, paths, reserved, batch):
+                    return refusal
+                with ledger.changing(paths):
+                    is_dropped = _drop_sparse(paths)
+                if not is_dropped:
+                    return refusal
             with ledger.changing(paths):
                 stamps.write(paths.stamp, stamps.Stamp(reserved=reserved))
                 os.ftruncate(part.fileno(), 0)
