@@ -149,6 +149,31 @@ def test_the_digest_is_that_of_a_file_from_a_server_without_ranges_too(tmp_path:
         assert fetching.result().sha256 == hashlib.sha256(CONTENT).hexdigest()
 
 
+def test_what_is_known_of_a_file_does_not_enter_its_digest_twice(tmp_path: Path) -> None:
+    """As where a server of several gives whole files only, after another one gave ranges."""
+    (tmp_path / "a.tar").write_bytes(CONTENT)
+    copy, is_first_there = tmp_path / "copy", threading.Event()
+
+    def known(wanted: range) -> list[range]:
+        if wanted.start:
+            assert is_first_there.wait(20)
+            return [wanted]
+        with copy.open("r+b") as file:
+            file.write(CONTENT[: wanted.stop])
+        is_first_there.set()
+        return []
+
+    with (
+        storage.use_policy(storage.RequestPolicy(part_bytes=len(CONTENT) // 3)),
+        served(tmp_path, ranges=False) as server,
+        storage.begin_fetch(f"{server.url}/a.tar", copy, size=len(CONTENT), digest=True, known=known) as fetching,
+    ):
+        done = fetching.result()
+    assert done.sha256 == hashlib.sha256(CONTENT).hexdigest()
+    assert done.known == 0
+    assert copy.read_bytes() == CONTENT
+
+
 @pytest.mark.skipif(NO_S3, reason="needs s3fs")
 @pytest.mark.parametrize("changes", [1, 99])
 def test_an_object_that_is_replaced_meanwhile_is_fetched_anew(tmp_path: Path, changes: int) -> None:
