@@ -431,7 +431,7 @@ class _Copy:
         task = asyncio.ensure_future(action(watch))
         try:
             while not task.done():
-                idle = time.monotonic() - watch.moved
+                idle = max(0.0, time.monotonic() - watch.moved)  # looked at after a pause too
                 if idle >= watch.allowance:
                     watch.allowance *= 2  # the line may be slow rather than dead, where bytes come in whole parts
                     raise TimeoutError(f"no byte in {idle:.1f} s")
