@@ -284,7 +284,8 @@ def test_a_pause_is_no_stall_however_long_it_takes(tmp_path: Path) -> None:
 
 def test_a_connection_that_stalls_after_a_pause_is_found(tmp_path: Path) -> None:
     """Else only the deadline of the whole fetch would end it, which is 300 seconds."""
-    copy = download._Copy("", tmp_path, None, None, "", waits.Request(""), Deadline(5), Connections())
+    deadline = Deadline(5)
+    copy = download._Copy("", tmp_path, None, None, "", waits.Request(""), deadline, Connections())
 
     async def paused_then_dead(watch: download._Watch) -> None:
         watch.moved = math.inf
@@ -294,6 +295,7 @@ def test_a_connection_that_stalls_after_a_pause_is_found(tmp_path: Path) -> None
 
     with pytest.raises(TimeoutError, match="no byte in"):
         asyncio.run(copy._watched(paused_then_dead, download._Watch(allowance=0.05)))
+    assert deadline.left()
 
 
 def test_a_small_range_takes_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
