@@ -145,6 +145,12 @@ def test_the_parts_of_a_shard_do_not_keep_all_of_it_out(spare: int, remote: Mani
         assert pinned.path.stat().st_size == remote.read_sizes[0]
 
 
+def test_parts_that_were_had_do_not_keep_other_processes_out(remote: Manifest, tmp_path: Path) -> None:
+    job, another = (ShardCache(tmp_path / "cache", limit=1_700 * KB, timeout=10) for _ in range(2))
+    job.pin_parts(remote, {0: PartNeeds(lambda _: np.arange(8))})[0].close()
+    another.pin(remote, 1).close()
+
+
 def test_the_first_batch_does_not_wait_for_its_shards(
     open_dataset: Callable[..., wdsdist.StreamingDataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
