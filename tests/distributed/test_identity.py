@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from wdsdist._util.host import cpu_count, private_dir, user_cache_dir
 from wdsdist.distributed import Identity, identity
+from wdsdist.distributed.identity import share_of_cores
 from wdsdist.errors import ArgumentError, ArgumentTypeError, DestinationError
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1"}
@@ -345,3 +346,18 @@ def test_importing_the_package_does_not_import_torch() -> None:
     program = "import sys; from wdsdist.distributed import barrier, identity; identity(); barrier(1); "
     program += "print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("on_node", "cores", "share"),
+    [("48", 12, 12), ("48", 48, 12), ("48", 13, 3), ("", 12, 3), ("48(x2)", 12, 3)],
+)
+def test_a_task_that_srun_binds_to_cores_has_them_to_itself(
+    monkeypatch: pytest.MonkeyPatch, on_node: str, cores: int, share: int
+) -> None:
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    monkeypatch.setenv("SLURM_PROCID", "5")
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", on_node)
+    assert share_of_cores(cores) == share

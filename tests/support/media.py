@@ -37,7 +37,7 @@ def video(
     Args:
         size: width and height.
         pixels: format of its pixels.
-        options: of the encoder.
+        options: of the encoder, and of the container where it is an MP4.
         times: of the frames, in frames at ``rate``; by default one after the other.
         seed: of noise, in which all frames differ; ``None`` for frames that are all alike.
         seconds_of_sound: in a second track.
@@ -45,8 +45,9 @@ def video(
     import av
 
     stream = io.BytesIO()
-    with av.open(stream, "w", format=container) as file:
-        track = file.add_stream(codec, rate=rate, options=dict(options))
+    layout = {name: value for name, value in options if name.startswith("mov") or name == "moov_size"}
+    with av.open(stream, "w", format=container, options=layout) as file:
+        track = file.add_stream(codec, rate=rate, options={n: v for n, v in options if n not in layout})
         track.width, track.height, track.pix_fmt = *size, pixels
         track.codec_context.thread_count = 1
         sound = file.add_stream("aac", rate=16_000, layout="mono") if seconds_of_sound else None

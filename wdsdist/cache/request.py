@@ -37,6 +37,7 @@ class ShardRequest:
         self, manifest: Manifest, number: int, root: Path, deadline: storage.Deadline, *, is_first: bool = True
     ) -> None:
         self._given = (manifest, number, root)
+        self._sidecar: tuple[bytes | None] | None = None  # once it was asked for
         self.is_first = is_first
         """Whether nothing that was kept has turned out to be wrong."""
         manifest, number = manifest.part(number)
@@ -78,9 +79,15 @@ class ShardRequest:
             return -1 if index is None else index.size
         return self.look(self.deadline).size
 
-    @functools.cached_property
+    @property
     def sidecar(self) -> bytes | None:
         """The bytes of the index beside the shard; ``None`` where there is none, or none is needed."""
+        # Not a `cached_property`: before Python 3.12 one request at a time would fetch its index.
+        if self._sidecar is None:
+            self._sidecar = (self._read_sidecar(),)
+        return self._sidecar[0]
+
+    def _read_sidecar(self) -> bytes | None:
         if self.has_listed_index():
             return None
         # It may be evicted at any time.

@@ -238,3 +238,13 @@ def _variable(name: str) -> int | None:
     if len(digits) > len(str(MOST_PROCESSES)) or int(digits) > MOST_PROCESSES:
         raise ArgumentError(f"{name} is {reprlib.repr(text)}: it must be at most {MOST_PROCESSES:,}")
     return int(digits)
+
+
+def share_of_cores(cores: int) -> int:
+    """Return how many of the CPU cores that this process may use are its rank's, beside the other ranks of its node.
+
+    Where srun binds a task to cores of its own, so many that all tasks of the node find room, all of them are its.
+    """
+    ranks, on_node = identity().local_world_size, os.environ.get("SLURM_CPUS_ON_NODE", "")
+    is_bound = on_node.isdecimal() and cores * ranks <= int(on_node)
+    return cores if is_bound else cores // ranks

@@ -15,7 +15,7 @@ from torch.utils.data._utils.signal_handling import _remove_worker_pids  # type:
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from wdsdist._util.host import cpu_count
-from wdsdist.distributed import identity
+from wdsdist.distributed.identity import share_of_cores
 from wdsdist.loader.worker_state import WorkerReports
 from wdsdist.storage.waits import LongWait, rank_waits, warn_rank
 
@@ -34,8 +34,8 @@ _PRELOADED_FOR_REMOTE = ("fsspec.asyn",)
 
 
 def default_workers() -> int:
-    """Return this rank's share of the node's cores."""
-    return min(_MOST_WORKERS, cpu_count() // identity().local_world_size)
+    """Return a worker for each core of this rank, up to a limit."""
+    return min(_MOST_WORKERS, share_of_cores(cpu_count()))
 
 
 def preload(*, is_remote: bool) -> None:
