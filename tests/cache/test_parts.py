@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import wdsdist
 from tests.support import folders
 from tests.support.tars import plain_tar
-from tests.support.web import served
+from tests.support.web import Web, served
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist.cache import FetchAhead, PinnedPart, ShardCache, cached_path, shard_cache
@@ -29,6 +30,7 @@ from wdsdist.cache.extents import ExtentMap
 from wdsdist.cache.fetch import Fetched, fetch
 from wdsdist.cache.locks import LockableFile, pauses
 from wdsdist.cache.parts import PartNeeds
+from wdsdist.cli import _wdsdist
 from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import checksums
@@ -117,6 +119,36 @@ def test_a_thin_view_takes_little_more_than_its_samples(
     assert 12 * SIZE < view.needed_sizes.sum() < 1.6 * 12 * SIZE
     half = remote.select(keys=[f"{number:04}" for number in range(0, SHARDS * SAMPLES, 2)])
     assert np.array_equal(half.needed_sizes, half.read_sizes)  # which is fetched whole
+
+
+def test_warming_fetches_of_a_thin_view_its_samples_alone(web: Web, tmp_path: Path) -> None:
+    view = wdsdist.open(web.url).select(keys=[f"{number:04}" for number in range(0, SHARDS * SAMPLES, 10)])
+    words = ["cache", "warm", str(view.save(tmp_path / "thin")), "--cache-dir", str(tmp_path / "cache")]
+    done = CliRunner().invoke(_wdsdist, [*words, "--cache-limit", "2MB", "--batch-size", "4"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith(f"warm: {SHARDS} shards, ")
+    assert 12 * SIZE < sum(web.bytes_of[f"{shard:02}.tar"] for shard in range(SHARDS)) < 1.3 * 12 * SIZE
+    web.asked.clear()
+    dataset = wdsdist.StreamingDataset(view, cache_dir=tmp_path / "cache", cache_limit="2MB")
+    assert all(is_right(sample) for sample in dataset)
+    assert web.asked == []
+
+
+@pytest.mark.parametrize("spare", [0, 64 * KB])
+def test_the_parts_of_a_shard_do_not_keep_all_of_it_out(spare: int, remote: Manifest, tmp_path: Path) -> None:
+    room = int(remote.read_sizes[0]) + len(storage.read(f"{remote.location(0)}.wdsindex")) + 512
+    cache = ShardCache(tmp_path / "cache", limit=room + spare, timeout=20)
+    with closing(cache.pin_parts(remote, {0: PartNeeds(lambda _: np.arange(8))})[0]):
+        pass
+    cache.rest()
+    with cache.pin(remote, 0) as pinned:
+        assert pinned.path.stat().st_size == remote.read_sizes[0]
+
+
+def test_parts_that_were_had_do_not_keep_other_processes_out(remote: Manifest, tmp_path: Path) -> None:
+    job, another = (ShardCache(tmp_path / "cache", limit=1_700 * KB, timeout=10) for _ in range(2))
+    job.pin_parts(remote, {0: PartNeeds(lambda _: np.arange(8))})[0].close()
+    another.pin(remote, 1).close()
 
 
 def test_the_first_batch_does_not_wait_for_its_shards(

@@ -142,7 +142,7 @@ def test_warm_fetches_what_the_ranks_of_the_node_need_first(store: MemoryStore, 
     assert of_node <= set(first)
     assert len(first) == 2
     again = run("warm", f"{store.url}/a", *words, "--node", 1, "--bytes", int(2.6 * size))
-    assert again.stdout.endswith("; 0 were fetched now\n")
+    assert again.stdout.endswith("; 0 B were fetched now\n")
     assert fetched(store) == first
 
 

@@ -149,6 +149,31 @@ def test_the_digest_is_that_of_a_file_from_a_server_without_ranges_too(tmp_path:
         assert fetching.result().sha256 == hashlib.sha256(CONTENT).hexdigest()
 
 
+def test_what_is_known_of_a_file_does_not_enter_its_digest_twice(tmp_path: Path) -> None:
+    """As where a server of several gives whole files only, after another one gave ranges."""
+    (tmp_path / "a.tar").write_bytes(CONTENT)
+    copy, is_first_there = tmp_path / "copy", threading.Event()
+
+    def known(wanted: range) -> list[range]:
+        if wanted.start:
+            assert is_first_there.wait(20)
+            return [wanted]
+        with copy.open("r+b") as file:
+            file.write(CONTENT[: wanted.stop])
+        is_first_there.set()
+        return []
+
+    with (
+        storage.use_policy(storage.RequestPolicy(part_bytes=len(CONTENT) // 3)),
+        served(tmp_path, ranges=False) as server,
+        storage.begin_fetch(f"{server.url}/a.tar", copy, size=len(CONTENT), digest=True, known=known) as fetching,
+    ):
+        done = fetching.result()
+    assert done.sha256 == hashlib.sha256(CONTENT).hexdigest()
+    assert done.known == 0
+    assert copy.read_bytes() == CONTENT
+
+
 @pytest.mark.skipif(NO_S3, reason="needs s3fs")
 @pytest.mark.parametrize("changes", [1, 99])
 def test_an_object_that_is_replaced_meanwhile_is_fetched_anew(tmp_path: Path, changes: int) -> None:
@@ -255,6 +280,22 @@ def test_a_pause_is_no_stall_however_long_it_takes(tmp_path: Path) -> None:
     asyncio.run(copy._let_pass(watch))
     assert seen[-2:] == [math.inf, math.inf]
     assert 0 < watch.moved < math.inf
+
+
+def test_a_connection_that_stalls_after_a_pause_is_found(tmp_path: Path) -> None:
+    """Else only the deadline of the whole fetch would end it, which is 300 seconds."""
+    deadline = Deadline(5)
+    copy = download._Copy("", tmp_path, None, None, "", waits.Request(""), deadline, Connections())
+
+    async def paused_then_dead(watch: download._Watch) -> None:
+        watch.moved = math.inf
+        await asyncio.sleep(3 * watch.allowance)
+        watch.moved = time.monotonic()
+        await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError, match="no byte in"):
+        asyncio.run(copy._watched(paused_then_dead, download._Watch(allowance=0.05)))
+    assert deadline.left()
 
 
 def test_a_small_range_takes_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from wdsdist import storage
-from wdsdist._util.ownership import is_own_file
+from wdsdist._util.ownership import read_own
 from wdsdist.cache.paths import CopyPaths, copy_paths
 from wdsdist.errors import IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.shards import index as shard_index
@@ -90,8 +90,9 @@ class ShardRequest:
     def _read_sidecar(self) -> bytes | None:
         if self.has_listed_index():
             return None
-        if self.is_first and self.paths.sparse.exists() and is_own_file(self.paths.index):
-            return self.paths.index.read_bytes()
+        # It may be evicted at any time.
+        if self.is_first and self.paths.sparse.exists() and (kept := read_own(self.paths.index)) is not None:
+            return kept
         try:
             index = storage.beside(self.location, shard_index.SUFFIX)
             return storage.read(index, self.options, deadline=self.deadline)

@@ -196,7 +196,7 @@ class ShardCache:
     ) -> dict[int, PinnedPart]:
         """Return sparse copies, locked, that have the members needed now of those shards that are best had in parts.
 
-        All others have to be pinned whole. Raises what `pin` raises.
+        All others have to be pinned whole. Takes a ``batch`` as `pin` does, and raises what that raises.
         """
         requests = {number: self._request(manifest, number) for number in needs if manifest.is_copied[number]}
         wanted = {number: (one, needs[number]) for number, one in requests.items() if self._may_be_sparse(one)}
@@ -209,6 +209,8 @@ class ShardCache:
         finally:
             self.seconds_waited += time.monotonic() - began
             self._asked()
+            if not batch:
+                self.rest()
 
     def refetch(self, manifest: Manifest, number: int) -> Path:
         """Fetch a remote shard again, and replace its cached copy once the new one is verified.

@@ -20,7 +20,7 @@ from wdsdist.cache import folders, stamps
 from wdsdist.cache.extents import ExtentMap
 from wdsdist.cache.fetch import Fetched
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses
-from wdsdist.cache.paths import LOCK, READERS, CopyPaths
+from wdsdist.cache.paths import LOCK, READERS, WAITING, CopyPaths
 from wdsdist.cache.priorities import NEVER, Need, Needs, Rank, Reader, all_needs
 from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.usage import STAMP_BYTES, Held, Ledger, all_held, reserved_for, size_of, sparse_size
@@ -38,6 +38,9 @@ _BLOCK_BYTES = 4096
 
 _MAP_BYTES = 4096
 """Of a map with few extents."""
+
+_BEYOND = 1 << 33
+"""Byte of a file of locks after those that `Urgency` uses."""
 
 _PATIENCE = 10.0
 """Least seconds to wait for the folder's lock, whatever the deadline, so that a late fetch is not lost."""
@@ -122,8 +125,15 @@ class CacheSpace:
                 f"cache_limit is {self._limit:,} bytes but {request.shown} takes {reserved:,} with its index: raise it"
             )
         with self.alone(request.deadline) as ledger:
-            if refusal := self._find_room(ledger, paths, reserved + sparse_size(paths), batch):
-                return refusal
+            sparse = sparse_size(paths)
+            if refusal := self._find_room(ledger, paths, reserved + sparse, batch):
+                # The parts of a shard must not keep all of it out, which a batch waits for.
+                if batch is None or not sparse or self._find_room(ledger, paths, reserved, batch):
+                    return refusal
+                with ledger.changing(paths):
+                    is_dropped = _drop_sparse(paths)
+                if not is_dropped:
+                    return refusal
             with ledger.changing(paths):
                 stamps.write(paths.stamp, stamps.Stamp(reserved=reserved))
                 os.ftruncate(part.fileno(), 0)
@@ -134,8 +144,9 @@ class CacheSpace:
     def alone_with(self, request: ShardRequest) -> Iterator[None]:
         """Let one process or thread at a time do something for a shard, at least until the deadline of its request."""
         folders.make_root(self.root)
-        place = zlib.crc32(request.paths.key.encode())
-        with contextlib.closing(LockableFile(self.root / LOCK, writable=True, create=True)) as file:
+        place = _BEYOND + zlib.crc32(request.paths.key.encode())
+        # Not of the folder's lock file: NFS keeps a lock on it by making it one on all of its bytes.
+        with contextlib.closing(LockableFile(self.root / WAITING, writable=True, create=True)) as file:
             for _ in pauses(request.deadline.end, _MOMENT):
                 if file.claim(place, place + 1):
                     break

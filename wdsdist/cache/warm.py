@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from wdsdist.cache.parts import Members
 from wdsdist.cache.paths import copy_key
 from wdsdist.cache.priorities import Need
 from wdsdist.cache.shard_cache import FetchAhead, ShardCache
@@ -32,7 +33,12 @@ def first_shards(manifest: Manifest, uses: Iterable[Use], room: int) -> list[int
 
 
 def warm(
-    cache: ShardCache, manifest: Manifest, shards: list[int], progress: Callable[[int, int], None] | None = None
+    cache: ShardCache,
+    manifest: Manifest,
+    shards: list[int],
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    epoch: Callable[[int], Members | None] = lambda shard: None,
 ) -> None:
     """Fetch shards into a cache, in this order, and keep them from eviction until all are there.
 
@@ -41,6 +47,7 @@ def warm(
         manifest: the data set.
         shards: numbers of its shards.
         progress: called with the number of shards and their bytes after each.
+        epoch: returns what an epoch reads of a shard, as `Prefetch` takes it: little of it is fetched in parts.
 
     Raises what `ShardCache.pin` raises.
     """
@@ -48,7 +55,7 @@ def warm(
     done = taken = 0
     try:
         with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as executor:
-            futures = [executor.submit(_fetch, cache, manifest, shard) for shard in shards]
+            futures = [executor.submit(_fetch, cache, manifest, shard, epoch(shard)) for shard in shards]
             try:
                 for future in concurrent.futures.as_completed(futures):
                     done, taken = done + 1, taken + future.result()
@@ -60,8 +67,8 @@ def warm(
         cache.expect([])
 
 
-def _fetch(cache: ShardCache, manifest: Manifest, shard: int) -> int:
-    """Fetch a shard, or wait until another process has; return the bytes of its copy."""
-    if cache.fetch_ahead(manifest, shard) is not FetchAhead.THERE:
+def _fetch(cache: ShardCache, manifest: Manifest, shard: int, epoch: Members | None) -> int:
+    """Fetch a shard, or wait until another process has; return the bytes of it that an epoch reads."""
+    if cache.fetch_ahead(manifest, shard, epoch) is not FetchAhead.THERE:
         cache.pin(manifest, shard).close()  # which waits, or raises why it cannot be fetched
-    return max(0, int(manifest.read_sizes[shard]))
+    return max(0, int(manifest.needed_sizes[shard]))

@@ -119,6 +119,8 @@ def warm(
     """
     from wdsdist.cache import ShardCache
     from wdsdist.cache.warm import warm as fetch
+    from wdsdist.samples.fields import Fields
+    from wdsdist.samples.shard_reader import ShardReader
 
     manifest = opened(shards, allow_elsewhere=allow_elsewhere)
     manifest = manifest.staged() if stage else manifest
@@ -127,11 +129,16 @@ def warm(
         return
     store = ShardCache(cache_dir, limit=cache_limit)
     chosen = _first(manifest, cache_limit=cache_limit, **options)
-    total = int(manifest.read_sizes[chosen].clip(0).sum())
+    total = int(manifest.needed_sizes[chosen].clip(0).sum())
+    epoch = functools.partial(ShardReader(manifest, store).epoch_members, fields=Fields(None))
     with meter("fetching", quiet=quiet) as shown:
-        fetch(store, manifest, chosen, lambda done, taken: shown.update(taken, total, f"{done:,} of {len(chosen):,}"))
+
+        def show(done: int, taken: int) -> None:
+            shown.update(taken, total, f"{done:,} of {len(chosen):,}")
+
+        fetch(store, manifest, chosen, show, epoch=epoch)
     if not quiet:
-        say(f"warm: {counted(len(chosen), 'shard')}, {human(total)}; {store.fetches:,} were fetched now")
+        say(f"warm: {counted(len(chosen), 'shard')}, {human(total)}; {human(store.bytes_fetched)} were fetched now")
 
 
 def _first(

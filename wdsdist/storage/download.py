@@ -272,6 +272,7 @@ class _Copy:
                 try:
                     await self._parts_of_one_object([range(size)])
                 except NoRangesError:
+                    self._begin_anew()
                     await self._whole(size)
             with self._kept():
                 if os.fstat(self.file).st_size != size:
@@ -291,11 +292,15 @@ class _Copy:
 
     async def _parts_of_one_object(self, ranges: Sequence[range]) -> None:
         for _ in range(_CHANGES):
-            self.tags.clear()
-            self.sha256 = self.sha256 and hashlib.sha256()
+            self._begin_anew()
             with contextlib.suppress(ChangedError):
                 return await self._parts(ranges)
         raise ChangedError(f"{shown(self.location)} is replaced again and again: try again once it is at rest")
+
+    def _begin_anew(self) -> None:
+        self.tags.clear()
+        self.sha256 = self.sha256 and hashlib.sha256()
+        self.taken = 0
 
     async def _parts(self, ranges: Sequence[range]) -> None:
         most = self.policy.part_bytes
@@ -426,7 +431,7 @@ class _Copy:
         task = asyncio.ensure_future(action(watch))
         try:
             while not task.done():
-                idle = time.monotonic() - watch.moved
+                idle = max(0.0, time.monotonic() - watch.moved)  # looked at after a pause too
                 if idle >= watch.allowance:
                     watch.allowance *= 2  # the line may be slow rather than dead, where bytes come in whole parts
                     raise TimeoutError(f"no byte in {idle:.1f} s")
