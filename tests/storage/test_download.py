@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fsspec.asyn
 import pytest
 
 from tests.support import faults
@@ -450,6 +451,30 @@ def test_a_forked_child_fetches_after_its_parent_did_and_takes_nothing_from_it(s
     store.fetch(tmp_path / "a.tar")
     assert exit_status(_fetch_in_child, store, tmp_path / "b") == 17
     assert store.fetch(tmp_path / "a.tar").retries == 0
+
+
+def test_a_forked_child_fetches_though_a_thread_of_its_parent_was_making_the_event_loop(
+    web: Store, tmp_path: Path
+) -> None:
+    with fsspec.asyn.get_lock():
+        assert exit_status(_fetch_in_child, web, tmp_path / "b") == 17
+
+
+def test_no_child_is_forked_while_a_thread_makes_a_client(web: Store, tmp_path: Path) -> None:
+    held, may_go = threading.Event(), threading.Event()
+
+    def make() -> None:
+        with download._beginning:
+            held.set()
+            may_go.wait(20)
+
+    maker = threading.Thread(target=make)
+    maker.start()
+    held.wait(20)
+    threading.Timer(0.2, may_go.set).start()
+    assert exit_status(_fetch_in_child, web, tmp_path / "b") == 17
+    assert may_go.is_set()
+    maker.join()
 
 
 @pytest.mark.skipif(NO_S3, reason="needs s3fs")

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import math
 import os
+import sys
 import threading
 import time
 import weakref
@@ -166,14 +167,34 @@ def begin_fetch(
 
     Raises `StorageError` where there is no client for the location.
     """
-    import fsspec.asyn
-
-    client, remote = reader(location, options, retries=False)
+    client, remote, loop = _begun(location, options)
     request = Request(shown(location), size=sum(map(len, ranges)) if ranges is not None else size, bytes=0)
     link = connections or _shared
     copy = _Copy(location, path, options, client, remote, request, deadline, link, ranges, line, known)
     copy.sha256 = hashlib.sha256() if digest else None
-    return Fetching(copy, asyncio.run_coroutine_threadsafe(copy.run(size), fsspec.asyn.get_loop()))
+    return Fetching(copy, asyncio.run_coroutine_threadsafe(copy.run(size), loop))
+
+
+_beginning = threading.RLock()
+"""Held while a thread makes a client or the event loop, which takes locks of other libraries: no child is forked then,
+for it would wait for these locks for ever."""
+
+
+def _begun(location: str, options: StorageOptions | None) -> tuple[Any, str, asyncio.AbstractEventLoop]:
+    """Return a client, what the location is called there, and the event loop of this process."""
+    with _beginning:
+        import fsspec.asyn
+
+        return *reader(location, options, retries=False), fsspec.asyn.get_loop()
+
+
+def _begin_anew() -> None:
+    _beginning.release()
+    if module := sys.modules.get("fsspec.asyn"):
+        module.reset_lock()  # a thread of the user's may have held it; fsspec itself resets only its loop
+
+
+os.register_at_fork(before=_beginning.acquire, after_in_parent=_beginning.release, after_in_child=_begin_anew)
 
 
 class Fetching:
