@@ -62,3 +62,11 @@ def test_a_process_that_died_waiting_holds_nobody_up(urgency: Urgency) -> None:
         os.kill(process, 9)
         folders.status(process)
         assert not line.must_pause(other)
+
+
+def test_a_child_does_not_pause_for_a_connection_of_its_parent(urgency: Urgency) -> None:
+    leader, other = Connection(), Connection()
+    assert [urgency.leads(one) for one in (leader, other)] == [True, False]
+    child = folders.forked(lambda: os._exit(17 if urgency.leads(other) else 1))
+    assert folders.status(child) == 17
+    assert urgency.leads(leader)

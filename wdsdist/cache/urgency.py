@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import time
 import weakref
 import zlib
@@ -32,8 +33,17 @@ class Urgency:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.leader: Callable[[], Any] = lambda: None
-        """The connection of this process that goes on while others pause, so that the line is never idle."""
+        self._leader: Callable[[], Any] = lambda: None
+        self._process = 0
+
+    def leads(self, connection: object) -> bool:
+        """Return whether a connection is the one of this process that goes on while its others pause.
+
+        So the line is never idle. Where there is none, or only that of a parent process, it is this connection now.
+        """
+        if self._process != os.getpid() or self._leader() is None:
+            self._process, self._leader = os.getpid(), weakref.ref(connection)
+        return self._leader() is connection
 
     @contextlib.contextmanager
     def waiting(self, keys: Collection[str] | None = None) -> Iterator[None]:
@@ -74,9 +84,7 @@ class Line:
             return False
         if not _is_locked(self._file, _URGENT):
             return False
-        if self._urgency.leader() is None:
-            self._urgency.leader = weakref.ref(connection)
-        if self._urgency.leader() is connection:
+        if self._urgency.leads(connection):
             return False
         self._until = self._until or time.monotonic() + LONGEST
         return time.monotonic() < self._until
