@@ -6,12 +6,10 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +19,7 @@ from tests.support import web
 from tests.support.programs import command
 from tests.support.stores import COPY, SAMPLES, SHARD, SHARDS, as_remote, used, watched
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.cache import FetchAhead, ShardCache
+from wdsdist.cache import ShardCache
 from wdsdist.cache.prefetch import Prefetch
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.sampling.shard_schedule import Use
@@ -215,46 +213,13 @@ def test_what_comes_next_is_fetched_while_nothing_is_asked_for(store: web.Web, t
     prefetch = Prefetch(cache, manifest, iter(uses), room=750_000)
     try:
         prefetch.reach(0)
+        prefetch.start()
         wait_for(lambda: set(fetched(store)) == {"003.tar", "004.tar", "005.tar"})
         prefetch.reach(10)  # the first window is left behind: there is room for the next one
         wait_for(lambda: fetched(store)["006.tar"] == 1)
     finally:
         prefetch.close()
     assert sum(fetched(store).values()) == 4
-
-
-def test_what_the_first_batch_needs_is_alone_until_it_is_there(store: web.Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where another process fetches it: to fetch something else would take bandwidth from that, and so to ask
-    again and again would take the cores."""
-    asked: list[int] = []
-    pauses: list[float] = []
-    there = threading.Event()
-
-    def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        time.sleep(0.001)
-
-    monkeypatch.setattr("wdsdist.cache.prefetch.time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
-
-    class Cache:
-        def expect(self, *_: object) -> None: ...
-
-        def fetch_ahead(self, manifest: object, shard: int, epoch: object) -> FetchAhead:
-            asked.append(shard)
-            return FetchAhead.THERE if shard != 3 or there.is_set() else FetchAhead.BUSY
-
-    uses = iter([Use(0, 9, 3), Use(1, 9, 5)])
-    prefetch = Prefetch(Cache(), wdsdist.open(store.url), uses, room=750_000)  # type: ignore[arg-type]
-    try:
-        prefetch.reach(0)
-        wait_for(lambda: len(pauses) > 5)
-        assert set(asked) == {3}
-        assert pauses[:5] == [0.02, 0.04, 0.08, 0.16, 0.16]
-        there.set()
-        wait_for(lambda: 5 in asked)
-    finally:
-        there.set()
-        prefetch.close()
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

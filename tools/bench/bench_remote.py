@@ -108,10 +108,10 @@ def fetch(
     base: str, folder: Path, options: dict[str, object], names: list[str], size: int, connections: int
 ) -> None:  # fmt: skip
     """Fetch all files at once into a folder."""
-    shared = storage.Connections(connections)
+    shared, named = storage.Connections(connections), storage.named(options, [base])
     together([
         functools.partial(
-            storage.fetch, f"{base}/{name}", folder / name, options, size=size, connections=shared
+            storage.fetch, f"{base}/{name}", folder / name, named, size=size, connections=shared
         )
         for name in names
     ])  # fmt: skip
@@ -191,12 +191,13 @@ def parts(arguments: argparse.Namespace) -> None:
         data = wdsdist.open(f"{store.url}/{made.files.parent.name}/wdsdist")
         keys = data.column("key")[::10].tolist()
         view = wdsdist.StreamingDataset(data.select(keys=keys), cache_dir=f"{cache}/view")
+        loader = wdsdist.StreamingDataLoader(view, 64, num_workers=2, drop_last=False)
         single = wdsdist.StreamingDataset(data, cache_dir=f"{cache}/single")
         picks = np.random.default_rng(0).integers(len(single), size=20).tolist()
         print("\n| read | bytes moved / needed (shards and indexes) | of all bytes | requests |")
         print("| --- | --- | --- | --- |")
         for name, read, needed in (
-            ("a view of 10 %", lambda: list(wdsdist.StreamingDataLoader(view, 64, num_workers=2)), len(view)),
+            ("a view of 10 %", lambda: list(loader), len(view)),
             ("20 samples, one by one", lambda: [single[number] for number in picks], len(picks)),
         ):
             store.requests()
