@@ -20,7 +20,7 @@ def served(*args: object) -> tuple[subprocess.Popen[str], str]:
     command = [sys.executable, "-m", "wdsdist", "view", *map(str, args)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    return process, process.stdout.readline().partition(": ")[0]
+    return process, process.stdout.readline().split()[0]
 
 
 def ended(process: subprocess.Popen[str]) -> int:

@@ -70,7 +70,7 @@ def view(
 
     def ready(url: str) -> None:
         manifest = found.manifest
-        say(f"{url}: {counted(manifest.num_samples, 'sample')} in {counted(len(manifest.counts), 'shard')}")
+        say(f"{url} shows {counted(manifest.num_samples, 'sample')} in {counted(len(manifest.counts), 'shard')}")
         say("ends with Ctrl-C", err=True)
 
     server.serve(found, host=host, port=port, token=token, ready=ready)
