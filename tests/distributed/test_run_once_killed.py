@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -30,10 +31,9 @@ def test_the_runner_and_a_waiter_may_be_killed_at_any_moment(stage: Stage, seed:
     os.kill(runner, signal.SIGKILL)
     waiter = chance.choice([process for process in four if process.pid != runner])
     os.kill(waiter.pid, signal.SIGKILL)
-    next(process for process in four if process.pid == runner).popen.wait()  # it writes no outcome any more
     rest = [process for process in four if process.pid not in (runner, waiter.pid)]
-    if not any((stage.directory / "tmp").glob("wdsdist-*/*.outcome")):
-        stage.runner()  # lets the successor pass
+    # Whoever takes the place of a killed one is let pass, as often as that happens.
+    threading.Thread(target=lambda: [stage.runner() for _ in iter(int, 1)], daemon=True).start()
     for process in rest:
         assert process.expect("returned") == str(stage.directory / "made")
     assert len(list((stage.directory / "made").iterdir())) == STEPS
