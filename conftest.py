@@ -39,7 +39,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file(file_path: Path) -> Iterator[None]:
-    """Look for doctests only where there are examples: to see that there are none, pytest asks for every name of a
+    """Collect doctests only from modules with examples: to see that there are none, pytest asks for every name of a
     module, and thereby imports what is imported on first use, such as torch, Ray and all of transformers."""
     collectors = yield
     if file_path.suffix == ".py" and ">>> " not in file_path.read_text(encoding="utf-8"):

@@ -20,7 +20,7 @@ SOON = storage.RequestPolicy(first_warning=0.05, next_warning=0.05)
 
 
 class Stalled:
-    """A web server that does not answer for a shard until it is told to."""
+    """Stalled web server: it does not answer for a shard until it is told to."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

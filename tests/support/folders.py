@@ -41,7 +41,7 @@ def lonely(folder: Path) -> list[Path]:
 
 
 def reboot(folder: Path) -> None:
-    """Make what is there that of an earlier start of the system: put another boot id wherever there is this one's."""
+    """Make a cache look as after a reboot: replace the boot id wherever it is noted."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
     for path in filter(Path.is_file, folder.rglob("*")):
         if boot in (content := path.read_bytes()):

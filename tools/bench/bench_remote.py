@@ -180,7 +180,7 @@ def main() -> None:
 
 
 def parts(arguments: argparse.Namespace) -> None:
-    """Print what a view of a tenth of the samples, and single samples, move."""
+    """Print the bytes and requests of reading a view of 10 % of the samples, and of single samples."""
     import numpy as np
 
     made = prepare(READERS[:1], {"wdsdist": sys.executable}, arguments.data, arguments.samples, arguments.limit)

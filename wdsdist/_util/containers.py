@@ -24,7 +24,7 @@ _LEAD = 10  # seconds
 
 
 class _Reader:
-    """A file to read over bytes in memory, such as a member of a mapped shard: only what is asked for is touched."""
+    """Read-only, seekable file object over a buffer, such as a member of a mapped shard: it copies what is read."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -51,7 +51,7 @@ class _Reader:
 def opened(
     data: Any, purpose: str, options: Mapping[str, str] | None = None, *, max_pixels: int = _MOST_PIXELS
 ) -> Iterator[Any]:
-    """Open audio or video; what PyAV raises until the block ends is a `DecodeError`.
+    """Open an audio or video container with PyAV; its errors until the block ends become `DecodeError`.
 
     Args:
         data: the bytes of the file, or anything that has a length and gives bytes for a slice.
@@ -83,7 +83,7 @@ def first_stream(container: Any, kind: str) -> Any | None:
 
 
 def seek(container: Any, stream: Any, time: int | None) -> None:
-    """Go to the last keyframe of a stream before a time in its ticks, as far as it is found; ``None`` for the first.
+    """Seek to the last keyframe of a stream before a timestamp, where one is found; ``None`` seeks to the first.
 
     Raises `DecodeError` where the format does not allow it.
     """

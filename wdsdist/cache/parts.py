@@ -249,7 +249,7 @@ class PartFetcher:
         members: Int64s,
         batch: Collection[str] | None,
     ) -> bool:
-        """Allocate disk space for members; return false where all of the shard is to be fetched."""
+        """Reserve disk space in the cache for members; return false where the whole shard is to be fetched."""
         index = part.index
         needed = request.size if needs.epoch is None else int(index.sizes[needs.epoch(index)].sum())
         # Ahead of a batch, what an epoch reads most of is fetched whole.
@@ -350,7 +350,7 @@ class _Content:
 
 
 def _let_go(part: PinnedPart, needs: PartNeeds) -> None:
-    """Close a sparse copy, unless its reader had it open before."""
+    """Close the file of a sparse copy, unless its reader had it open before."""
     if part is not needs.pinned:
         part.close()
 

@@ -378,7 +378,7 @@ def _evict(paths: CopyPaths) -> bool:
 
 
 def _drop_sparse(paths: CopyPaths) -> bool:
-    """Evict a sparse copy and its extent map, unless a process uses it; return whether there is none any more."""
+    """Evict a sparse copy and its extent map, unless a process uses it; return whether it is gone."""
     try:
         with contextlib.closing(LockableFile(paths.sparse, writable=True)) as file:
             if not file.lock(alone=True):

@@ -19,7 +19,7 @@ _installed: tuple[int, str | None, int] | None = None
 
 
 def dump_on_signal(signum: int = signal.SIGUSR1, *, path: str | os.PathLike[str] | None = None) -> None:
-    """Have this process write where it stands whenever a signal comes, and its data loading workers with it.
+    """Dump the stacks and running requests of this process and its data loading workers whenever a signal comes.
 
     Written are the Python stacks of all threads, by ``faulthandler``, and the requests to stores under way: shard,
     seconds, attempt, bytes so far, last error. Nothing else changes, and training goes on. Call it in each rank before

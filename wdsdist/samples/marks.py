@@ -73,7 +73,7 @@ def is_parted(function: object) -> bool:
 
 
 def call(function: Callable[..., Any], data: Any, seed: int, part: Part | None) -> Any:
-    """Call a function with what its marks ask for."""
+    """Call a decode function or transform with the seed and the part that its marks ask for."""
     arguments = (data, seed) if is_seeded(function) else (data,)
     if not is_parted(function):
         return function(*arguments)

@@ -25,7 +25,7 @@ class Mixture:
     windows: tuple[int, ...]
     """Of each data set, the samples that a lane shuffles together at most."""
     records: tuple[Records | None, ...] = ()
-    """Of each data set, what keeps the parts of its records together in the order; by default nothing does."""
+    """For each data set of the mix, which parts of records stay together in the shuffle; by default none."""
     phases: Schedule
     """The weights of the data sets, from each epoch on at which they change."""
     num_samples: int

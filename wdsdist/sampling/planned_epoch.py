@@ -330,7 +330,7 @@ class PlannedEpoch:
             first += block.steps
 
     def block(self, number: int) -> Block:
-        """Plan a block as this world plays it, for all ranks: of the first one, what is left."""
+        """Plan the batches of a block for all ranks of this world; of the first block, those that are left."""
         first = number * self.batching.block_samples
         positions = np.arange(first, min(first + self.batching.block_samples, self.num_samples), dtype=np.int64)
         shards, samples = self.order.locate(positions)

@@ -432,7 +432,7 @@ class _Copy:
                 await asyncio.sleep(pause)
 
     async def _let_pass(self, watch: _Watch) -> None:
-        """Do what `_pause` does, on the event loop."""
+        """Pause while urgent downloads run, by `_pause` in a thread, so that the event loop goes on."""
         if self.line is not None and self.line.must_pause(watch):
             await in_thread(self._pause, watch)
         watch.moved = time.monotonic()

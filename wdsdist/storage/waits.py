@@ -53,7 +53,7 @@ class LongWait:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request to a store, with its retries, as long as it is under way.
+    """State of a running request to a store: bytes, retries and last error.
 
     >>> print(Request("s3://bucket/7.tar", size=64 << 20, bytes=1 << 20, attempt=3, note="last error: 503 Slow Down"))
     s3://bucket/7.tar (0 s, attempt 3, 1.0 MiB of 64.0 MiB, last error: 503 Slow Down)
@@ -170,7 +170,7 @@ def awaited() -> list[Request]:
 
 
 def fetch_ahead() -> None:
-    """Note that nobody waits for what this thread requests."""
+    """Mark this thread as a prefetch thread, whose requests nobody waits for."""
     _thread.is_ahead = True
 
 
@@ -194,7 +194,7 @@ def describe(requests: Sequence[Request]) -> str:
 
 
 def _warn(found: Sequence[Request]) -> None:
-    """Log what this process waits for, where that is due."""
+    """Log a warning for each slow request that this process waits for, where one is due."""
     global _quiet_until
     rank, waiting = _rank, [one for one in found if one.waited_for is not None]
     if rank is not None:

@@ -29,7 +29,7 @@ def adapter() -> Adapter:
 
 @pytest.fixture
 def on_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
-    """Let what is made from now on find itself on a rank of so many, as under torchrun."""
+    """Set the environment of one rank of a world, as torchrun does."""
 
     def be(rank: int, world: int) -> None:
         for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", world), ("LOCAL_WORLD_SIZE", world)):

@@ -78,7 +78,7 @@ def _pickles(kind: type) -> bool:
 
 
 class _Lines(str):
-    """A text that ``KeyError`` shows as it is, and not by its ``repr``."""
+    """Message of a worker's error that ``KeyError`` prints as it is, and not by its ``repr``."""
 
     def __repr__(self) -> str:
         return str(self)

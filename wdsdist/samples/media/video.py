@@ -106,7 +106,7 @@ class ClipReader:
         stride: int,
         fps: Fraction | None,
     ) -> ClipReader:
-        """Choose the video of a container. ``fps`` is frames a second, ``None`` for every ``stride``-th frame.
+        """Select the video stream of a container. ``fps`` is frames a second, ``None`` for every ``stride``-th frame.
 
         Raises `DecodeError` where there is none.
         """
@@ -136,7 +136,7 @@ class ClipReader:
             raise DecodeError("frames of it are missing")
 
     def _decode(self, start: int, *, is_end: bool) -> bool:
-        """Decode the clip of a time, and return whether all of its frames were there.
+        """Seek to a clip and decode its frames; return whether all of them were there.
 
         With ``is_end``, the frames from there on are known to be all there are.
         """
@@ -184,7 +184,7 @@ class ClipReader:
         return packets, shown, end
 
     def _take(self, packets: list[Any], wanted: list[int]) -> bool:
-        """Decode the frames of some times, and return whether they were all there."""
+        """Decode the frames at given timestamps; return whether all of them were there."""
         places: dict[int, list[int]] = {}
         for place, time in enumerate(wanted):
             places.setdefault(time, []).append(place)

@@ -47,7 +47,7 @@ class Reading:
     """Of the members, in lower case; of a sample that has several, the first counts."""
     parse: Parse
     value: Callable[[Any], Any]
-    """Extractor of the column's value from a parsed member, which is what ``parse`` returns."""
+    """Function that extracts the value of the column from a parsed member, as ``parse`` returns it."""
     first_bytes: int
     """Bytes of a member that ``parse`` most likely needs; 0 for all."""
     item_size: int = 0
