@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
-import filelock
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util.files import atomic_write
 from wdsdist._util.host import private_dir
-from wdsdist.errors import DestinationError
+from wdsdist.distributed.kept import kept
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -32,26 +27,21 @@ def kept_arrays(about: str, compute: Callable[[], Arrays]) -> Arrays:
         about: everything that the arrays depend on.
         compute: computes them.
     """
-    name = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-    try:
-        folder = private_dir() / "arrays"
-        folder.mkdir(exist_ok=True)
-        path = folder / f"{name}.npz"
-        locked = filelock.FileLock(path.with_suffix(".lock")).acquire()
-    except (OSError, DestinationError):  # they cannot be kept
-        return compute()
-    with locked:
-        with contextlib.suppress(OSError, ValueError, EOFError, zipfile.BadZipFile), np.load(path) as arrays:
-            return dict(arrays)
-        found = compute()
-        with contextlib.suppress(OSError):
-            with atomic_write(path) as stream:
-                np.savez(stream, **cast("dict[str, Any]", found))  # older numpy would save allow_pickle as one more
-            _remove_oldest(folder)
-        return found
+    return kept(lambda: private_dir() / "arrays", about, compute, load=_load, save=_save, suffix=".npz")
+
+
+def _load(path: Path) -> Arrays:
+    with np.load(path) as arrays:
+        return dict(arrays)
+
+
+def _save(stream: IO[bytes], found: Arrays) -> None:
+    np.savez(stream, **cast("dict[str, Any]", found))  # older numpy would save allow_pickle as one more
+    _remove_oldest(private_dir() / "arrays")
 
 
 def _remove_oldest(folder: Path) -> None:
+    # The one that is being written has a temporary name that ends like the others.
     for path in sorted(folder.glob("*.npz"), key=lambda path: path.stat().st_mtime)[:-_KEPT]:
         path.unlink(missing_ok=True)
         path.with_suffix(".lock").unlink(missing_ok=True)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 from collections.abc import Callable
 
-import filelock
-
-from wdsdist._util.files import atomic_write
 from wdsdist._util.host import user_cache_dir
+from wdsdist.distributed.kept import kept
 
 
 def kept_count(about: str, count: Callable[[], int]) -> int:
@@ -19,16 +15,10 @@ def kept_count(about: str, count: Callable[[], int]) -> int:
         about: everything that the number depends on.
         count: computes it.
     """
-    path = user_cache_dir() / "counts" / hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        locked = filelock.FileLock(path.with_suffix(".lock")).acquire()
-    except OSError:  # it cannot be kept
-        return count()
-    with locked:
-        with contextlib.suppress(OSError, ValueError):
-            return int(path.read_text())
-        found = count()
-        with contextlib.suppress(OSError), atomic_write(path) as stream:
-            stream.write(str(found).encode())
-        return found
+    return kept(
+        lambda: user_cache_dir() / "counts",
+        about,
+        count,
+        load=lambda path: int(path.read_text()),
+        save=lambda stream, found: stream.write(str(found).encode()),
+    )
