@@ -36,8 +36,8 @@ from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderName, OrderSettings, check_records, default_window, split_line, version_for
 from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.manifest.choices import Explode
 from wdsdist.shards.spellings import Shards
-from wdsdist.shards.views.choose import Explode
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

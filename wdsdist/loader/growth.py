@@ -19,8 +19,8 @@ from wdsdist.distributed.agreement import first_value
 from wdsdist.errors import ArgumentError, DataMismatchError, WdsdistError
 from wdsdist.shards import open as catalog
 from wdsdist.shards.manifest import Manifest, index_json
+from wdsdist.shards.manifest.choices import Explode, exploded
 from wdsdist.shards.spellings import Shards
-from wdsdist.shards.views.choose import Explode, exploded
 
 _MOST_TOLD = 64
 """Generations that a rank tells of, the last ones: enough to know a list that has not arrived from one that differs."""
