@@ -19,7 +19,6 @@ from wdsdist.shards.tar.key_rule import (
     merge,
     observe,
 )
-from wdsdist.shards.tar.member_at import LONGEST_HEADERS, is_member_at
 from wdsdist.shards.tar.naming import (
     CLUTTER,
     CLUTTER_NAMES,
@@ -30,7 +29,7 @@ from wdsdist.shards.tar.naming import (
     split_stored_name,
     why_skipped,
 )
-from wdsdist.shards.tar.reader import Members, scan, scan_parts
+from wdsdist.shards.tar.reader import LONGEST_HEADERS, Members, is_member_at, scan, scan_parts
 from wdsdist.shards.tar.writer import END, PLAIN_NAME, SIZE_LIMIT, header, padding, plain_headers, stored_size
 
 __all__ = [
