@@ -102,6 +102,16 @@ def private_under(parent: Path, name: str) -> Path:
     return path
 
 
+def private_config_dir(name: str) -> Path:
+    """Create a directory in `user_config_dir`, both closed to all other users, or check them.
+
+    Raises what `private_under` raises.
+    """
+    folder = user_config_dir()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return private_under(private_under(folder.parent, folder.name), name)
+
+
 def cpu_count() -> int:
     """Return the number of CPU cores that this process may use, at least 1.
 

@@ -21,7 +21,7 @@ from wdsdist._util.files import atomic_write, lies_in
 from wdsdist._util.pools import pool
 from wdsdist.errors import ArgumentError, DestinationError, SampleError, StorageError
 from wdsdist.shards import scan_local
-from wdsdist.shards.manifest import Manifest, trusted_digests
+from wdsdist.shards.manifest import Manifest, trust
 from wdsdist.shards.open import open as open_shards
 from wdsdist.shards.spellings import Location, Shards
 from wdsdist.shards.tar import FIRST_DOT
@@ -167,7 +167,7 @@ def _wids(job: _Job) -> dict[Path, bytes]:
     }
     content = _json(index)
     if not job.is_beside:
-        trusted_digests.record(content)
+        trust(content)
     return {job.folder / "wids.json": content}
 
 

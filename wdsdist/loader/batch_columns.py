@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError
-from wdsdist.shards.columns.lookup import ColumnLookup
+from wdsdist.shards.columns.read import ColumnLookup
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest

@@ -33,7 +33,7 @@ from wdsdist.sampling.planned_epoch import (
     Segment,
     joined,
 )
-from wdsdist.shards.columns.lookup import ColumnLookup
+from wdsdist.shards.columns.read import ColumnLookup
 
 if TYPE_CHECKING:
     from wdsdist.distributed import Identity

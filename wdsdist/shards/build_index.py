@@ -27,7 +27,7 @@ from wdsdist.shards import foreign_notes, index_target, quarantine, scan_local, 
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import ShardIndex, Tolerance, tolerance_of
 from wdsdist.shards.index_target import NAME_A_FOLDER
-from wdsdist.shards.manifest import Manifest, Shard, index_json, trusted_digests
+from wdsdist.shards.manifest import Manifest, Shard, index_json, trust
 from wdsdist.shards.open import refuse_folders
 from wdsdist.shards.progress import ShardsProgress
 from wdsdist.shards.quarantine import BadEntry
@@ -270,7 +270,7 @@ def _record(manifest: Manifest) -> None:
     if not manifest.is_named:
         return
     try:
-        trusted_digests.record(index_json.dumps(manifest))
+        trust(index_json.dumps(manifest))
     except (DestinationError, ArgumentError, OSError) as error:
         _log.warning("%s cannot be recorded as named by you: open it with allow_elsewhere=True (%s)", manifest, error)
 

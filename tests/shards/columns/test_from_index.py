@@ -16,7 +16,7 @@ from tests.support.examples import fewer
 from tests.support.tars import plain_tar
 from wdsdist.errors import ArgumentError, ShardDamagedError
 from wdsdist.shards.columns import from_index, read
-from wdsdist.shards.columns.lookup import ColumnLookup
+from wdsdist.shards.columns.read import ColumnLookup
 from wdsdist.shards.concat_manifest import join
 from wdsdist.storage.memory import MemoryStore
 

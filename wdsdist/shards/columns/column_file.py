@@ -16,7 +16,7 @@ import numpy.typing as npt
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s, runs
 from wdsdist._util.files import atomic_write, lies_in
-from wdsdist._util.host import private_under, user_config_dir
+from wdsdist._util.host import private_config_dir, user_config_dir
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError
 from wdsdist.shards import array_file
 from wdsdist.shards.columns.column import Column, MadeColumn
@@ -219,13 +219,9 @@ def _home(manifest: Manifest) -> str:
 
 def _record(manifest: Manifest, *, make: bool = False) -> Path:
     """Return the file that says where this user put the columns of a data set."""
-    folder = user_config_dir()
-    if make:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    if not (folder / FOLDER).is_dir() and not make:
-        raise FileNotFoundError(folder)
-    own = private_under(private_under(folder.parent, folder.name), FOLDER)
-    return own / hashlib.sha256(_home(manifest).encode()).hexdigest()
+    if not make and not (user_config_dir() / FOLDER).is_dir():
+        raise FileNotFoundError(user_config_dir() / FOLDER)
+    return private_config_dir(FOLDER) / hashlib.sha256(_home(manifest).encode()).hexdigest()
 
 
 @functools.lru_cache(maxsize=4)

@@ -12,8 +12,77 @@ import numpy as np
 
 from wdsdist._util.extras import extra
 from wdsdist.errors import ArgumentError, ArgumentTypeError
-from wdsdist.shards.columns import column_file, fields, from_index, headers
+from wdsdist.shards.columns import column_file, from_index, headers
 from wdsdist.shards.columns.headers import Head
+from wdsdist.storage import compression
+
+MOST_BYTES = 16 << 20
+"""Bytes of a member that is read for a column, decompressed; larger ones are no small members."""
+
+LENGTH = "length"
+"""The part of a text that stands for its number of characters."""
+
+JSON = frozenset(["json", "jsn"])
+_INTEGERS = frozenset(["cls", "cls2", "index", "inx", "id"])
+
+
+def kind_of(extension: str) -> str:
+    """Return the last part of an extension in lower case, without ``.gz``, which decides how a member is decoded.
+
+    >>> kind_of("meta.json.gz"), kind_of("TXT")
+    ('json', 'txt')
+    """
+    return extension.lower().removesuffix(".gz").rpartition(".")[2]
+
+
+def decoded(extension: str, data: bytes) -> Any:
+    """Return what a member holds: a JSON value, an integer, or its text.
+
+    Raises ``ValueError`` where it is not of its kind.
+    """
+    name = extension.lower()
+    try:
+        while name.endswith(".gz"):
+            data, name = compression.unzip(data, MOST_BYTES), name[:-3]
+        kind = kind_of(name)
+        if kind in JSON:
+            return json.loads(data)
+        return int(data) if kind in _INTEGERS else data.decode()
+    except UnicodeDecodeError:
+        raise ValueError("it is no text in UTF-8") from None
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
+    except Exception as error:  # also those of zlib
+        raise ValueError(str(error) or type(error).__name__) from None
+
+
+def value_at(value: Any, path: tuple[str, ...]) -> Any:
+    """Return the value at a path in a JSON value, such as a number or text; ``None`` where there is none.
+
+    Objects and lists become their JSON text. A part of the path is the name in an object, which may have dots, or the
+    number of an item in a list.
+
+    >>> value_at({"a": {"b.c": [5, 6]}}, ("a", "b", "c", "1")), value_at({"a": [1, {}]}, ("a",)), value_at({}, ("a",))
+    (6, '[1, {}]', None)
+    """
+    found = _found(value, path)
+    return json.dumps(found, ensure_ascii=False) if isinstance(found, (dict, list)) else found
+
+
+def _found(value: Any, path: tuple[str, ...]) -> Any:
+    if not path:
+        return value
+    if isinstance(value, list) and path[0].isascii() and path[0].isdigit():
+        return _found(value[int(path[0])], path[1:]) if int(path[0]) < len(value) else None
+    if isinstance(value, dict):
+        for count in range(1, len(path) + 1):
+            name = ".".join(path[:count])
+            if name in value:
+                found = _found(value[name], path[count:])
+                if found is not None:
+                    return found
+    return None
+
 
 Parse = Callable[[Head], Any]
 """Function that parses the first bytes of a member; several columns may be taken from what it returns."""
@@ -23,9 +92,9 @@ _HEADER = 16 << 10
 
 
 def _field(head: Head) -> Any:
-    if head.size > fields.MOST_BYTES:
-        raise ValueError(f"it has {head.size:,} bytes, more than the {fields.MOST_BYTES:,} of a small member")
-    return fields.decoded(head.extension, head(0, head.size))
+    if head.size > MOST_BYTES:
+        raise ValueError(f"it has {head.size:,} bytes, more than the {MOST_BYTES:,} of a small member")
+    return decoded(head.extension, head(0, head.size))
 
 
 _PROBES: dict[str, tuple[Parse, Callable[[Any], Any]]] = {
@@ -77,7 +146,7 @@ class ColumnSpec:
             if not wanted:
                 return None
             parse, value = _PROBES[what]
-            if what == "tokens" and all(fields.kind_of(one) in fields.JSON for one in wanted):
+            if what == "tokens" and all(kind_of(one) in JSON for one in wanted):
                 return Reading(wanted, _field, _num_items, 0)
             item_size = np.dtype(self.dtype).itemsize if self.dtype else 0
             return Reading(wanted, parse, value, 0 if parse is headers.recording else _HEADER, item_size)
@@ -91,9 +160,9 @@ class ColumnSpec:
 
 
 def _taker(member: str, path: tuple[str, ...]) -> Callable[[Any], Any]:
-    if fields.kind_of(member) in fields.JSON:
-        return lambda found: fields.value_at(found, path)
-    if path == (fields.LENGTH,):
+    if kind_of(member) in JSON:
+        return lambda found: value_at(found, path)
+    if path == (LENGTH,):
         return lambda found: len(found) if isinstance(found, str) else None
     return lambda found: None if path else found
 
@@ -135,7 +204,7 @@ def _probe(given: str) -> ColumnSpec:
             raise ArgumentError(
                 f"probe is {given!r}: behind the colon stands the dtype of a raw array, as in input_ids.tokens:uint16"
             )
-    if what in ("seconds", "frames") and any(fields.kind_of(one) != "wav" for one in member.split(";")):
+    if what in ("seconds", "frames") and any(kind_of(one) != "wav" for one in member.split(";")):
         extra("av", "media", f"the column {name}")
     return _checked(ColumnSpec("probe", f"{member.lower()}.{what}", dtype))
 

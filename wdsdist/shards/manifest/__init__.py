@@ -1,9 +1,8 @@
 """The manifest of a data set: its shards with sample counts, sizes and digests, and ``index.json`` on disk."""
 
-from wdsdist.shards.manifest.allowed_locations import check_location
+from wdsdist.shards.manifest.allowed_locations import check_location, trust
 from wdsdist.shards.manifest.index_json import APPEND_RECORD, FILE_NAME, PACK_RECORD, dumps, load, save
 from wdsdist.shards.manifest.manifest import THIN, Manifest, Shard, index_name
-from wdsdist.shards.manifest.trusted_digests import record
 
 __all__ = [
     "APPEND_RECORD",
@@ -16,6 +15,6 @@ __all__ = [
     "dumps",
     "index_name",
     "load",
-    "record",
     "save",
+    "trust",
 ]

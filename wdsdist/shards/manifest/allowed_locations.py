@@ -1,11 +1,14 @@
-"""Locations that an ``index.json`` may name: a data set is data, and must not choose which files are opened. Pure."""
+"""Locations that an ``index.json`` may name: a data set is data, and must not choose which files are opened."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import urllib.parse
 
 from wdsdist import storage
+from wdsdist._util.host import private_config_dir, user_config_dir
+from wdsdist.errors import ArgumentError, DestinationError
 
 SCHEMES = frozenset(
     ["", "file", "local", "memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "hf", "http",
@@ -116,3 +119,21 @@ def _decoded(text: str) -> str:
             return text
         text = plain
     raise ElsewhereError("is percent-encoded more than once")
+
+
+def trust(content: bytes) -> None:
+    """Record the digest of an ``index.json`` or view as made from locations that this user named.
+
+    It is recorded in the user's config folder: a mark in the file itself could be forged by a downloaded one. Raises
+    `DestinationError` or ``OSError`` where that folder cannot be written, or others can write there too.
+    """
+    private_config_dir("named").joinpath(hashlib.sha256(content).hexdigest()).touch()
+
+
+def is_trusted(content: bytes) -> bool:
+    """Return whether `trust` has recorded the digest, in a folder that this user alone can write."""
+    try:
+        name = hashlib.sha256(content).hexdigest()
+        return (user_config_dir() / "named" / name).exists() and private_config_dir("named").is_dir()
+    except (ArgumentError, DestinationError, OSError):
+        return False

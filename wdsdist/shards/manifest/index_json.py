@@ -1,4 +1,4 @@
-"""Load and save ``index.json``, the manifest on disk: a valid wids v1 index with own keys under ``"wdsdist"``.
+"""Load, validate and save ``index.json``, the manifest on disk: a wids v1 index with own keys under ``"wdsdist"``.
 
 It is written last and atomically: where there is no ``index.json`` there is no data set.
 """
@@ -16,11 +16,10 @@ from typing import Any
 from wdsdist import storage
 from wdsdist._util.files import atomic_write
 from wdsdist.errors import ArgumentError, IndexFormatError, IndexNotFoundError, ManifestError
-from wdsdist.shards.manifest import entries, remote_index_json
-from wdsdist.shards.manifest.entries import MOST, EntryElsewhereError, EntryError
+from wdsdist.shards.manifest import remote_index_json
+from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_base, check_location, is_trusted
 from wdsdist.shards.manifest.manifest import Manifest, Shard
 from wdsdist.shards.manifest.remote_index_json import BLANK, DIGEST, with_digest
-from wdsdist.shards.manifest.trusted_digests import is_recorded
 
 FILE_NAME = "index.json"
 PACK_RECORD = ".wdsdist-pack.json"
@@ -29,6 +28,12 @@ APPEND_RECORD = ".wdsdist-append.json"
 """Written beside the shards when appending begins: the shards that the data set had before, under ``"shards"``."""
 
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+
+_MOST = (1 << 62) - 1
+"""Most samples or bytes, of one shard or all."""
+
+_SHOWN = 100  # letters of a name in a message
+_DIGEST = re.compile(r"(?:[0-9a-fA-F]{64})?")
 
 _KIND = "wids-shard-index-v1"
 
@@ -102,7 +107,7 @@ def load(
         named: other locations that the user named, whose stores get the options too.
         keep: whether to keep a copy of a remote index, for times when its store is away.
         allow_elsewhere: let it name shards outside its own folder, which is otherwise allowed only where
-            `trusted_digests.record` has recorded its digest.
+            `trust` has recorded its digest.
 
     Raises `IndexNotFoundError` where there is none, `IndexFormatError` where it is no wids v1 index, or one that
     contradicts itself, and `ManifestError` for an entry that cannot be right.
@@ -139,12 +144,12 @@ def _parsed(content: bytes, location: str, options: storage.StorageOptions, *, a
             raise ValueError(f"wids_version is {data['wids_version']!r}")
         folder, is_named = storage.split(location)[0], False
         try:
-            base, shards = entries.parse(data, folder)
+            base, shards = _entries(data, folder)
         except EntryElsewhereError:
-            is_named = is_recorded(content)
+            is_named = is_trusted(content)
             if not (is_named or allow_elsewhere):
                 raise
-            base, shards = entries.parse(data, folder, elsewhere=True)
+            base, shards = _entries(data, folder, elsewhere=True)
         extra = _notes(data.get("wdsdist", {}))
         for name in ("version", DIGEST):
             extra.pop(name, None)
@@ -153,7 +158,7 @@ def _parsed(content: bytes, location: str, options: storage.StorageOptions, *, a
         found = sum(shard.num_samples for shard in shards)
         if stated is not None and stated != found:
             raise ValueError(f"it promises {stated:,} samples and lists {found:,}")
-        if found > MOST or sum(max(shard.size, 0) + max(shard.tar_size, 0) for shard in shards) > MOST:
+        if found > _MOST or sum(max(shard.size, 0) + max(shard.tar_size, 0) for shard in shards) > _MOST:
             raise OverflowError("it lists more than 64-bit numbers can count")
         _check_widths(shards, len(content))
         stores = options.stores
@@ -230,3 +235,87 @@ def _check_widths(shards: list[Shard], length: int) -> None:
     longest = max((len(shard.name) for shard in shards), default=0)
     if longest * len(shards) > _WIDEST and longest * len(shards) > _WIDER * length:
         raise ValueError(f"one of its {len(shards):,} names has {longest:,} letters")
+
+
+class EntryError(ValueError):
+    """An entry is invalid; the message has its number and name."""
+
+
+class EntryElsewhereError(EntryError):
+    """An entry lies outside the data set's folder, which only the user may allow."""
+
+
+def _entries(data: dict[str, Any], folder: str, *, elsewhere: bool = False) -> tuple[str, list[Shard]]:
+    """Parse the content of an ``index.json``: the folder or URL that shards are relative to, and the shards.
+
+    Args:
+        data: the content of an ``index.json``.
+        folder: the folder that it lies in.
+        elsewhere: whether shards may lie outside the folder.
+
+    Raises `EntryError` for the first invalid entry.
+    """
+    listed = data["shardlist"]
+    if not isinstance(listed, list):
+        raise ValueError(f"shardlist is {_shown(listed)}, not a list")
+    try:
+        base = check_base(folder, data.get("base"), elsewhere=elsewhere)
+    except ValueError as error:
+        raise _entry_error(f"its base, {_name(data['base'])},", error) from None
+    shards: list[Shard] = []
+    numbers: dict[str, int] = {}
+    for number, entry in enumerate(listed):
+        try:
+            shard = _shard(entry, base, elsewhere)
+            first = numbers.setdefault(shard.name, number)
+            if first != number and shards[first] != shard:
+                raise ValueError(f"says other than entry {first}, which has the same name")
+        except (ValueError, KeyError) as error:
+            name = _name(entry.get("url") if isinstance(entry, dict) else entry)
+            raise _entry_error(f"entry {number}, {name},", error) from None
+        shards.append(shard)
+    return base, shards
+
+
+def _entry_error(what: str, error: ValueError | KeyError) -> EntryError:
+    reason = f"has no {error}" if isinstance(error, KeyError) else error
+    return (EntryElsewhereError if isinstance(error, ElsewhereError) else EntryError)(f"{what} {reason}")
+
+
+def _shard(entry: Any, base: str, elsewhere: bool) -> Shard:
+    if not isinstance(entry, dict):
+        raise ValueError("is not an object with url and nsamples")
+    check_location(base, entry["url"], elsewhere=elsewhere)
+    sha256 = entry.get("sha256", "")
+    if not isinstance(sha256, str) or not _DIGEST.fullmatch(sha256):
+        raise ValueError(f"has the sha256 {_shown(sha256)}, which is not 64 hexadecimal digits")
+    return Shard(
+        entry["url"],
+        _count(entry, "nsamples"),
+        _count(entry, "filesize", -1),
+        sha256,
+        _count(entry, "tarsize", -1),
+    )
+
+
+def _count(entry: dict[str, Any], key: str, least: int = 0) -> int:
+    value = entry[key] if least == 0 else entry.get(key, least)
+    if type(value) is int and least <= value <= _MOST:  # first, for the sake of hundreds of thousands
+        return value
+    if type(value) is int and value > _MOST:
+        raise ValueError(f"has the {key} {_shown(value)}, more than 64-bit numbers can count")
+    raise ValueError(f"has the {key} {_shown(value)}, which is not a count")
+
+
+def _name(value: Any) -> str:
+    """Return a shard's name for a message: without credentials, short, and with control characters escaped once."""
+    return _short(f"'{storage.shown(value)}'") if isinstance(value, str) else _shown(value)
+
+
+def _shown(value: Any) -> str:
+    """Return a value for a message: short, and without control characters."""
+    return _short(ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

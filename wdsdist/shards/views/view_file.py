@@ -17,8 +17,7 @@ import numpy.typing as npt
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, ManifestError
 from wdsdist.shards import array_file
-from wdsdist.shards.manifest import trusted_digests
-from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_location
+from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_location, is_trusted, trust
 from wdsdist.shards.views.picks import MAGIC, NOTES_ON_ALL, Picks
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def save(manifest: Manifest, path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         head = array_file.save(path, MAGIC, manifest.picks.version, header, manifest.picks.arrays)
-        trusted_digests.record(head)
+        trust(head)
     except OSError as error:
         raise DestinationError(f"the view {path} cannot be written: {error.strerror or error}") from error
     return path
@@ -114,7 +113,7 @@ def load(
     picks, header = Picks.load(content, storage.shown(location))
     data, made_by = _checked(header, location)
     place = storage.join(storage.split(location)[0], data)
-    is_own = trusted_digests.is_recorded(array_file.head_of(content))
+    is_own = is_trusted(array_file.head_of(content))
     try:
         check_location(storage.split(location)[0], data, elsewhere=allow_elsewhere or is_own)
     except ElsewhereError:

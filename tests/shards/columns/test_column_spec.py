@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist.shards.columns import fields
+from wdsdist.shards.columns import column_spec as fields
 
 VALUES = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.text("ab", max_size=2)),
