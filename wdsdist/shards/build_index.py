@@ -27,7 +27,7 @@ from wdsdist.shards import foreign_notes, index_target, quarantine, scan_local, 
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import ShardIndex, Tolerance, tolerance_of
 from wdsdist.shards.index_target import NAME_A_FOLDER
-from wdsdist.shards.manifest import Manifest, Shard, index_json, trust
+from wdsdist.shards.manifest import Manifest, Shard, index_json, index_name, trust
 from wdsdist.shards.open import refuse_folders
 from wdsdist.shards.progress import ShardsProgress
 from wdsdist.shards.quarantine import BadEntry
@@ -106,24 +106,28 @@ def index(
     options = storage.named(storage_options, shards.stores or () if isinstance(shards, Manifest) else shards)
     locations = _tars(shards, options, together=output is None)
     if isinstance(shards, list) and locations != shards and name is None:
-        _warn_of_splits(shards[0], locations, options)
-    target, names = _target(locations, output)
+        advice = f"`wdsdist index {storage.shown(shards[0])} --splits` makes one each"
+        foreign_notes.warn_of_splits(shards[0], _names(locations), options, advice)
+    target = storage.split(locations[0])[0] if output is None else storage.normalise(output)
+    names = locations if output is not None else _names(locations)
+    check_names(target, names, elsewhere=output is not None)
     mirrors = index_target.prepare(target, locations) if output is not None else None
     if storage.is_read_only(target):
         raise DestinationError(f"{storage.shown(target)} cannot be written: {NAME_A_FOLDER}")
     known = index_target.known(target, file_name, locations, options)
     before: Mapping[str, Any] = {} if known is None else known.extra
-    key = _known_rule(before) if key == AUTO else key
+    if key == AUTO:  # the rule on record: what was packed is cut by the first dot, what was indexed as its notes say
+        key = check_rule(before.get("key_rule", FIRST_DOT if "shuffle_seed" in before else AUTO))
     with pool(workers, len(locations), remote=any(map(storage.is_remote, locations))) as executor:
         sizes = list(executor.map(_size, locations, [options] * len(locations)))
-        sidecars = [index_target.sidecar(target, location, mirrors) for location in locations]
+        sidecars = [storage.join(target, index_name(location, mirrors)) for location in locations]
         places = zip(locations, sizes, sidecars, _excluding(tolerance, excluded, locations), strict=True)
         jobs = [_Job(*place, key, options) for place in places]
         found = _index_all(executor, jobs, progress)
         found, key = _by_one_rule(executor, jobs, found)
     indexed = [(shard, one) for shard, one in zip(names, found, strict=True) if isinstance(one, ShardIndex)]
     left_out = _all_left_out(target, locations, found)
-    extra = _notes([one for _, one in indexed], before, key)
+    extra = _notes([one for _, one in indexed], key)
     extra |= {"left_out": len(left_out), "on_error": on_error} if left_out else {}
     extra |= {"mirrors": mirrors} if mirrors is not None else {}
     manifest = Manifest.of(
@@ -181,19 +185,6 @@ def _excluding(tolerance: Tolerance, entries: list[BadEntry], locations: list[st
             keys[entry.shard if entry.shard in every else ""].add(entry.key)
     found = (set().union(keys[""], *(keys[name] for name in own)) for own in known)
     return [replace(tolerance, excluded=tuple(sorted(own))) for own in found]
-
-
-def _target(locations: list[str], output: Location | None) -> tuple[str, list[str]]:
-    """Return the folder for the index.json, and the names of the tars in it, which are checked."""
-    target = storage.split(locations[0])[0] if output is None else storage.normalise(output)
-    names = locations if output is not None else _names(locations)
-    check_names(target, names, elsewhere=output is not None)
-    return target, names
-
-
-def _warn_of_splits(folder: str, locations: list[str], options: storage.StorageOptions) -> None:
-    advice = f"`wdsdist index {storage.shown(folder)} --splits` makes one each"
-    foreign_notes.warn_of_splits(folder, _names(locations), options, advice)
 
 
 def _splits(folder: str, options: storage.StorageOptions) -> Mapping[str, Iterable[str]]:
@@ -331,15 +322,8 @@ def _index_one(job: _Job) -> ShardIndex | ShardDamagedError:
             raise scan_local.advised(error) from None
         return error
     if not found.evidence:
-        _save(found, job)
-    return found
-
-
-def _save(found: ShardIndex, job: _Job) -> None:
-    if storage.is_remote(job.location):
         index_target.write(job.sidecar, shard_index.dumps(found), job.options)
-    else:
-        scan_local.save_index(found, Path(job.sidecar))
+    return found
 
 
 def _by_one_rule(
@@ -355,7 +339,7 @@ def _by_one_rule(
     made = executor.map(_index_one, [dataclasses.replace(jobs[number], key_rule=rule) for number in anew])
     settled = dict(zip(anew, made, strict=True))
     for number in undecided.keys() - settled.keys():
-        _save(undecided[number], jobs[number])
+        index_target.write(jobs[number].sidecar, shard_index.dumps(undecided[number]), jobs[number].options)
     return [settled.get(number, one) for number, one in enumerate(found)], rule
 
 
@@ -367,13 +351,8 @@ def _size(location: str, options: storage.StorageOptions) -> int | None:
     return None if size < 0 else size
 
 
-def _known_rule(known: Mapping[str, Any]) -> str:
-    """Return the key rule on record: what was packed is cut by the first dot, what was indexed as its notes say."""
-    return check_rule(known.get("key_rule", FIRST_DOT if "shuffle_seed" in known else AUTO))
-
-
-def _notes(indexes: list[ShardIndex], known: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return the notes of index.json on the whole data set: fields, payload bytes, skipped entries, known classes."""
+def _notes(indexes: list[ShardIndex], key: str) -> dict[str, Any]:
+    """Return the notes of index.json on the whole data set: fields, payload bytes, skipped entries."""
     fields: set[str] = set()
     payload = 0
     skipped: Counter[str] = Counter()
@@ -387,8 +366,6 @@ def _notes(indexes: list[ShardIndex], known: Mapping[str, Any], key: str) -> dic
         notes["skipped"] = dict(sorted(skipped.items()))
     if scattered := sum(one.num_scattered for one in indexes):
         notes["scattered"] = scattered
-    if "classes" in known:  # which a scan of the tars cannot find
-        notes["classes"] = known["classes"]
     if key != FIRST_DOT:
         notes["key_rule"] = key
     return notes

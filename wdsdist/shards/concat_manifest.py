@@ -66,9 +66,9 @@ class JoinedManifest(Manifest):
         return Column.joined([part._column(name) for part in self.parts])
 
     @functools.cached_property
-    def _fingerprint(self) -> str:
+    def fingerprint(self) -> str:
         if self.whole is self:
-            return super()._fingerprint
+            return super().fingerprint
         state = hashlib.sha256("\n".join(part.fingerprint for part in self.parts).encode())
         return state.hexdigest()[:32]
 

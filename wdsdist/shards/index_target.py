@@ -44,7 +44,7 @@ def prepare(folder: str, locations: Sequence[str]) -> str | None:
             )
     names = {storage.split(location)[1] for location in locations}
     mirrors = None if len(names) == len(locations) else _folder_around(locations)
-    for parent in {Path(sidecar(folder, location, mirrors)).parent for location in locations}:
+    for parent in {Path(folder, index_name(location, mirrors)).parent for location in locations}:
         try:
             parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -65,15 +65,6 @@ def _folder_around(locations: Sequence[str]) -> str:
     if not common:
         raise IndexFormatError("shards of the same name lie here and in a store: index one of the two at a time")
     return "/".join(paths[0][:common])
-
-
-def sidecar(folder: str, location: str, mirrors: str | None) -> str:
-    """Return the path or URL of the index of a tar.
-
-    >>> sidecar("/own", "/data/a/0.tar", "/data"), sidecar("/own", "/data/a/0.tar", None)
-    ('/own/a/0.tar.wdsindex', '/own/0.tar.wdsindex')
-    """
-    return storage.join(folder, index_name(location, mirrors))
 
 
 def known(folder: str, file_name: str, locations: Sequence[str], options: storage.StorageOptions) -> Manifest | None:
@@ -173,4 +164,6 @@ def write(location: str, content: bytes, options: storage.StorageOptions) -> Non
     except StorageError as error:
         raise DestinationError(f"{error}: {NAME_A_FOLDER}") from error
     except OSError as error:
-        raise DestinationError(f"{location} cannot be written ({error.strerror}): {NAME_A_FOLDER}") from error
+        raise DestinationError(
+            f"{Path(location).parent} cannot be written ({error.strerror}): {NAME_A_FOLDER}"
+        ) from error

@@ -67,25 +67,30 @@ def known_index(path: Path, *, listed_in: str | None = None, name: str = "") -> 
         raise ShardNotFoundError(f"shard {path} does not exist") from error
     except OSError as error:
         raise StorageError(f"shard {path} cannot be read: {error.strerror}") from error
-    places = [beside(path), _cached(path)]
+    cached = _cached(path)
+    places = [beside(path), cached]
     if listed_in is not None and not storage.is_remote(listed_in):
         places.insert(1, storage.local_path(listed_in) / (name or places[0].name))
     for place in places:
-        if place == _cached(path) and not is_own_file(place):
+        if place == cached and not is_own_file(place):
             continue  # another user's: it may be forged
         try:
             known = load(place)
         except OSError:  # there is none, or its name would be longer than the file system allows
             continue
         except IndexFormatError:
-            if place == _cached(path):
+            if place == cached:
                 continue  # ours to make anew
             raise
         expected = known.file.size if is_compressed(path.name) else known.size
         if expected != size:
-            if place == _cached(path):
+            if place == cached:
                 continue  # the tar was written anew since; scan it again
-            raise ShardDamagedError(_sizes_differ(path, size, expected))
+            how = "short of" if size < expected else "longer than"
+            raise ShardDamagedError(
+                f"shard {path} is {abs(size - expected):,} bytes {how} its index ({expected:,}): fetch or pack it "
+                f"again, or run `wdsdist index` if it was replaced on purpose"
+            )
         return known
     return None
 
@@ -174,14 +179,6 @@ def _mapped(path: Path, label: str) -> Iterator[mmap.mmap]:
             yield content
 
 
-def _sizes_differ(path: Path, size: int, expected: int) -> str:
-    how = "short of" if size < expected else "longer than"
-    return (
-        f"shard {path} is {abs(size - expected):,} bytes {how} its index ({expected:,}): fetch or pack it again, "
-        f"or run `wdsdist index` if it was replaced on purpose"
-    )
-
-
 def keep(path: Path, index: ShardIndex, listed_in: str | None = None) -> None:
     """Write the index of a tar beside it, or else into the user's cache, or nowhere: then it is scanned again."""
     content = dumps(index)
@@ -201,17 +198,13 @@ def keep(path: Path, index: ShardIndex, listed_in: str | None = None) -> None:
 
 def write_index(path: Path, place: Path, tolerance: Tolerance = STRICT, *, key_rule: str = FIRST_DOT) -> None:
     """Scan a tar and write its index to a file. Raises `DestinationError` where it cannot be written."""
-    save_index(scan_shard(path, tolerance=tolerance, key_rule=key_rule), place)
-
-
-def save_index(found: ShardIndex, place: Path) -> None:
-    """Write an index to a file. Raises `DestinationError` where it cannot be written."""
+    index = scan_shard(path, tolerance=tolerance, key_rule=key_rule)
     try:
         with atomic_write(place) as stream:
-            stream.write(dumps(found))
+            stream.write(dumps(index))
     except OSError as error:
         raise DestinationError(
-            f"{place.parent} cannot be written ({error.strerror}): name a folder for the indexes with `--output`"
+            f"the index {place} cannot be written ({error.strerror}): make its folder writable"
         ) from error
 
 

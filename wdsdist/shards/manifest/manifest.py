@@ -309,17 +309,13 @@ class Manifest(Choices):
         """Return the label of a shard's data set where manifests are concatenated; else an empty text."""
         return ""
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
         """Digest of the content of the data set, whatever folder or store it lies in.
 
         Two manifests agree when their shards have the same file names, sample counts, sizes and digests in the same
         order, and of these the same samples chosen.
         """
-        return self._fingerprint
-
-    @functools.cached_property
-    def _fingerprint(self) -> str:
         if self.picks is not None:
             return fingerprint_of(self.whole.fingerprint, self.picks)
         return self.fingerprints((len(self.counts),))[0]
