@@ -451,7 +451,7 @@ def test_what_cannot_be_indexed_is_refused_with_the_reason(tars: Path, tmp_path:
 
 def test_a_folder_that_cannot_be_written_is_not_indexed(tars: Path, read_only: Callable[[Path], None]) -> None:
     read_only(tars)
-    with pytest.raises(DestinationError, match=rf"{tars} cannot be written \(Permission denied\): name a local folder"):
+    with pytest.raises(DestinationError, match=rf"{tars}/.* cannot be written \(Permission denied\): name a local"):
         wdsdist.index(tars, workers=1)
     assert sorted(path.name for path in tars.iterdir()) == NAMES
 

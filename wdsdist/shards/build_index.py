@@ -23,8 +23,8 @@ from wdsdist.errors import (
     ShardDamagedError,
     ShardNotFoundError,
 )
-from wdsdist.shards import foreign_notes, index_target, quarantine, scan_local, scan_remote
 from wdsdist.shards import index as shard_index
+from wdsdist.shards import index_target, quarantine, scan_local, scan_remote
 from wdsdist.shards.index import ShardIndex, Tolerance, tolerance_of
 from wdsdist.shards.index_target import NAME_A_FOLDER
 from wdsdist.shards.manifest import Manifest, Shard, index_json, index_name, trust
@@ -33,7 +33,7 @@ from wdsdist.shards.progress import ShardsProgress
 from wdsdist.shards.quarantine import BadEntry
 from wdsdist.shards.spellings import Location, Shards, expand
 from wdsdist.shards.tar import AUTO, FIRST_DOT, check_rule, decide, is_tar, merge
-from wdsdist.shards.unindexed import check_names, tars_below, tars_in
+from wdsdist.shards.unindexed import check_names, find, find_splits, tars_below, tars_in, warn_of_splits
 
 _log = logging.getLogger("wdsdist")
 
@@ -107,7 +107,7 @@ def index(
     locations = _tars(shards, options, together=output is None)
     if isinstance(shards, list) and locations != shards and name is None:
         advice = f"`wdsdist index {storage.shown(shards[0])} --splits` makes one each"
-        foreign_notes.warn_of_splits(shards[0], _names(locations), options, advice)
+        warn_of_splits(shards[0], _names(locations), options, advice)
     target = storage.split(locations[0])[0] if output is None else storage.normalise(output)
     names = locations if output is not None else _names(locations)
     check_names(target, names, elsewhere=output is not None)
@@ -189,9 +189,9 @@ def _excluding(tolerance: Tolerance, entries: list[BadEntry], locations: list[st
 
 def _splits(folder: str, options: storage.StorageOptions) -> Mapping[str, Iterable[str]]:
     """Return the tars of each split in a folder, or below it where notes of another tool list them."""
-    if not tars_in(folder, options) and (notes := foreign_notes.find(folder, options)):
+    if not tars_in(folder, options) and (notes := find(folder, options)):
         return notes.splits
-    return foreign_notes.find_splits(folder, _names(_tars([folder], options, together=False)), options)
+    return find_splits(folder, _names(_tars([folder], options, together=False)), options)
 
 
 def _names(locations: Iterable[str]) -> list[str]:

@@ -164,6 +164,4 @@ def write(location: str, content: bytes, options: storage.StorageOptions) -> Non
     except StorageError as error:
         raise DestinationError(f"{error}: {NAME_A_FOLDER}") from error
     except OSError as error:
-        raise DestinationError(
-            f"{Path(location).parent} cannot be written ({error.strerror}): {NAME_A_FOLDER}"
-        ) from error
+        raise DestinationError(f"{location} cannot be written ({error.strerror}): {NAME_A_FOLDER}") from error

@@ -45,10 +45,10 @@ from wdsdist.packing.sources.source import (
     SourceOptions,
     key_digest,
 )
-from wdsdist.shards import foreign_notes, spellings, unindexed
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
 from wdsdist.shards import scan_local as tarindex
+from wdsdist.shards import spellings, unindexed
 from wdsdist.shards.build_index import warn_of_parts
 from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
 from wdsdist.shards.manifest import Manifest, Shard
@@ -176,7 +176,7 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
         if tars:
             own = storage.named(options.storage_options, [location])
             advice = f"`wdsdist index {location} --splits` makes one each, to be packed by its index-SPLIT.json"
-            foreign_notes.warn_of_splits(location, [Path(tar).name for tar in tars], own, advice)
+            unindexed.warn_of_splits(location, [Path(tar).name for tar in tars], own, advice)
         return _source(_opened(tars or location, options), options)
     except IndexNotFoundError as error:
         raise SourceNotFoundError(str(error)) from error

@@ -4,8 +4,7 @@ Reads what GNU tar, bsdtar, Python and webdataset write (USTAR, PAX, GNU long na
 deterministic USTAR with a PAX header only where a name or size needs one.
 """
 
-from wdsdist.shards.tar.blocks import BLOCK
-from wdsdist.shards.tar.grouping import evidence, glance, group
+from wdsdist.shards.tar.bulk import BLOCK
 from wdsdist.shards.tar.key_rule import (
     AUTO,
     FIRST_DOT,
@@ -22,6 +21,9 @@ from wdsdist.shards.tar.key_rule import (
 from wdsdist.shards.tar.naming import (
     CLUTTER,
     CLUTTER_NAMES,
+    evidence,
+    glance,
+    group,
     is_compressed,
     is_tar,
     is_text,

@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist.errors import ShardDamagedError
-from wdsdist.shards.tar.blocks import (
+from wdsdist.shards.tar.bulk import (
     BLOCK,
+    DATALESS,
     EXTENDED,
     LONG_LINK,
     LONG_NAME,
@@ -28,14 +29,15 @@ from wdsdist.shards.tar.blocks import (
     SPARSE,
     ZEROS,
     Readable,
+    Run,
     decode,
     gather,
     number,
     pax_records,
+    read_run,
     short_name,
     wrong_checksums,
 )
-from wdsdist.shards.tar.bulk import DATALESS, Run, read_run
 
 _CHUNK = 1 << 20
 _FEWEST, _MOST = 64, 4096

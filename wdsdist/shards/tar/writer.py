@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist.shards.tar.blocks import BLOCK, Blocks
+from wdsdist.shards.tar.bulk import BLOCK, Blocks
 
 END = bytes(2 * BLOCK)
 """The end of a tar file: two blocks of zeros."""

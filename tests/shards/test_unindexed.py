@@ -17,7 +17,7 @@ from wdsdist.errors import ArgumentError, DestinationExistsError, IndexNotFoundE
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import scan_local
 from wdsdist.shards.build_index import index_splits
-from wdsdist.shards.foreign_notes import find_splits
+from wdsdist.shards.unindexed import find_splits
 from wdsdist.storage import named
 
 NAMES = ["00000.tar", "00001.tar"]
