@@ -1,29 +1,15 @@
 """The shard index: the offsets and sizes of the members of each sample in a tar, as arrays that load by mmap."""
 
-from wdsdist.shards.index import checksums
-from wdsdist.shards.index.files import SUFFIX, beside, dumps, load, loads
-from wdsdist.shards.index.values import (
-    STRICT,
-    ShardIndex,
-    ShardIndexBuilder,
-    Stored,
-    Tolerance,
-    from_members,
-    tolerance_of,
-)
-
-__all__ = [
-    "STRICT",
-    "SUFFIX",
-    "ShardIndex",
-    "ShardIndexBuilder",
-    "Stored",
-    "Tolerance",
-    "beside",
-    "checksums",
-    "dumps",
-    "from_members",
-    "load",
-    "loads",
-    "tolerance_of",
-]
+from wdsdist.shards.index import checksums as checksums
+from wdsdist.shards.index.files import SUFFIX as SUFFIX
+from wdsdist.shards.index.files import beside as beside
+from wdsdist.shards.index.files import dumps as dumps
+from wdsdist.shards.index.files import load as load
+from wdsdist.shards.index.files import loads as loads
+from wdsdist.shards.index.values import STRICT as STRICT
+from wdsdist.shards.index.values import ShardIndex as ShardIndex
+from wdsdist.shards.index.values import ShardIndexBuilder as ShardIndexBuilder
+from wdsdist.shards.index.values import Stored as Stored
+from wdsdist.shards.index.values import Tolerance as Tolerance
+from wdsdist.shards.index.values import from_members as from_members
+from wdsdist.shards.index.values import tolerance_of as tolerance_of

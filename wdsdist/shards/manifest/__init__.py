@@ -1,20 +1,14 @@
 """The manifest of a data set: its shards with sample counts, sizes and digests, and ``index.json`` on disk."""
 
-from wdsdist.shards.manifest.allowed_locations import check_location, trust
-from wdsdist.shards.manifest.index_json import APPEND_RECORD, FILE_NAME, PACK_RECORD, dumps, load, save
-from wdsdist.shards.manifest.manifest import THIN, Manifest, Shard, index_name
-
-__all__ = [
-    "APPEND_RECORD",
-    "FILE_NAME",
-    "PACK_RECORD",
-    "THIN",
-    "Manifest",
-    "Shard",
-    "check_location",
-    "dumps",
-    "index_name",
-    "load",
-    "save",
-    "trust",
-]
+from wdsdist.shards.manifest.allowed_locations import check_location as check_location
+from wdsdist.shards.manifest.allowed_locations import trust as trust
+from wdsdist.shards.manifest.index_json import APPEND_RECORD as APPEND_RECORD
+from wdsdist.shards.manifest.index_json import FILE_NAME as FILE_NAME
+from wdsdist.shards.manifest.index_json import PACK_RECORD as PACK_RECORD
+from wdsdist.shards.manifest.index_json import dumps as dumps
+from wdsdist.shards.manifest.index_json import load as load
+from wdsdist.shards.manifest.index_json import save as save
+from wdsdist.shards.manifest.manifest import THIN as THIN
+from wdsdist.shards.manifest.manifest import Manifest as Manifest
+from wdsdist.shards.manifest.manifest import Shard as Shard
+from wdsdist.shards.manifest.manifest import index_name as index_name
