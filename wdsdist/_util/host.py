@@ -23,35 +23,31 @@ def user_cache_dir() -> Path:
         >>> user_cache_dir().is_absolute()
         True
     """
-    try:
-        if own := os.environ.get("WDSDIST_CACHE_DIR"):
-            return Path(own).expanduser().absolute()
-        if (shared := os.environ.get("XDG_CACHE_HOME")) and Path(shared).is_absolute():
-            return Path(shared) / "wdsdist"
-        return Path.home() / ".cache" / "wdsdist"
-    except RuntimeError as error:
-        raise ArgumentError(
-            f"there is no home directory for user {os.geteuid()} ({error}): set WDSDIST_CACHE_DIR to a directory"
-        ) from None
+    return _user_dir(os.environ.get("WDSDIST_CACHE_DIR"), "XDG_CACHE_HOME", ".cache", "WDSDIST_CACHE_DIR")
 
 
 def user_config_dir() -> Path:
     """Return the path of this user's config directory, without creating it.
 
-    It holds the user's decisions, which no run can restore.
-
-    ``$XDG_CONFIG_HOME/wdsdist``, else ``~/.config/wdsdist``, on clusters the same on all nodes.
+    It holds the user's decisions, which no run can restore. ``$XDG_CONFIG_HOME/wdsdist``, else ``~/.config/wdsdist``,
+    on clusters the same on all nodes.
 
     Raises:
         ArgumentError: there is no home directory to fall back on.
     """
-    if (shared := os.environ.get("XDG_CONFIG_HOME")) and Path(shared).is_absolute():
-        return Path(shared) / "wdsdist"
+    return _user_dir(None, "XDG_CONFIG_HOME", ".config", "XDG_CONFIG_HOME")
+
+
+def _user_dir(own: str | None, shared_in: str, hidden: str, remedy: str) -> Path:
     try:
-        return Path.home() / ".config" / "wdsdist"
+        if own:
+            return Path(own).expanduser().absolute()
+        if (shared := os.environ.get(shared_in)) and Path(shared).is_absolute():
+            return Path(shared) / "wdsdist"
+        return Path.home() / hidden / "wdsdist"
     except RuntimeError as error:
         raise ArgumentError(
-            f"there is no home directory for user {os.geteuid()} ({error}): set XDG_CONFIG_HOME to a directory"
+            f"there is no home directory for user {os.geteuid()} ({error}): set {remedy} to a directory"
         ) from None
 
 

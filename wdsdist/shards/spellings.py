@@ -24,6 +24,7 @@ from wdsdist.shards.tar import is_tar
 
 Location = str | os.PathLike[str]
 Shards = Location | Iterable[Location] | Manifest
+_Options = Mapping[str, Any] | storage.StorageOptions | None
 
 _MOST_BYTES = 64 << 20
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"|]+|(?:/|\./)[^\s'\"|]+\.tar[^\s'\"|]*")
@@ -91,9 +92,7 @@ def _parts(text: str) -> list[str]:
     return parts if is_list and not _exists(text) else [text]
 
 
-def _expanded(
-    text: str, options: Mapping[str, Any] | storage.StorageOptions | None, *, allow_elsewhere: bool
-) -> list[str]:
+def _expanded(text: str, options: _Options, *, allow_elsewhere: bool) -> list[str]:
     _refuse_command(text)
     is_there = _exists(text)
     if (text.startswith("@") and not is_there) or _is_list(text):
@@ -126,14 +125,10 @@ def _of_braces(text: str) -> list[str]:
 
 def _has_magic(text: str) -> bool:
     # In a URL a question mark begins the query.
-    return (
-        "*" in text.partition("?")[0] or "[" in text.partition("?")[0]
-        if storage.is_remote(text)
-        else glob.has_magic(text)
-    )
+    return glob.has_magic(text.partition("?")[0] if storage.is_remote(text) else text)
 
 
-def _of_glob(text: str, options: Mapping[str, Any] | storage.StorageOptions | None) -> list[str]:
+def _of_glob(text: str, options: _Options) -> list[str]:
     location = storage.normalise(text)
     if not _has_magic(location) or _exists(text):
         return [location]
@@ -146,9 +141,7 @@ def _of_glob(text: str, options: Mapping[str, Any] | storage.StorageOptions | No
     return [one for one in found if is_tar(storage.split(one)[1])] or found
 
 
-def _of_list(
-    location: str, options: Mapping[str, Any] | storage.StorageOptions | None, *, allow_elsewhere: bool
-) -> list[str]:
+def _of_list(location: str, options: _Options, *, allow_elsewhere: bool) -> list[str]:
     """Return the locations in the lines of a text file, relative to its folder; blank ones and comments are none."""
     bound = storage.named(options, [location])
     where = storage.shown(location)

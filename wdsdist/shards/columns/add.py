@@ -96,13 +96,16 @@ def add_columns(
     if join_with is not None:
         listed, options = join.locations(join_with, options, storage_options)
     folder = column_file.prepare(data, None if output is None else Path(output))
-    with _locked(folder):
-        added = _make(data, specs, folder, workers, progress)
-        report = None
-        if listed:
-            report, columns = join.read(data, listed, keys, only, options)
-            added += _save_joined(data, columns, folder, listed, keys[0])
-    return Added(folder, tuple(added), report)
+    try:
+        with FileLock(folder / _LOCK, timeout=0):
+            added = _make(data, specs, folder, workers, progress)
+            report = None
+            if listed:
+                report, columns = join.read(data, listed, keys, only, options)
+                added += _save_joined(data, columns, folder, listed, keys[0])
+            return Added(folder, tuple(added), report)
+    except Timeout:
+        raise DestinationError(f"another process is adding columns in {folder}: wait until it is done") from None
 
 
 def warn(added: Added) -> None:
@@ -144,16 +147,6 @@ def _check_whole(data: Manifest) -> None:
             f"these are {len(data.counts):,} of the {len(listed):,} shards of {storage.shown(data.origin)}: open that, "
             f"and add columns to all of it"
         )
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold a folder of columns; errors of the file system there become `DestinationError`."""
-    try:
-        with FileLock(folder / _LOCK, timeout=0):
-            yield
-    except Timeout:
-        raise DestinationError(f"another process is adding columns in {folder}: wait until it is done") from None
 
 
 def _make(

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
@@ -103,7 +102,9 @@ def column_of(manifest: Manifest, name: str) -> Column:
 def column_of_shard(manifest: Manifest, number: int, name: str) -> Column:
     """Return a free column over the samples that lie in one shard."""
     if name == SHARD:
-        return _shard_column(manifest, number, int(manifest.whole.counts[number]))
+        text = np.frombuffer(storage.split(manifest.shown_name(number))[1].encode(), np.uint8)
+        count = int(manifest.whole.counts[number])
+        return Column("text", np.tile(text, count), np.arange(count + 1) * len(text))
     return of_index(shard_index(manifest, number), name)
 
 
@@ -120,12 +121,6 @@ def of_index(index: ShardIndex, name: str) -> Column:
     missing = _sums(of_wanted.astype(np.int64), index.sample_starts) == 0
     sizes = _sums(np.where(of_wanted, index.sizes, 0), index.sample_starts)
     return Column("int", sizes, None, missing.view(np.uint8) if missing.any() else None)
-
-
-def _shard_column(manifest: Manifest, number: int, count: int) -> Column:
-    text = np.frombuffer(storage.split(manifest.shown_name(number))[1].encode(), np.uint8)
-    values: npt.NDArray[np.uint8] = np.tile(text, count)
-    return Column("text", values, np.arange(count + 1) * len(text))
 
 
 def _sums(values: Int64s, starts: Int64s) -> Int64s:

@@ -249,7 +249,7 @@ class _Walk:
         if stop > self.end:
             raise self._cut(offset, name, size)
         if is_directory:
-            self._skip("directory")
+            self.skipped["directory"] += 1
             return data
         self.names.append(name)
         self.headers.append(first)
@@ -262,15 +262,12 @@ class _Walk:
         kind = self.buffer[offset : offset + BLOCK][156]
         size = self._number(offset)
         if kind in DATALESS:
-            self._skip(DATALESS[kind])
+            self.skipped[DATALESS[kind]] += 1
             return offset + BLOCK
         if kind == SPARSE:
             raise self.damaged(offset, "a sparse file, which a shard cannot hold, starts")
-        self._skip(f"entry of unknown type {chr(kind)!r}")
+        self.skipped[f"entry of unknown type {chr(kind)!r}"] += 1
         return offset + BLOCK + size + -size % BLOCK
-
-    def _skip(self, what: str) -> None:
-        self.skipped[what] += 1
 
     def _extended(self, first: int) -> int:
         """Parse PAX and long-name headers up to the entry that they describe, and add that entry."""

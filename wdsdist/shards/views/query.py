@@ -82,11 +82,8 @@ def _columns(connection: Any, where: str, known: list[str]) -> list[str]:
     statements = parsed["statements"]
     node = statements[0]["node"] if len(statements) == 1 else {}
     plain = node.get("type") == "SELECT_NODE" and len(node["select_list"]) == 1
-    if not plain or any(
-        node.get(part) for part in ("modifiers", "where_clause", "group_expressions", "having", "qualify")
-    ):
-        raise _refused(where, "it must be one expression, not a statement")
-    if node["from_table"].get("type") != "EMPTY" or node["cte_map"]["map"]:
+    others = ("modifiers", "where_clause", "group_expressions", "having", "qualify")
+    if not plain or any(map(node.get, others)) or node["from_table"].get("type") != "EMPTY" or node["cte_map"]["map"]:
         raise _refused(where, "it must be one expression, not a statement")
     names: list[str] = []
     for one in _nodes(node["select_list"][0]):

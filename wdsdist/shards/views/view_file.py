@@ -145,16 +145,11 @@ def of_data(whole: Manifest, picks: Picks, fingerprint: str, made_by: tuple[Any,
 
 
 def _checked(header: dict[str, Any], location: str) -> tuple[str, tuple[dict[str, Any], ...]]:
-    data, made_by, fingerprint = header.get("data"), header.get("made_by"), header.get("fingerprint")
-    if (
-        not isinstance(data, str)
-        or not data
-        or not isinstance(fingerprint, str)
-        or not isinstance(made_by, list)
-        or not all(isinstance(step, dict) for step in made_by)
-    ):
-        raise IndexFormatError(f"{storage.shown(location)} is a damaged view: its header lacks a part; make it anew")
-    return data, tuple(made_by)
+    match header:
+        case {"data": str(data), "fingerprint": str(), "made_by": list(made_by)}:
+            if data and all(isinstance(step, dict) for step in made_by):
+                return data, tuple(made_by)
+    raise IndexFormatError(f"{storage.shown(location)} is a damaged view: its header lacks a part; make it anew")
 
 
 def _relative(origin: str, path: Path) -> str:
