@@ -17,6 +17,7 @@ from tests.support.tars import BLOCK, file_entry, listing, plain_tar, tar_bytes,
 from wdsdist.errors import ShardDamagedError
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import tar as tarformat
+from wdsdist.shards.index import values
 from wdsdist.shards.tar import END, header, padding, reader
 from wdsdist.shards.tar.bulk import Run, read_run
 
@@ -240,7 +241,7 @@ def test_samples_grouped_at_once_are_those_grouped_one_by_one(groups: list[tuple
 
     at_once = index()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shardindex.building, "group", lambda names: None)
+        patch.setattr(values, "group", lambda names: None)
         assert index() == at_once
 
 
