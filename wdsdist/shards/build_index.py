@@ -108,12 +108,8 @@ def index(
     if isinstance(shards, list) and locations != shards and name is None:
         advice = f"`wdsdist index {storage.shown(shards[0])} --splits` makes one each"
         warn_of_splits(shards[0], _names(locations), options, advice)
-    target = storage.split(locations[0])[0] if output is None else storage.normalise(output)
-    names = locations if output is not None else _names(locations)
-    check_names(target, names, elsewhere=output is not None)
+    target, names = _target(locations, output)
     mirrors = index_target.prepare(target, locations) if output is not None else None
-    if storage.is_read_only(target):
-        raise DestinationError(f"{storage.shown(target)} cannot be written: {NAME_A_FOLDER}")
     known = index_target.known(target, file_name, locations, options)
     before: Mapping[str, Any] = {} if known is None else known.extra
     if key == AUTO:  # the rule on record: what was packed is cut by the first dot, what was indexed as its notes say
@@ -156,7 +152,11 @@ def index_splits(shards: Location, *, storage_options: Mapping[str, Any] | None 
     """
     (folder,) = expand(shards, storage_options)
     options = storage.named(storage_options, [folder])
-    splits = _splits(folder, options)
+    splits: Mapping[str, Iterable[str]]
+    if not tars_in(folder, options) and (notes := find(folder, options)):  # which list tars below the folder
+        splits = notes.splits
+    else:
+        splits = find_splits(folder, _names(_tars([folder], options, together=False)), options)
     where = storage.shown(folder)
     if len(splits.keys() - {""}) < 2:
         raise ArgumentError(f"{where} has no splits, by names of tars or notes of timm or Energon: index it whole")
@@ -166,6 +166,16 @@ def index_splits(shards: Location, *, storage_options: Mapping[str, Any] | None 
         index([storage.join(folder, tar) for tar in tars], name=split, storage_options=storage_options, **more)
         for split, tars in splits.items()
     ]
+
+
+def _target(locations: list[str], output: Location | None) -> tuple[str, list[str]]:
+    """Return the folder for the index.json, and the names of the tars in it, which are checked."""
+    target = storage.split(locations[0])[0] if output is None else storage.normalise(output)
+    if output is None and storage.is_read_only(target):
+        raise DestinationError(f"{storage.shown(target)} cannot be written: {NAME_A_FOLDER}")
+    names = _names(locations) if output is None else locations
+    check_names(target, names, elsewhere=output is not None)
+    return target, names
 
 
 def _excluding(tolerance: Tolerance, entries: list[BadEntry], locations: list[str]) -> list[Tolerance]:
@@ -185,13 +195,6 @@ def _excluding(tolerance: Tolerance, entries: list[BadEntry], locations: list[st
             keys[entry.shard if entry.shard in every else ""].add(entry.key)
     found = (set().union(keys[""], *(keys[name] for name in own)) for own in known)
     return [replace(tolerance, excluded=tuple(sorted(own))) for own in found]
-
-
-def _splits(folder: str, options: storage.StorageOptions) -> Mapping[str, Iterable[str]]:
-    """Return the tars of each split in a folder, or below it where notes of another tool list them."""
-    if not tars_in(folder, options) and (notes := find(folder, options)):
-        return notes.splits
-    return find_splits(folder, _names(_tars([folder], options, together=False)), options)
 
 
 def _names(locations: Iterable[str]) -> list[str]:
