@@ -11,16 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-_CHUNK = 8 << 20
-
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 digest of a local file, hexadecimal."""
-    state = hashlib.sha256()
     with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            state.update(chunk)
-    return state.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def mapped(path: Path) -> memoryview:

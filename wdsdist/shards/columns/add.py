@@ -259,15 +259,14 @@ def _assembled(job: _Job, spec: ColumnSpec, stored: StoredColumn | None, folder:
         return _added(spec.name, stored.column, stored.num_failed, stored.first_failed, 0)
     is_covered = np.zeros(len(data.counts), np.bool_) if stored is None else stored.is_covered
     num_failed = np.zeros(len(data.counts), np.int64)
+    num_failed[is_covered] = 0 if stored is None else stored.num_failed
     first_failed = "" if stored is None else stored.first_failed
     parts: list[Column] = []
-    begin = place = 0
+    end = 0
     for number, covered in enumerate(is_covered.tolist()):
         if stored is not None and covered:
-            end = begin + int(data.counts[number])
+            begin, end = end, end + int(data.counts[number])
             parts.append(stored.column.part(begin, end))
-            num_failed[number] = stored.num_failed[place]
-            begin, place = end, place + 1
             continue
         made = column_file.load_part(job.part(number, spec))
         parts.append(made.column)

@@ -19,7 +19,7 @@ from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.shards.columns import add, read, table
 from wdsdist.shards.columns.column import Column
-from wdsdist.shards.columns.match import match
+from wdsdist.shards.columns.join import ValueIndex
 from wdsdist.shards.views import query, view_file
 from wdsdist.shards.views.picks import MOST_IN_A_SHARD, NOTES_ON_ALL, Picks
 
@@ -112,7 +112,7 @@ class Choices:
         for name, given, wanted in (("keys", keys, True), ("exclude", exclude, False)):
             if given is not None:
                 values, label = _listed(given, on)
-                found = match(data._column(on), values) >= 0
+                found = ValueIndex([values]).places(data._column(on)) >= 0
                 chosen &= found == wanted
                 step[name] = {"from": label, "values": len(values), "samples": int(found.sum()), "on": on}
         places = np.flatnonzero(chosen)
