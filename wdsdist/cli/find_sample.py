@@ -11,7 +11,7 @@ from wdsdist.diagnostics.view.search import with_key
 from wdsdist.errors import SampleError
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.order import split_line
-from wdsdist.shards.columns import member_bytes
+from wdsdist.shards.columns import from_members
 from wdsdist.shards.columns.from_index import shard_index, shard_indexes
 from wdsdist.shards.index import ShardIndex, checksums
 from wdsdist.shards.manifest import Manifest
@@ -89,7 +89,7 @@ def member(manifest: Manifest, found: Located, field: str) -> memoryview:
         return ShardReader(manifest).shard(found.shard).member(found.stored, fields.index(field.lower()))
     chosen = index.sample_starts[[found.stored]] + fields.index(field.lower())
     start = int(index.offsets[chosen[0]])
-    with member_bytes.opened(part.location(place), index, part.client_options, name) as content:
+    with from_members.opened(part.location(place), index, part.client_options, name) as content:
         content.fill(*checksums.needed(index, chosen))
         content.check(index, chosen, name)
         return content[start : start + int(index.sizes[chosen[0]])]

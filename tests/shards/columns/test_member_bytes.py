@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.tars import plain_tar
-from wdsdist.shards.columns import member_bytes
+from wdsdist.shards.columns import from_members as member_bytes
 from wdsdist.shards.index import ShardIndex, from_members
 from wdsdist.shards.tar import scan
 from wdsdist.storage import StorageOptions, named

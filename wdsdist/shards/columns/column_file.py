@@ -90,14 +90,9 @@ def arrays_of(column: Column) -> dict[str, npt.NDArray[Any]]:
 def parse(content: bytes | Path, label: str, more: Mapping[str, str]) -> tuple[Column, array_file.ArrayFile]:
     """Return a column from the bytes of its file, or from a file that is mapped, and all that the file holds.
 
-    Args:
-        content: the bytes, or the path.
-        label: the file's name in errors.
-        more: the types of other arrays that the file has.
-
-    Raises `IndexFormatError` for what is damaged, and ``FileNotFoundError``.
+    ``label`` is its name in errors, ``more`` the types of other arrays that it has. Raises `IndexFormatError` for what
+    is damaged, and ``FileNotFoundError``.
     """
-
     load = functools.partial(array_file.load, content, _MAGIC, what="column", label=label)
     kind = load({_VERSION: {}}).header.get("kind")
     if kind not in _ARRAYS:

@@ -248,12 +248,8 @@ class EntryElsewhereError(EntryError):
 def _entries(data: dict[str, Any], folder: str, *, elsewhere: bool = False) -> tuple[str, list[Shard]]:
     """Parse the content of an ``index.json``: the folder or URL that shards are relative to, and the shards.
 
-    Args:
-        data: the content of an ``index.json``.
-        folder: the folder that it lies in.
-        elsewhere: whether shards may lie outside the folder.
-
-    Raises `EntryError` for the first invalid entry.
+    They may lie outside the ``folder`` of the ``index.json`` where ``elsewhere`` says so. Raises `EntryError` for the
+    first invalid entry.
     """
     listed = data["shardlist"]
     if not isinstance(listed, list):

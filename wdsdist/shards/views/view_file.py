@@ -95,11 +95,8 @@ def load(
 ) -> Manifest:
     """Load a view, and the data set that it is of.
 
-    Args:
-        location: path or URL of the file.
-        options: for its store.
-        open_index: opens an ``index.json``, which this user named by saving the view, or not.
-        allow_elsewhere: let it name data outside its own folder.
+    ``open_index`` opens an ``index.json``, which this user named by saving the view, or not; ``allow_elsewhere`` lets a
+    view name data outside its own folder.
 
     Raises:
         IndexFormatError: the file is damaged, or its data set has other samples now.
