@@ -417,17 +417,12 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[BatchT]):
             self._stop_workers(self._iterator)
         if self.num_workers and self._iterator is None:
             self._prepare(plan, config.mean_sample_bytes)
-        start = EpochStart(
-            epoch=position.epoch,
-            rank=here.rank,
-            num_canonical_replicas=settings.num_canonical_replicas,
-            order_version=settings.version,
-            # A larger one means the same.
-            shuffle_window=min(settings.window, max(1, config.manifest.num_samples)),
-            group=self._group,
-            plan=plan,
-        )
-        self._worker_dataset.begin(start, None if isinstance(left, EpochPlan) else left.epoch)
+        start = None
+        if isinstance(left, PlannedProgress):
+            start = PlannedStart(left.epoch.world, left.epoch.start, left.epoch.batching.block_samples)
+        self._worker_dataset.begin(EpochStart(
+            epoch=position.epoch, rank=here.rank, settings=settings, plan=plan, group=self._group, planned=start
+        ))  # fmt: skip
         batches = watched(super().__iter__(), here.rank, self._worker_dataset.reports)
         bad_samples = self.dataset.bad_samples.epoch(position.epoch, plan.samples_in(plan.batches_per_rank))
         return Epoch(batches, left, self._meter, bad_samples)

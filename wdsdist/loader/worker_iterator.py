@@ -19,10 +19,9 @@ from wdsdist.loader.bad_sample_log import BadSampleLog, ReplacedBatch
 from wdsdist.loader.ipc.channel import Channel, grouped
 from wdsdist.loader.ipc.failure import sending_failures
 from wdsdist.loader.order_config import OrderConfig
-from wdsdist.loader.planned_batches import WIDTH, Finish, PlannedBatches, from_numbers, to_numbers
-from wdsdist.loader.worker_state import EpochStart, SharedNumbers, WorkerCounters, WorkerReports, enter_worker
+from wdsdist.loader.planned_batches import Finish, PlannedBatches
+from wdsdist.loader.worker_state import EpochStart, SharedValue, WorkerCounters, WorkerReports, enter_worker
 from wdsdist.samples.sample_reader import SampleReader
-from wdsdist.sampling.block_plan import World
 from wdsdist.sampling.epoch_plan import EpochPlan, Places
 from wdsdist.sampling.order import OrderSettings
 from wdsdist.sampling.planned_epoch import OnBlock, PlannedEpoch
@@ -66,9 +65,8 @@ class WorkerDataset(IterableDataset[Any]):
             self._sample_reader = sample_reader.of(sample_reader.specs)  # of its own: others may replace otherwise
             self._sample_reader.misfits = planned.misfits
         self._collate_fn = collate_fn
-        self._start = SharedNumbers([0] * EpochStart.width())
+        self._start = SharedValue()
         self._planned = planned
-        self._place = SharedNumbers([0] * (WIDTH if planned else 1))
         self.channel = Channel(shared_memory=shared_memory)
         self.counters = WorkerCounters(num_workers)
         self.reports = WorkerReports(num_workers)
@@ -86,58 +84,41 @@ class WorkerDataset(IterableDataset[Any]):
         """Whether making a batch is little work and gives about as many bytes as it reads."""
         return self._collate_fn is None and self._sample_reader.is_light and self._planned is None
 
-    def begin(self, start: EpochStart, planned: PlannedEpoch | None = None) -> None:
+    def begin(self, start: EpochStart) -> None:
         """Set what the next iteration starts with, in this process and in all workers."""
-        if planned is not None:
-            self._place.write(to_numbers(planned))
-        self._start.write(start.numbers())
+        self._start.write(start)
 
     def __iter__(self) -> Iterator[Any]:
         """Return the groups of this process's batches; in a worker in the form in which they are sent."""
-        start = EpochStart.of(self._start.read())
         worker, num_workers = enter_worker()
-        if get_worker_info() is not None:
-            waits.publish(functools.partial(self.reports.write, worker))
-            if self._dump is not None:
-                signum, path = self._dump
-                dump_on_signal.dump_on_signal(signum, path=path)
-        kind = WorkerIterator if self._planned is None else PlannedWorkerIterator
-        batches = kind(
-            self._order_config,
-            self._cache,
-            self._sample_reader,
-            settings=dataclasses.replace(
-                self._order_config.given,
-                num_canonical_replicas=start.num_canonical_replicas,
-                version=start.order_version,
-                window=start.shuffle_window,
-            ),
-            epoch=start.epoch,
-            plan=start.plan,
-            rank=start.rank,
-            worker=worker,
-            num_workers=num_workers,
-            group=start.group,
-        )
-        if isinstance(batches, PlannedWorkerIterator) and self._planned is not None:
-            block, per_node, place = from_numbers(self._place.read())
-            planned = self._planned.epoch(
-                self._order_config.order(batches.settings, start.epoch),
-                seed=batches.settings.seed,
-                epoch=start.epoch,
-                world=World(start.plan.num_replicas, per_node),
-                place=place,
-                block=block,
-            )
-            batches.planned = self._planned.shared(planned, f"{batches.settings} {self._order_config.notes}")
-            batches.finish = self._planned.finisher()
-            steps = self._planned.block_steps
-            batches.on_block = functools.partial(steps.tell, steps.iteration)
+        batches = self._batches(self._start.read(), worker, num_workers)
         if get_worker_info() is None:
             return batches.groups(self._collate_fn)
+        waits.publish(functools.partial(self.reports.write, worker))
+        if self._dump is not None:
+            signum, path = self._dump
+            dump_on_signal.dump_on_signal(signum, path=path)
         messages = batches.messages(self._collate_fn, self.channel.sender(worker))
         counted = self.counters.counted(messages, worker, self._cache.counters, self._cache.tell)
         return sending_failures(counted, worker)
+
+    def _batches(self, start: EpochStart, worker: int, num_workers: int) -> WorkerIterator:
+        config, planned = self._order_config, self._planned
+        args = config, self._cache, self._sample_reader
+        where: dict[str, Any] = {name: getattr(start, name) for name in ("settings", "epoch", "plan", "rank", "group")}
+        where |= {"worker": worker, "num_workers": num_workers}
+        if planned is None or start.planned is None:
+            return WorkerIterator(*args, **where)
+        order = config.order(start.settings, start.epoch)
+        epoch = planned.epoch(order, seed=start.settings.seed, epoch=start.epoch, **start.planned._asdict())
+        steps = planned.block_steps
+        return PlannedWorkerIterator(
+            *args,
+            **where,
+            planned=planned.shared(epoch, f"{start.settings} {config.notes}"),
+            finish=planned.finisher(),
+            on_block=functools.partial(steps.tell, steps.iteration),
+        )
 
 
 @dataclass
@@ -252,24 +233,22 @@ def _one_by_one(batch: Places) -> Iterator[tuple[int, int, int, bool | None]]:
     return zip(batch.shards.tolist(), batch.samples.tolist(), batch.epochs.tolist(), padding, strict=False)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class PlannedWorkerIterator(WorkerIterator):
     """Iterator over one worker's planned batches, with shard prefetch."""
 
-    planned: PlannedEpoch | None = field(default=None, init=False)
-    finish: Finish | None = field(default=None, init=False)
+    planned: PlannedEpoch
+    finish: Finish | None
     """Makes a batch of samples and of the pieces of them that it has, where batches are rows."""
-    on_block: OnBlock | None = field(default=None, init=False)
+    on_block: OnBlock
 
     def _made(self, collate_fn: Collate | None, deferred: bool) -> Iterator[Any]:
-        planned, on_block = self.planned, self.on_block
-        assert planned is not None and on_block is not None  # noqa: PT018 - `WorkerDataset` sets both
-        batches = planned.batches(
-            rank=self.rank, worker=self.worker, num_workers=self.num_workers, group=self.group, on_block=on_block
+        batches = self.planned.batches(
+            rank=self.rank, worker=self.worker, num_workers=self.num_workers, group=self.group, on_block=self.on_block
         )
         prefetch = None
         if self.order_config.manifest.is_copied.any():
-            prefetch = self.prefetching(planned.uses(rank=self.rank, batch=self.worker * self.group))
+            prefetch = self.prefetching(self.planned.uses(rank=self.rank, batch=self.worker * self.group))
         try:
             for number, batch in batches:
                 self._next = number
