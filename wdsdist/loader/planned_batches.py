@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import check_integer
-from wdsdist.distributed.kept_arrays import kept_arrays
-from wdsdist.distributed.kept_count import kept_count
+from wdsdist.distributed.kept import kept_arrays, kept_count
 from wdsdist.errors import ArgumentError, StateMismatchError
 from wdsdist.loader.batch_columns import Codes, CostColumn, Lengths, cost_of, lengths_of, ones
 from wdsdist.loader.checkpoint import Position
