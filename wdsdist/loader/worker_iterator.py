@@ -105,8 +105,7 @@ class WorkerDataset(IterableDataset[Any]):
     def _batches(self, start: EpochStart, worker: int, num_workers: int) -> WorkerIterator:
         config, planned = self._order_config, self._planned
         args = config, self._cache, self._sample_reader
-        where: dict[str, Any] = {name: getattr(start, name) for name in ("settings", "epoch", "plan", "rank", "group")}
-        where |= {"worker": worker, "num_workers": num_workers}
+        where = {**_of_start(start), "worker": worker, "num_workers": num_workers}
         if planned is None or start.planned is None:
             return WorkerIterator(*args, **where)
         order = config.order(start.settings, start.epoch)
@@ -264,21 +263,23 @@ class PlannedWorkerIterator(WorkerIterator):
 
 
 def fetch_ahead(
-    order_config: OrderConfig, *of: Any, settings: OrderSettings, epoch: int, plan: EpochPlan, rank: int,
-    planned: PlannedEpoch | None,
-) -> Prefetch | None:  # fmt: skip
+    order_config: OrderConfig, *of: Any, start: EpochStart, planned: PlannedEpoch | None
+) -> Prefetch | None:
     """Start to prefetch for the first batches of a rank, before its workers do; ``None`` where all is local.
 
     Takes what `WorkerIterator` takes, and the planned batches where they are planned.
     """
     if not order_config.manifest.is_copied.any():
         return None
-    first = WorkerIterator(
-        order_config, *of, settings=settings, epoch=epoch, plan=plan, rank=rank, worker=0, num_workers=1
-    )
-    order = order_config.order(settings, epoch)
-    uses = upcoming(order, plan, rank=rank) if planned is None else planned.uses(rank=rank)
+    first = WorkerIterator(order_config, *of, **_of_start(start), worker=0, num_workers=1)
+    order = order_config.order(start.settings, start.epoch)
+    uses = upcoming(order, start.plan, rank=start.rank) if planned is None else planned.uses(rank=start.rank)
     prefetch = first.prefetching(uses)
     prefetch.reach(0)
     prefetch.start()
     return prefetch
+
+
+def _of_start(start: EpochStart) -> dict[str, Any]:
+    """Return the arguments of `WorkerIterator` that an epoch's start has."""
+    return {name: getattr(start, name) for name in ("settings", "epoch", "plan", "rank", "group")}
