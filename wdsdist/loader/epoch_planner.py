@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -168,12 +169,13 @@ class EpochPlanner:
 
     def start(self, position: Position, left: EpochPlan | PlannedProgress, here: Identity) -> EpochStart:
         """Return what workers are told of the batches that are left at a position."""
-        planned, plan = None, left
-        if isinstance(left, PlannedProgress):
-            planned = PlannedStart(left.epoch.world, left.epoch.start, left.epoch.batching.block_samples)
-            plan = self._about(here)
-        settings = self.settings(here)
-        return EpochStart(epoch=position.epoch, rank=here.rank, settings=settings, plan=plan, planned=planned)
+        start = functools.partial(EpochStart, epoch=position.epoch, rank=here.rank, settings=self.settings(here))
+        if isinstance(left, EpochPlan):
+            return start(plan=left)
+        epoch = left.epoch
+        return start(
+            plan=self._about(here), planned=PlannedStart(epoch.world, epoch.start, epoch.batching.block_samples)
+        )
 
     def _about(self, here: Identity) -> EpochPlan:
         """Return about as many batches as an epoch of planned ones has, by which memory is shared out."""
