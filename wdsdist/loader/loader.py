@@ -10,12 +10,13 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DataLoader
 
-from wdsdist._util.validation import check_integer, given
+from wdsdist._util.validation import check_integer, check_seconds, given
 from wdsdist.cache.prefetch import Prefetch
 from wdsdist.errors import ArgumentTypeError
 from wdsdist.loader.checkpoint import Position, Progress, State
 from wdsdist.loader.dataset import EpochSampler, StreamingDataset
 from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
+from wdsdist.loader.epoch_meter import EpochMeter, Label
 from wdsdist.loader.epoch_planner import EpochPlanner
 from wdsdist.loader.framework_guards import (
     AcceleratedBatches,
@@ -28,9 +29,7 @@ from wdsdist.loader.ipc.channel import group_size
 from wdsdist.loader.ipc.workers import default_workers, end_workers, has_lost_workers, iterate, preload, watched
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches, PlannedProgress
-from wdsdist.loader.progress_log import ProgressLog
-from wdsdist.loader.stats import EpochMeter, LoaderStats
-from wdsdist.loader.totals import Label
+from wdsdist.loader.stats import LoaderStats
 from wdsdist.loader.worker_iterator import WorkerDataset, fetch_ahead
 from wdsdist.samples.collate import BatchT
 from wdsdist.samples.shard_reader import ShardReader
@@ -145,7 +144,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[BatchT]):
         )  # fmt: skip
         self._worker_dataset = self._make_workers(dataset.order_config, dataset.cache, dataset.sample_reader)
         self._progress = Progress()
-        self._progress_log = ProgressLog(log_interval)
+        self._log_interval = None if log_interval is None else check_seconds("log_interval", log_interval)
         super().__init__(
             dataset,
             batch_size=None,  # workers make whole batches
@@ -300,7 +299,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[BatchT]):
             sample_bytes=config.mean_sample_bytes,
             count=self._worker_dataset.counters.total if self.num_workers else self.dataset.cache.counters,
             label=Label(config.manifest.shown, here.rank),
-            progress=self._progress_log,
+            log_interval=self._log_interval,
         )
         if self.num_workers and self._iterator is None:
             self._prepare(start.plan, config.mean_sample_bytes)
