@@ -10,8 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from wdsdist.distributed.identity import process_group
-from wdsdist.distributed.job_store import member_of
-from wdsdist.distributed.membership import stamped
+from wdsdist.distributed.job_store import member_of, stamped
 from wdsdist.errors import DataMismatchError
 
 _calls: Counter[str] = Counter()

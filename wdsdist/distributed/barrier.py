@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 from wdsdist._util.validation import check_seconds
 from wdsdist.distributed.failures import posted_failure, withdraw
 from wdsdist.distributed.identity import Identity, identity, process_group
-from wdsdist.distributed.job_store import is_hosted_by_rank_0, launched_member, member_of
-from wdsdist.distributed.membership import Member, stamped
+from wdsdist.distributed.job_store import Member, is_hosted_by_rank_0, launched_member, member_of, stamped
 from wdsdist.errors import BarrierError, BarrierTimeoutError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, Sampler, get_worker_info
 from wdsdist._util.validation import check_bytes, check_integer
 from wdsdist.cache import TIMEOUT, ShardCache
 from wdsdist.distributed import Identity
-from wdsdist.distributed.replica import Replica
+from wdsdist.distributed.identity import Replica
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SampleIndexError
 from wdsdist.loader import growth
 from wdsdist.loader.bad_sample_log import BadSampleLog
