@@ -26,7 +26,7 @@ from wdsdist.loader.framework_guards import (
     refuse_copied_collation,
 )
 from wdsdist.loader.ipc.channel import group_size
-from wdsdist.loader.ipc.workers import default_workers, end_workers, has_lost_workers, iterate, preload, watched
+from wdsdist.loader.ipc.workers import default_workers, end_workers, has_lost_workers, iterate, preload
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches, PlannedProgress
 from wdsdist.loader.stats import LoaderStats
@@ -304,10 +304,9 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[BatchT]):
         if self.num_workers and self._iterator is None:
             self._prepare(start.plan, config.mean_sample_bytes)
         self._worker_dataset.begin(dataclasses.replace(start, group=self._group))
-        batches = watched(super().__iter__(), here.rank, self._worker_dataset.reports)
         samples = start.plan.samples_in(start.plan.batches_per_rank)
         bad_samples = self.dataset.bad_samples.epoch(position.epoch, samples)
-        return Epoch(batches, left, self._meter, bad_samples)
+        return Epoch(super().__iter__(), left, self._meter, bad_samples)
 
     def _renew_workers(self, config: OrderConfig) -> None:
         """End the workers where they have other samples than the epoch that begins, or where one of them was lost."""
@@ -350,7 +349,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[BatchT]):
             multiprocessing_context=self.multiprocessing_context,
             generator=self.generator,
         )
-        return iterate(groups)
+        return iterate(groups, self.dataset.identity().rank, self._worker_dataset.reports)
 
     def _stop_workers(self, batches: Iterator[Any]) -> None:
         """End the worker processes behind ``batches`` now; the next iteration starts new ones."""
