@@ -7,7 +7,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, islice, pairwise, repeat
+from itertools import chain, islice, repeat
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -23,8 +23,8 @@ from wdsdist.loader.planned_batches import Finish, PlannedBatches
 from wdsdist.loader.worker_state import EpochStart, SharedValue, WorkerCounters, WorkerReports, enter_worker
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.epoch_plan import EpochPlan, Places
-from wdsdist.sampling.order import OrderSettings
-from wdsdist.sampling.planned_epoch import OnBlock, PlannedEpoch
+from wdsdist.sampling.order import Order, OrderSettings
+from wdsdist.sampling.planned_epoch import OnBlock, PlannedBatch, PlannedEpoch
 from wdsdist.sampling.shard_schedule import Use, upcoming
 from wdsdist.storage import waits
 
@@ -104,20 +104,15 @@ class WorkerDataset(IterableDataset[Any]):
 
     def _batches(self, start: EpochStart, worker: int, num_workers: int) -> WorkerIterator:
         config, planned = self._order_config, self._planned
-        args = config, self._cache, self._sample_reader
-        where = {**_of_start(start), "worker": worker, "num_workers": num_workers}
-        if planned is None or start.planned is None:
-            return WorkerIterator(*args, **where)
-        order = config.order(start.settings, start.epoch)
-        epoch = planned.epoch(order, seed=start.settings.seed, epoch=start.epoch, **start.planned._asdict())
-        steps = planned.block_steps
-        return PlannedWorkerIterator(
-            *args,
-            **where,
-            planned=planned.shared(epoch, f"{start.settings} {config.notes}"),
-            finish=planned.finisher(),
-            on_block=functools.partial(steps.tell, steps.iteration),
+        batches = WorkerIterator(
+            config, self._cache, self._sample_reader, **_of_start(start), worker=worker, num_workers=num_workers
         )
+        if planned is not None and start.planned is not None:
+            epoch = planned.epoch(batches.order, seed=start.settings.seed, epoch=start.epoch, **start.planned._asdict())
+            batches.planned = planned.shared(epoch, f"{start.settings} {config.notes}")
+            batches.on_block = functools.partial(planned.block_steps.tell, planned.block_steps.iteration)
+            batches.finish = planned.finisher()
+        return batches
 
 
 @dataclass
@@ -136,10 +131,16 @@ class WorkerIterator:
     num_workers: int
     group: int = 1
     """Batches that the worker makes one after another."""
+    planned: PlannedEpoch | None = None
+    """The epoch, where batches are planned."""
+    on_block: OnBlock = lambda block, steps, fill: None
+    finish: Finish | None = None
+    """Makes a batch of samples and of the pieces of them that it has, where batches are rows."""
     bad_samples: BadSampleLog | None = None
     """Of single samples; of batches, the main process takes care."""
     _prefetch: Prefetch | None = field(default=None, init=False)
-    _next: int = field(default=0, init=False)
+    _latest: int = field(default=0, init=False)
+    """The batch that was reached last."""
 
     @property
     def num_samples(self) -> int:
@@ -154,7 +155,7 @@ class WorkerIterator:
         # Only the last batch of an epoch is not full, so that what was skipped are whole batches and a rest.
         whole, rest = divmod(skipped, self.plan.batch_size)
         left = dataclasses.replace(self, worker=self.worker + whole * self.num_workers)
-        places = chain.from_iterable(map(_one_by_one, left._places()))
+        places = chain.from_iterable(_one_by_one(batch.places) for batch in left._fetched())
         bad = None if self.bad_samples is None else self.bad_samples.epoch(self.epoch, self.num_samples - skipped)
         for taken, place in enumerate(islice(places, rest, None), 1):
             sample = self.sample_reader.sample(*place)
@@ -165,12 +166,16 @@ class WorkerIterator:
 
     def groups(self, collate_fn: Collate | None, *, deferred: bool = False) -> Iterator[list[Any]]:
         """Yield the batches in groups; with ``deferred`` as pieces that last until the shards are released."""
-        return grouped(self._made(collate_fn, deferred), self.group, self.worker)
+        # Not a loop, which would hold each batch, and with it its shards in the cache, until the next one is made.
+        made = map(functools.partial(self._batch, collate_fn, deferred), self._fetched())
+        return grouped(made, self.group, self.worker)
 
-    def _batch(self, places: Places, collate_fn: Collate | None, *, deferred: bool) -> Any:
-        batch = self.sample_reader.batch(*places, collate_fn, deferred=deferred)
+    def _batch(self, collate_fn: Collate | None, deferred: bool, batch: PlannedBatch) -> Any:
+        if batch.pieces is not None and self.finish is not None:
+            collate_fn = functools.partial(self.finish, pieces=batch.pieces)
+        made = self.sample_reader.batch(*batch.places, collate_fn, deferred=deferred)
         replaced = self.sample_reader.replaced()
-        return batch if replaced is None else ReplacedBatch(batch, replaced)
+        return made if replaced is None else ReplacedBatch(made, replaced)
 
     def messages(self, collate_fn: Collate | None, send: Callable[[list[Any]], Any]) -> Iterator[Any]:
         """Yield the groups of batches as ``send`` returns them, which copies what they are made of."""
@@ -179,30 +184,44 @@ class WorkerIterator:
             group.clear()  # views keep their shards in the cache
             self.sample_reader.release()
             if self._prefetch is not None:
-                self._prefetch.reach(self._next)  # now, for it may be long until the next batch is asked for
+                following = self._latest + 1
+                if following % self.group == 0:  # the other workers have their groups before this one's next
+                    following += (self.num_workers - 1) * self.group
+                self._prefetch.reach(following)  # now, for it may be long until the next batch is asked for
             yield message
 
-    def _made(self, collate_fn: Collate | None, deferred: bool) -> Iterator[Any]:
-        for places in self._places():
-            yield self._batch(places, collate_fn, deferred=deferred)
-
-    def _places(self) -> Iterator[Places]:
+    def _fetched(self) -> Iterator[PlannedBatch]:
         """Yield where the samples of each batch lie, and prefetch the shards of those that follow."""
-        plan, rank, first = self.plan, self.rank, self.worker * self.group
-        order = self.order_config.order(self.settings, self.epoch)
-        manifest = self.order_config.manifest
-        batches = plan.batches(order, rank=rank, worker=self.worker, num_workers=self.num_workers, group=self.group)
-        if not manifest.is_copied.any():
-            yield from batches
-            return
-        prefetch = self.prefetching(upcoming(order, plan, rank=rank, batch=first))
-        numbers = plan.batch_numbers(self.worker, self.num_workers, group=self.group)
+        prefetch = self.prefetching(self.uses()) if self.order_config.manifest.is_copied.any() else None
         try:
-            for number, self._next in pairwise(chain(numbers, (plan.batches_per_rank,))):
-                prefetch.reach(number)
-                yield next(batches)
+            for number, batch in self._numbered():
+                self._latest = number
+                if prefetch is not None:
+                    prefetch.reach(number)
+                yield batch
         finally:
-            prefetch.close()
+            if prefetch is not None:
+                prefetch.close()
+
+    def _numbered(self) -> Iterator[tuple[int, PlannedBatch]]:
+        """Yield the number of each batch of this worker, and where its samples lie."""
+        mine = {"worker": self.worker, "num_workers": self.num_workers, "group": self.group}
+        if self.planned is not None:
+            return self.planned.batches(rank=self.rank, **mine, on_block=self.on_block)
+        batches = self.plan.batches(self.order, rank=self.rank, **mine)
+        return zip(self.plan.batch_numbers(**mine), (PlannedBatch(places, None) for places in batches), strict=True)
+
+    def uses(self) -> Iterator[Use | None]:
+        """Yield the shards that the rank needs from the first batch of this worker on."""
+        first = self.worker * self.group
+        if self.planned is not None:
+            return self.planned.uses(rank=self.rank, batch=first)
+        return upcoming(self.order, self.plan, rank=self.rank, batch=first)
+
+    @functools.cached_property
+    def order(self) -> Order:
+        """The order of the epoch."""
+        return self.order_config.order(self.settings, self.epoch)
 
     def prefetching(self, uses: Iterator[Use | None]) -> Prefetch:
         """Return the prefetch of what is needed from the first batch on."""
@@ -232,36 +251,6 @@ def _one_by_one(batch: Places) -> Iterator[tuple[int, int, int, bool | None]]:
     return zip(batch.shards.tolist(), batch.samples.tolist(), batch.epochs.tolist(), padding, strict=False)
 
 
-@dataclass(kw_only=True)
-class PlannedWorkerIterator(WorkerIterator):
-    """Iterator over one worker's planned batches, with shard prefetch."""
-
-    planned: PlannedEpoch
-    finish: Finish | None
-    """Makes a batch of samples and of the pieces of them that it has, where batches are rows."""
-    on_block: OnBlock
-
-    def _made(self, collate_fn: Collate | None, deferred: bool) -> Iterator[Any]:
-        batches = self.planned.batches(
-            rank=self.rank, worker=self.worker, num_workers=self.num_workers, group=self.group, on_block=self.on_block
-        )
-        prefetch = None
-        if self.order_config.manifest.is_copied.any():
-            prefetch = self.prefetching(self.planned.uses(rank=self.rank, batch=self.worker * self.group))
-        try:
-            for number, batch in batches:
-                self._next = number
-                if prefetch is not None:
-                    prefetch.reach(number)
-                collate = collate_fn
-                if batch.pieces is not None and self.finish is not None:
-                    collate = functools.partial(self.finish, pieces=batch.pieces)
-                yield self._batch(batch.places, collate, deferred=deferred)
-        finally:
-            if prefetch is not None:
-                prefetch.close()
-
-
 def fetch_ahead(
     order_config: OrderConfig, *of: Any, start: EpochStart, planned: PlannedEpoch | None
 ) -> Prefetch | None:
@@ -271,10 +260,8 @@ def fetch_ahead(
     """
     if not order_config.manifest.is_copied.any():
         return None
-    first = WorkerIterator(order_config, *of, **_of_start(start), worker=0, num_workers=1)
-    order = order_config.order(start.settings, start.epoch)
-    uses = upcoming(order, start.plan, rank=start.rank) if planned is None else planned.uses(rank=start.rank)
-    prefetch = first.prefetching(uses)
+    first = WorkerIterator(order_config, *of, **_of_start(start), worker=0, num_workers=1, planned=planned)
+    prefetch = first.prefetching(first.uses())
     prefetch.reach(0)
     prefetch.start()
     return prefetch

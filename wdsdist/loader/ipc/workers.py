@@ -69,7 +69,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
     """Torch's iterator over what workers make, proof against workers that are killed, with a WARNING of long waits."""
 
     def __init__(self, loader: DataLoader[Any], rank: str, reports: WorkerReports) -> None:
-        self._rank = rank
+        self._who = rank  # torch has a `_rank` of its own
         self._reports = reports
         super().__init__(loader)
         self._workers_done_event: Any = _SafeEvent(self._workers_done_event)
@@ -88,7 +88,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             until = max(time.monotonic() + _SHORTEST, min(end, self._wait.due))
             found: tuple[bool, Any] = super()._try_get_data(until - time.monotonic())  # type: ignore[no-untyped-call]
             if not found[0] and self._wait.is_due():
-                warn_rank(self._rank, self._wait, self._awaited())
+                warn_rank(self._who, self._wait, self._awaited())
             if found[0] or time.monotonic() >= end:
                 return found
 
