@@ -13,18 +13,12 @@ from torch.utils.data import DataLoader
 from wdsdist._util.validation import check_integer, check_seconds, given
 from wdsdist.cache.prefetch import Prefetch
 from wdsdist.errors import ArgumentTypeError
+from wdsdist.loader import framework_guards
 from wdsdist.loader.checkpoint import Position, Progress, State
 from wdsdist.loader.dataset import EpochSampler, StreamingDataset
 from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
 from wdsdist.loader.epoch_meter import EpochMeter, Label
 from wdsdist.loader.epoch_planner import EpochPlanner
-from wdsdist.loader.framework_guards import (
-    AcceleratedBatches,
-    KnownToAccelerate,
-    epoch_that_lightning_sets_up,
-    expect_a_length,
-    refuse_copied_collation,
-)
 from wdsdist.loader.ipc.channel import group_size
 from wdsdist.loader.ipc.workers import default_workers, end_workers, has_lost_workers, iterate, preload
 from wdsdist.loader.order_config import OrderConfig
@@ -37,7 +31,7 @@ from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.planned_epoch import Long, Oversize, Place
 
 
-class StreamingDataLoader(KnownToAccelerate, DataLoader[BatchT]):
+class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]):
     """Loads batches of a `StreamingDataset`; every rank gets the same number of them.
 
     A batch is a dict of columns: ``"__key__"`` and ``"__shard__"`` are lists of str, raw bytes are a `Ragged` column,
@@ -152,7 +146,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[BatchT]):
             pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
             persistent_workers=persistent_workers and workers > 0,
             prefetch_factor=prefetch_factor,
-            collate_fn=refuse_copied_collation,
+            collate_fn=framework_guards.refuse_copied_collation,
             timeout=timeout,
             worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context,
@@ -160,7 +154,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[BatchT]):
         )
         # Frameworks read these; torch refuses to have them set once it has been initialised.
         self.__dict__.update(batch_size=size, drop_last=drops, sampler=EpochSampler(dataset))
-        expect_a_length()
+        framework_guards.expect_a_length()
 
     def __repr__(self) -> str:
         planned = self._planner.planned
@@ -177,7 +171,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[BatchT]):
         """
         self._heed_set_epoch()
         position = self._progress.position
-        epoch = None if self._planner.planned is None else epoch_that_lightning_sets_up()
+        epoch = None if self._planner.planned is None else framework_guards.epoch_that_lightning_sets_up()
         return self._planner.length(position if epoch is None else Position(epoch, 0))
 
     def planned_length(self, epoch: int) -> int:
@@ -195,7 +189,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[BatchT]):
         )
         if not self._is_accelerated:
             return batches
-        return AcceleratedBatches(
+        return framework_guards.AcceleratedBatches(
             batches, lambda: self._planner.is_at_end(self._progress.position), non_blocking=self.pin_memory
         )
 
