@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -43,11 +42,7 @@ def first_value(name: str, value: str) -> Told | None:
     key = f"same/{hashlib.sha256(name.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}"
     with contextlib.suppress(RuntimeError):  # the store ended with its host: other calls report that
         member = member_of(dist)
-        (written,) = member.read([key])
-        if not (written and member.is_current(json.loads(written))):  # none, or of an earlier attempt
-            mine = stamped(member.store, rank=member.rank, value=value)
-            written = member.store.compare_set(key, (written or b"").decode(), mine)
-        first = json.loads(written)
+        first = member.first_note(key, member.is_current, rank=member.rank, value=value)
         return Told(first["rank"], dist.get_rank(), first["value"])
     return None
 
@@ -93,10 +88,8 @@ def gather(name: str, value: str, seconds: float) -> list[str | None]:
         member.store.set(keys[member.rank], stamped(member.store, number=number, value=value))
         while True:
             missing = [rank for rank, one in enumerate(found) if one is None]
-            for rank, written in zip(missing, member.read([keys[rank] for rank in missing]), strict=True):
-                note = json.loads(written) if written else None
-                # A rank that is ahead has replaced what it said by something newer.
-                if note and member.is_current(note) and note["number"] >= number:
+            for rank, note in zip(missing, member.notes([keys[rank] for rank in missing]), strict=True):
+                if note and note["number"] >= number:  # a rank that is ahead has replaced its value by a newer one
                     found[rank] = note["value"]
             if None not in found or time.monotonic() >= until:
                 return found

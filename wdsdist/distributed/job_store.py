@@ -20,7 +20,7 @@ import socket
 import time
 import uuid
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -110,6 +110,18 @@ class Member:
         than the attempt too. Those need not agree by the millisecond: a restart of the job takes longer.
         """
         return self.is_certain(note) or note["time"] >= self.since
+
+    def first_note(self, key: str, holds: Callable[[dict[str, Any]], bool], **said: Any) -> dict[str, Any]:
+        """Write a note under a key, unless there is one that ``holds``, and return the one in the store."""
+        (stale,) = self.read([key])
+        if stale and holds(json.loads(stale)):
+            return dict(json.loads(stale))
+        return dict(json.loads(self.store.compare_set(key, (stale or b"").decode(), stamped(self.store, **said))))
+
+    def notes(self, keys: Sequence[str]) -> list[dict[str, Any] | None]:
+        """Return the notes of this attempt under some keys, ``None`` where there is none."""
+        found = [json.loads(written) if written else None for written in self.read(keys)]
+        return [note if note and self.is_current(note) else None for note in found]
 
     def read(self, keys: Sequence[str]) -> list[bytes | None]:
         """Return the values of some keys, ``None`` for each that does not exist."""
