@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from wdsdist.distributed.replica import Replica
+from wdsdist.distributed.identity import Replica
 
 
 def identities(monkeypatch: pytest.MonkeyPatch, grid: np.ndarray, axes: tuple[int, ...], local: int) -> dict[int, int]:

@@ -31,6 +31,7 @@ from wdsdist.errors import (
     LoaderStateError,
     ShardNotFoundError,
 )
+from wdsdist.loader.epoch_planner import EpochPlanner
 
 TOTAL = 103
 
@@ -284,17 +285,23 @@ class TestEpochs:
     def test_are_planned_once(self, shards: Path, workers: int) -> None:
         made = []
 
-        class Counting(StreamingDataLoader):
+        class Counting(EpochPlanner):
             def _plan(self, *args: Any) -> Any:
                 made.append(super()._plan(*args))
                 return made[-1]
 
-        loader = Counting(StreamingDataset(shards, decode=True), 8, num_workers=workers)
+        def counted() -> StreamingDataLoader:
+            dataset = StreamingDataset(shards, decode=True)
+            loader = StreamingDataLoader(dataset, 8, num_workers=workers)
+            loader._planner = Counting(dataset, 8, drop_last=True, planned=None)
+            return loader
+
+        loader = counted()
         for epoch in (3, 7):
             loader.set_epoch(epoch)
             batches(loader)
         state = loader.state_dict()
-        resumed = Counting(StreamingDataset(shards, decode=True), 8, num_workers=workers)
+        resumed = counted()
         resumed.load_state_dict({**state, "epoch": 7, "consumed": 16})
         batches(resumed)
         assert [plan.start for plan in made] == [0, 0, 16]

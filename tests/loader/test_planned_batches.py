@@ -14,7 +14,7 @@ import pytest
 
 import wdsdist
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.errors import ArgumentError, LoaderStateError, StateMismatchError
+from wdsdist.errors import ArgumentError, StateMismatchError
 from wdsdist.loader import planned_batches
 from wdsdist.loader.checkpoint import Position
 from wdsdist.sampling.planned_epoch import Place, Segment
@@ -272,20 +272,19 @@ def test_a_state_of_an_older_plan_is_refused_inside_a_block_only(data: Manifest)
     assert Counter(keys(iterator)) == Counter(keys(then))
 
 
-def test_a_seventeenth_world_within_a_block_is_refused_before_its_first_batch(
-    data: Manifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(planned_batches, "BLOCK_STEPS", 100)
+def test_an_epoch_goes_on_that_was_resumed_on_any_number_of_worlds_within_a_block(data: Manifest) -> None:
     state = loader(data, **TOKENS).state_dict()
-    state["segments"] = ";".join(f"1,1,{budget},0,1" for budget in range(300, 316))
-    one = loader(data, **{**TOKENS, "max_tokens": 315})
+    state["block_samples"] = data.num_samples
+    state["segments"] = ";".join(f"1,1,{budget},0,1" for budget in range(300, 320))
+    one = loader(data, **{**TOKENS, "max_tokens": 319})
     other = loader(data, **TOKENS)
-    other.load_state_dict(state)
-    with pytest.raises(LoaderStateError, match=r"on 16 worlds within one block.*the last one \(1 ranks, 1 a node"):
-        next(iter(other))
-    one.load_state_dict(state)
-    next(iter(one))
-    assert one.state_dict()["segments"] == state["segments"][:-1] + "2"
+    for each, now in (
+        (one, state["segments"][:-1] + "2"),
+        (other, f"{state['segments']};1,1,{TOKENS['max_tokens']},0,1"),
+    ):
+        each.load_state_dict(state)
+        next(iter(each))
+        assert each.state_dict()["segments"] == now
 
 
 @pytest.mark.parametrize(
@@ -410,7 +409,7 @@ def test_a_state_of_an_epoch_before_data_grew_is_counted_on(tmp_path: Path) -> N
 def test_a_piece_of_a_document_costs_by_its_own_length(data: Manifest) -> None:
     for cost, expected in (("linear", 1.0), ("quadratic", 2.0), ("ids.bytes", 1.0)):
         one = loader(data, pack_to=64, length="ids.tokens", batch_size=4, cost=cost)
-        block = one._what_is_left(Position(0, 0), one.dataset.identity()).epoch.block(0)  # type: ignore[union-attr]
+        block = one._planner.left(Position(0, 0), one.dataset.identity()).epoch.block(0)  # type: ignore[union-attr]
         sizes = (block.stops - block.starts).astype(float)
         assert (sizes == 64).any()
         scale = 4 if cost == "ids.bytes" else 1

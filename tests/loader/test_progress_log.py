@@ -11,8 +11,8 @@ import pytest
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.cache.counters import Counters
 from wdsdist.errors import ArgumentError
-from wdsdist.loader.progress_log import ProgressLog, progress_line
-from wdsdist.loader.stats import EpochMeter, LoaderStats
+from wdsdist.loader.epoch_meter import EpochMeter
+from wdsdist.loader.stats import LoaderStats, progress_line
 from wdsdist.sampling.epoch_plan import EpochPlan
 
 PLAN = EpochPlan(num_samples=1_000, num_replicas=1, batch_size=10, drop_last=False, drop_last_batch=False)
@@ -21,9 +21,7 @@ PLAN = EpochPlan(num_samples=1_000, num_replicas=1, batch_size=10, drop_last=Fal
 def test_a_line_comes_with_the_first_batch_after_each_interval(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "wdsdist")
     now = [0.0]
-    meter = EpochMeter(
-        3, plan=PLAN, sample_bytes=1_000, count=Counters, progress=ProgressLog(10), clock=lambda: now[0]
-    )  # fmt: skip
+    meter = EpochMeter(3, plan=PLAN, sample_bytes=1_000, count=Counters, log_interval=10, clock=lambda: now[0])
     for batch in range(1, 26):
         now[0] += 3.0 if batch < 13 else 0.5
         meter.ask()

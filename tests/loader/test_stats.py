@@ -23,7 +23,8 @@ from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.cache.counters import Counters
 from wdsdist.loader.bad_sample_log import BadSampleLog
 from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
-from wdsdist.loader.stats import EpochMeter, LoaderStats
+from wdsdist.loader.epoch_meter import EpochMeter
+from wdsdist.loader.stats import LoaderStats
 from wdsdist.loader.worker_state import WorkerCounters
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.shards.manifest import Manifest

@@ -28,7 +28,10 @@ def samples(manifest: wdsdist.Manifest) -> Samples:
     reader = ShardReader(wdsdist.open(manifest.base))
     shards = [reader.shard(number) for number in range(len(manifest.counts))]
     return [
-        (shard.key(number), {extension: bytes(data) for extension, data in shard.members(number)})
+        (
+            shard.key(number),
+            {extension: bytes(shard.member(number, place)) for place, extension in enumerate(shard.layout(number))},
+        )
         for shard in shards
         for number in range(shard.index.num_samples)
     ]

@@ -14,7 +14,6 @@ the keys of the earlier attempt in the store, under the same numbers; `Member` t
 from __future__ import annotations
 
 import functools
-import json
 import math
 import time
 from collections.abc import Callable
@@ -24,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 from wdsdist._util.validation import check_seconds
 from wdsdist.distributed.failures import posted_failure, withdraw
 from wdsdist.distributed.identity import Identity, identity, process_group
-from wdsdist.distributed.job_store import is_hosted_by_rank_0, launched_member, member_of
-from wdsdist.distributed.membership import Member, stamped
+from wdsdist.distributed.job_store import Member, is_hosted_by_rank_0, launched_member, member_of, stamped
 from wdsdist.errors import BarrierError, BarrierTimeoutError
 
 if TYPE_CHECKING:
@@ -185,27 +183,18 @@ class _Meeting:
         return bool(self.store.add(f"count/{self._counted}/{self.number}", 1) == self.member.world_size)
 
     def _missing(self) -> list[int]:
-        marks = self.member.read([f"arrived/{rank}" for rank in range(self.member.world_size)])
-        found = [json.loads(mark) if mark else {"meeting": 0} for mark in marks]
-        return [
-            rank for rank, mark in enumerate(found)
-            if mark["meeting"] < self.number or not self.member.is_current(mark)
-        ]  # fmt: skip
+        marks = self.member.notes([f"arrived/{rank}" for rank in range(self.member.world_size)])
+        return [rank for rank, mark in enumerate(marks) if mark is None or mark["meeting"] < self.number]
 
     def _left(self, verdict: dict[str, Any]) -> int:
         return int(self.store.add(f"left/{verdict['id']}", 0))
 
     def _decide(self, **verdict: Any) -> dict[str, Any]:
         """Write a verdict, unless another rank was first, and return the one in the store."""
-        (stale,) = self.member.read([self._key])
-        if stale and self._holds(json.loads(stale)):
-            return dict(json.loads(stale))
-        written = stamped(self.store, id=f"{self.member.name}/{self.number}", **verdict)
-        return dict(json.loads(self.store.compare_set(self._key, (stale or b"").decode(), written)))
+        return self.member.first_note(self._key, self._holds, id=f"{self.member.name}/{self.number}", **verdict)
 
     def _verdict(self) -> dict[str, Any] | None:
-        (written,) = self.member.read([self._key])
-        verdict = json.loads(written) if written else None
+        (verdict,) = self.member.notes([self._key])
         return verdict if verdict and self._holds(verdict) else None
 
     def _holds(self, verdict: dict[str, Any]) -> bool:

@@ -10,8 +10,7 @@ import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from wdsdist.distributed.job_store import store_at_hand
-from wdsdist.distributed.membership import Member, stamped
+from wdsdist.distributed.job_store import Member, stamped, store_at_hand
 from wdsdist.errors import WdsdistError
 
 if TYPE_CHECKING:

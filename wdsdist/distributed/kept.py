@@ -1,4 +1,4 @@
-"""A result that the processes of a node compute once, and keep in a file for each other."""
+"""Results that the processes of a node compute once, and keep in files for each other: numbers and arrays."""
 
 from __future__ import annotations
 
@@ -7,17 +7,67 @@ import hashlib
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar, cast
 
 import filelock
+import numpy as np
+import numpy.typing as npt
 
 from wdsdist._util.files import atomic_write
+from wdsdist._util.host import private_dir, user_cache_dir
 from wdsdist.errors import DestinationError
 
 T = TypeVar("T")
 
+Arrays = dict[str, npt.NDArray[Any]]
 
-def kept(
+_KEPT_ARRAYS = 16
+"""Results of arrays that are kept on a node; what is needed again is computed again."""
+
+
+def kept_count(about: str, count: Callable[[], int]) -> int:
+    """Return a number from the user's cache folder, or compute it in one process while others of this node wait.
+
+    Args:
+        about: everything that the number depends on.
+        count: computes it.
+    """
+    return _kept(
+        lambda: user_cache_dir() / "counts",
+        about,
+        count,
+        load=lambda path: int(path.read_text()),
+        save=lambda stream, found: stream.write(str(found).encode()),
+    )
+
+
+def kept_arrays(about: str, compute: Callable[[], Arrays]) -> Arrays:
+    """Return arrays that another process of this node has computed, or compute them while the others wait.
+
+    They lie in the temporary directory. Where nothing can be kept there, each process computes for itself.
+
+    Args:
+        about: everything that the arrays depend on.
+        compute: computes them.
+    """
+    return _kept(lambda: private_dir() / "arrays", about, compute, load=_load_arrays, save=_save_arrays, suffix=".npz")
+
+
+def _load_arrays(path: Path) -> Arrays:
+    with np.load(path) as arrays:
+        return dict(arrays)
+
+
+def _save_arrays(stream: IO[bytes], found: Arrays) -> None:
+    np.savez(stream, **cast("dict[str, Any]", found))  # older numpy would save allow_pickle as one more
+    # The one that is being written has a temporary name that ends like the others.
+    files = sorted((private_dir() / "arrays").glob("*.npz"), key=lambda path: path.stat().st_mtime)
+    for path in files[:-_KEPT_ARRAYS]:
+        path.unlink(missing_ok=True)
+        path.with_suffix(".lock").unlink(missing_ok=True)
+
+
+def _kept(
     folder: Callable[[], Path],
     about: str,
     compute: Callable[[], T],
@@ -26,18 +76,7 @@ def kept(
     save: Callable[[IO[bytes], T], object],
     suffix: str = "",
 ) -> T:
-    """Return a result that another process has computed, or compute it while the other processes of this node wait.
-
-    Where nothing can be kept in the folder, each process computes for itself.
-
-    Args:
-        folder: returns the folder of the file.
-        about: everything that the result depends on.
-        compute: computes it.
-        load: reads a result from its file.
-        save: writes one to an open file.
-        suffix: of the file.
-    """
+    """Return a result from its file in a folder; compute it where there is none, or where none can be kept."""
     name = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()[:32]
     try:
         path = folder() / f"{name}{suffix}"

@@ -9,10 +9,10 @@ import logging
 import os
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import Generic, Literal, ParamSpec, TypeVar, overload
 
 from filelock import FileLock, Timeout
 
@@ -122,14 +122,23 @@ def data_download(
         fetching cifar10
         ('data/cifar10', 'data/cifar10')
     """
-    options = Options(scope, timeout, None if directory is None else Path(directory), force)
+    options = _Options(scope, timeout, None if directory is None else Path(directory), force)
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         _check_function(function)
+        name = f"{function.__module__}.{function.__qualname__}"
 
         @functools.wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
-            return once_per_node(function, args, kwargs, options)
+            withdraw_failure()
+            try:
+                key = fingerprint(function, inspect.signature(function).bind(*args, **kwargs))
+                run = this_run(across_nodes=options.scope == "cluster")
+                perform = functools.partial(function, *args, **kwargs)
+                return _Call(name, perform, Records(options.records(), key), run, options).settle()
+            except Exception as error:
+                post_failure(f"data_download of {name}() raised {worded(error)}")
+                raise
 
         return wrapper
 
@@ -137,13 +146,13 @@ def data_download(
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """Options of ``data_download``."""
+class _Options:
+    """Options of ``data_download``, checked."""
 
-    scope: Scope = "node"
-    timeout: float | None = None
-    directory: Path | None = None
-    force: bool = False
+    scope: Scope
+    timeout: float | None
+    directory: Path | None
+    force: bool
 
     def __post_init__(self) -> None:
         if self.scope not in ("node", "cluster"):
@@ -166,35 +175,6 @@ class Options:
         return private_under(directory, f".wdsdist-{os.geteuid()}")
 
 
-def once_per_node(
-    function: Callable[..., T],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    options: Options | None = None,
-) -> T:
-    """Call ``function(*args, **kwargs)`` in one process per node and return its value in each.
-
-    ``data_download`` wraps a function in this; arguments, errors and effects are described there.
-
-    Example:
-        >>> import tempfile
-        >>> def prepare(name): return name.upper()
-        >>> with tempfile.TemporaryDirectory() as records:
-        ...     once_per_node(prepare, ("cifar10",), options=Options(directory=Path(records)))
-        'CIFAR10'
-    """
-    options, kwargs = options or Options(), kwargs or {}
-    name = f"{function.__module__}.{function.__qualname__}"
-    withdraw_failure()
-    try:
-        key = fingerprint(function, inspect.signature(function).bind(*args, **kwargs))
-        run = this_run(across_nodes=options.scope == "cluster")
-        return _Call(name, lambda: function(*args, **kwargs), Records(options.records(), key), run, options).settle()
-    except Exception as error:
-        post_failure(f"data_download of {name}() raised {worded(error)}")
-        raise
-
-
 @dataclass(frozen=True, slots=True)
 class _Call(Generic[T]):
     """One call in this process, which may reuse the result of another process or run."""
@@ -203,7 +183,7 @@ class _Call(Generic[T]):
     perform: Callable[[], T]
     records: Records
     run: Run
-    options: Options
+    options: _Options
 
     def settle(self) -> T:
         found = self._recall()  # without the lock: all of a node's workers may read it at every start

@@ -249,12 +249,9 @@ class _Unmarked:
     collator: Callable[[list[Any]], Any]
 
     def __call__(self, samples: list[Any]) -> Any:
-        marked = isinstance(samples[0], dict)
-        return self.collator([_without_mark(sample) for sample in samples] if marked else samples)
-
-
-def _without_mark(sample: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in sample.items() if name != PADDING}
+        if isinstance(samples[0], dict):
+            samples = [{name: value for name, value in one.items() if name != PADDING} for one in samples]
+        return self.collator(samples)
 
 
 class SizedDataset(StreamingDataset):

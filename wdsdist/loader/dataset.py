@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, Sampler, get_worker_info
 from wdsdist._util.validation import check_bytes, check_integer
 from wdsdist.cache import TIMEOUT, ShardCache
 from wdsdist.distributed import Identity
-from wdsdist.distributed.replica import Replica
+from wdsdist.distributed.identity import Replica
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SampleIndexError
 from wdsdist.loader import growth
 from wdsdist.loader.bad_sample_log import BadSampleLog
@@ -169,7 +169,12 @@ class StreamingDataset(IterableDataset[Any]):
             shards, follow, is_virtual=samples_per_epoch is not None, explode=explode, stage=stage,
             storage_options=storage_options, download_timeout=download_timeout, allow_elsewhere=allow_elsewhere,
         )  # fmt: skip
-        self.drop_last, self.mark_padding = _padding(drop_last, mark_padding)
+        if mark_padding and drop_last:
+            raise ArgumentError(
+                "mark_padding is True and drop_last too: samples that are dropped cannot be counted, and nothing is "
+                "repeated; pass drop_last=False"
+            )
+        self.drop_last, self.mark_padding = bool(drop_last), bool(mark_padding)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
         self.order_config = OrderConfig(
@@ -350,8 +355,10 @@ class StreamingDataset(IterableDataset[Any]):
 
     def raw(self) -> StreamingDataset:
         """Return a data set of the same members, neither decoded nor transformed."""
-        other = copy.copy(self)
-        other.sample_reader = self.sample_reader.raw()
+        other, specs = copy.copy(self), self.sample_reader.specs
+        other.sample_reader = self.sample_reader.of(
+            {first: SampleSpec(spec.fields, Decoder(None), policy=spec.policy) for first, spec in specs.items()}
+        )
         return other
 
     def __getstate__(self) -> dict[str, Any]:
@@ -373,16 +380,6 @@ class EpochSampler(Sampler[None]):
     def __iter__(self) -> Iterator[None]:
         # torch asks for one index a batch; the data set needs none.
         return itertools.repeat(None)
-
-
-def _padding(drop_last: bool, mark_padding: bool) -> tuple[bool, bool]:
-    """Return both options, checked."""
-    if mark_padding and drop_last:
-        raise ArgumentError(
-            "mark_padding is True and drop_last too: samples that are dropped cannot be counted, and nothing is "
-            "repeated; pass drop_last=False"
-        )
-    return bool(drop_last), bool(mark_padding)
 
 
 def _length(samples_per_epoch: int | None, manifest: Manifest) -> int | None:

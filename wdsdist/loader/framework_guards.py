@@ -49,9 +49,8 @@ def refuse_wrappers(num_replicas: Callable[[], int], *, nearest: int | None = No
         nearest: how many callers to look at; by default all.
     """
     is_stateful = is_evaluation = False
-    for frame in islice(_above(sys._getframe(1)), nearest):
-        owner: Any = frame.f_locals.get("self")
-        kind, module = type(owner).__name__, frame.f_globals.get("__name__")
+    for kind, owner, frame in islice(_callers(sys._getframe(1)), nearest):
+        module = frame.f_globals.get("__name__")
         if module in _SPLITTING_MODULES:
             _refuse_split(kind, owner, num_replicas)
         elif module == "webdataset.shardlists" and frame.f_code.co_name in _SPLITTING_STAGES:
@@ -93,9 +92,7 @@ def refuse_first_length() -> None:
 
     The epochs of planned batches differ by some, and it asks a loader for its length once, unless it is to reload.
     """
-    for frame in _above(sys._getframe(1)):
-        owner: Any = frame.f_locals.get("self")
-        kind = type(owner).__name__
+    for kind, owner, _ in _callers(sys._getframe(1)):
         if kind == "_EvaluationLoop":
             return
         if kind != "_FitLoop":
@@ -113,9 +110,8 @@ def refuse_first_length() -> None:
 
 def epoch_that_lightning_sets_up() -> int | None:
     """Return the epoch that Lightning's ``Trainer`` is about to start, where it asks for a length before it says so."""
-    for frame in _above(sys._getframe(1)):
-        owner: Any = frame.f_locals.get("self")
-        if type(owner).__name__ == "_FitLoop" and frame.f_code.co_name == "setup_data":
+    for kind, owner, frame in _callers(sys._getframe(1)):
+        if kind == "_FitLoop" and frame.f_code.co_name == "setup_data":
             return int(owner.epoch_progress.current.processed)
     return None
 
@@ -126,15 +122,15 @@ def is_counted_by_fabric() -> bool:
     It asks for the number of the iteration in this process. After a restart that is not the epoch, and would discard
     a loaded state.
     """
-    nearest = islice(_above(sys._getframe(1)), 2)
-    return any(type(frame.f_locals.get("self")).__name__ == "_FabricDataLoader" for frame in nearest)
+    return any(kind == "_FabricDataLoader" for kind, *_ in islice(_callers(sys._getframe(1)), 2))
 
 
-def _above(frame: FrameType) -> Iterator[FrameType]:
-    """Yield the frames that led to a frame, the nearest first."""
+def _callers(frame: FrameType) -> Iterator[tuple[str, Any, FrameType]]:
+    """Yield the frames that led to a frame, the nearest first: the name of the type of its ``self``, that, and it."""
     above = frame.f_back
     while above is not None:
-        yield above
+        owner = above.f_locals.get("self")
+        yield type(owner).__name__, owner, above
         above = above.f_back
 
 

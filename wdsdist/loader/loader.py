@@ -2,45 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader
 
-from wdsdist._util.validation import check_integer, given
+from wdsdist._util.validation import check_integer, check_seconds, given
 from wdsdist.cache.prefetch import Prefetch
-from wdsdist.distributed import Identity, check_same
-from wdsdist.errors import ArgumentTypeError, DatasetTooSmallError, LoaderStateError
-from wdsdist.loader.checkpoint import Position, Progress, State, check_state, read_state
+from wdsdist.errors import ArgumentTypeError
+from wdsdist.loader import framework_guards
+from wdsdist.loader.checkpoint import Position, Progress, State
 from wdsdist.loader.dataset import EpochSampler, StreamingDataset
 from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
-from wdsdist.loader.framework_guards import (
-    AcceleratedBatches,
-    KnownToAccelerate,
-    epoch_that_lightning_sets_up,
-    expect_a_length,
-    refuse_copied_collation,
-    refuse_first_length,
-)
+from wdsdist.loader.epoch_meter import EpochMeter, Label
+from wdsdist.loader.epoch_planner import EpochPlanner
 from wdsdist.loader.ipc.channel import group_size
-from wdsdist.loader.ipc.workers import default_workers, end_workers, has_lost_workers, iterate, preload, watched
-from wdsdist.loader.order_config import OrderConfig, check_ranks_agree
-from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches, PlannedProgress, planned_position
-from wdsdist.loader.progress_log import ProgressLog
-from wdsdist.loader.stats import EpochMeter, LoaderStats
-from wdsdist.loader.totals import Label
+from wdsdist.loader.ipc.workers import default_workers, end_workers, has_lost_workers, iterate, preload
+from wdsdist.loader.order_config import OrderConfig
+from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches, PlannedProgress
+from wdsdist.loader.stats import LoaderStats
 from wdsdist.loader.worker_iterator import WorkerDataset, fetch_ahead
-from wdsdist.loader.worker_state import EpochStart
 from wdsdist.samples.collate import BatchT
 from wdsdist.samples.shard_reader import ShardReader
-from wdsdist.sampling.block_plan import World
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.order import OrderSettings
-from wdsdist.sampling.planned_epoch import Long, Oversize, Place, PlannedEpoch
+from wdsdist.sampling.planned_epoch import Long, Oversize, Place
 
 
-class StreamingDataLoader(KnownToAccelerate, DataLoader[BatchT]):
+class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]):
     """Loads batches of a `StreamingDataset`; every rank gets the same number of them.
 
     A batch is a dict of columns: ``"__key__"`` and ``"__shard__"`` are lists of str, raw bytes are a `Ragged` column,
@@ -96,13 +87,6 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[BatchT]):
 
     dataset: StreamingDataset
     _requests = 0  # those for an epoch that have been heeded
-    _settings: OrderSettings | None = None  # of the first run, or what a loaded state brought
-    _config: OrderConfig | None = None  # of the epoch that has begun, or of a state that was loaded
-    _checked: OrderSettings | None = None
-    _block = 0  # positions in a block of planned batches, of the first run, or what a loaded state brought
-    _workers: dict[str, Any]
-    _fixed: OrderConfig | None = None
-    """Of planned batches: columns may not have values for what is added to a data set."""
     _iterations = 0
     _group = 1
     _meter: EpochMeter | None = None
@@ -146,12 +130,15 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[BatchT]):
             oversize=oversize, group_by=group_by, bucket_by=bucket_by, pack_to=pack_to, long=long, labels=labels,
             drop_last=drops, mark_padding=dataset.mark_padding,
         )  # fmt: skip
-        self._planned = PlannedBatches.of(dataset.manifest, options, dataset.sample_reader.itemsizes, collate_fn)
-        self._workers = {"collate_fn": collate_fn, "num_workers": workers, "shared_memory": bool(shared_memory)}
-        self._worker_dataset = self._make_workers_of(dataset.order_config, dataset.cache, dataset.sample_reader)
-        self._fixed = None if self._planned is None else dataset.order_config
+        planned = PlannedBatches.of(dataset.manifest, options, dataset.sample_reader.itemsizes, collate_fn)
+        self._planner = EpochPlanner(dataset, size, drop_last=drops, planned=planned)
+        self._make_workers = functools.partial(
+            WorkerDataset, collate_fn=collate_fn, num_workers=workers, shared_memory=bool(shared_memory),
+            planned=planned,
+        )  # fmt: skip
+        self._worker_dataset = self._make_workers(dataset.order_config, dataset.cache, dataset.sample_reader)
         self._progress = Progress()
-        self._progress_log = ProgressLog(log_interval)
+        self._log_interval = None if log_interval is None else check_seconds("log_interval", log_interval)
         super().__init__(
             dataset,
             batch_size=None,  # workers make whole batches
@@ -159,7 +146,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[BatchT]):
             pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
             persistent_workers=persistent_workers and workers > 0,
             prefetch_factor=prefetch_factor,
-            collate_fn=refuse_copied_collation,
+            collate_fn=framework_guards.refuse_copied_collation,
             timeout=timeout,
             worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context,
@@ -167,17 +154,14 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[BatchT]):
         )
         # Frameworks read these; torch refuses to have them set once it has been initialised.
         self.__dict__.update(batch_size=size, drop_last=drops, sampler=EpochSampler(dataset))
-        expect_a_length()
+        framework_guards.expect_a_length()
 
     def __repr__(self) -> str:
-        batches = f"batch_size={self.batch_size}" if self._planned is None else given(self._planned.options)
+        planned = self._planner.planned
+        batches = f"batch_size={self.batch_size}" if planned is None else given(planned.options)
         place = self._progress.position
         at = f"epoch={place.epoch}" + (f" after {place.consumed:,} samples" if place.consumed else "")
         return f"{type(self).__name__}({self.dataset!r}, {batches}, num_workers={self.num_workers}, {at})"
-
-    def _make_workers_of(self, *of: Any) -> WorkerDataset:
-        """Return what the workers iterate, of an order, a cache and a reader of samples."""
-        return WorkerDataset(*of, planned=self._planned, **self._workers)
 
     def __len__(self) -> int:
         """Return the batches that a whole epoch has on each rank: this one, or the one that was chosen.
@@ -186,11 +170,13 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[BatchT]):
         samples, once for each epoch and node.
         """
         self._heed_set_epoch()
-        if self._planned is not None:
-            epoch = epoch_that_lightning_sets_up()
-            return self.planned_length(self._progress.position.epoch if epoch is None else epoch)
-        samples = self._config_at(self._progress.position).num_samples
-        return self._plan(Position(0, 0), self.dataset.identity(), samples).batches_per_rank
+        position = self._progress.position
+        epoch = None if self._planner.planned is None else framework_guards.epoch_that_lightning_sets_up()
+        return self._planner.length(position if epoch is None else Position(epoch, 0))
+
+    def planned_length(self, epoch: int) -> int:
+        """Return the planned batches that a whole epoch has on each rank, which differs by epoch."""
+        return self._planner.planned_length(epoch)
 
     def __iter__(self) -> Iterator[BatchT]:  # type: ignore[override]
         self._progress.restart()
@@ -203,20 +189,15 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[BatchT]):
         )
         if not self._is_accelerated:
             return batches
-        return AcceleratedBatches(batches, self._is_at_end, non_blocking=self.pin_memory)
+        return framework_guards.AcceleratedBatches(
+            batches, lambda: self._planner.is_at_end(self._progress.position), non_blocking=self.pin_memory
+        )
 
     @property
     def planned_by(self) -> str:
         """How batches are planned, by lengths or categories, so that epochs may differ in their number; else empty."""
-        return "" if self._planned is None else str(self._planned.options)
-
-    def _is_at_end(self) -> bool:
-        position = self._progress.position
-        if self._planned is not None and position.place is not None and not position.place.segments:
-            left = self._planned_epoch(self._planned, position, self.dataset.identity())
-            if position.place.block == left.num_blocks - 1:  # which may have too few samples for a batch on each rank
-                return not any(left.steps())
-        return position.has_begun and position.consumed >= self._config_at(position).num_samples
+        planned = self._planner.planned
+        return "" if planned is None else str(planned.options)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays; also counts between ``iter()`` and the first batch."""
@@ -229,17 +210,16 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[BatchT]):
         begins, whose workers go on with it, and which raises what could not be fetched.
         """
         self._heed_set_epoch()
-        here, position = self.dataset.identity(), self._progress.position
-        config = (self._config if position.has_begun else None) or self._latest
-        left = self._what_is_left(position, here, config.num_samples)
+        here, position, planner = self.dataset.identity(), self._progress.position, self._planner
+        left = planner.left(position, here, planner.known_at(position))
         if left.is_over:
-            position, config = Position(position.epoch + 1, 0), self._latest
-            left = self._what_is_left(position, here, config.num_samples)
+            position = Position(position.epoch + 1, 0)
+            left = planner.left(position, here, planner.latest)
         self._end_prefetch()
+        planned = left.epoch if isinstance(left, PlannedProgress) else None
         self._prefetch = fetch_ahead(
-            config, self.dataset.cache, self.dataset.sample_reader, settings=self._order_settings(here),
-            epoch=position.epoch, rank=here.rank, plan=left if isinstance(left, EpochPlan) else self._about(left, here),
-            planned=None if isinstance(left, EpochPlan) else left.epoch,
+            planner.known_at(position), self.dataset.cache, self.dataset.sample_reader,
+            start=planner.start(position, left, here), planned=planned,
         )  # fmt: skip
 
     def _end_prefetch(self) -> None:
@@ -253,13 +233,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[BatchT]):
         It counts the batches that were handed out, whatever workers have prepared beyond them.
         """
         self._heed_set_epoch()
-        position = self._progress.position
-        config = self._config if self._config is not None and position.has_begun else self._latest
-        state = config.state(position, self._order_settings(self.dataset.identity()))
-        if self._planned is not None:
-            place = position.place if state["epoch"] == position.epoch else None  # else the epoch is over
-            state |= self._planned.state(place, self._block_samples())
-        return {**state, "asked": self._progress.asked}
+        return {**self._planner.state(self._progress.position), "asked": self._progress.asked}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken, also with another world size, batch size or number of workers.
@@ -268,17 +242,9 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[BatchT]):
         of the samples that it had; the epochs after it have all. Raises `StateMismatchError` for the state of another
         data set, seed or order, and lists the differences.
         """
-        check_state(state)
-        config, here = self._latest.as_in(state), self.dataset.identity()
-        settings = config.settings(here, state)
-        position = read_state(state, config.expected(state, settings))
-        position, self._block = planned_position(self._planned, position, state, self._block)
+        position, finished = self._planner.load(state)
         self._heed_set_epoch()  # what was asked for before no longer counts
-        finished = position.consumed >= config.num_samples
         self._progress.resume(position, asked=state.get("asked"), finished=finished)
-        self._settings, self._config = settings, config
-        self._fixed = self._fixed and self._fixed.after(state)
-        self.dataset.order_config = self.dataset.order_config.after(state)
 
     def stats(self) -> LoaderStats:
         """Return throughput and cache use of the current epoch on this rank, or of the last one when none is under way.
@@ -295,9 +261,6 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[BatchT]):
         # Workers stay with the process that started them, and so does what they did.
         return {**self.__dict__, "_iterator": None, "_meter": None, "_prefetch": None}
 
-    def _order_settings(self, here: Identity) -> OrderSettings:
-        return self._settings or self._latest.settings(here)
-
     def _heed_set_epoch(self) -> None:
         """Pass on an epoch that was chosen since the last call."""
         chosen = self.dataset.chosen_epoch
@@ -311,79 +274,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[BatchT]):
         if isinstance(consumed, int):
             self._progress.advance(consumed)
         else:
-            samples = min(consumed.block * self._block_samples(), self._config_at(self._progress.position).num_samples)
-            self._progress.advance(samples, consumed)
-
-    def _block_samples(self) -> int:
-        """Return the positions of a block of planned batches, the same in all later runs."""
-        if self._planned is not None and not self._block:
-            here = self.dataset.identity()
-            settings = self._order_settings(here)
-            bounded = self.dataset.cache.limit is not None and bool(self.dataset.manifest.is_copied.any())
-            window = settings.window * settings.num_canonical_replicas if bounded else None
-            self._block = self._planned.usual_block(here.world_size, window)
-        return self._block
-
-    def planned_length(self, epoch: int) -> int:
-        """Return the planned batches that a whole epoch has on each rank, which differs by epoch."""
-        if self._planned is None:
-            raise LoaderStateError("this loader has batches of a fixed number of samples: ask for its len()")
-        here = self.dataset.identity()
-        planned = self._planned_epoch(self._planned, Position(epoch, 0), here)
-        return self._planned.count_steps(planned, f"{self._order_settings(here)} {self._latest.notes}")
-
-    def _planned_epoch(self, planned: PlannedBatches, position: Position, here: Identity) -> PlannedEpoch:
-        settings = self._order_settings(here)
-        return planned.epoch(
-            self._config_at(position).order(settings, position.epoch),
-            seed=settings.seed,
-            epoch=position.epoch,
-            world=World(here.world_size, here.ranks_per_node),
-            place=position.place or Place(position.consumed // self._block_samples()),
-            block=self._block_samples(),
-        )
-
-    def _what_is_left(self, position: Position, here: Identity, samples: int = 0) -> EpochPlan | PlannedProgress:
-        """Return the batches from a position on, of so many samples where these are known."""
-        if self._planned is None:
-            return self._plan(position, here, samples or self._config_at(position).num_samples)
-        refuse_first_length()
-        return PlannedProgress(self._planned_epoch(self._planned, position, here), self._planned.block_steps)
-
-    @property
-    def _latest(self) -> OrderConfig:
-        """The order over the samples that were found last."""
-        return self._fixed or self.dataset.order_config
-
-    def _config_at(self, position: Position) -> OrderConfig:
-        """Return the order at a position: of an epoch that has not begun, over all samples that there are now."""
-        if position.has_begun and self._config is not None:
-            return self._config
-        return self._fixed or self.dataset.at_epoch(position.epoch)
-
-    def _plan(self, position: Position, here: Identity, num_samples: int) -> EpochPlan:
-        """Return the plan of what is left at a position; raise where a whole epoch would have no batch."""
-        size, world = int(self.batch_size or 1), here.world_size
-        plan = EpochPlan(
-            num_samples=num_samples,
-            num_replicas=world,
-            batch_size=size,
-            drop_last=self.dataset.drop_last,
-            drop_last_batch=self.drop_last,
-            start=position.consumed,
-            mark_padding=self.dataset.mark_padding,
-        )
-        if not position.consumed and not plan.batches_per_rank:
-            if not plan.num_samples:
-                raise DatasetTooSmallError(
-                    f"the data set {self.dataset.manifest!r} has no samples: nothing can be read"
-                )
-            raise DatasetTooSmallError(
-                f"the data set has {plan.num_samples:,} samples, fewer than one global batch of "
-                f"{size * world:,} ({world} ranks x batch_size {size}), and drop_last=True drops "
-                f"them all: lower batch_size or pass drop_last=False"
-            )
-        return plan
+            self._progress.advance(self._planner.samples_before(consumed), consumed)
 
     def _begin(self) -> Epoch:
         """Start the workers on the next epoch, or on the rest of one."""
@@ -391,70 +282,34 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[BatchT]):
             self._meter.finish()
         self._end_prefetch()
         self._heed_set_epoch()
-        here = self.dataset.identity()
-        position, left = self._progress.start(lambda place: self._what_is_left(place, here))
-        config = self._config_at(position)
-        settings = self._settings = self._order_settings(here)  # the first run's, whatever the world becomes
-        if self._meter is None and here.world_size > 1:
-            is_one_version = self._fixed or not self.dataset.follows
-            check_ranks_agree(self.dataset.manifest.versions if is_one_version else {}, settings)
-            if self._planned is not None:
-                check_same("plan of batches", self._planned.agreed(here, self._block_samples()))
+        here, planner = self.dataset.identity(), self._planner
+        position, left = self._progress.start(lambda place: planner.left(place, here))
+        config = planner.begin(position, here, is_first=self._meter is None)
+        start = planner.start(position, left, here)
         self._renew_workers(config)
-        if settings != self._checked:
-            config.check_room(settings, here)
-            self._checked = settings
         self._meter = EpochMeter(
             position.epoch,
             plan=left,
             sample_bytes=config.mean_sample_bytes,
             count=self._worker_dataset.counters.total if self.num_workers else self.dataset.cache.counters,
             label=Label(config.manifest.shown, here.rank),
-            progress=self._progress_log,
+            log_interval=self._log_interval,
         )
-        plan = left if isinstance(left, EpochPlan) else self._about(left, here)
-        if self._iterator is not None and has_lost_workers(self._iterator):
-            self._stop_workers(self._iterator)
         if self.num_workers and self._iterator is None:
-            self._prepare(plan, config.mean_sample_bytes)
-        start = EpochStart(
-            epoch=position.epoch,
-            rank=here.rank,
-            num_canonical_replicas=settings.num_canonical_replicas,
-            order_version=settings.version,
-            # A larger one means the same.
-            shuffle_window=min(settings.window, max(1, config.manifest.num_samples)),
-            group=self._group,
-            plan=plan,
-        )
-        self._worker_dataset.begin(start, None if isinstance(left, EpochPlan) else left.epoch)
-        batches = watched(super().__iter__(), here.rank, self._worker_dataset.reports)
-        bad_samples = self.dataset.bad_samples.epoch(position.epoch, plan.samples_in(plan.batches_per_rank))
-        return Epoch(batches, left, self._meter, bad_samples)
-
-    def _about(self, left: PlannedProgress, here: Identity) -> EpochPlan:
-        """Return about as many batches as are left of planned ones, by which memory is shared out."""
-        assert self._planned is not None
-        self._planned.check_lengths()
-        if not self._latest.num_samples:
-            raise DatasetTooSmallError(f"the data set {self.dataset.manifest!r} has no samples: nothing can be read")
-        return EpochPlan(
-            num_samples=self._latest.num_samples,
-            num_replicas=here.world_size,
-            batch_size=self._planned.usual_batch,
-            drop_last=self.dataset.drop_last,
-            drop_last_batch=self.drop_last,
-        )
+            self._prepare(start.plan, config.mean_sample_bytes)
+        self._worker_dataset.begin(dataclasses.replace(start, group=self._group))
+        samples = start.plan.samples_in(start.plan.batches_per_rank)
+        bad_samples = self.dataset.bad_samples.epoch(position.epoch, samples)
+        return Epoch(super().__iter__(), left, self._meter, bad_samples)
 
     def _renew_workers(self, config: OrderConfig) -> None:
-        """Note the order of the epoch that begins, and end the workers where they have other samples than that."""
-        if not self._worker_dataset.plays(config):
-            if self._iterator is not None:
-                self._stop_workers(self._iterator)
+        """End the workers where they have other samples than the epoch that begins, or where one of them was lost."""
+        plays = self._worker_dataset.plays(config)
+        if self._iterator is not None and (not plays or has_lost_workers(self._iterator)):
+            self._stop_workers(self._iterator)
+        if not plays:
             reader = self.dataset.sample_reader.over(ShardReader(config.manifest, self.dataset.cache))
-            self._worker_dataset = self._make_workers_of(config, self.dataset.cache, reader)
-            self._checked = None
-        self._config = config
+            self._worker_dataset = self._make_workers(config, self.dataset.cache, reader)
 
     def _prepare(self, plan: EpochPlan, sample_bytes: int) -> None:
         """Make what new workers need: memory to share, and how many batches they send together.
@@ -488,7 +343,7 @@ class StreamingDataLoader(KnownToAccelerate, DataLoader[BatchT]):
             multiprocessing_context=self.multiprocessing_context,
             generator=self.generator,
         )
-        return iterate(groups)
+        return iterate(groups, self.dataset.identity().rank, self._worker_dataset.reports)
 
     def _stop_workers(self, batches: Iterator[Any]) -> None:
         """End the worker processes behind ``batches`` now; the next iteration starts new ones."""

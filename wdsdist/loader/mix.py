@@ -15,7 +15,7 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.validation import check_integer
-from wdsdist.distributed.kept_count import kept_count
+from wdsdist.distributed.kept import kept_count
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.loader.batch_columns import lengths_of
 from wdsdist.loader.dataset import StreamingDataset

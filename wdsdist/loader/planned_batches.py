@@ -12,9 +12,8 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import check_integer
-from wdsdist.distributed.kept_arrays import kept_arrays
-from wdsdist.distributed.kept_count import kept_count
-from wdsdist.errors import ArgumentError, LoaderStateError, StateMismatchError
+from wdsdist.distributed.kept import kept_arrays, kept_count
+from wdsdist.errors import ArgumentError, StateMismatchError
 from wdsdist.loader.batch_columns import Codes, CostColumn, Lengths, cost_of, lengths_of, ones
 from wdsdist.loader.checkpoint import Position
 from wdsdist.loader.worker_state import SharedNumbers
@@ -45,9 +44,6 @@ Finish = Callable[..., Any]
 
 BLOCK_STEPS = 128
 """Steps of a block of the first run, about: more fill better, fewer need less memory and planning at once."""
-
-_MOST_SEGMENTS = 16
-"""Worlds between which one block may be divided."""
 
 _LOOKED_AT = 16
 """Shards whose samples tell the mean length, by which blocks are cut."""
@@ -307,7 +303,7 @@ def _rows(samples: list[Any], *, pieces: Pieces, **how: Any) -> Batch:
     return pack_rows(samples, rows=pieces.rows, starts=pieces.starts, stops=pieces.stops, **how)
 
 
-# The place in an epoch: in the main process, in states, and on its way to the workers.
+# The place in an epoch: in the main process and in states.
 
 
 def planned_position(
@@ -359,34 +355,6 @@ def _segments(text: Any) -> tuple[Segment, ...]:
     if any(one.num_replicas < 1 or one.per_node < 1 or one.steps < 0 for one in found):
         raise StateMismatchError(f"the state is damaged: its segments are {text!r}")
     return found
-
-
-_HEAD = 4
-WIDTH = _HEAD + _MOST_SEGMENTS * len(Segment._fields)
-"""Numbers that `to_numbers` returns."""
-
-
-def to_numbers(epoch: PlannedEpoch) -> list[int]:
-    """Return where an epoch starts, and how its blocks are cut and dealt, as integers for shared memory."""
-    block, segments = epoch.start
-    if len(joined((*segments, epoch.segment(0)))) > _MOST_SEGMENTS:
-        last = segments[-1]
-        raise LoaderStateError(
-            f"this epoch was resumed on {_MOST_SEGMENTS} worlds within one block of batches already: resume it on the "
-            f"last one ({last.num_replicas} ranks, {last.per_node} a node, with the same limits of a batch) up to the "
-            f"end of the block, or go back to an earlier checkpoint"
-        )
-    head = [epoch.batching.block_samples, epoch.world.per_node, block, len(segments)]
-    numbers = [*head, *(number for one in segments for number in one)]
-    return numbers + [0] * (WIDTH - len(numbers))
-
-
-def from_numbers(numbers: list[int]) -> tuple[int, int, Place]:
-    """Return the positions of a block, the ranks of a node, and the place that `to_numbers` was given."""
-    block_samples, per_node, block, count, *rest = numbers
-    width = len(Segment._fields)
-    segments = tuple(Segment(*rest[start : start + width]) for start in range(0, count * width, width))
-    return block_samples, per_node, Place(block, segments)
 
 
 class BlockSteps:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from wdsdist._util.validation import check_seconds, decimal
-from wdsdist.distributed.gather import gather
+from wdsdist.distributed.agreement import gather
 from wdsdist.loader.stats import LoaderStats
 
 _LITTLE = 0.05

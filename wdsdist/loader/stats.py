@@ -1,23 +1,15 @@
-"""Throughput of a loader: the figures of `StreamingDataLoader.stats`, and how they are measured."""
+"""Throughput of a loader: the figures of `StreamingDataLoader.stats`, and the lines that are logged of them."""
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from wdsdist._util.validation import decimal
-from wdsdist.cache.counters import Counters
-from wdsdist.loader import totals
-from wdsdist.loader.planned_batches import PlannedProgress
-from wdsdist.loader.progress_log import ProgressLog
-from wdsdist.loader.totals import SUMMED, Label
-from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist._util.validation import decimal, duration
 
-_log = logging.getLogger("wdsdist")
+SUMMED = ("batches", "samples", "bad_samples", "bytes", "seconds_waiting", "cache_hits", "shards_fetched",
+          "bytes_fetched", "retries")  # fmt: skip
+"""The figures of `LoaderStats` that add up over epochs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,101 +93,17 @@ retries), 88 from the cache
         return text
 
 
-class EpochMeter:
-    """Measure the throughput of one epoch, or of what is left of one, on this rank.
-
-    The time runs from when it is made, inside the first ``next`` of the iteration.
-
-    Args:
-        epoch: its number.
-        plan: its batches.
-        sample_bytes: what a sample takes in its shard.
-        count: returns the cache counters of all workers together, since any moment before.
-        label: under which the totals of this process count it.
-        progress: logs the epoch's progress.
-        clock: returns the time in seconds.
-    """
-
-    _final: LoaderStats | None = None
-    _process = 0  # of the meter, once it is whole
-
-    def __init__(
-        self,
-        epoch: int,
-        *,
-        plan: EpochPlan | PlannedProgress,
-        sample_bytes: int,
-        count: Callable[[], Counters],
-        label: Label | None = None,
-        progress: ProgressLog | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._epoch = epoch
-        self._plan = plan
-        self._sample_bytes = sample_bytes
-        self._count = count
-        self._clock = clock
-        self._before = count()
-        self._batches = 0
-        self._bad_samples = 0
-        self._began = self._latest = self._clock()
-        # Together, for metrics are read in another thread: seconds of waiting, and since when it waits now.
-        self._waited: tuple[float, float | None] = 0.0, self._began
-        self._progress = progress or ProgressLog(None)
-        self._progress.begin(self._began, self.stats())
-        self._process = os.getpid()
-        self._label = label
-        if label is not None:
-            totals.begin(self, label)
-
-    def ask(self) -> None:
-        """Note that the training loop asks for the next batch."""
-        self._waited = self._waited[0], self._clock()
-
-    def answer(self, batches: int, replaced: int = 0) -> None:
-        """Note that it gets its answer, by which it has had ``batches`` batches, with some samples replaced in it."""
-        self._bad_samples += replaced
-        self._latest = self._clock()
-        waited, asked = self._waited
-        self._waited = waited + (0.0 if asked is None else self._latest - asked), None
-        is_batch, self._batches = batches > self._batches, batches
-        if is_batch and self._latest >= self._progress.due:
-            self._progress.log(self._latest, self.stats())
-
-    def finish(self) -> None:
-        """Note that no batches will follow, and log the epoch's figures."""
-        if self._final is None:
-            self._end()
-            _log.info("%s", self._final)
-
-    def _end(self) -> None:
-        self._final = self.stats()
-        if self._label is not None:
-            totals.end(self, self._label, self._final)
-
-    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
-        # An epoch that was given up with its loader; not at exit, where what this module imported is gone.
-        if self._final is None and not is_exiting() and self._process == os.getpid():
-            self._end()
-
-    def stats(self, *, until_now: bool = False) -> LoaderStats:
-        """Return the figures of the epoch so far, ``until_now`` with the wait that lasts."""
-        if self._final is not None:
-            return self._final
-        waited, asked = self._waited
-        if until_now and asked is not None:
-            waited += self._clock() - asked
-        samples = self._plan.samples_in(self._batches)
-        return LoaderStats(
-            epoch=self._epoch,
-            batches=self._batches,
-            planned_batches=self._plan.batches_per_rank,
-            samples=samples,
-            bad_samples=self._bad_samples,
-            bytes=samples * self._sample_bytes,
-            seconds=self._latest - self._began,
-            seconds_waiting=waited,
-            **(self._count() - self._before)._asdict(),
-            epoch_share=self._plan.share(self._batches),
-            fill=self._plan.fill,
-        )
+def progress_line(before: LoaderStats, stats: LoaderStats, now: float) -> str:
+    """Return the progress of an epoch, with the rates since earlier figures of it; ``now`` in seconds since 1970."""
+    latest = stats.since(before)
+    parts = [f"{latest.samples_per_second:,.0f} samples/s"]
+    if latest.bytes:
+        parts.append(f"{decimal(latest.bytes_per_second)}/s")
+    parts.append(f"waited {100 * latest.waiting_share:.0f} % for data")
+    gained = stats.epoch_share - before.epoch_share
+    if gained > 0:
+        left = (1 - stats.epoch_share) * latest.seconds / gained
+        form = "%H:%M" if left < 86_400 else "%Y-%m-%d %H:%M"
+        parts.append(f"{duration(left)} left, until {time.strftime(form, time.localtime(now + left))}")
+    done = f"epoch {stats.epoch}: {100 * stats.epoch_share:.1f} % after {stats.batches:,} batches"
+    return f"{done}; {', '.join(parts)}"

@@ -7,7 +7,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, islice, pairwise, repeat
+from itertools import chain, islice, repeat
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -19,13 +19,12 @@ from wdsdist.loader.bad_sample_log import BadSampleLog, ReplacedBatch
 from wdsdist.loader.ipc.channel import Channel, grouped
 from wdsdist.loader.ipc.failure import sending_failures
 from wdsdist.loader.order_config import OrderConfig
-from wdsdist.loader.planned_batches import WIDTH, Finish, PlannedBatches, from_numbers, to_numbers
-from wdsdist.loader.worker_state import EpochStart, SharedNumbers, WorkerCounters, WorkerReports, enter_worker
+from wdsdist.loader.planned_batches import Finish, PlannedBatches
+from wdsdist.loader.worker_state import EpochStart, SharedValue, WorkerCounters, WorkerReports, enter_worker
 from wdsdist.samples.sample_reader import SampleReader
-from wdsdist.sampling.block_plan import World
 from wdsdist.sampling.epoch_plan import EpochPlan, Places
-from wdsdist.sampling.order import OrderSettings
-from wdsdist.sampling.planned_epoch import OnBlock, PlannedEpoch
+from wdsdist.sampling.order import Order, OrderSettings
+from wdsdist.sampling.planned_epoch import OnBlock, PlannedBatch, PlannedEpoch
 from wdsdist.sampling.shard_schedule import Use, upcoming
 from wdsdist.storage import waits
 
@@ -66,9 +65,8 @@ class WorkerDataset(IterableDataset[Any]):
             self._sample_reader = sample_reader.of(sample_reader.specs)  # of its own: others may replace otherwise
             self._sample_reader.misfits = planned.misfits
         self._collate_fn = collate_fn
-        self._start = SharedNumbers([0] * EpochStart.width())
+        self._start = SharedValue()
         self._planned = planned
-        self._place = SharedNumbers([0] * (WIDTH if planned else 1))
         self.channel = Channel(shared_memory=shared_memory)
         self.counters = WorkerCounters(num_workers)
         self.reports = WorkerReports(num_workers)
@@ -86,58 +84,35 @@ class WorkerDataset(IterableDataset[Any]):
         """Whether making a batch is little work and gives about as many bytes as it reads."""
         return self._collate_fn is None and self._sample_reader.is_light and self._planned is None
 
-    def begin(self, start: EpochStart, planned: PlannedEpoch | None = None) -> None:
+    def begin(self, start: EpochStart) -> None:
         """Set what the next iteration starts with, in this process and in all workers."""
-        if planned is not None:
-            self._place.write(to_numbers(planned))
-        self._start.write(start.numbers())
+        self._start.write(start)
 
     def __iter__(self) -> Iterator[Any]:
         """Return the groups of this process's batches; in a worker in the form in which they are sent."""
-        start = EpochStart.of(self._start.read())
         worker, num_workers = enter_worker()
-        if get_worker_info() is not None:
-            waits.publish(functools.partial(self.reports.write, worker))
-            if self._dump is not None:
-                signum, path = self._dump
-                dump_on_signal.dump_on_signal(signum, path=path)
-        kind = WorkerIterator if self._planned is None else PlannedWorkerIterator
-        batches = kind(
-            self._order_config,
-            self._cache,
-            self._sample_reader,
-            settings=dataclasses.replace(
-                self._order_config.given,
-                num_canonical_replicas=start.num_canonical_replicas,
-                version=start.order_version,
-                window=start.shuffle_window,
-            ),
-            epoch=start.epoch,
-            plan=start.plan,
-            rank=start.rank,
-            worker=worker,
-            num_workers=num_workers,
-            group=start.group,
-        )
-        if isinstance(batches, PlannedWorkerIterator) and self._planned is not None:
-            block, per_node, place = from_numbers(self._place.read())
-            planned = self._planned.epoch(
-                self._order_config.order(batches.settings, start.epoch),
-                seed=batches.settings.seed,
-                epoch=start.epoch,
-                world=World(start.plan.num_replicas, per_node),
-                place=place,
-                block=block,
-            )
-            batches.planned = self._planned.shared(planned, f"{batches.settings} {self._order_config.notes}")
-            batches.finish = self._planned.finisher()
-            steps = self._planned.block_steps
-            batches.on_block = functools.partial(steps.tell, steps.iteration)
+        batches = self._batches(self._start.read(), worker, num_workers)
         if get_worker_info() is None:
             return batches.groups(self._collate_fn)
+        waits.publish(functools.partial(self.reports.write, worker))
+        if self._dump is not None:
+            signum, path = self._dump
+            dump_on_signal.dump_on_signal(signum, path=path)
         messages = batches.messages(self._collate_fn, self.channel.sender(worker))
         counted = self.counters.counted(messages, worker, self._cache.counters, self._cache.tell)
         return sending_failures(counted, worker)
+
+    def _batches(self, start: EpochStart, worker: int, num_workers: int) -> WorkerIterator:
+        config, planned = self._order_config, self._planned
+        batches = WorkerIterator(
+            config, self._cache, self._sample_reader, **_of_start(start), worker=worker, num_workers=num_workers
+        )
+        if planned is not None and start.planned is not None:
+            epoch = planned.epoch(batches.order, seed=start.settings.seed, epoch=start.epoch, **start.planned._asdict())
+            batches.planned = planned.shared(epoch, f"{start.settings} {config.notes}")
+            batches.on_block = functools.partial(planned.block_steps.tell, planned.block_steps.iteration)
+            batches.finish = planned.finisher()
+        return batches
 
 
 @dataclass
@@ -156,10 +131,16 @@ class WorkerIterator:
     num_workers: int
     group: int = 1
     """Batches that the worker makes one after another."""
+    planned: PlannedEpoch | None = None
+    """The epoch, where batches are planned."""
+    on_block: OnBlock = lambda block, steps, fill: None
+    finish: Finish | None = None
+    """Makes a batch of samples and of the pieces of them that it has, where batches are rows."""
     bad_samples: BadSampleLog | None = None
     """Of single samples; of batches, the main process takes care."""
     _prefetch: Prefetch | None = field(default=None, init=False)
-    _next: int = field(default=0, init=False)
+    _latest: int = field(default=0, init=False)
+    """The batch that was reached last."""
 
     @property
     def num_samples(self) -> int:
@@ -174,7 +155,7 @@ class WorkerIterator:
         # Only the last batch of an epoch is not full, so that what was skipped are whole batches and a rest.
         whole, rest = divmod(skipped, self.plan.batch_size)
         left = dataclasses.replace(self, worker=self.worker + whole * self.num_workers)
-        places = chain.from_iterable(map(_one_by_one, left._places()))
+        places = chain.from_iterable(_one_by_one(batch.places) for batch in left._fetched())
         bad = None if self.bad_samples is None else self.bad_samples.epoch(self.epoch, self.num_samples - skipped)
         for taken, place in enumerate(islice(places, rest, None), 1):
             sample = self.sample_reader.sample(*place)
@@ -185,12 +166,16 @@ class WorkerIterator:
 
     def groups(self, collate_fn: Collate | None, *, deferred: bool = False) -> Iterator[list[Any]]:
         """Yield the batches in groups; with ``deferred`` as pieces that last until the shards are released."""
-        return grouped(self._made(collate_fn, deferred), self.group, self.worker)
+        # Not a loop, which would hold each batch, and with it its shards in the cache, until the next one is made.
+        made = map(functools.partial(self._batch, collate_fn, deferred), self._fetched())
+        return grouped(made, self.group, self.worker)
 
-    def _batch(self, places: Places, collate_fn: Collate | None, *, deferred: bool) -> Any:
-        batch = self.sample_reader.batch(*places, collate_fn, deferred=deferred)
+    def _batch(self, collate_fn: Collate | None, deferred: bool, batch: PlannedBatch) -> Any:
+        if batch.pieces is not None and self.finish is not None:
+            collate_fn = functools.partial(self.finish, pieces=batch.pieces)
+        made = self.sample_reader.batch(*batch.places, collate_fn, deferred=deferred)
         replaced = self.sample_reader.replaced()
-        return batch if replaced is None else ReplacedBatch(batch, replaced)
+        return made if replaced is None else ReplacedBatch(made, replaced)
 
     def messages(self, collate_fn: Collate | None, send: Callable[[list[Any]], Any]) -> Iterator[Any]:
         """Yield the groups of batches as ``send`` returns them, which copies what they are made of."""
@@ -199,30 +184,44 @@ class WorkerIterator:
             group.clear()  # views keep their shards in the cache
             self.sample_reader.release()
             if self._prefetch is not None:
-                self._prefetch.reach(self._next)  # now, for it may be long until the next batch is asked for
+                following = self._latest + 1
+                if following % self.group == 0:  # the other workers have their groups before this one's next
+                    following += (self.num_workers - 1) * self.group
+                self._prefetch.reach(following)  # now, for it may be long until the next batch is asked for
             yield message
 
-    def _made(self, collate_fn: Collate | None, deferred: bool) -> Iterator[Any]:
-        for places in self._places():
-            yield self._batch(places, collate_fn, deferred=deferred)
-
-    def _places(self) -> Iterator[Places]:
+    def _fetched(self) -> Iterator[PlannedBatch]:
         """Yield where the samples of each batch lie, and prefetch the shards of those that follow."""
-        plan, rank, first = self.plan, self.rank, self.worker * self.group
-        order = self.order_config.order(self.settings, self.epoch)
-        manifest = self.order_config.manifest
-        batches = plan.batches(order, rank=rank, worker=self.worker, num_workers=self.num_workers, group=self.group)
-        if not manifest.is_copied.any():
-            yield from batches
-            return
-        prefetch = self.prefetching(upcoming(order, plan, rank=rank, batch=first))
-        numbers = plan.batch_numbers(self.worker, self.num_workers, group=self.group)
+        prefetch = self.prefetching(self.uses()) if self.order_config.manifest.is_copied.any() else None
         try:
-            for number, self._next in pairwise(chain(numbers, (plan.batches_per_rank,))):
-                prefetch.reach(number)
-                yield next(batches)
+            for number, batch in self._numbered():
+                self._latest = number
+                if prefetch is not None:
+                    prefetch.reach(number)
+                yield batch
         finally:
-            prefetch.close()
+            if prefetch is not None:
+                prefetch.close()
+
+    def _numbered(self) -> Iterator[tuple[int, PlannedBatch]]:
+        """Yield the number of each batch of this worker, and where its samples lie."""
+        mine = {"worker": self.worker, "num_workers": self.num_workers, "group": self.group}
+        if self.planned is not None:
+            return self.planned.batches(rank=self.rank, **mine, on_block=self.on_block)
+        batches = self.plan.batches(self.order, rank=self.rank, **mine)
+        return zip(self.plan.batch_numbers(**mine), (PlannedBatch(places, None) for places in batches), strict=True)
+
+    def uses(self) -> Iterator[Use | None]:
+        """Yield the shards that the rank needs from the first batch of this worker on."""
+        first = self.worker * self.group
+        if self.planned is not None:
+            return self.planned.uses(rank=self.rank, batch=first)
+        return upcoming(self.order, self.plan, rank=self.rank, batch=first)
+
+    @functools.cached_property
+    def order(self) -> Order:
+        """The order of the epoch."""
+        return self.order_config.order(self.settings, self.epoch)
 
     def prefetching(self, uses: Iterator[Use | None]) -> Prefetch:
         """Return the prefetch of what is needed from the first batch on."""
@@ -252,54 +251,22 @@ def _one_by_one(batch: Places) -> Iterator[tuple[int, int, int, bool | None]]:
     return zip(batch.shards.tolist(), batch.samples.tolist(), batch.epochs.tolist(), padding, strict=False)
 
 
-@dataclass
-class PlannedWorkerIterator(WorkerIterator):
-    """Iterator over one worker's planned batches, with shard prefetch."""
-
-    planned: PlannedEpoch | None = field(default=None, init=False)
-    finish: Finish | None = field(default=None, init=False)
-    """Makes a batch of samples and of the pieces of them that it has, where batches are rows."""
-    on_block: OnBlock | None = field(default=None, init=False)
-
-    def _made(self, collate_fn: Collate | None, deferred: bool) -> Iterator[Any]:
-        planned, on_block = self.planned, self.on_block
-        assert planned is not None and on_block is not None  # noqa: PT018 - `WorkerDataset` sets both
-        batches = planned.batches(
-            rank=self.rank, worker=self.worker, num_workers=self.num_workers, group=self.group, on_block=on_block
-        )
-        prefetch = None
-        if self.order_config.manifest.is_copied.any():
-            prefetch = self.prefetching(planned.uses(rank=self.rank, batch=self.worker * self.group))
-        try:
-            for number, batch in batches:
-                self._next = number
-                if prefetch is not None:
-                    prefetch.reach(number)
-                collate = collate_fn
-                if batch.pieces is not None and self.finish is not None:
-                    collate = functools.partial(self.finish, pieces=batch.pieces)
-                yield self._batch(batch.places, collate, deferred=deferred)
-        finally:
-            if prefetch is not None:
-                prefetch.close()
-
-
 def fetch_ahead(
-    order_config: OrderConfig, *of: Any, settings: OrderSettings, epoch: int, plan: EpochPlan, rank: int,
-    planned: PlannedEpoch | None,
-) -> Prefetch | None:  # fmt: skip
+    order_config: OrderConfig, *of: Any, start: EpochStart, planned: PlannedEpoch | None
+) -> Prefetch | None:
     """Start to prefetch for the first batches of a rank, before its workers do; ``None`` where all is local.
 
     Takes what `WorkerIterator` takes, and the planned batches where they are planned.
     """
     if not order_config.manifest.is_copied.any():
         return None
-    first = WorkerIterator(
-        order_config, *of, settings=settings, epoch=epoch, plan=plan, rank=rank, worker=0, num_workers=1
-    )
-    order = order_config.order(settings, epoch)
-    uses = upcoming(order, plan, rank=rank) if planned is None else planned.uses(rank=rank)
-    prefetch = first.prefetching(uses)
+    first = WorkerIterator(order_config, *of, **_of_start(start), worker=0, num_workers=1, planned=planned)
+    prefetch = first.prefetching(first.uses())
     prefetch.reach(0)
     prefetch.start()
     return prefetch
+
+
+def _of_start(start: EpochStart) -> dict[str, Any]:
+    """Return the arguments of `WorkerIterator` that an epoch's start has."""
+    return {name: getattr(start, name) for name in ("settings", "epoch", "plan", "rank", "group")}

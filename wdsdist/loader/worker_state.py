@@ -7,21 +7,28 @@ them here; what they count reaches the main process.
 from __future__ import annotations
 
 import os
-import struct
+import pickle
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from multiprocessing.sharedctypes import RawArray
-from typing import Any
+from typing import Any, NamedTuple
 
 from wdsdist._util.pools import follow_parent
 from wdsdist._util.shared_memory import is_spawning, leave_inherited_objects
 from wdsdist._util.validation import check_integer
 from wdsdist.cache.counters import Counters
+from wdsdist.sampling.block_plan import World
 from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.sampling.order import OrderSettings
+from wdsdist.sampling.planned_epoch import Place
 
 _WIDTH = len(Counters._fields)
+
+_REPORT_BYTES = 1024
+_VALUE_BYTES = 16 << 10
+"""Of a `SharedValue`: an epoch start has some 500, and 20 for each world on which a block was resumed."""
 
 
 def enter_worker() -> tuple[int, int]:
@@ -39,43 +46,27 @@ def enter_worker() -> tuple[int, int]:
     return worker.id, worker.num_workers
 
 
+class PlannedStart(NamedTuple):
+    """Where an epoch of planned batches starts, or goes on."""
+
+    world: World
+    place: Place
+    block: int
+    """Positions of the order in a block."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochStart:
-    """Which epoch starts in the workers of a loader, where, and for which rank.
-
-    >>> plan = EpochPlan(num_samples=10, num_replicas=4, batch_size=2, drop_last=False, drop_last_batch=False)
-    >>> start = EpochStart(
-    ...     epoch=3, rank=1, num_canonical_replicas=4, order_version=2, shuffle_window=64, group=1, plan=plan
-    ... )
-    >>> EpochStart.of(start.numbers()) == start
-    True
-    """
+    """Which epoch starts in the workers of a loader, where, and for which rank."""
 
     epoch: int
     rank: int
-    num_canonical_replicas: int
-    order_version: int
-    shuffle_window: int
-    group: int
-    """Batches that a worker makes and sends together."""
+    settings: OrderSettings
     plan: EpochPlan
-
-    def numbers(self) -> list[int]:
-        """Return it as integers, to be written to shared memory."""
-        *own, plan = astuple(self)
-        return [*own, *plan]
-
-    @classmethod
-    def of(cls, numbers: Sequence[int]) -> EpochStart:
-        """Return what `numbers` gave."""
-        own = [one.name for one in fields(cls)][:-1]
-        of_plan: dict[str, Any] = dict(zip((one.name for one in fields(EpochPlan)), numbers[len(own) :], strict=True))
-        return cls(**dict(zip(own, numbers, strict=False)), plan=EpochPlan(**of_plan))
-
-    @classmethod
-    def width(cls) -> int:
-        """Return how many numbers it takes."""
-        return len(fields(cls)) - 1 + len(fields(EpochPlan))
+    group: int = 1
+    """Batches that a worker makes and sends together."""
+    planned: PlannedStart | None = None
+    """Where planned batches start; ``None`` for batches of a number of samples."""
 
 
 class ChosenEpoch:
@@ -183,21 +174,39 @@ class WorkerReports:
     ('', 's3://bucket/7.tar (12 s, attempt 2)')
     """
 
-    _ROW = struct.Struct("128q")
-
     def __init__(self, num_workers: int) -> None:
-        self._rows = SharedNumbers([0] * max(1, num_workers) * (self._ROW.size // 8))
+        self._rows = SharedNumbers(bytes(max(1, num_workers) * _REPORT_BYTES), "B")
 
     def write(self, worker: int, text: str) -> None:
         """Replace what a worker has said."""
-        row = text.encode(errors="replace")[: self._ROW.size].ljust(self._ROW.size, b"\0")
-        self._rows.write(self._ROW.unpack(row), worker * (self._ROW.size // 8))
+        row = text.encode(errors="replace")[:_REPORT_BYTES].ljust(_REPORT_BYTES, b"\0")
+        self._rows.write(row, worker * _REPORT_BYTES)
 
     def read(self, worker: int) -> str:
         """Return what a worker has said last."""
-        width = self._ROW.size // 8
-        row = self._ROW.pack(*self._rows.read()[worker * width : (worker + 1) * width])
+        row = bytes(self._rows.read()[worker * _REPORT_BYTES : (worker + 1) * _REPORT_BYTES])
         return row.rstrip(b"\0").decode(errors="replace")
+
+
+class SharedValue:
+    """A small value that a process shares with its data loading workers, which do not read while it is written.
+
+    >>> value = SharedValue()
+    >>> value.write({"epoch": 3})
+    >>> value.read()
+    {'epoch': 3}
+    """
+
+    def __init__(self) -> None:
+        self._pickle = SharedNumbers(bytes(_VALUE_BYTES), "B")
+
+    def write(self, value: object) -> None:
+        """Replace the value."""
+        self._pickle.write(pickle.dumps(value))
+
+    def read(self) -> Any:
+        """Return the value that was written last."""
+        return pickle.loads(bytes(self._pickle.read()))
 
 
 class SharedNumbers:
@@ -207,11 +216,12 @@ class SharedNumbers:
     their own: what one rank writes must not reach the workers of another.
     """
 
-    def __init__(self, numbers: Sequence[int]) -> None:
+    def __init__(self, numbers: Sequence[int], kind: str = "q") -> None:
+        self._kind = kind  # as of `array.array`
         self._hold(numbers)
 
     def _hold(self, numbers: Sequence[int]) -> None:
-        self._array = RawArray("q", list(numbers))
+        self._array = RawArray(self._kind, list(numbers))
         self._owner = os.getpid()
         _held.add(self)
 
@@ -243,8 +253,9 @@ class SharedNumbers:
         return self._array
 
     def __reduce__(self) -> tuple[Any, ...]:
-        numbers = self.read()
-        return SharedNumbers, (numbers,), self.__dict__ if is_spawning() else None
+        if is_spawning():
+            return SharedNumbers, ([0],), self.__dict__
+        return SharedNumbers, (self.read(), self._kind)
 
 
 _held: weakref.WeakSet[SharedNumbers] = weakref.WeakSet()

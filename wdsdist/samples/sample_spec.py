@@ -189,10 +189,6 @@ class SampleSpec:
         """Whether members are left as they are."""
         return self.transform is None and self.decoder.is_raw
 
-    def raw(self) -> SampleSpec:
-        """Return a specification of the same members that leaves them as they are."""
-        return SampleSpec(self.fields, Decoder(None), policy=self.policy)
-
     @property
     def is_light(self) -> bool:
         """Whether making a batch is little work and gives about as many bytes as it reads."""

@@ -44,8 +44,8 @@ class MappedShard:
         name: str,
         pinned: Pinned,
         content: mmap.mmap,
-        dataset: str = "",
-        picks: npt.NDArray[np.uint32] | None = None,
+        dataset: str,
+        picks: npt.NDArray[np.uint32] | None,
     ) -> None:
         index = pinned.index
         self.picks = picks
@@ -53,7 +53,7 @@ class MappedShard:
         self.name = name
         self.dataset = dataset  # its name, where several are joined
         self.index = index
-        self._pinned = pinned
+        self.pinned = pinned
         self._map = content
         self._owner: weakref.ref[npt.NDArray[np.uint8]] | None = None
         self.content = self._view()
@@ -71,12 +71,7 @@ class MappedShard:
     @property
     def is_held(self) -> bool:
         """Whether the bytes of the shard may be read."""
-        return self.content is not _RELEASED and self._pinned.is_locked
-
-    @property
-    def must_be_replaced(self) -> bool:
-        """Whether the shard is a copy that was altered, and that views of it keep from being discarded."""
-        return self._pinned.must_be_replaced
+        return self.content is not _RELEASED and self.pinned.is_locked
 
     def hold(self) -> bool:
         """Make the bytes of the shard readable, and say whether they are still there and what they were.
@@ -84,21 +79,21 @@ class MappedShard:
         To read a map beyond the end of a file that was cut kills the process: so this is asked before each batch.
         Raises `ShardDamagedError` where a local shard was altered.
         """
-        if not self._pinned.lock():
-            if not self._pinned.is_in_place:
+        if not self.pinned.lock():
+            if not self.pinned.is_in_place:
                 return False
-            self._pinned.check_in_place()
+            self.pinned.check_in_place()
         if self.content is _RELEASED:
             self.content = self._view()
         return True
 
     def release(self) -> None:
         """Let the shard be evicted as soon as no view of its bytes is left."""
-        if not self._pinned.is_in_place:
+        if not self.pinned.is_in_place:
             self.content = _RELEASED
 
     def _view(self) -> memoryview:
-        if self._pinned.is_in_place:
+        if self.pinned.is_in_place:
             return memoryview(self._map)
         owner = None if self._owner is None else self._owner()
         if owner is None:
@@ -106,7 +101,7 @@ class MappedShard:
             # read that one would kill the process.
             owner = np.frombuffer(self._map, np.uint8)
             self._owner = weakref.ref(owner)
-            weakref.finalize(owner, self._pinned.unlock).atexit = False
+            weakref.finalize(owner, self.pinned.unlock).atexit = False
         return owner.data
 
     @property
@@ -117,11 +112,6 @@ class MappedShard:
     def stored(self, sample: int) -> int:
         """Return where a sample of the data set lies in the shard: in a view, the numbers of chosen ones differ."""
         return sample if self.picks is None else int(self.picks[sample])
-
-    @property
-    def is_uniform(self) -> bool:
-        """Whether all samples have the same layout."""
-        return self._only_layout is not None
 
     def key(self, sample: int) -> str:
         """Return the key of a sample."""
@@ -136,11 +126,6 @@ class MappedShard:
         return tuple(
             [self._extensions[number] for number in self._ids[self._starts[sample] : self._starts[sample + 1]]]
         )
-
-    def members(self, sample: int) -> list[tuple[str, memoryview]]:
-        """Return the members of a sample: extension in lower case, and data."""
-        layout = self.layout(sample)
-        return [(extension, self.member(sample, number)) for number, extension in enumerate(layout)]
 
     def member(self, sample: int, number: int) -> memoryview:
         """Return the data of one member of a sample, by its place in the layout."""
@@ -163,16 +148,10 @@ class PartOfShard(MappedShard):
     Its reader asks for what a batch needs before; what else is read, such as a substitute, is fetched by itself.
     """
 
-    def __init__(
-        self,
-        name: str,
-        pinned: PinnedPart,
-        content: mmap.mmap,
-        dataset: str = "",
-        picks: npt.NDArray[np.uint32] | None = None,
-    ) -> None:
-        super().__init__(name, pinned, content, dataset, picks)
-        self.pinned = pinned
+    pinned: PinnedPart
+
+    def __init__(self, name: str, pinned: PinnedPart, *of: Any) -> None:
+        super().__init__(name, pinned, *of)
         self.fetch: Callable[[int], MappedShard | None] = lambda member: None
         """Fetches one member; returns the whole shard where that was needed."""
         self._is_there = np.zeros(len(pinned.index.offsets), np.bool_)
@@ -271,7 +250,7 @@ class ShardReader:
         shard = self._open[number]
         if shard.hold():
             return needs is None or not isinstance(shard, PartOfShard) or shard.has(needs(number).now(shard.index))
-        if self._open.pop(number).must_be_replaced:
+        if self._open.pop(number).pinned.must_be_replaced:  # views keep the altered copy
             self._altered.add(number)
         return False
 

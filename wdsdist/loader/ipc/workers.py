@@ -68,10 +68,9 @@ class _SafeEvent:
 class WorkersIterator(_MultiProcessingDataLoaderIter):
     """Torch's iterator over what workers make, proof against workers that are killed, with a WARNING of long waits."""
 
-    rank = ""
-    reports: WorkerReports
-
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], rank: str, reports: WorkerReports) -> None:
+        self._who = rank  # torch has a `_rank` of its own
+        self._reports = reports
         super().__init__(loader)
         self._workers_done_event: Any = _SafeEvent(self._workers_done_event)
 
@@ -89,7 +88,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             until = max(time.monotonic() + _SHORTEST, min(end, self._wait.due))
             found: tuple[bool, Any] = super()._try_get_data(until - time.monotonic())  # type: ignore[no-untyped-call]
             if not found[0] and self._wait.is_due():
-                warn_rank(self.rank, self._wait, self._awaited())
+                warn_rank(self._who, self._wait, self._awaited())
             if found[0] or time.monotonic() >= end:
                 return found
 
@@ -98,17 +97,9 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         task = self._task_info.get(self._rcvd_idx)
         numbers = range(self._num_workers) if task is None else task[:1]
         return "; ".join(
-            f"worker {number} (pid {self._workers[number].pid}) waits for {self.reports.read(number) or 'its start'}"
+            f"worker {number} (pid {self._workers[number].pid}) waits for {self._reports.read(number) or 'its start'}"
             for number in numbers
         )
-
-
-def iterate(groups: DataLoader[Any]) -> Any:
-    """Return the iterator of one of torch's loaders, and start its workers."""
-    if not groups.num_workers:
-        return groups._get_iterator()
-    groups.check_worker_number_rationality()
-    return WorkersIterator(groups)
 
 
 class InProcess(Iterator[Any]):
@@ -123,12 +114,12 @@ class InProcess(Iterator[Any]):
             return next(self._batches)
 
 
-def watched(batches: Iterator[Any], rank: int, reports: WorkerReports) -> Iterator[Any]:
-    """Return torch's iterator, or one over it, that says for what a rank waits for long."""
-    if not isinstance(batches, WorkersIterator):
-        return InProcess(batches, f"rank {rank}")
-    batches.rank, batches.reports = f"rank {rank}", reports
-    return batches
+def iterate(groups: DataLoader[Any], rank: int, reports: WorkerReports) -> Iterator[Any]:
+    """Return an iterator over one of torch's loaders that warns of long waits of a rank, and start its workers."""
+    if not groups.num_workers:
+        return InProcess(groups._get_iterator(), f"rank {rank}")
+    groups.check_worker_number_rationality()
+    return WorkersIterator(groups, f"rank {rank}", reports)
 
 
 def has_lost_workers(batches: Any) -> bool:

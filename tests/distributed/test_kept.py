@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wdsdist.distributed.kept_arrays import Arrays, kept_arrays
+from wdsdist.distributed.kept import Arrays, kept_arrays
 
 
 @pytest.fixture(autouse=True)

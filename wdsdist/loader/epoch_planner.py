@@ -1,0 +1,214 @@
+"""Plan the epochs of a loader: over which samples and in which order each goes, and which batches are left of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from wdsdist.distributed import Identity, check_same
+from wdsdist.errors import DatasetTooSmallError, LoaderStateError
+from wdsdist.loader.checkpoint import Position, State, check_state, read_state
+from wdsdist.loader.dataset import StreamingDataset
+from wdsdist.loader.framework_guards import refuse_first_length
+from wdsdist.loader.order_config import OrderConfig, check_ranks_agree
+from wdsdist.loader.planned_batches import PlannedBatches, PlannedProgress, planned_position
+from wdsdist.loader.worker_state import EpochStart, PlannedStart
+from wdsdist.sampling.block_plan import World
+from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.sampling.order import OrderSettings
+from wdsdist.sampling.planned_epoch import Place, PlannedEpoch
+
+
+class EpochPlanner:
+    """Plans the epochs of a loader, and what is left of them at a position.
+
+    The settings of the order, and the size of blocks, are those of the first run or of a loaded state, whatever the
+    world becomes.
+
+    Args:
+        dataset: of the loader; its epochs have the samples that are found when they start.
+        batch_size, drop_last: of the loader.
+        planned: makes planned batches; ``None`` for batches of so many samples.
+    """
+
+    def __init__(
+        self, dataset: StreamingDataset, batch_size: int, *, drop_last: bool, planned: PlannedBatches | None
+    ) -> None:
+        self.planned = planned
+        self._dataset = dataset
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        # Of planned batches: columns may not have values for what is added to a data set.
+        self._fixed = None if planned is None else dataset.order_config
+        self._settings: OrderSettings | None = None
+        self._config: OrderConfig | None = None  # of the epoch that has begun, or of a state that was loaded
+        self._block = 0
+        self._checked: tuple[OrderConfig, OrderSettings] | None = None  # for which the cache was found to have room
+
+    @property
+    def latest(self) -> OrderConfig:
+        """The order over the samples that were found last."""
+        return self._fixed or self._dataset.order_config
+
+    def known_at(self, position: Position) -> OrderConfig:
+        """Return the order at a position: of an epoch that has not begun, over the samples that were found last."""
+        return (self._config if position.has_begun else None) or self.latest
+
+    def config_at(self, position: Position) -> OrderConfig:
+        """Return the order at a position: of an epoch that has not begun, over all samples that there are now."""
+        if position.has_begun and self._config is not None:
+            return self._config
+        return self._fixed or self._dataset.at_epoch(position.epoch)
+
+    def settings(self, here: Identity) -> OrderSettings:
+        """Return the settings of the order."""
+        return self._settings or self.latest.settings(here)
+
+    @property
+    def block_samples(self) -> int:
+        """Positions of a block of planned batches, the same in all later runs."""
+        if self.planned is not None and not self._block:
+            here = self._dataset.identity()
+            settings = self.settings(here)
+            bounded = self._dataset.cache.limit is not None and bool(self._dataset.manifest.is_copied.any())
+            window = settings.window * settings.num_canonical_replicas if bounded else None
+            self._block = self.planned.usual_block(here.world_size, window)
+        return self._block
+
+    def left(
+        self, position: Position, here: Identity, config: OrderConfig | None = None
+    ) -> EpochPlan | PlannedProgress:
+        """Return the batches from a position on, of an order where that is known.
+
+        Raises `DatasetTooSmallError` where a whole epoch would have no batch.
+        """
+        if self.planned is None:
+            return self._plan(position, here, config or self.config_at(position))
+        refuse_first_length()
+        return PlannedProgress(self._planned_epoch(self.planned, position, here), self.planned.block_steps)
+
+    def _plan(self, position: Position, here: Identity, config: OrderConfig) -> EpochPlan:
+        size, world = self._batch_size, here.world_size
+        plan = EpochPlan(
+            num_samples=config.num_samples,
+            num_replicas=world,
+            batch_size=size,
+            drop_last=self._dataset.drop_last,
+            drop_last_batch=self._drop_last,
+            start=position.consumed,
+            mark_padding=self._dataset.mark_padding,
+        )
+        if not position.consumed and not plan.batches_per_rank:
+            self._check_samples(config)
+            raise DatasetTooSmallError(
+                f"the data set has {plan.num_samples:,} samples, fewer than one global batch of "
+                f"{size * world:,} ({world} ranks x batch_size {size}), and drop_last=True drops "
+                f"them all: lower batch_size or pass drop_last=False"
+            )
+        return plan
+
+    def _check_samples(self, config: OrderConfig) -> None:
+        if not config.num_samples:
+            raise DatasetTooSmallError(f"the data set {self._dataset.manifest!r} has no samples: nothing can be read")
+
+    def _planned_epoch(self, planned: PlannedBatches, position: Position, here: Identity) -> PlannedEpoch:
+        settings = self.settings(here)
+        return planned.epoch(
+            self.config_at(position).order(settings, position.epoch),
+            seed=settings.seed,
+            epoch=position.epoch,
+            world=World(here.world_size, here.ranks_per_node),
+            place=position.place or Place(position.consumed // self.block_samples),
+            block=self.block_samples,
+        )
+
+    def length(self, position: Position) -> int:
+        """Return the batches that the whole epoch of a position has on each rank."""
+        if self.planned is not None:
+            return self.planned_length(position.epoch)
+        return self._plan(Position(0, 0), self._dataset.identity(), self.config_at(position)).batches_per_rank
+
+    def planned_length(self, epoch: int) -> int:
+        """Return the planned batches that a whole epoch has on each rank, which differs by epoch."""
+        if self.planned is None:
+            raise LoaderStateError("this loader has batches of a fixed number of samples: ask for its len()")
+        here = self._dataset.identity()
+        planned = self._planned_epoch(self.planned, Position(epoch, 0), here)
+        return self.planned.count_steps(planned, f"{self.settings(here)} {self.latest.notes}")
+
+    def is_at_end(self, position: Position) -> bool:
+        """Return whether no batch is left of the epoch of a position."""
+        if self.planned is not None and position.place is not None and not position.place.segments:
+            left = self._planned_epoch(self.planned, position, self._dataset.identity())
+            if position.place.block == left.num_blocks - 1:  # which may have too few samples for a batch on each rank
+                return not any(left.steps())
+        return position.has_begun and position.consumed >= self.config_at(position).num_samples
+
+    def samples_before(self, place: Place) -> int:
+        """Return the samples in the blocks of planned batches before a place in the epoch that has begun."""
+        return min(place.block * self.block_samples, (self._config or self.latest).num_samples)
+
+    def begin(self, position: Position, here: Identity, *, is_first: bool) -> OrderConfig:
+        """Return the order of an epoch that begins, or goes on, at a position; the first one is compared with others'.
+
+        Raises `DataMismatchError` where this rank would read other samples than other ranks, and `ArgumentError` where
+        the cache has too little room.
+        """
+        config = self._config = self.config_at(position)
+        settings = self._settings = self.settings(here)
+        if is_first and here.world_size > 1:
+            is_one_version = self._fixed or not self._dataset.follows
+            check_ranks_agree(self._dataset.manifest.versions if is_one_version else {}, settings)
+            if self.planned is not None:
+                check_same("plan of batches", self.planned.agreed(here, self.block_samples))
+        if self._checked is None or self._checked[0] is not config or self._checked[1] != settings:
+            config.check_room(settings, here)
+            self._checked = config, settings
+        return config
+
+    def start(self, position: Position, left: EpochPlan | PlannedProgress, here: Identity) -> EpochStart:
+        """Return what workers are told of the batches that are left at a position."""
+        start = functools.partial(EpochStart, epoch=position.epoch, rank=here.rank, settings=self.settings(here))
+        if isinstance(left, EpochPlan):
+            return start(plan=left)
+        epoch = left.epoch
+        return start(
+            plan=self._about(here), planned=PlannedStart(epoch.world, epoch.start, epoch.batching.block_samples)
+        )
+
+    def _about(self, here: Identity) -> EpochPlan:
+        """Return about as many batches as an epoch of planned ones has, by which memory is shared out."""
+        assert self.planned is not None
+        self.planned.check_lengths()
+        self._check_samples(self.latest)
+        return EpochPlan(
+            num_samples=self.latest.num_samples,
+            num_replicas=here.world_size,
+            batch_size=self.planned.usual_batch,
+            drop_last=self._dataset.drop_last,
+            drop_last_batch=self._drop_last,
+        )
+
+    def state(self, position: Position) -> State:
+        """Return the state of a loader at a position."""
+        state = self.known_at(position).state(position, self.settings(self._dataset.identity()))
+        if self.planned is None:
+            return state
+        place = position.place if state["epoch"] == position.epoch else None  # else the epoch is over
+        return state | self.planned.state(place, self.block_samples)
+
+    def load(self, state: Mapping[str, Any]) -> tuple[Position, bool]:
+        """Take the settings of a state; return its position, and whether nothing is left of its epoch.
+
+        Raises `StateMismatchError` for the state of another data set, seed or order.
+        """
+        check_state(state)
+        config = self.latest.as_in(state)
+        settings = config.settings(self._dataset.identity(), state)
+        position = read_state(state, config.expected(state, settings))
+        position, self._block = planned_position(self.planned, position, state, self._block)
+        self._settings, self._config = settings, config
+        self._fixed = self._fixed and self._fixed.after(state)
+        self._dataset.order_config = self._dataset.order_config.after(state)
+        return position, position.consumed >= config.num_samples
