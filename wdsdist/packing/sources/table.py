@@ -16,7 +16,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.arrow_files import ArrowFile, ArrowTable, readable
 from wdsdist.packing.sources.columns import Layout, check_columns, choose
-from wdsdist.packing.sources.paths import Root, lies_below
+from wdsdist.packing.sources.paths import Finder, lies_below
 from wdsdist.packing.sources.sample_chunks import ChunkTable, kind_of
 from wdsdist.packing.sources.sample_chunks import Kind as ChunkKind
 from wdsdist.packing.sources.scan import FILE, FOLDER, LINK
@@ -154,7 +154,7 @@ def _check_splits(path: Path, root: Path, files: list[Path], suffix: str) -> Non
 
 def _source(kind: str, location: Path, home: Path, paths: list[Path], options: SourceOptions) -> Source:
     wanted = check_columns(options.columns)
-    root = Root.of(home, options.root, allow_outside=options.allow_outside)
+    finder = Finder.of(home, options.root, allow_outside=options.allow_outside)
     for path in paths:
         if not path.is_file():
             raise SourceError(f"{path} does not exist, but {location} names it: fetch it again")
@@ -169,8 +169,8 @@ def _source(kind: str, location: Path, home: Path, paths: list[Path], options: S
         if not table.starts[-1]:
             bad = "".join(f", such as {one.key}: {one.reason}" for one in table.left_out()[:1])
             raise SourceError(f"{location} holds no row that could be a sample{bad}: is it the right file?")
-        layout = _numbered(choose(table.columns(root.folder), wanted, str(location)), table, str(location))
-        listing = TableListing(layout, root, options.on_error)
+        layout = _numbered(choose(table.columns(finder.root), wanted, str(location)), table, str(location))
+        listing = TableListing(layout, finder, options.on_error)
         rows = functools.partial(table.rows, layout.used(), layout.columns)
         listing.add(rows(), table.place)
         listing.finish(rows, table.place)
@@ -205,7 +205,7 @@ def _contents(table: ArrowTable | ChunkTable, listing: TableListing) -> Contents
 
     def take(indices: Int64s) -> RowSamples:
         rows = np.asarray(indices if kept is None else kept[indices], np.int64)
-        return RowSamples(table.take(rows, used), layout, listing.root, rows, listing.file_sizes(rows))
+        return RowSamples(table.take(rows, used), layout, listing.finder.anew(), rows, listing.file_sizes(rows))
 
     return Contents(
         sizes=listing.stored_sizes() if kept is None else listing.stored_sizes()[kept],

@@ -18,7 +18,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.errors import EncodeError, SourceError
 from wdsdist.packing.sources.columns import Column, Layout, suffix
 from wdsdist.packing.sources.items import broken, numbered
-from wdsdist.packing.sources.paths import Finder, Root
+from wdsdist.packing.sources.paths import Finder
 from wdsdist.packing.sources.source import (
     FilePayload,
     FileStamp,
@@ -136,19 +136,19 @@ class RowSamples:
 
     rows: Rows
     layout: Layout
-    root: Root
+    finder: Finder
     indices: Int64s
     """Numbers of the rows in the table."""
     file_sizes: Int64s
     """int64 [members that are files, rows]: bytes of each file that a row has when listed, then -1."""
 
     def __iter__(self) -> Iterator[Sample]:
-        finder = self.root.finder()
         for number, (index, row) in enumerate(zip(self.indices.tolist(), self.rows, strict=True)):
             sizes = iter(self.file_sizes[:, number].tolist())
             try:
                 members = [
-                    (extension, self._payload(data, sizes)) for extension, data in _members(self.layout, row, finder)
+                    (extension, self._payload(data, sizes))
+                    for extension, data in _members(self.layout, row, self.finder)
                 ]
                 key = _key(self.layout, row, index, members)
             except _RowError as error:
@@ -167,7 +167,7 @@ class TableListing:
     """What is known of the rows of a table once all have been looked at."""
 
     layout: Layout
-    root: Root
+    finder: Finder
     on_error: OnError = "raise"
     wrong: dict[int, LeftOut] = field(default_factory=dict)
     """The rows that are left out, by their numbers."""
@@ -179,7 +179,7 @@ class TableListing:
 
     def add(self, rows: Iterable[Row], place: Callable[[int], str]) -> None:
         """Look at some rows, the next ones; ``place`` says where each of them stands, by its number in the table."""
-        layout, finder = self.layout, self.root.finder()
+        layout, finder = self.layout, self.finder
         of_files = sum(member.form == "file" for member in layout.members)
         for row in rows:
             index = len(self.sizes)
@@ -230,7 +230,7 @@ class TableListing:
         self._check_keys(again, place)
         if len(self.wrong) == len(self.sizes):
             why = self.wrong[0].reason
-            raise SourceError(f"no row of the table in {self.root.folder} can be packed, for instance: {why}")
+            raise SourceError(f"no row of the table in {self.finder.root} can be packed, for instance: {why}")
 
     def _check_keys(self, rows: Callable[[], Iterable[Row]], place: Callable[[int], str]) -> None:
         """Refuse a row whose key an earlier one has."""
@@ -255,14 +255,14 @@ class TableListing:
         if self.on_error == "raise":
             raise error
         key = _any_key(self.layout, row, index).encode("utf-8", "backslashreplace").decode()
-        self.wrong[index] = LeftOut(key, str(error).replace(self.root.folder + os.sep, ""))
+        self.wrong[index] = LeftOut(key, str(error).replace(self.finder.root + os.sep, ""))
 
     def _looked_up(self, data: bytes | str | Length, sizes: list[int]) -> Payload | Length:
         """Return what is known of a member's data; the size of a file is noted in ``sizes`` too."""
         if not isinstance(data, str):
             return data
         status = _status(data)
-        root = self.root.folder
+        root = self.finder.root
         relative = os.path.relpath(data, root) if data.startswith(root + os.sep) else data
         self.state.update(f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
         if not isinstance(data, _Loose):
