@@ -7,6 +7,7 @@ import logging
 import re
 import shutil
 from collections.abc import Collection, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -72,8 +73,7 @@ def finished(place: Place, job: Job, on_error: OnError) -> Manifest | None:
 
     A data set that samples were left out of is finished where they may be.
     """
-    record = jobs.load(place)
-    if record is None or record.job.differences(job):
+    if all(record.job.differences(job) for record in jobs.load(place)):
         return None
     try:
         manifest = manifests.load(place.at(manifests.FILE_NAME), place.options)
@@ -98,7 +98,7 @@ def claim(place: Place, record: Record, *, overwrite: bool) -> None:
     not write.
     """
     tidy(place)
-    known = jobs.load(place)
+    known = next(iter(jobs.load(place)), None)
     is_same = known is not None and not known.job.differences(record.job)
     if is_same and append.was_appended_to(place):
         if not overwrite:
@@ -118,7 +118,7 @@ def claim(place: Place, record: Record, *, overwrite: bool) -> None:
                 _other(place, known, record.job, tars, finished=manifests.FILE_NAME in present)
             )
         _remove_own(place, known, present, record)
-    jobs.save(record, place)
+    jobs.save(place, jobs.FILE_NAME, {"shards": record.shards or None, "job": asdict(record.job)})
 
 
 def finish(place: Place, manifest: Manifest) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 from collections.abc import Iterable
 from concurrent.futures import BrokenExecutor, Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wdsdist._util.files import TEMPORARY
 from wdsdist._util.host import cpu_count
@@ -16,8 +16,8 @@ from wdsdist.errors import WdsdistError
 from wdsdist.packing.destination import Place
 from wdsdist.packing.job import Job
 from wdsdist.packing.plan import PackPlan
-from wdsdist.packing.progress import PackProgress, ShowProgress
-from wdsdist.packing.remote_executor import borrowed, parallelism
+from wdsdist.packing.progress import PackProgress, ShowProgress, later
+from wdsdist.packing.remote_executor import Borrowed, parallelism
 from wdsdist.packing.sources.source import OnError, Source
 from wdsdist.packing.writer import WrittenShard, whole_shard, write_shard
 
@@ -57,7 +57,7 @@ def write_planned(source: Source, plan: PackPlan, place: Place, job: Job, how: W
         of_files = source.contents.of_files and job.options.max_side is None and not job.options.has_checks
         threads = _ABREAST if of_files and not lent else 1
         try:
-            with borrowed(lent, place, job) if lent else pool(workers, len(missing), threads=threads) as executor:
+            with Borrowed(lent, place, job) if lent else pool(workers, len(missing), threads=threads) as executor:
                 shards.write(executor, missing, _AHEAD * max(min(workers or cpu_count(), len(missing)), threads))
         except BrokenExecutor as error:
             raise WdsdistError(
@@ -75,12 +75,11 @@ class _Shards:
         self.plan = plan
         self.place = place
         self.on_error = how.on_error
-        self.progress = how.progress
+        self.show = how.progress
         self.options = job.options
-        self.bytes = int(plan.sizes.sum())
         self.done: dict[int, WrittenShard] = {}
-        self.samples_done = self.bytes_done = self.shown = self.left_out = 0
-        self.kept = 0, 0
+        self.progress = PackProgress(0, len(source), 0, len(plan), 0, int(plan.sizes.sum()), len(source.left_out))
+        self.shown = 0
 
     def keep(self) -> list[int]:
         """Note the shards that are whole; return the numbers of the others."""
@@ -100,7 +99,8 @@ class _Shards:
             )
             if kept is not None:
                 self._add(number, kept)
-        self.kept = self.samples_done, self.bytes_done
+        done = self.progress
+        self.progress = replace(done, samples_kept=done.samples_done, bytes_kept=done.bytes_done)
         self._report()
         return [number for number in range(len(self.plan)) if number not in self.done]
 
@@ -138,24 +138,11 @@ class _Shards:
 
     def _add(self, number: int, shard: WrittenShard) -> None:
         self.done[number] = shard
-        self.samples_done += shard.num_samples + len(shard.left_out)
-        self.left_out += len(shard.left_out)
-        self.bytes_done += int(self.plan.sizes[number])  # what it was to have, so that all add up to the whole
+        # The bytes that it was to have, so that all add up to the whole.
+        self.progress = later(self.progress, shard, int(self.plan.sizes[number]))
 
     def _report(self, *, under_way: int = 0) -> None:
-        if self.progress is None:
-            return
-        self.shown = max(self.shown, self.bytes_done + under_way)  # a shard that is renamed just now is in neither
-        self.progress(
-            PackProgress(
-                samples_done=self.samples_done,
-                samples=len(self.source),
-                shards_done=len(self.done),
-                shards=len(self.plan),
-                bytes_done=self.shown,
-                bytes=self.bytes,
-                left_out=self.left_out + len(self.source.left_out),
-                samples_kept=self.kept[0],
-                bytes_kept=self.kept[1],
-            )
-        )
+        if self.show is not None:
+            # A shard that is renamed just now is in neither.
+            self.shown = max(self.shown, self.progress.bytes_done + under_way)
+            self.show(replace(self.progress, bytes_done=self.shown))

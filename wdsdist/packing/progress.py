@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from wdsdist.packing.writer import WrittenShard
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +28,15 @@ class PackProgress:
 
 
 ShowProgress = Callable[[PackProgress], None]
+
+
+def later(done: PackProgress, shard: WrittenShard, size: int) -> PackProgress:
+    """Return how far packing has come with one shard more, which counts for ``size`` bytes."""
+    left_out = len(shard.left_out)
+    return replace(
+        done,
+        samples_done=done.samples_done + shard.listed.num_samples + left_out,
+        shards_done=done.shards_done + 1,
+        bytes_done=done.bytes_done + size,
+        left_out=done.left_out + left_out,
+    )

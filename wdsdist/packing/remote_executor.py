@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import pickle
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
@@ -41,27 +40,18 @@ def refuse_to_travel(source: Source | Stream) -> None:
         ) from error
 
 
-@contextlib.contextmanager
-def borrowed(executor: Executor, place: Place, job: Job) -> Iterator[Executor]:
-    """Give an executor that runs things where the job's record and source are seen, or else raises.
-
-    Leaving the block on an error cancels what has not begun. The executor itself is the caller's, and stays open.
-    """
-    checked = _CheckedExecutor(executor, place, job)
-    try:
-        yield checked
-    except BaseException:
-        checked.shutdown(wait=False, cancel_futures=True)
-        raise
-
-
 def parallelism(executor: Executor) -> int | None:
     """Return how many things an executor does at once, where it says so as those of the standard library do."""
     count = getattr(executor, "_max_workers", None)
     return count if isinstance(count, int) and count > 0 else None
 
 
-class _CheckedExecutor(Executor):
+class Borrowed(Executor):
+    """A caller's executor for a block: it runs things where the job's record and source are seen, or else raises.
+
+    The end of the block cancels what has not begun; the executor stays open.
+    """
+
     def __init__(self, executor: Executor, place: Place, job: Job) -> None:
         self._executor = executor
         self._place = place
@@ -88,9 +78,8 @@ class _Work:
 
 
 def _do(work: _Work) -> Any:
-    record = jobs.load(work.place)
-    known = [job for job in (record.job if record else None, append.latest(work.place)) if job is not None]
-    if all(job.differences(work.job) for job in known):
+    known = [*jobs.load(work.place), *jobs.load(work.place, append.FILE_NAME)[-1:]]
+    if all(record.job.differences(work.job) for record in known):
         raise DestinationError(
             f"the worker on {platform.node()} does not see {work.place} as the packing process does: every worker "
             f"must reach it, so choose a folder on a shared file system, or a URL"

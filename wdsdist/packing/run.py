@@ -38,7 +38,7 @@ from wdsdist.packing.writer import WrittenShard
 from wdsdist.shards import index_target
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.index import tolerance_of
-from wdsdist.shards.manifest import Manifest, Shard
+from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.tar import AUTO
 from wdsdist.storage import compression
 
@@ -303,7 +303,7 @@ def _write(
     planned = found if isinstance(found, Stream) else (found, _plan_of(found, job.options))
     first = 0
     if known is None:
-        shards = None if isinstance(planned, Stream) else len(planned[1])
+        shards = 0 if isinstance(planned, Stream) else len(planned[1])
         destination.claim(place, Record(job, shards), overwrite=overwrite)
     else:
         destination.tidy(place)
@@ -328,9 +328,9 @@ def _plan_of(source: Source, options: PackOptions) -> PackPlan:
 def _report(place: Place, source: Source | Stream, shards: list[WrittenShard], *, added: bool) -> int:
     """List the samples that were left out; return how many there are."""
     left_out: list[tuple[str | None, LeftOut]] = [(None, one) for one in source.left_out]
-    left_out += [(shard.name, one) for shard in shards for one in shard.left_out]
+    left_out += [(shard.listed.name, one) for shard in shards for one in shard.left_out]
     report.save(place, left_out, added=added)
-    if left_out and not any(shard.num_samples for shard in shards):
+    if left_out and not any(shard.listed.num_samples for shard in shards):
         raise SourceError(f"{source.location} holds no sample that can be packed: {left_out[0][1].reason}")
     return len(left_out)
 
@@ -339,7 +339,7 @@ def _manifest(source: Source | Stream, job: Job, shards: list[WrittenShard], pla
     left_out, images = _report(place, source, shards, added=added), job.options.reencoding
     return Manifest.of(
         place.location,
-        [Shard(one.name, one.num_samples, one.size, one.sha256, one.tar_size) for one in shards],
+        [one.listed for one in shards],
         extra={
             "source": {"kind": source.kind},
             "shuffle_seed": job.options.shuffle_seed,

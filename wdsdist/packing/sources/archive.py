@@ -24,13 +24,13 @@ import struct
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from wdsdist.errors import ShardDamagedError, SourceError, StorageError
-from wdsdist.packing.sources.listed_source import Listed, Taken, listed_source, packable
+from wdsdist.packing.sources.listed_source import Listed, Taken, packable
 from wdsdist.packing.sources.listing import Folder, list_samples
 from wdsdist.packing.sources.nested_tars import find_parts, holds_tar, refuse_tars
 from wdsdist.packing.sources.scan import CLUTTER_FOLDERS, shown
@@ -132,12 +132,6 @@ class Tree:
         folders = [name.decode("utf-8", "surrogateescape") for name in self._folders[root].folders]
         listing = list_samples(lambda path: self._folders.pop(root + path))
         return packable(self.label, listing, folders, options, skipped=self.skipped, left_out=self.left_out)
-
-    def source(
-        self, kind: str, options: SourceOptions, file: FileStamp, samples: Callable[[Taken], Iterable[Sample]]
-    ) -> Source:
-        """Return the source of an archive; ``samples`` gives the parts of the listing their data."""
-        return listed_source(kind, self.label, self.listed(options), f"{kind}\0{file[1:]}", samples)
 
     def _root(self, *, single_class: bool) -> bytes:
         """Return the folder around everything, however deep, with a slash at its end; empty where there is none."""
@@ -261,7 +255,7 @@ def _tar_source(path: Path, label: str, options: SourceOptions) -> Source:
         raise SourceError(f"{error}: fetch it again, or make it anew") from error
     except OSError as error:
         raise SourceError(f"{label} cannot be read: {error.strerror}") from error
-    return tree.source("tar", options, file, functools.partial(TarSamples, file))
+    return tree.listed(options).source("tar", f"tar\0{file[1:]}", functools.partial(TarSamples, file))
 
 
 def _list(path: Path, label: str, tree: Tree) -> None:
@@ -334,11 +328,7 @@ class ZipSamples:
                 raise zipfile.BadZipFile(f"it has {found:,} bytes, but {size:,} in the directory")
         except _DAMAGE as error:
             return BrokenPayload(f"{self.file.path}/{name} is damaged ({error}): fetch the archive again", size)
-        return (
-            RangePayload(self.file.path, start, size)
-            if entry.compress_type == zipfile.ZIP_STORED and size > _SMALL
-            else data
-        )
+        return RangePayload(self.file.path, start, size) if is_part else data
 
 
 def find_zip(candidate: Candidate, options: SourceOptions) -> Source | None:
@@ -362,7 +352,7 @@ def find_zip(candidate: Candidate, options: SourceOptions) -> Source | None:
     def samples(taken: Taken) -> ZipSamples:
         return ZipSamples(file, taken, {place: infos[place] for place in taken.places})
 
-    return tree.source("zip", options, file, samples)
+    return tree.listed(options).source("zip", f"zip\0{file[1:]}", samples)
 
 
 def _directory(path: Path) -> tuple[list[zipfile.ZipInfo], int]:

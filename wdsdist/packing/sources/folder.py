@@ -11,7 +11,7 @@ from pathlib import Path
 
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.class_folders import split_folder
-from wdsdist.packing.sources.listed_source import Taken, listed_source, packable
+from wdsdist.packing.sources.listed_source import Taken, packable
 from wdsdist.packing.sources.listing import Folder, Listing, list_samples
 from wdsdist.packing.sources.nested_tars import holds_tar, refuse_tars
 from wdsdist.packing.sources.scan import FILE, FOLDER, LINK, OTHER, FolderEntries, is_passed_over, shown
@@ -47,7 +47,7 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
     refuse_tars(str(root), walk.tars)
     listed = packable(str(root), listing, walk.folders, options, skipped=walk.skipped, left_out=walk.left_out)
     samples = functools.partial(FolderSamples, str(root))
-    return listed_source("folder", str(root), listed, "folder", samples, of_files=True)
+    return listed.source("folder", "folder", samples, of_files=True)
 
 
 class _Walk:

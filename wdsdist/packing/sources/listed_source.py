@@ -84,6 +84,8 @@ class Taken:
 class Listed:
     """All samples of a listing that can be packed, in the order of their first files' paths, byte by byte."""
 
+    label: str
+    """What was listed, for messages."""
     listing: Listing
     numbers: Int64s | None
     """int64: the samples of the listing that can be packed; all where there is none."""
@@ -91,20 +93,34 @@ class Listed:
     """The class folders in the order of their numbers, or none."""
     skipped: dict[str, int]
     """Entries that belong to no sample, counted by what they are."""
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[LeftOut, ...]
 
     def __len__(self) -> int:
         return self.listing.num_samples if self.numbers is None else len(self.numbers)
 
-    def fingerprint(self, state: str) -> str:
-        """Return a digest of all paths and sizes, and of what else ``state`` tells of the source."""
+    def source(
+        self, kind: str, state: str, samples: Callable[[Taken], Iterable[Sample]], *, of_files: bool = False
+    ) -> Source:
+        """Return the source of a folder, an archive, or a remote folder.
+
+        ``state`` tells one state of it from another, beside its listing; ``samples`` gives the listed files their data.
+        """
         digest = hashlib.sha256(f"{state}\0{self.classes}\0{self.listing.digest}\n".encode())
         for one in self.left_out:
             digest.update(f"{one.key}\0{one.reason}\n".encode())
-        return digest.hexdigest()
 
-    def notes(self) -> dict[str, Any]:
-        """Return the notes for ``index.json``."""
+        def load(_: Source) -> Contents:
+            return Contents(
+                sizes=self.stored_sizes(),
+                take=lambda indices: samples(self.take(indices)),
+                notes=self._notes(),
+                left_out=self.left_out,
+                of_files=of_files,
+            )
+
+        return Source(kind, self.label, digest.hexdigest(), load)
+
+    def _notes(self) -> dict[str, Any]:
         classes = {"classes": list(self.classes)} if self.classes is not None else {}
         skipped = {"skipped": dict(sorted(self.skipped.items()))} if self.skipped else {}
         rule = self.listing.key_rule
@@ -150,32 +166,6 @@ class Listed:
             None if labels is None else [labels[place] for place in in_folders.tolist()],
             None if listing.dots is None else listing.dots[files].tolist(),
         )
-
-
-def listed_source(
-    kind: str,
-    location: str,
-    listed: Listed,
-    state: str,
-    samples: Callable[[Taken], Iterable[Sample]],
-    *,
-    of_files: bool = False,
-) -> Source:
-    """Return the source of a folder, an archive, or a remote folder.
-
-    ``state`` tells one state of it from another, beside its listing; ``samples`` gives the listed files their data.
-    """
-
-    def load(_: Source) -> Contents:
-        return Contents(
-            sizes=listed.stored_sizes(),
-            take=lambda indices: samples(listed.take(indices)),
-            notes=listed.notes(),
-            left_out=listed.left_out,
-            of_files=of_files,
-        )
-
-    return Source(kind, location, listed.fingerprint(state), load)
 
 
 def packable(
@@ -227,7 +217,7 @@ def packable(
             {f"file beside the class folders, such as {shown(listing.path(int(files[0])))}": count}
         )
     every = [*left_out, *(LeftOut(shown(listing.key(sample)), wrong[sample]) for sample in sorted(wrong))]
-    return Listed(listing, numbers, classes.names, dict(skipped), tuple(every))
+    return Listed(label, listing, numbers, classes.names, dict(skipped), tuple(every))
 
 
 def _by_rule(label: str, listing: Listing, folders: list[str], options: SourceOptions) -> Listing:

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, ShardNotFoundError, SourceError, SourceNotFoundError, StorageError
 from wdsdist.packing.sources.archive import Tree
-from wdsdist.packing.sources.listed_source import Taken, listed_source
+from wdsdist.packing.sources.listed_source import Taken
 from wdsdist.packing.sources.nested_tars import holds_tar, refuse_tars
 from wdsdist.packing.sources.sample_chunks import is_chunk
 from wdsdist.packing.sources.source import BrokenPayload, Payload, RangePayload, Sample, Source, SourceOptions, deferred
@@ -152,7 +152,7 @@ def _folder(url: str, options: SourceOptions) -> Source:
         return RemoteSamples(taken, urls, bound)
 
     state = "\0".join(["folder", *(entry.stamp for entry in entries)])
-    return listed_source("folder", where, tree.listed(options), state, samples)
+    return tree.listed(options).source("folder", state, samples)
 
 
 def _misnamed(url: str, name: str) -> str:
