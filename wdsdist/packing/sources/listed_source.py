@@ -26,18 +26,7 @@ from wdsdist.packing.sources.class_folders import (
 from wdsdist.packing.sources.listing import Listing, cut
 from wdsdist.packing.sources.scan import shown
 from wdsdist.packing.sources.source import Contents, LeftOut, Payload, Sample, Source, SourceOptions
-from wdsdist.shards.tar import (
-    AUTO,
-    FIRST_DOT,
-    LAST_DOT,
-    Evidence,
-    decide,
-    escaped,
-    glance,
-    is_cut_alike,
-    observe,
-    stored_size,
-)
+from wdsdist.shards import tar
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +66,7 @@ class Taken:
             if self.labels is not None:
                 members.append(("cls", b"%d" % self.labels[number]))
                 members.sort(key=lambda member: member[0])
-            yield key if self.dots is None else escaped(key), members
+            yield key if self.dots is None else tar.escaped(key), members
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,7 +113,7 @@ class Listed:
         classes = {"classes": list(self.classes)} if self.classes is not None else {}
         skipped = {"skipped": dict(sorted(self.skipped.items()))} if self.skipped else {}
         rule = self.listing.key_rule
-        return {**classes, **skipped, **({} if rule == FIRST_DOT else {"source_key_rule": rule})}
+        return {**classes, **skipped, **({} if rule == tar.FIRST_DOT else {"source_key_rule": rule})}
 
     def stored_sizes(self) -> Int64s:
         """int64 [samples]: bytes that each sample takes in a tar."""
@@ -136,7 +125,7 @@ class Listed:
             if self.numbers is not None:
                 odd = np.intersect1d(odd, self.numbers)  # the names of others may be no text
             for sample in odd.tolist():
-                stored[sample] += stored_size(f"{self.listing.key(sample)}.cls", 1) - plain
+                stored[sample] += tar.stored_size(f"{self.listing.key(sample)}.cls", 1) - plain
         return stored if self.numbers is None else stored[self.numbers]
 
     def take(self, indices: Int64s) -> Taken:
@@ -224,18 +213,18 @@ def _by_rule(label: str, listing: Listing, folders: list[str], options: SourceOp
     """Cut the names of a listing by the key rule that is asked for, or that they show."""
     rule = options.key
     try:
-        if rule == AUTO and are_image_folders(listing, folders, options):
-            rule = FIRST_DOT if all(map(is_cut_alike, listing.extensions)) else LAST_DOT
-        elif rule == AUTO:
-            rule = decide(_evidence(listing), label)
-        return listing if rule == FIRST_DOT else cut(listing, rule)
+        if rule == tar.AUTO and are_image_folders(listing, folders, options):
+            rule = tar.FIRST_DOT if all(map(tar.is_cut_alike, listing.extensions)) else tar.LAST_DOT
+        elif rule == tar.AUTO:
+            rule = tar.decide(_evidence(listing), label)
+        return listing if rule == tar.FIRST_DOT else cut(listing, rule)
     except (ArgumentError, ValueError) as error:
         raise SourceError(str(error)) from None
 
 
-def _evidence(listing: Listing) -> Evidence:
-    found = glance(listing.extensions, listing.extension_ids, listing.sample_files, listing.path)
-    return observe(listing.compound_groups()) if found is None else found
+def _evidence(listing: Listing) -> tar.Evidence:
+    found = tar.glance(listing.extensions, listing.extension_ids, listing.sample_files, listing.path)
+    return tar.observe(listing.compound_groups()) if found is None else found
 
 
 def _unpackable(listing: Listing) -> dict[int, str]:

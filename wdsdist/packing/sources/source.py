@@ -68,6 +68,20 @@ Sample = tuple[str, list[tuple[str, Payload]]]
 """A key, and its members as (extension, payload) in the order in which they are written."""
 
 
+def broken(key: str, error: SourceError) -> Sample:
+    """Return what stands for a sample that is to be left out, with the reason.
+
+    >>> broken("000000007", SourceError("item 7 cannot be had"))
+    ('000000007', [('broken', BrokenPayload(reason='item 7 cannot be had', size=0))])
+    """
+    return key, [("broken", BrokenPayload(str(error)))]
+
+
+def numbered(number: int) -> str:
+    """Return the key of a sample that has none of its own."""
+    return f"{number:09d}"
+
+
 def payload_size(payload: Payload) -> int:
     """Return the bytes of a member's data."""
     return len(payload) if isinstance(payload, bytes) else payload.size

@@ -17,7 +17,6 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import EncodeError, SourceError
 from wdsdist.packing.sources.columns import Column, Layout, suffix
-from wdsdist.packing.sources.items import broken, numbered
 from wdsdist.packing.sources.paths import Finder
 from wdsdist.packing.sources.source import (
     FilePayload,
@@ -26,7 +25,9 @@ from wdsdist.packing.sources.source import (
     OnError,
     Payload,
     Sample,
+    broken,
     key_digest,
+    numbered,
     payload_size,
 )
 from wdsdist.samples.codecs import encode
