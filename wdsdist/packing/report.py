@@ -26,8 +26,8 @@ def save(place: Place, left_out: Iterable[tuple[str | None, LeftOut]], *, added:
     ]
     if added:
         with contextlib.suppress(FileNotFoundError):
-            before = place.read(FILE_NAME).splitlines(keepends=True)
-            lines[:0] = [one for one in before if one not in set(lines)]  # a run that was killed may have added them
+            again = set(lines)  # a run that was killed may have added them
+            lines[:0] = [line for line in place.read(FILE_NAME).splitlines(keepends=True) if line not in again]
     if lines:
         with place.create(FILE_NAME) as stream:
             stream.writelines(lines)

@@ -259,7 +259,9 @@ def _tar_source(path: Path, label: str, options: SourceOptions) -> Source:
 
 
 def _list(path: Path, label: str, tree: Tree) -> None:
-    with _mapped(path, label) as content:
+    if path.stat().st_size < BLOCK:
+        raise SourceError(f"{label} is empty or no tar: fetch it again")
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
         nested = _are_tars(tarformat.scan_parts(content, label=label))
         for part in tarformat.scan_parts(content, label=label):
             tree.skipped.update(part.skipped)
@@ -285,15 +287,6 @@ def _are_tars(parts: Iterable[Members]) -> bool:
 
 def _files(part: Members) -> Iterator[tuple[str, int, int]]:
     return zip(part.names, part.offsets.tolist(), part.sizes.tolist(), strict=True)
-
-
-@contextlib.contextmanager
-def _mapped(path: Path, label: str) -> Iterator[mmap.mmap]:
-    with path.open("rb") as stream:
-        if FileStamp.of(path).size < BLOCK:
-            raise SourceError(f"{label} is empty or no tar: fetch it again")
-        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            yield content
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +331,13 @@ def find_zip(candidate: Candidate, options: SourceOptions) -> Source | None:
         return None
     file = FileStamp.of(path)
     tree = Tree(str(path), options.on_error)
-    infos, start = _directory(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            infos, start = archive.infolist(), archive.start_dir
+    except PermissionError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
+    except (*_DAMAGE, OverflowError, IndexError) as error:
+        raise SourceError(f"{path} is not a zip archive, or is cut or damaged ({error}): fetch it again") from error
     _check_zip(path, infos, start)
     for place, info in enumerate(infos):
         name = _name(info)
@@ -353,17 +352,6 @@ def find_zip(candidate: Candidate, options: SourceOptions) -> Source | None:
         return ZipSamples(file, taken, {place: infos[place] for place in taken.places})
 
     return tree.listed(options).source("zip", f"zip\0{file[1:]}", samples)
-
-
-def _directory(path: Path) -> tuple[list[zipfile.ZipInfo], int]:
-    """Return the entries of the directory, and where it starts."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.infolist(), archive.start_dir
-    except PermissionError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
-    except (*_DAMAGE, OverflowError, IndexError) as error:
-        raise SourceError(f"{path} is not a zip archive, or is cut or damaged ({error}): fetch it again") from error
 
 
 def _check_zip(path: Path, infos: list[zipfile.ZipInfo], start: int) -> None:

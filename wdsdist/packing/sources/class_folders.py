@@ -64,13 +64,6 @@ def refuse_splits(root: str, folders: list[str]) -> None:
     raise error
 
 
-def split_folder(root: Path, split: str) -> Path:
-    """Return the folder of a split. Raises `SourceError` where there is none."""
-    if not (root / split).is_dir():
-        raise SourceError(f"{root} holds no folder {split!r}: name a folder that lies directly in it as --split")
-    return root / split
-
-
 def known_classes(location: str | os.PathLike[str] | None) -> tuple[str, ...] | None:
     """Return the classes of a packed data set, or of a local folder that holds a folder for each; ``None`` of none.
 

@@ -334,14 +334,7 @@ def extension_of(start: bytes) -> str:
 
 def paths_or_texts(name: str, values: tuple[str, ...], root: str) -> Column:
     """Return a column of texts, told by its first values: one of paths where any of them names a file."""
-    there = next((value for value in values if suffix(value) and _is_file(root, value)), None)
-    if there is not None:
-        return Column(name, "path", suffix(there), values=values)
+    for value in values:
+        if suffix(value) and os.path.isfile(os.path.join(root, value)):  # noqa: PTH113, PTH118 - Path refuses a NUL
+            return Column(name, "path", suffix(value), values=values)
     return Column(name, "text", values=values)
-
-
-def _is_file(root: str, value: str) -> bool:
-    try:
-        return os.path.isfile(os.path.join(root, value))  # noqa: PTH113, PTH118 - takes what Path refuses, such as NUL
-    except ValueError:
-        return False

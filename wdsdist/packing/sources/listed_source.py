@@ -216,15 +216,11 @@ def _by_rule(label: str, listing: Listing, folders: list[str], options: SourceOp
         if rule == tar.AUTO and are_image_folders(listing, folders, options):
             rule = tar.FIRST_DOT if all(map(tar.is_cut_alike, listing.extensions)) else tar.LAST_DOT
         elif rule == tar.AUTO:
-            rule = tar.decide(_evidence(listing), label)
+            found = tar.glance(listing.extensions, listing.extension_ids, listing.sample_files, listing.path)
+            rule = tar.decide(tar.observe(listing.compound_groups()) if found is None else found, label)
         return listing if rule == tar.FIRST_DOT else cut(listing, rule)
     except (ArgumentError, ValueError) as error:
         raise SourceError(str(error)) from None
-
-
-def _evidence(listing: Listing) -> tar.Evidence:
-    found = tar.glance(listing.extensions, listing.extension_ids, listing.sample_files, listing.path)
-    return tar.observe(listing.compound_groups()) if found is None else found
 
 
 def _unpackable(listing: Listing) -> dict[int, str]:
@@ -236,17 +232,12 @@ def _unpackable(listing: Listing) -> dict[int, str]:
     for file in np.flatnonzero(reserved[listing.extension_ids]).tolist() if reserved.any() else ():
         why = f"{listing.path(file)} has the name of an entry that readers add to samples: rename it"
         found.setdefault(int(listing.samples_of(np.array(file))), why)
-    for first, second in _same_but_for_case(listing):
+    lower: dict[str, int] = {}
+    kinds = [lower.setdefault(extension.lower(), len(lower)) for extension in listing.extensions]
+    for first, second in listing.repeats(kinds) if len(lower) < len(kinds) else ():
         why = (
             f"{listing.path(first)} and {listing.path(second)} differ in case only: readers take both for the same "
             f"member, so rename one"
         )
         found.setdefault(int(listing.samples_of(np.array(first))), why)
     return found
-
-
-def _same_but_for_case(listing: Listing) -> list[tuple[int, int]]:
-    """Return pairs of files in one sample whose extensions differ in case only."""
-    lower: dict[str, int] = {}
-    kinds = [lower.setdefault(extension.lower(), len(lower)) for extension in listing.extensions]
-    return [] if len(lower) == len(kinds) else listing.repeats(kinds)

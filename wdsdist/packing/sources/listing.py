@@ -54,16 +54,6 @@ class Folder:
         The folder is empty then. Of files with the same name, the first one is given, and the name is noted among
         ``twins``.
         """
-        names = self._take_names()
-        order = np.argsort(names, kind="stable")
-        names = names[order]
-        again = np.flatnonzero(names[1:] == names[:-1]) + 1
-        if len(again):
-            self.twins.update(names[again].tolist())
-            names, order = np.delete(names, again), np.delete(order, again)
-        return names, np.frombuffer(self._numbers, np.int64).reshape(-1, 3)[order]
-
-    def _take_names(self) -> Names:
         ends = np.flatnonzero(np.frombuffer(self._names, np.uint8) == 0)
         bounds = np.append(-1, ends)
         names = np.empty(len(ends), f"S{max(1, int(np.diff(bounds).max(initial=2)) - 1)}")
@@ -71,7 +61,13 @@ class Folder:
             stop = min(start + _CHUNK, len(names))
             names[start:stop] = bytes(self._names[bounds[start] + 1 : bounds[stop]]).split(b"\0")
         self._names = bytearray()
-        return names
+        order = np.argsort(names, kind="stable")
+        names = names[order]
+        again = np.flatnonzero(names[1:] == names[:-1]) + 1
+        if len(again):
+            self.twins.update(names[again].tolist())
+            names, order = np.delete(names, again), np.delete(order, again)
+        return names, np.frombuffer(self._numbers, np.int64).reshape(-1, 3)[order]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
