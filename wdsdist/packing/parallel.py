@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass, replace
 
@@ -16,7 +16,6 @@ from wdsdist.errors import WdsdistError
 from wdsdist.packing.destination import Place
 from wdsdist.packing.job import Job
 from wdsdist.packing.plan import PackPlan
-from wdsdist.packing.progress import PackProgress, ShowProgress, later
 from wdsdist.packing.remote_executor import Borrowed, parallelism
 from wdsdist.packing.sources.source import OnError, Source
 from wdsdist.packing.writer import WrittenShard, whole_shard, write_shard
@@ -26,6 +25,40 @@ _LOOK = 1.0
 """Seconds without a finished shard after which the bytes of those that are being written are shown."""
 _ABREAST = 2
 """Shards of files that one process writes at once: while one is digested, or waits for the disk, the other is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackProgress:
+    """How far packing has come."""
+
+    samples_done: int
+    samples: int | None
+    """Of the whole data set, as are the other two; ``None`` while an iterable has not ended."""
+    shards_done: int
+    shards: int | None
+    bytes_done: int
+    bytes: int | None
+    """Of all tars, headers and padding included, as they were planned."""
+    left_out: int = 0
+    """Samples that could not be packed, of those done."""
+    samples_kept: int = 0
+    """Of those done, what an earlier run had written."""
+    bytes_kept: int = 0
+
+
+ShowProgress = Callable[[PackProgress], None]
+
+
+def later(done: PackProgress, shard: WrittenShard, size: int) -> PackProgress:
+    """Return how far packing has come with one shard more, which counts for ``size`` bytes."""
+    left_out = len(shard.left_out)
+    return replace(
+        done,
+        samples_done=done.samples_done + shard.listed.num_samples + left_out,
+        shards_done=done.shards_done + 1,
+        bytes_done=done.bytes_done + size,
+        left_out=done.left_out + left_out,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from wdsdist.errors import SourceError
-from wdsdist.packing.sources.source import BrokenPayload, FilePayload, Payload, RangePayload
+from wdsdist.packing.sources.source import BrokenPayload, FilePayload, Payload, RangePayload, payload_size
 
 _AGAIN = "pack again once the source is at rest"
 # Without O_NONBLOCK, a pipe in the place of a file that was listed would be waited for until somebody writes to it.
@@ -75,12 +75,11 @@ def opened(payload: Payload) -> Iterator[Callable[[memoryview], int]]:
 
 def whole(payload: Payload) -> bytes:
     """Return all of a member's data. Raises `SourceError` where it cannot be read, or has changed."""
-    content = bytearray(len(payload) if isinstance(payload, bytes) else payload.size)
-    with opened(payload) as read, memoryview(content) as view:
-        start = 0
-        while start < len(content):
-            start += read(view[start:])
-    return bytes(content)
+    size = payload_size(payload)
+    content = memoryview(bytearray(size + 1))
+    for error in read_all([payload], [size], content, [0]).values():
+        raise error
+    return content[:size].tobytes()
 
 
 def _reader(payload: Located, descriptor: int) -> Callable[[memoryview], int]:

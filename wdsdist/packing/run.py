@@ -18,9 +18,8 @@ from wdsdist.packing import report, sources
 from wdsdist.packing.checking import Excluded, joined
 from wdsdist.packing.destination import Place
 from wdsdist.packing.job import Job, PackOptions, Record
-from wdsdist.packing.parallel import Writing, write_planned
+from wdsdist.packing.parallel import PackProgress, Writing, write_planned
 from wdsdist.packing.plan import make_plan
-from wdsdist.packing.progress import PackProgress
 from wdsdist.packing.reencoding import DEFAULT_QUALITY, check_options
 from wdsdist.packing.remote_executor import refuse_to_travel
 from wdsdist.packing.sources.class_folders import known_classes

@@ -12,23 +12,9 @@ from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
 from wdsdist.packing.sources import archive, folder, idx, python, remote, table, webdataset
 from wdsdist.packing.sources.class_folders import SplitsError
 from wdsdist.packing.sources.python import Made
-from wdsdist.packing.sources.source import (
-    Blocks,
-    BrokenPayload,
-    Candidate,
-    FilePayload,
-    Kind,
-    OnError,
-    Sample,
-    Source,
-    SourceOptions,
-    Stream,
-)
+from wdsdist.packing.sources.source import Candidate, Kind, Source, SourceOptions, Stream
 
-__all__ = [
-    "KINDS", "Blocks", "BrokenPayload", "Candidate", "FilePayload", "OnError", "Sample", "Source", "SourceOptions",
-    "Stream", "find",
-]  # fmt: skip
+__all__ = ["KINDS", "find", "splits_of"]
 
 _AS_IT_LOOKS = SourceOptions()
 _TABLE = frozenset({"columns", "root", "allow_outside"})

@@ -261,37 +261,26 @@ Encode = Callable[..., Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What the caller says about a source; ``None`` leaves it to what the source looks like."""
+    """What the caller says about a source, as `wdsdist.pack` has it; ``None`` leaves it to what the source looks like."""
 
     kind: str | None = None
-    """The kind that it must be, whatever it looks like."""
     key: str = AUTO
-    """The key rule: where names are cut into keys and extensions."""
     class_folders: bool | None = None
-    """Whether the folders in it are the classes of the samples below them; by default, when it looks so: two folders
-    or more, an image in every sample, no image beside the folders, no ``cls`` yet."""
     classes: tuple[str, ...] | None = None
     """The classes that folders may be, in the order of their numbers; by default, the folders that there are."""
     split: str | None = None
-    """The folder in it that is packed, and nothing else of it, such as ``"train"``."""
     columns: Mapping[str, str] | None = None
-    """Of a table, what becomes of its columns; see `wdsdist.packing.sources.columns`."""
     root: str | os.PathLike[str] | None = None
-    """Of a table, the local folder that the paths in it start from, and must lie below; by default its own."""
     allow_outside: bool = False
-    """Of a table, whether the paths in it may lead out of there."""
     encode: Encode | str | None = None
-    """For what Python makes, a function from an item to a sample dict."""
     on_error: OnError = "raise"
-    """Whether a sample that cannot be packed is an error, or is left out and told by ``left_out``."""
     tolerance: Tolerance | None = None
     """Of WebDataset shards, what ``on_error="skip"`` keeps of damaged ones; by default nothing."""
     scratch: Path | None = None
     """Where a source may keep a large temporary file while it is packed; by default, the system's temporary folder."""
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    """Passed to fsspec where the source is a URL; kept out of every message, for they may hold credentials."""
+    """Kept out of every message, for they may hold credentials."""
     allow_elsewhere: bool = False
-    """Whether the ``index.json`` of shards may name some outside its own folder."""
 
     def __post_init__(self) -> None:
         check_rule(self.key)
@@ -309,11 +298,11 @@ class SourceOptions:
         return [*(["key"] if self.key != AUTO else []), *(name for name in names if getattr(self, name))]
 
 
+@dataclass(frozen=True, eq=False)
 class Candidate:
     """What was given as a source, while the kinds are asked whether they know it; a folder is read only once."""
 
-    def __init__(self, given: object) -> None:
-        self.given = given
+    given: object
 
     @functools.cached_property
     def path(self) -> Path | None:
