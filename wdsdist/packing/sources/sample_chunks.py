@@ -279,7 +279,7 @@ def _decoded(file: _File, number: int, field: _Field, part: memoryview) -> Any:
 
 
 def _codec(encoding: str) -> tuple[Content, Callable[[bytes], Any] | None]:
-    """Return what a field holds, and what decodes it; ``None`` for encodings that are not read here, such as pickles."""
+    """Return what a field holds, and what decodes it; ``None`` for encodings not read here, such as pickles."""
     kind, _, rest = encoding.partition(":")
     if kind in _FILES:
         return "bytes", bytes

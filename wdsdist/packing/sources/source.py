@@ -261,7 +261,7 @@ Encode = Callable[..., Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What the caller says about a source, as `wdsdist.pack` has it; ``None`` leaves it to what the source looks like."""
+    """What the caller says about a source, as `wdsdist.pack` has it; ``None`` leaves it to what it looks like."""
 
     kind: str | None = None
     key: str = AUTO
