@@ -18,10 +18,9 @@ from wdsdist.packing import report, sources
 from wdsdist.packing.checking import Excluded, joined
 from wdsdist.packing.destination import Place
 from wdsdist.packing.job import Job, PackOptions, Record
-from wdsdist.packing.parallel import PackProgress, Writing, write_planned
+from wdsdist.packing.parallel import PackProgress, Writing, refuse_to_travel, write_planned
 from wdsdist.packing.plan import make_plan
 from wdsdist.packing.reencoding import DEFAULT_QUALITY, check_options
-from wdsdist.packing.remote_executor import refuse_to_travel
 from wdsdist.packing.sources.class_folders import known_classes
 from wdsdist.packing.sources.python import Made
 from wdsdist.packing.sources.source import (

@@ -99,13 +99,14 @@ class Listed:
             digest.update(f"{one.key}\0{one.reason}\n".encode())
 
         def load(_: Source) -> Contents:
-            return Contents(
+            contents = Contents(
                 sizes=self.stored_sizes(),
                 take=lambda indices: samples(self.take(indices)),
                 notes=self._notes(),
                 left_out=self.left_out,
                 of_files=of_files,
             )
+            return contents if self.numbers is None else contents.only(self.numbers)
 
         return Source(kind, self.label, digest.hexdigest(), load)
 
@@ -116,7 +117,7 @@ class Listed:
         return {**classes, **skipped, **({} if rule == tar.FIRST_DOT else {"source_key_rule": rule})}
 
     def stored_sizes(self) -> Int64s:
-        """int64 [samples]: bytes that each sample takes in a tar."""
+        """int64: bytes that each sample of the listing takes in a tar."""
         stored = self.listing.stored_sizes()
         if self.classes is not None:
             plain = 2 * 512  # of a header and a number of a few digits
@@ -126,12 +127,11 @@ class Listed:
                 odd = np.intersect1d(odd, self.numbers)  # the names of others may be no text
             for sample in odd.tolist():
                 stored[sample] += tar.stored_size(f"{self.listing.key(sample)}.cls", 1) - plain
-        return stored if self.numbers is None else stored[self.numbers]
+        return stored
 
-    def take(self, indices: Int64s) -> Taken:
-        """Return some of the samples, by their numbers."""
+    def take(self, samples: Int64s) -> Taken:
+        """Return some of the samples, by their numbers in the listing."""
         listing = self.listing
-        samples = indices if self.numbers is None else self.numbers[indices]
         starts, stops = listing.sample_files[samples], listing.sample_files[samples + 1]
         counts = stops - starts
         before = np.cumsum(counts) - counts

@@ -9,9 +9,11 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
@@ -134,6 +136,11 @@ class Contents:
     """Yields the shard that each sample comes from, as its ``index.json`` names it, and its key there."""
     of_files: bool = False
     """Whether samples are local files, which any thread can read at any time."""
+
+    def only(self, kept: Int64s) -> Contents:
+        """Return some of the samples, given by their numbers, which rise."""
+        blocks = self.blocks and self.blocks._replace(cuts=np.searchsorted(kept, self.blocks.cuts))
+        return replace(self, sizes=self.sizes[kept], take=lambda indices: self.take(kept[indices]), blocks=blocks)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.arrow_files import ArrowFile, ArrowTable, readable
@@ -198,23 +196,20 @@ def _numbered(layout: Layout, table: ArrowTable | ChunkTable, label: str) -> Lay
 
 
 def _contents(table: ArrowTable | ChunkTable, listing: TableListing) -> Contents:
-    layout, kept, blocks = listing.layout, listing.kept, table.blocks()
-    if blocks is not None and kept is not None:
-        blocks = blocks._replace(cuts=np.searchsorted(kept, blocks.cuts))
-    used = layout.used()
+    layout, kept, used = listing.layout, listing.kept, listing.layout.used()
 
-    def take(indices: Int64s) -> RowSamples:
-        rows = np.asarray(indices if kept is None else kept[indices], np.int64)
+    def take(rows: Int64s) -> RowSamples:
         return RowSamples(table.take(rows, used), layout, listing.finder.anew(), rows, listing.file_sizes(rows))
 
-    return Contents(
-        sizes=listing.stored_sizes() if kept is None else listing.stored_sizes()[kept],
+    contents = Contents(
+        sizes=listing.stored_sizes(),
         take=take,
         has_exact_sizes=table.has_exact_sizes(used, layout.columns),
         notes={**({} if layout.classes is None else {"classes": list(layout.classes)}), "columns": layout.notes()},
         left_out=(*table.left_out(), *listing.left_out()),
-        blocks=blocks,
+        blocks=table.blocks(),
     )
+    return contents if kept is None else contents.only(kept)
 
 
 def _fingerprint(kind: str, home: str, table: ArrowTable | ChunkTable, listing: TableListing) -> str:
