@@ -15,11 +15,8 @@ FILE_NAME = "pack-report.jsonl"
 def save(place: Place, left_out: Iterable[tuple[str | None, LeftOut]], *, added: bool) -> None:
     """Write the report beside the shards, or remove that of an earlier run where nothing was left out.
 
-    Args:
-        place: that of the shards.
-        left_out: samples, each with the shard that it was meant for; ``None`` where it was left out before there were
-            any.
-        added: whether they are added to those in a report that is there.
+    Samples come with the shard that they were meant for; ``None`` where they were left out before there were any. They
+    may be ``added`` to those in a report that is there.
     """
     lines = [
         json.dumps({"key": one.key, "shard": shard, "reason": one.reason}).encode() + b"\n" for shard, one in left_out

@@ -56,13 +56,8 @@ def write_shard(
 ) -> WrittenShard:
     """Write a tar of the samples, then its index.
 
-    Args:
-        place: where to.
-        name: of the shard.
-        samples: what it is to hold.
-        root: where the source lies; what is noted of samples that are left out does not name it.
-        on_error: whether a sample that cannot be read or stored is an error, or is left out.
-        compress: how, as `compression.checked` returns it.
+    What is noted of samples that are left out does not name ``root``, where the source lies; ``compress`` is as
+    `compression.checked` returns it.
 
     Raises:
         SourceError: a file has changed or vanished since it was listed, or a sample cannot be stored.

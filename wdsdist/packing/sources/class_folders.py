@@ -94,17 +94,10 @@ def are_image_folders(listing: Listing, folders: list[str], options: SourceOptio
 
 
 def find_classes(root: str, listing: Listing, folders: list[str], options: SourceOptions) -> Classes:
-    """Return the folders that are classes, sorted as torchvision's ``ImageFolder`` sorts them.
+    """Return which of the folders directly under a root are classes, sorted as by torchvision's ``ImageFolder``.
 
-    Where it looks so but something speaks against it, a warning names that.
-
-    Args:
-        root: what was listed, for messages.
-        listing: its samples.
-        folders: the folders directly under the root.
-        options: says whether they are classes, and of which list; by default it is as it looks.
-
-    Raises `SourceError` where they are to be classes but cannot, or would not mean what it seems.
+    Where it looks so but something speaks against it, a warning names that. Raises `SourceError` where they are to be
+    classes but cannot, or would not mean what it seems.
     """
     none = Classes(None, np.empty(0, np.int64))
     wanted = True if options.classes else options.class_folders

@@ -166,15 +166,7 @@ def packable(
     skipped: Counter[str],
     left_out: list[LeftOut],
 ) -> Listed:
-    """Return the samples of a listing.
-
-    Args:
-        label: what was listed, for messages.
-        listing: its files.
-        folders: the folders directly under its root.
-        options: says whether these are classes, and what becomes of samples that cannot be packed.
-        skipped: entries that belong to no sample, counted by what they are.
-        left_out: what is known already to be left out.
+    """Return the samples of a listing, whose root holds the ``folders``; ``skipped`` and ``left_out`` are known before.
 
     Raises `SourceError` where there is no sample, for the first that cannot be packed unless such are left out, and
     for folders that cannot be the classes that they are to be.

@@ -71,12 +71,8 @@ Made = Items | Iterable[Any] | Callable[[], Items | Iterable[Any]]
 def find(candidate: Candidate, options: SourceOptions) -> Source | Stream | None:
     """Return what an object gives, or ``None`` for a string or path that names no object.
 
-    Args:
-        candidate: a data set with ``__len__`` and ``__getitem__``; any other iterable; a function without parameters
-            that returns one of them; or the name of one of these, ``module:attribute``. A file of that name is
-            preferred.
-        options: among them ``encode``, a function from an item, or an item and its number, to a sample dict, or its
-            name, ``module:function``; by default the items are such.
+    That is a data set with ``__len__`` and ``__getitem__``; any other iterable; a function without parameters that
+    returns one of them; or the name of one of these, ``module:attribute``. A file of that name is preferred.
 
     >>> find(Candidate([{"txt": "hello"}]), SourceOptions()).location, find(Candidate("photos/train"), SourceOptions())
     ('list', None)

@@ -111,12 +111,8 @@ def is_chunk(name: str) -> bool:
 class ChunkTable(FileTable):
     """The samples of a folder as a table: its rows in order, and any of its rows.
 
-    Args:
-        folder: with ``index.json``.
-        kind: whose it is.
-        wanted: of ``columns=``; one that is left out may be of any encoding.
-
-    Raises `SourceError` for files that are missing or damaged, and for what cannot be read without the library.
+    Raises `SourceError` for files that are missing or damaged, and for what cannot be read without the library, unless
+    ``wanted``, of ``columns=``, leaves it out.
     """
 
     def __init__(self, folder: Path, kind: str, wanted: Mapping[str, str]) -> None:

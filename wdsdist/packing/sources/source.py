@@ -199,15 +199,8 @@ class Stream:
 def deferred(kind: str, location: str, state: str, scratch: Path | None, make: Callable[[Path], Source]) -> Source:
     """Return a source behind one large temporary file.
 
-    Its fingerprint is known without that file, so a finished destination costs nothing. The file is made when the
-    samples are first asked for, in a temporary folder that goes with the source.
-
-    Args:
-        kind: of the source.
-        location: of the source.
-        state: what tells this content of the source from another.
-        scratch: where the temporary file may lie.
-        make: makes the file in the folder given, and lists it.
+    ``state`` tells its content from another without that file, so a finished destination costs nothing. When the
+    samples are first asked for, ``make`` makes the file and lists it, in a temporary folder that goes with the source.
     """
 
     def load(owner: Source) -> Contents:

@@ -168,10 +168,10 @@ def _source(kind: str, location: Path, home: Path, paths: list[Path], options: S
             bad = "".join(f", such as {one.key}: {one.reason}" for one in table.left_out()[:1])
             raise SourceError(f"{location} holds no row that could be a sample{bad}: is it the right file?")
         layout = _numbered(choose(table.columns(finder.root), wanted, str(location)), table, str(location))
-        listing = TableListing(layout, finder, options.on_error)
+        listing = TableListing(layout, finder, table.place, options.on_error)
         rows = functools.partial(table.rows, layout.used(), layout.columns)
-        listing.add(rows(), table.place)
-        listing.finish(rows, table.place)
+        listing.add(rows())
+        listing.finish(rows)
     return Source(
         kind, str(location), _fingerprint(kind, str(home), table, listing), lambda _: _contents(table, listing)
     )

@@ -44,12 +44,6 @@ class Length(int):
     """Stands in a row for bytes of this length, while samples are listed: their sizes are asked for, not the data."""
 
 
-class _Loose(str):
-    """A path that stands where bytes are usual, so that the size of its file is not kept."""
-
-    __slots__ = ()
-
-
 class Rows(Protocol):
     """Some rows of a table: small, and picklable."""
 
@@ -160,7 +154,7 @@ class RowSamples:
     def _payload(self, data: bytes | str | Length, sizes: Iterator[int]) -> Payload:
         if isinstance(data, bytes):
             return data
-        return FilePayload(str(data), _status(data).st_size if isinstance(data, _Loose) else next(sizes))
+        return FilePayload(str(data), next(sizes))
 
 
 @dataclass
@@ -169,7 +163,9 @@ class TableListing:
 
     layout: Layout
     finder: Finder
-    on_error: OnError = "raise"
+    place: Callable[[int], str]
+    """Says where a row stands, by its number in the table."""
+    on_error: OnError
     wrong: dict[int, LeftOut] = field(default_factory=dict)
     """The rows that are left out, by their numbers."""
     state: Any = field(default_factory=hashlib.sha256)
@@ -178,10 +174,12 @@ class TableListing:
     files: array[int] = field(default_factory=lambda: array("q"))
     keys: array[int] = field(default_factory=lambda: array("Q"))
 
-    def add(self, rows: Iterable[Row], place: Callable[[int], str]) -> None:
-        """Look at some rows, the next ones; ``place`` says where each of them stands, by its number in the table."""
+    def add(self, rows: Iterable[Row]) -> None:
+        """Look at all rows."""
         layout, finder = self.layout, self.finder
-        of_files = sum(member.form == "file" for member in layout.members)
+        of_files = sum(
+            member.form == "file" or layout.columns[member.columns[0]].content == "bytes" for member in layout.members
+        )
         for row in rows:
             index = len(self.sizes)
             try:
@@ -191,7 +189,7 @@ class TableListing:
                 ]
                 key = _key(layout, row, index, members)
             except _RowError as error:
-                self._leave_out(index, row, SourceError(f"{place(index)}: {error}"))
+                self._leave_out(index, row, SourceError(f"{self.place(index)}: {error}"))
                 key, members, sizes = "", [], []
             self.files.extend(sizes + [-1] * (of_files - len(sizes)))  # a row may lack some
             self.sizes.append(
@@ -223,33 +221,29 @@ class TableListing:
         """Return what is noted of the rows that are left out, in their order."""
         return tuple(self.wrong[row] for row in sorted(self.wrong))
 
-    def finish(self, again: Callable[[], Iterable[Row]], place: Callable[[int], str]) -> None:
+    def finish(self, again: Callable[[], Iterable[Row]]) -> None:
         """Check that keys differ and that there is something to pack; ``again`` reads all rows once more.
 
         Raises `SourceError` for a table without a row to pack, and for two rows with one key unless such are left out.
         """
-        self._check_keys(again, place)
-        if len(self.wrong) == len(self.sizes):
-            why = self.wrong[0].reason
-            raise SourceError(f"no row of the table in {self.finder.root} can be packed, for instance: {why}")
-
-    def _check_keys(self, rows: Callable[[], Iterable[Row]], place: Callable[[int], str]) -> None:
-        """Refuse a row whose key an earlier one has."""
         digests = np.frombuffer(self.keys, np.uint64)
         ordered = np.sort(digests)
         twice = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
         first: dict[str, int] = {}
-        for index, row in enumerate(rows() if twice else ()):
+        for index, row in enumerate(again() if twice else ()):
             key = _text_key(self.layout, row)
             if key_digest(key) not in twice or index in self.wrong:
                 continue
             if key in first:
                 error = SourceError(
-                    f"{place(index)}: the key {key!r} stands in {place(first[key])} already: make keys unique, or "
-                    f"{_ADVICE} so that another column, or none, gives the key"
+                    f"{self.place(index)}: the key {key!r} stands in {self.place(first[key])} already: make keys "
+                    f"unique, or {_ADVICE} so that another column, or none, gives the key"
                 )
                 self._leave_out(index, row, error)
             first.setdefault(key, index)
+        if len(self.wrong) == len(self.sizes):
+            why = self.wrong[0].reason
+            raise SourceError(f"no row of the table in {self.finder.root} can be packed, for instance: {why}")
 
     def _leave_out(self, index: int, row: Row, error: SourceError) -> None:
         """Raise what is wrong with a row, or note it where such rows are left out."""
@@ -266,8 +260,7 @@ class TableListing:
         root = self.finder.root
         relative = os.path.relpath(data, root) if data.startswith(root + os.sep) else data
         self.state.update(f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
-        if not isinstance(data, _Loose):
-            sizes.append(status.st_size)
+        sizes.append(status.st_size)
         return FilePayload(data, status.st_size)
 
 
@@ -298,7 +291,7 @@ def _media(extension: str, value: Any, finder: Finder, column: Column) -> Iterat
     if data is not None:
         yield extension, data
     elif path is not None:
-        yield extension, _Loose(_path(finder, path, column))
+        yield extension, _path(finder, path, column)
 
 
 def _plain(column: Column, value: Any) -> Any:

@@ -368,13 +368,7 @@ def repeated_keys(
     """Return which samples have the key of an earlier one, and what stands between such a key and a shard's number.
 
     That is ``~``, or so many of them that no key holds it yet. Of ten million keys, one may be taken for another in
-    some 400,000 data sets: it is renamed in vain.
-
-    Args:
-        shards: paths, for messages, and indexes.
-        escape: as `packed_key` takes it.
-
-    Raises `SourceError` for the first key that cannot be that of a file.
+    some 400,000 data sets: it is renamed in vain. Raises `SourceError` for the first key that cannot be that of a file.
     """
     digests, separator = array("Q"), "~"
     for path, index in shards:
