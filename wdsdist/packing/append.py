@@ -6,6 +6,7 @@ stays as it is until the new one replaces it, so that the data set can be read a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection
 from dataclasses import asdict
 
@@ -37,6 +38,13 @@ def data_set(place: Place) -> Manifest | None:
         return manifests.load(place.at(manifests.FILE_NAME), place.options)
     except IndexNotFoundError:
         return None
+
+
+def readable(place: Place) -> Manifest | None:
+    """Return the data set that a place holds, or ``None`` where there is none whose ``index.json`` can be read."""
+    with contextlib.suppress(IndexFormatError):
+        return data_set(place)
+    return None
 
 
 def holds(known: Manifest, place: Place, job: Job) -> bool:
@@ -132,13 +140,8 @@ def merged(known: Manifest, added: Manifest, job: Job, place: Place) -> Manifest
 
 def was_appended_to(place: Place) -> bool:
     """Return whether something was appended to the data set in a place, or is about to be."""
-    if jobs.load(place, FILE_NAME):
-        return True
-    try:
-        known = data_set(place)
-    except IndexFormatError:
-        return False
-    return known is not None and len(known.generations) > 1
+    known = readable(place)
+    return bool(jobs.load(place, FILE_NAME)) or (known is not None and len(known.generations) > 1)
 
 
 def unlisted(place: Place, known: Manifest | None, names: Collection[str]) -> set[str]:

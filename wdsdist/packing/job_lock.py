@@ -12,7 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from wdsdist.errors import DestinationError, DestinationExistsError, IndexFormatError, IndexNotFoundError, WdsdistError
+from wdsdist.errors import DestinationError, DestinationExistsError, WdsdistError
 from wdsdist.packing import append, report
 from wdsdist.packing import job as jobs
 from wdsdist.packing.destination import Place
@@ -75,11 +75,8 @@ def finished(place: Place, job: Job, on_error: OnError) -> Manifest | None:
     """
     if all(record.job.differences(job) for record in jobs.load(place)):
         return None
-    try:
-        manifest = manifests.load(place.at(manifests.FILE_NAME), place.options)
-    except (IndexNotFoundError, IndexFormatError):
-        return None
-    if not _made_by_packing(manifest):
+    manifest = append.readable(place)
+    if manifest is None or not _made_by_packing(manifest):
         return None  # `wdsdist index` has replaced our index.json, and does not know our notes
     if manifest.extra.get("left_out") and on_error == "raise":
         return None
@@ -151,10 +148,7 @@ def _remove_own(place: Place, known: Record | None, present: Collection[str], re
 
     ``present`` are the names of all files in the place.
     """
-    try:
-        listed = manifests.load(place.at(manifests.FILE_NAME), place.options)
-    except (IndexNotFoundError, IndexFormatError):
-        listed = None
+    listed = append.readable(place)
     tars = set(filter(is_tar, present))
     indexed = {name.removesuffix(shardindex.SUFFIX) for name in present if name.endswith(shardindex.SUFFIX)}
     own = set(filter(known.writes, tars | indexed)) if known else set()

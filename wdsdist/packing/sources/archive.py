@@ -37,11 +37,11 @@ from wdsdist.packing.sources.scan import CLUTTER_FOLDERS, shown
 from wdsdist.packing.sources.source import (
     BrokenPayload,
     Candidate,
+    FilePayload,
     FileStamp,
     LeftOut,
     OnError,
     Payload,
-    RangePayload,
     Sample,
     Source,
     SourceOptions,
@@ -186,7 +186,7 @@ class TarSamples:
 
     def __iter__(self) -> Iterator[Sample]:
         self.file.check()
-        return self.taken.samples(lambda _, size, place: RangePayload(self.file.path, place, size))
+        return self.taken.samples(lambda _, size, place: FilePayload(self.file.path, size, place))
 
 
 def find_tar(candidate: Candidate, options: SourceOptions) -> Source | None:
@@ -321,7 +321,7 @@ class ZipSamples:
                 raise zipfile.BadZipFile(f"it has {found:,} bytes, but {size:,} in the directory")
         except _DAMAGE as error:
             return BrokenPayload(f"{self.file.path}/{name} is damaged ({error}): fetch the archive again", size)
-        return RangePayload(self.file.path, start, size) if is_part else data
+        return FilePayload(self.file.path, size, start) if is_part else data
 
 
 def find_zip(candidate: Candidate, options: SourceOptions) -> Source | None:

@@ -18,7 +18,7 @@ from wdsdist.packing.sources.archive import Tree
 from wdsdist.packing.sources.listed_source import Taken
 from wdsdist.packing.sources.nested_tars import holds_tar, refuse_tars
 from wdsdist.packing.sources.sample_chunks import is_chunk
-from wdsdist.packing.sources.source import BrokenPayload, Payload, RangePayload, Sample, Source, SourceOptions, deferred
+from wdsdist.packing.sources.source import BrokenPayload, FilePayload, Payload, Sample, Source, SourceOptions, deferred
 from wdsdist.packing.sources.table import SEVERAL
 from wdsdist.shards.manifest import check_location
 
@@ -40,9 +40,9 @@ class RemoteSamples:
         sizes: deque[int] = deque()
         pool = ThreadPoolExecutor(_TOGETHER)
         try:
-            for key, members in self.taken.samples(lambda _, size, place: RangePayload(self.urls[place], 0, size)):
+            for key, members in self.taken.samples(lambda _, size, place: FilePayload(self.urls[place], size)):
                 ahead.append((key, [(extension, pool.submit(self._fetched, one)) for extension, one in members]))
-                sizes.append(sum(payload.size for _, payload in members if isinstance(payload, RangePayload)))
+                sizes.append(sum(payload.size for _, payload in members if isinstance(payload, FilePayload)))
                 while len(ahead) > _TOGETHER or sum(sizes) > _MOST_AHEAD:
                     sizes.popleft()
                     yield _arrived(*ahead.popleft())
@@ -53,7 +53,7 @@ class RemoteSamples:
 
     def _fetched(self, wanted: Payload) -> Payload:
         """Return the bytes of a file; a store that does not answer is an error of packing, not of the sample."""
-        if not isinstance(wanted, RangePayload):
+        if not isinstance(wanted, FilePayload):
             return wanted
         where = storage.shown(wanted.path)
         try:

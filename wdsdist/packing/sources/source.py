@@ -31,20 +31,13 @@ OnError = Literal["raise", "skip"]
 
 @dataclass(frozen=True, slots=True)
 class FilePayload:
-    """A member whose data is a file, read only when it is written."""
+    """A member whose data is a file, or a part of one such as an archive, read only when it is written."""
 
     path: str
     size: int
     """Bytes it had when the source was listed: another size later is an error."""
-
-
-@dataclass(frozen=True, slots=True)
-class RangePayload:
-    """A member whose data is a part of a file, such as an archive, read only when it is written."""
-
-    path: str
-    offset: int
-    size: int
+    offset: int | None = None
+    """Where a part starts; ``None`` for a whole file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +58,7 @@ class LeftOut:
     """It names no place outside the source, so that moving the source changes nothing."""
 
 
-Payload = bytes | FilePayload | RangePayload | BrokenPayload
+Payload = bytes | FilePayload | BrokenPayload
 Sample = tuple[str, list[tuple[str, Payload]]]
 """A key, and its members as (extension, payload) in the order in which they are written."""
 

@@ -37,9 +37,9 @@ from wdsdist.packing.sources.source import (
     BrokenPayload,
     Candidate,
     Contents,
+    FilePayload,
     LeftOut,
     Payload,
-    RangePayload,
     Sample,
     Source,
     SourceOptions,
@@ -71,7 +71,7 @@ class ShardSamples:
     def __iter__(self) -> Iterator[Sample]:
         for key, stored_key, path, members in self.samples:
             found: list[tuple[str, Payload]] = [
-                (extension, RangePayload(path, offset, size)) for extension, offset, size in members
+                (extension, FilePayload(path, size, offset)) for extension, offset, size in members
             ]
             extension, offset, size = members[0]
             if not _is_there(path, offset, f"{stored_key}.{extension}", size):
