@@ -193,11 +193,16 @@ def deferred(kind: str, location: str, state: str, scratch: Path | None, make: C
     """Return a source behind one large temporary file.
 
     ``state`` tells its content from another without that file, so a finished destination costs nothing. When the
-    samples are first asked for, ``make`` makes the file and lists it, in a temporary folder that goes with the source.
+    samples are first asked for, ``make`` makes the file and lists it, in a temporary folder that goes with the source
+    or the process.
     """
 
     def load(owner: Source) -> Contents:
-        folder, remove = temporary_folder(owner, scratch)
+        if scratch is not None:
+            scratch.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=".tmp-", suffix=SCRATCH_SUFFIX, dir=scratch))
+        # Only a process that is killed leaves it; the next run into the same place removes it.
+        remove = weakref.finalize(owner, _remove, folder, os.getpid())
         try:
             return make(folder).contents
         except BaseException:
@@ -205,17 +210,6 @@ def deferred(kind: str, location: str, state: str, scratch: Path | None, make: C
             raise
 
     return Source(kind, location, hashlib.sha256(f"{kind}\0{state}".encode()).hexdigest(), load)
-
-
-def temporary_folder(owner: object, scratch: Path | None) -> tuple[Path, Callable[[], object]]:
-    """Create a temporary folder that is removed with its owner or the process; return it, and a function to remove it.
-
-    Only a process that is killed leaves it; the next run into the same place removes it.
-    """
-    if scratch is not None:
-        scratch.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=".tmp-", suffix=SCRATCH_SUFFIX, dir=scratch))
-    return folder, weakref.finalize(owner, _remove, folder, os.getpid())
 
 
 def _remove(folder: Path, owner: int) -> None:
