@@ -21,7 +21,7 @@ from tests.support.tars import listing
 from wdsdist.errors import ArgumentError, DestinationExistsError, SourceError
 from wdsdist.packing import pack, writer
 from wdsdist.packing.destination import Place
-from wdsdist.packing.sources import FilePayload, Sample
+from wdsdist.packing.sources.source import FilePayload, Sample
 from wdsdist.shards import index as shardindex
 
 DataBytes = Callable[[Path], dict[str, bytes]]
@@ -135,8 +135,8 @@ def test_a_large_sample_that_breaks_off_leaves_no_trace_in_the_compressed_shard(
         folder.mkdir()
         written = writer.write_shard(Place(str(folder)), "x.tar.zst", samples(broken=broken), "", "skip", "zst:3")
         content = (folder / "x.tar.zst").read_bytes()
-        assert (written.size, written.tar_size) == (len(content), len(plain(content)))
-        assert written.sha256 == hashlib.sha256(content).hexdigest()
+        assert (written.listed.size, written.listed.tar_size) == (len(content), len(plain(content)))
+        assert written.listed.sha256 == hashlib.sha256(content).hexdigest()
         assert [one.key for one in written.left_out] == ["b", "e"] * broken
         found.append(plain(content))
     assert found[0] == found[1]

@@ -13,8 +13,9 @@ import pytest
 from tests.support.programs import command
 from wdsdist.packing import pack
 from wdsdist.packing.plan import make_plan
-from wdsdist.packing.sources import Source, find
+from wdsdist.packing.sources import find
 from wdsdist.packing.sources.python import _spread
+from wdsdist.packing.sources.source import Source
 
 DataBytes = Callable[[Path], dict[str, bytes]]
 

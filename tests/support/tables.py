@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from wdsdist.packing.sources import FilePayload, Source
+from wdsdist.packing.sources.source import FilePayload, Source
 
 Record = dict[str, Any]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from wdsdist.packing.sources import BrokenPayload, FilePayload, Source
+from wdsdist.packing.sources.source import BrokenPayload, FilePayload, Source
 
 PHOTOS = {
     f"{name}/{number:03}{extension}": f"{name} {number} {extension} ".encode() * (1 + 97 * number)

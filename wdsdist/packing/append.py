@@ -6,13 +6,11 @@ stays as it is until the new one replaces it, so that the data set can be read a
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
 
 from wdsdist import storage
-from wdsdist._util.validation import check_integer
 from wdsdist.errors import (
     ArgumentError,
     DestinationError,
@@ -22,7 +20,7 @@ from wdsdist.errors import (
 )
 from wdsdist.packing import job as jobs
 from wdsdist.packing.destination import Place
-from wdsdist.packing.job import Job
+from wdsdist.packing.job import Job, Record
 from wdsdist.packing.plan import shard_number
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import manifest as manifests
@@ -34,15 +32,6 @@ _FROM_PYTHON = ("dataset", "iterable")
 """Kinds of sources whose location does not tell what they hold."""
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """A job that was appended, or is about to be."""
-
-    shards: int
-    """Shards that the data set had before."""
-    job: Job
-
-
 def data_set(place: Place) -> Manifest | None:
     """Return the data set that a place holds, or ``None`` where there is none yet."""
     try:
@@ -51,10 +40,16 @@ def data_set(place: Place) -> Manifest | None:
         return None
 
 
+def readable(place: Place) -> Manifest | None:
+    """Return the data set that a place holds, or ``None`` where there is none whose ``index.json`` can be read."""
+    with contextlib.suppress(IndexFormatError):
+        return data_set(place)
+    return None
+
+
 def holds(known: Manifest, place: Place, job: Job) -> bool:
     """Return whether a data set holds the samples of a job's source, from its packing or from an earlier append."""
-    record = jobs.load(place)
-    packed = [] if record is None else [record.job.fingerprint]
+    packed = [one.job.fingerprint for one in jobs.load(place)]
     return _digest(job) in known.extra.get("appended", ()) or job.fingerprint in packed
 
 
@@ -79,10 +74,9 @@ def claim(place: Place, known: Manifest, job: Job, classes: object, *, overwrite
             f"first dot: pack into a folder of its own and use both with wdsdist.concat"
         )
     check_classes(known, classes, job)
-    record = jobs.load(place)
-    earlier = _load(place)
+    earlier = jobs.load(place, FILE_NAME)
     finished = [one for one in earlier if one.shards < len(known.counts)]
-    _refuse_more_of_the_same(job, [*([record.job] if record else []), *(one.job for one in finished)], place)
+    _refuse_more_of_the_same(job, [*jobs.load(place), *finished], place)
     first = _first(known)
     left = sorted(name for name in place.sizes() if _number(name) >= first)
     unfinished = earlier[-1].job if len(earlier) > len(finished) else None
@@ -99,8 +93,10 @@ def claim(place: Place, known: Manifest, job: Job, classes: object, *, overwrite
         raise DestinationExistsError(
             f"{place} holds {left[0]}, which its index.json does not list and appending would replace: move it away"
         )
-    _save(place, [*finished, Appended(len(known.counts), job)])
-    if place.folder is None and _load(place)[-1].job.differences(job):  # stores have no locks
+    count = len(known.counts)
+    appended = [asdict(one) for one in (*finished, Record(job, count))]
+    jobs.save(place, FILE_NAME, {"shards": count, "appended": appended})
+    if place.folder is None and jobs.load(place, FILE_NAME)[-1].job.differences(job):  # stores have no locks
         raise DestinationExistsError(f"another process has begun to append to {place}: run this again once it is done")
     return first
 
@@ -144,23 +140,13 @@ def merged(known: Manifest, added: Manifest, job: Job, place: Place) -> Manifest
 
 def was_appended_to(place: Place) -> bool:
     """Return whether something was appended to the data set in a place, or is about to be."""
-    if _load(place):
-        return True
-    try:
-        known = data_set(place)
-    except IndexFormatError:
-        return False
-    return known is not None and len(known.generations) > 1
-
-
-def latest(place: Place) -> Job | None:
-    """Return the job that was appended last, or is being appended."""
-    return next((one.job for one in reversed(_load(place))), None)
+    known = readable(place)
+    return bool(jobs.load(place, FILE_NAME)) or (known is not None and len(known.generations) > 1)
 
 
 def unlisted(place: Place, known: Manifest | None, names: Collection[str]) -> set[str]:
     """Return which of the names in a place are shards that were appended and are in no readable ``index.json``."""
-    earlier = _load(place)
+    earlier = jobs.load(place, FILE_NAME)
     if not earlier or (known is not None and earlier[-1].shards < len(known.counts)):
         return set()
     first = earlier[0].shards if known is None else _first(known)
@@ -172,9 +158,9 @@ def _first(known: Manifest) -> int:
     return max((_number(name.decode()) for name in known.names), default=-1) + 1
 
 
-def _refuse_more_of_the_same(job: Job, before: list[Job], place: Place) -> None:
+def _refuse_more_of_the_same(job: Job, before: list[Record], place: Place) -> None:
     """Raise `ArgumentError` for a source that was added before and holds something else now."""
-    if job.kind not in _FROM_PYTHON and any(one.location == job.location for one in before):
+    if job.kind not in _FROM_PYTHON and any(one.job.location == job.location for one in before):
         raise ArgumentError(
             f"{job.location} was packed into {place} before, and has changed since: what it held then would come "
             f"twice; append what is new from a folder or file of its own"
@@ -189,26 +175,3 @@ def _number(name: str) -> int:
     """Return the number of a shard, or of the index beside one; -1 for other files."""
     number = shard_number(name.removesuffix(shardindex.SUFFIX))
     return -1 if number is None else number
-
-
-def _save(place: Place, appended: list[Appended]) -> None:
-    content = {
-        "version": jobs.VERSION,
-        "shards": appended[-1].shards,
-        "appended": [asdict(one) for one in appended],
-    }
-    with place.create(FILE_NAME) as stream:
-        stream.write(json.dumps(content, indent=1).encode() + b"\n")
-
-
-def _load(place: Place) -> list[Appended]:
-    """Return what was appended, and last what is being appended; nothing where there is no record that can be read."""
-    try:
-        content: Any = json.loads(place.read(FILE_NAME))
-        if content["version"] != jobs.VERSION:
-            return []
-        return [
-            Appended(check_integer("shards", one["shards"], 0), jobs.parsed(one["job"])) for one in content["appended"]
-        ]
-    except jobs.UNREADABLE:
-        return []

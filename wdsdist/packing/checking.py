@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
 from wdsdist.packing.reading import whole
 from wdsdist.packing.sources.source import (
@@ -116,7 +115,7 @@ class Excluded:
     def _contents(self, source: Source) -> Contents:
         contents = source.contents
         kept = np.flatnonzero(~np.fromiter(self._listed(contents), np.bool_, len(contents.sizes)))
-        count, blocks = len(contents.sizes) - len(kept), contents.blocks
+        count = len(contents.sizes) - len(kept)
         if not len(kept):
             raise SourceError(f"{self.path} lists all {count:,} samples of {source.location}: nothing is left to pack")
         if not count:
@@ -127,16 +126,7 @@ class Excluded:
                 source.location,
             )
 
-        def take(indices: Int64s) -> Any:
-            return contents.take(np.asarray(kept[indices], np.int64))
-
-        return replace(
-            contents,
-            sizes=contents.sizes[kept],
-            take=take,
-            notes={**contents.notes, "excluded": count} if count else contents.notes,
-            blocks=None if blocks is None else blocks._replace(cuts=np.searchsorted(kept, blocks.cuts)),
-        )
+        return replace(contents.only(kept), notes={**contents.notes, "excluded": count} if count else contents.notes)
 
     def _listed(self, contents: Contents) -> Iterator[bool]:
         """Yield for each sample whether it is listed."""

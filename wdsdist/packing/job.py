@@ -120,40 +120,35 @@ class Record:
     """A job as a destination keeps it."""
 
     job: Job
-    shards: int | None
-    """How many it writes, or ``None`` where that shows only at the end."""
+    shards: int
+    """How many it writes, or 0 where that shows only at the end; of an append, how many there were before."""
 
     def writes(self, name: str) -> bool:
         """Say whether a file has the name of a shard that the job writes."""
         number = shard_number(name)
-        if number is None or (self.shards is not None and number >= self.shards):
+        if number is None or number >= self.shards > 0:
             return False
         return name == shard_name(number, self.shards or 1, compressed=self.job.options.compress is not None)
 
 
-def save(record: Record, place: Place) -> None:
-    """Write the record into a destination, whole or not at all."""
-    content = {"version": VERSION, "shards": record.shards, "job": asdict(record.job)}
-    with place.create(FILE_NAME) as stream:
-        stream.write(json.dumps(content, indent=1).encode() + b"\n")
+def save(place: Place, name: str, content: Mapping[str, Any]) -> None:
+    """Write a file of records into a destination, whole or not at all."""
+    with place.create(name) as stream:
+        stream.write(json.dumps({"version": VERSION, **content}, indent=1).encode() + b"\n")
 
 
-def load(place: Place) -> Record | None:
-    """Return the record in a destination, or ``None`` where there is none that can be read."""
+def load(place: Place, name: str = FILE_NAME) -> list[Record]:
+    """Return the records in a file of a destination; none where it is missing, damaged, or of another version."""
     try:
-        content: Any = json.loads(place.read(FILE_NAME))
+        content: Any = json.loads(place.read(name))
         if content["version"] != VERSION:
-            return None
-        shards = content["shards"]
-        return Record(parsed(content["job"]), None if shards is None else check_integer("shards", shards, 1))
-    except UNREADABLE:
-        return None
+            return []
+        return [_parsed(one) for one in content.get("appended", [content])]
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError, AttributeError):
+        return []
 
 
-def parsed(content: Mapping[str, Any]) -> Job:
-    """Return the job in a record. Raises one of `UNREADABLE` where there is none."""
-    return Job(**{**content, "options": PackOptions(**content["options"])})
-
-
-UNREADABLE = (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError, AttributeError)
-"""What reading a record raises that is missing, damaged, or of another version."""
+def _parsed(content: dict[str, Any]) -> Record:
+    job = content["job"]
+    options = PackOptions(**job["options"])
+    return Record(Job(**{**job, "options": options}), check_integer("shards", content["shards"] or 0, 0))

@@ -7,11 +7,12 @@ import logging
 import re
 import shutil
 from collections.abc import Collection, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from wdsdist.errors import DestinationError, DestinationExistsError, IndexFormatError, IndexNotFoundError, WdsdistError
+from wdsdist.errors import DestinationError, DestinationExistsError, WdsdistError
 from wdsdist.packing import append, report
 from wdsdist.packing import job as jobs
 from wdsdist.packing.destination import Place
@@ -72,14 +73,10 @@ def finished(place: Place, job: Job, on_error: OnError) -> Manifest | None:
 
     A data set that samples were left out of is finished where they may be.
     """
-    record = jobs.load(place)
-    if record is None or record.job.differences(job):
+    if all(record.job.differences(job) for record in jobs.load(place)):
         return None
-    try:
-        manifest = manifests.load(place.at(manifests.FILE_NAME), place.options)
-    except (IndexNotFoundError, IndexFormatError):
-        return None
-    if not _made_by_packing(manifest):
+    manifest = append.readable(place)
+    if manifest is None or not _made_by_packing(manifest):
         return None  # `wdsdist index` has replaced our index.json, and does not know our notes
     if manifest.extra.get("left_out") and on_error == "raise":
         return None
@@ -98,7 +95,7 @@ def claim(place: Place, record: Record, *, overwrite: bool) -> None:
     not write.
     """
     tidy(place)
-    known = jobs.load(place)
+    known = next(iter(jobs.load(place)), None)
     is_same = known is not None and not known.job.differences(record.job)
     if is_same and append.was_appended_to(place):
         if not overwrite:
@@ -118,7 +115,7 @@ def claim(place: Place, record: Record, *, overwrite: bool) -> None:
                 _other(place, known, record.job, tars, finished=manifests.FILE_NAME in present)
             )
         _remove_own(place, known, present, record)
-    jobs.save(record, place)
+    jobs.save(place, jobs.FILE_NAME, {"shards": record.shards or None, "job": asdict(record.job)})
 
 
 def finish(place: Place, manifest: Manifest) -> None:
@@ -151,10 +148,7 @@ def _remove_own(place: Place, known: Record | None, present: Collection[str], re
 
     ``present`` are the names of all files in the place.
     """
-    try:
-        listed = manifests.load(place.at(manifests.FILE_NAME), place.options)
-    except (IndexNotFoundError, IndexFormatError):
-        listed = None
+    listed = append.readable(place)
     tars = set(filter(is_tar, present))
     indexed = {name.removesuffix(shardindex.SUFFIX) for name in present if name.endswith(shardindex.SUFFIX)}
     own = set(filter(known.writes, tars | indexed)) if known else set()

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import itertools
-from collections.abc import Iterable
+import pickle
+import platform
+from collections.abc import Callable, Iterable
 from concurrent.futures import BrokenExecutor, Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
 
 from wdsdist._util.files import TEMPORARY
 from wdsdist._util.host import cpu_count
 from wdsdist._util.pools import pool
-from wdsdist.errors import WdsdistError
+from wdsdist.errors import ArgumentError, DestinationError, SourceError, WdsdistError
+from wdsdist.packing import append
+from wdsdist.packing import job as jobs
 from wdsdist.packing.destination import Place
 from wdsdist.packing.job import Job
 from wdsdist.packing.plan import PackPlan
-from wdsdist.packing.progress import PackProgress, ShowProgress
-from wdsdist.packing.remote_executor import borrowed, parallelism
-from wdsdist.packing.sources.source import OnError, Source
+from wdsdist.packing.sources.source import OnError, Source, Stream
 from wdsdist.packing.writer import WrittenShard, whole_shard, write_shard
 
 _AHEAD = 2  # shards handed out for each process: one that it writes, and one so that it need not wait
@@ -26,6 +34,40 @@ _LOOK = 1.0
 """Seconds without a finished shard after which the bytes of those that are being written are shown."""
 _ABREAST = 2
 """Shards of files that one process writes at once: while one is digested, or waits for the disk, the other is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackProgress:
+    """How far packing has come."""
+
+    samples_done: int
+    samples: int | None
+    """Of the whole data set, as are the other two; ``None`` while an iterable has not ended."""
+    shards_done: int
+    shards: int | None
+    bytes_done: int
+    bytes: int | None
+    """Of all tars, headers and padding included, as they were planned."""
+    left_out: int = 0
+    """Samples that could not be packed, of those done."""
+    samples_kept: int = 0
+    """Of those done, what an earlier run had written."""
+    bytes_kept: int = 0
+
+
+ShowProgress = Callable[[PackProgress], None]
+
+
+def later(done: PackProgress, shard: WrittenShard, size: int) -> PackProgress:
+    """Return how far packing has come with one shard more, which counts for ``size`` bytes."""
+    left_out = len(shard.left_out)
+    return replace(
+        done,
+        samples_done=done.samples_done + shard.listed.num_samples + left_out,
+        shards_done=done.shards_done + 1,
+        bytes_done=done.bytes_done + size,
+        left_out=done.left_out + left_out,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +94,12 @@ def write_planned(source: Source, plan: PackPlan, place: Place, job: Job, how: W
     missing = shards.keep()
     if missing:
         lent = how.executor
-        workers = how.workers or (parallelism(lent) if lent else None)
+        workers = how.workers or (_parallelism(lent) if lent else None)
         # Only files can be read by any thread, at any time; what other sources give may be made, or decoded in order.
         of_files = source.contents.of_files and job.options.max_side is None and not job.options.has_checks
         threads = _ABREAST if of_files and not lent else 1
         try:
-            with borrowed(lent, place, job) if lent else pool(workers, len(missing), threads=threads) as executor:
+            with _Borrowed(lent, place, job) if lent else pool(workers, len(missing), threads=threads) as executor:
                 shards.write(executor, missing, _AHEAD * max(min(workers or cpu_count(), len(missing)), threads))
         except BrokenExecutor as error:
             raise WdsdistError(
@@ -75,12 +117,11 @@ class _Shards:
         self.plan = plan
         self.place = place
         self.on_error = how.on_error
-        self.progress = how.progress
+        self.show = how.progress
         self.options = job.options
-        self.bytes = int(plan.sizes.sum())
         self.done: dict[int, WrittenShard] = {}
-        self.samples_done = self.bytes_done = self.shown = self.left_out = 0
-        self.kept = 0, 0
+        self.progress = PackProgress(0, len(source), 0, len(plan), 0, int(plan.sizes.sum()), len(source.left_out))
+        self.shown = 0
 
     def keep(self) -> list[int]:
         """Note the shards that are whole; return the numbers of the others."""
@@ -100,7 +141,8 @@ class _Shards:
             )
             if kept is not None:
                 self._add(number, kept)
-        self.kept = self.samples_done, self.bytes_done
+        done = self.progress
+        self.progress = replace(done, samples_kept=done.samples_done, bytes_kept=done.bytes_done)
         self._report()
         return [number for number in range(len(self.plan)) if number not in self.done]
 
@@ -138,24 +180,82 @@ class _Shards:
 
     def _add(self, number: int, shard: WrittenShard) -> None:
         self.done[number] = shard
-        self.samples_done += shard.num_samples + len(shard.left_out)
-        self.left_out += len(shard.left_out)
-        self.bytes_done += int(self.plan.sizes[number])  # what it was to have, so that all add up to the whole
+        # The bytes that it was to have, so that all add up to the whole.
+        self.progress = later(self.progress, shard, int(self.plan.sizes[number]))
 
     def _report(self, *, under_way: int = 0) -> None:
-        if self.progress is None:
-            return
-        self.shown = max(self.shown, self.bytes_done + under_way)  # a shard that is renamed just now is in neither
-        self.progress(
-            PackProgress(
-                samples_done=self.samples_done,
-                samples=len(self.source),
-                shards_done=len(self.done),
-                shards=len(self.plan),
-                bytes_done=self.shown,
-                bytes=self.bytes,
-                left_out=self.left_out + len(self.source.left_out),
-                samples_kept=self.kept[0],
-                bytes_kept=self.kept[1],
-            )
+        if self.show is not None:
+            # A shard that is renamed just now is in neither.
+            self.shown = max(self.shown, self.progress.bytes_done + under_way)
+            self.show(replace(self.progress, bytes_done=self.shown))
+
+
+def refuse_to_travel(source: Source | Stream) -> None:
+    """Raise `ArgumentError` for a source that workers elsewhere cannot be given."""
+    if isinstance(source, Stream):
+        raise ArgumentError(
+            f"executor is given, but {source.location} is one stream of samples, which one process reads in its order: "
+            f"leave executor (--engine) out, or give a data set with __len__ and __getitem__"
         )
+    if source.kind != "dataset":
+        return
+    try:
+        pickle.dumps(source.take(np.empty(0, np.int64)))
+    except Exception as error:  # each class has its own
+        raise ArgumentError(
+            f"executor is given, but {source.location} does not pickle, so that it cannot go to the workers "
+            f"({type(error).__name__}: {error}): define it, and encode, in a module, and let it open files when it is "
+            f"first asked for an item; or leave executor (--engine) out"
+        ) from error
+
+
+def _parallelism(executor: Executor) -> int | None:
+    """Return how many things an executor does at once, where it says so as those of the standard library do."""
+    count = getattr(executor, "_max_workers", None)
+    return count if isinstance(count, int) and count > 0 else None
+
+
+class _Borrowed(Executor):
+    """A caller's executor for a block: it runs things where the job's record and source are seen, or else raises.
+
+    The end of the block cancels what has not begun; the executor stays open.
+    """
+
+    def __init__(self, executor: Executor, place: Place, job: Job) -> None:
+        self._executor = executor
+        self._place = place
+        self._job = job
+        self._local_source = job.kind != "dataset" and Path(job.location).exists()
+        self._futures: WeakSet[Future[Any]] = WeakSet()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        work = _Work(self._place, self._job, self._local_source, functools.partial(fn, *args, **kwargs))
+        future = self._executor.submit(_do, work)
+        self._futures.add(future)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        for future in list(self._futures):
+            future.cancel()
+
+
+class _Work:
+    """One call, opaque to executors that search the arguments of a call for values to be replaced."""
+
+    def __init__(self, place: Place, job: Job, local_source: bool, call: Callable[[], Any]) -> None:
+        self.place, self.job, self.local_source, self.call = place, job, local_source, call
+
+
+def _do(work: _Work) -> Any:
+    known = [*jobs.load(work.place), *jobs.load(work.place, append.FILE_NAME)[-1:]]
+    if all(record.job.differences(work.job) for record in known):
+        raise DestinationError(
+            f"the worker on {platform.node()} does not see {work.place} as the packing process does: every worker "
+            f"must reach it, so choose a folder on a shared file system, or a URL"
+        )
+    if work.local_source and not Path(work.job.location).exists():
+        raise SourceError(
+            f"the worker on {platform.node()} does not see the source {work.job.location}: every worker must reach it, "
+            f"so put it on a shared file system"
+        )
+    return work.call()

@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from wdsdist.errors import SourceError
-from wdsdist.packing.sources.source import BrokenPayload, FilePayload, Payload, RangePayload
+from wdsdist.packing.sources.source import BrokenPayload, FilePayload, Payload, payload_size
 
 _AGAIN = "pack again once the source is at rest"
 # Without O_NONBLOCK, a pipe in the place of a file that was listed would be waited for until somebody writes to it.
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-
-Located = FilePayload | RangePayload
 
 
 def read_all(
@@ -28,7 +26,7 @@ def read_all(
     failed: dict[int, SourceError] = {}
     for number, (payload, size, start) in enumerate(zip(payloads, sizes, starts, strict=True)):
         try:
-            if isinstance(payload, FilePayload):
+            if isinstance(payload, FilePayload) and payload.offset is None:
                 # Three calls for a file: asking for a byte too many tells its size as well as fstat does.
                 descriptor = os.open(payload.path, _FLAGS)
                 try:
@@ -75,18 +73,17 @@ def opened(payload: Payload) -> Iterator[Callable[[memoryview], int]]:
 
 def whole(payload: Payload) -> bytes:
     """Return all of a member's data. Raises `SourceError` where it cannot be read, or has changed."""
-    content = bytearray(len(payload) if isinstance(payload, bytes) else payload.size)
-    with opened(payload) as read, memoryview(content) as view:
-        start = 0
-        while start < len(content):
-            start += read(view[start:])
-    return bytes(content)
+    size = payload_size(payload)
+    content = memoryview(bytearray(size + 1))
+    for error in read_all([payload], [size], content, [0]).values():
+        raise error
+    return content[:size].tobytes()
 
 
-def _reader(payload: Located, descriptor: int) -> Callable[[memoryview], int]:
-    place = payload.offset if isinstance(payload, RangePayload) else 0
-    size = os.fstat(descriptor).st_size
-    found = min(payload.size, max(0, size - place)) if isinstance(payload, RangePayload) else size
+def _reader(payload: FilePayload, descriptor: int) -> Callable[[memoryview], int]:
+    place, found = payload.offset or 0, os.fstat(descriptor).st_size
+    if payload.offset is not None:
+        found = min(payload.size, max(0, found - place))
     if found != payload.size:
         raise _resized(payload, found)
     end = place + payload.size
@@ -106,12 +103,12 @@ def _reader(payload: Located, descriptor: int) -> Callable[[memoryview], int]:
 
 
 def _unreadable(payload: Payload, error: OSError) -> SourceError:
-    path = payload.path if isinstance(payload, Located) else "a member"
+    path = payload.path if isinstance(payload, FilePayload) else "a member"
     if isinstance(error, FileNotFoundError):
         return SourceError(f"{path} has vanished since it was listed: {_AGAIN}")
     return SourceError(f"{path} cannot be read: {error.strerror}")
 
 
-def _resized(payload: Located, found: int) -> SourceError:
-    what = f"bytes at {payload.offset:,}" if isinstance(payload, RangePayload) else "bytes"
+def _resized(payload: FilePayload, found: int) -> SourceError:
+    what = "bytes" if payload.offset is None else f"bytes at {payload.offset:,}"
     return SourceError(f"{payload.path} has {found:,} {what}, but had {payload.size:,} when it was listed: {_AGAIN}")

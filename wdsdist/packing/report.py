@@ -12,28 +12,21 @@ from wdsdist.packing.sources.source import LeftOut
 FILE_NAME = "pack-report.jsonl"
 
 
-def save(place: Place, left_out: Iterable[tuple[str | None, LeftOut]], *, added: bool = False) -> int:
+def save(place: Place, left_out: Iterable[tuple[str | None, LeftOut]], *, added: bool) -> None:
     """Write the report beside the shards, or remove that of an earlier run where nothing was left out.
 
-    Args:
-        place: that of the shards.
-        left_out: samples, each with the shard that it was meant for; ``None`` where it was left out before there were
-            any.
-        added: whether they are added to those in a report that is there.
-
-    Returns how many there are.
+    Samples come with the shard that they were meant for; ``None`` where they were left out before there were any. They
+    may be ``added`` to those in a report that is there.
     """
     lines = [
         json.dumps({"key": one.key, "shard": shard, "reason": one.reason}).encode() + b"\n" for shard, one in left_out
     ]
-    before: list[bytes] = []
     if added:
         with contextlib.suppress(FileNotFoundError):
-            before = place.read(FILE_NAME).splitlines(keepends=True)
-    before = [line for line in before if line not in set(lines)]  # a run that was killed may have added them
-    if before or lines:
+            again = set(lines)  # a run that was killed may have added them
+            lines[:0] = [line for line in place.read(FILE_NAME).splitlines(keepends=True) if line not in again]
+    if lines:
         with place.create(FILE_NAME) as stream:
-            stream.writelines(before + lines)
+            stream.writelines(lines)
     else:
         place.remove(FILE_NAME)
-    return len(lines)

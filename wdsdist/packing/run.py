@@ -18,11 +18,9 @@ from wdsdist.packing import report, sources
 from wdsdist.packing.checking import Excluded, joined
 from wdsdist.packing.destination import Place
 from wdsdist.packing.job import Job, PackOptions, Record
-from wdsdist.packing.parallel import Writing, write_planned
-from wdsdist.packing.plan import PackPlan, make_plan
-from wdsdist.packing.progress import PackProgress
+from wdsdist.packing.parallel import PackProgress, Writing, refuse_to_travel, write_planned
+from wdsdist.packing.plan import make_plan
 from wdsdist.packing.reencoding import DEFAULT_QUALITY, check_options
-from wdsdist.packing.remote_executor import refuse_to_travel
 from wdsdist.packing.sources.class_folders import known_classes
 from wdsdist.packing.sources.python import Made
 from wdsdist.packing.sources.source import (
@@ -38,7 +36,7 @@ from wdsdist.packing.writer import WrittenShard
 from wdsdist.shards import index_target
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.index import tolerance_of
-from wdsdist.shards.manifest import Manifest, Shard
+from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.tar import AUTO
 from wdsdist.storage import compression
 
@@ -216,24 +214,11 @@ def pack(
     kept = tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None
     how_found: dict[str, Any] = {"on_error": on_error, "tolerance": kept, "allow_elsewhere": allow_elsewhere}
     about = SourceOptions(kind=kind, classes=known_classes(classes_from), **files, **table, **how_found)
-    found = _find(source, about, place, (storage_options, source_storage_options), excluded)
+    own = _options_of(source, place, storage_options, source_storage_options)
+    found = sources.find(source, about, scratch=place.folder, storage_options=own)
+    found = excluded.without(found) if excluded else found
     how = Writing(workers=workers, executor=executor, on_error=on_error, progress=progress)
     return _run(found, place, _ordered(options, found, shuffle_seed), how, overwrite=overwrite, append=append)
-
-
-def _find(
-    source: str | os.PathLike[str] | Made,
-    about: SourceOptions,
-    place: Place,
-    storage_options: tuple[Mapping[str, Any] | None, Mapping[str, Any] | None],
-    excluded: Excluded | None,
-) -> Source | Stream:
-    """List the samples of the source; ``storage_options`` are those given for all, and for the source alone."""
-    for_all, own = storage_options
-    if own is None and _share_options(source, place):
-        own = for_all
-    found = sources.find(source, about, scratch=place.folder, storage_options=own)
-    return excluded.without(found) if excluded else found
 
 
 def _run(
@@ -274,14 +259,21 @@ def _check_arguments(
     return None if exclude is None else Excluded.of(exclude)
 
 
-def _share_options(source: object, place: Place) -> bool:
-    """Say whether the same storage options are for both: of one scheme, or only one is a URL, or they tell stores."""
+def _options_of(
+    source: object, place: Place, for_all: Mapping[str, Any] | None, own: Mapping[str, Any] | None
+) -> Mapping[str, Any] | None:
+    """Return the storage options of the source: its own, or those for all.
+
+    The latter are also for ``dest``, so they must tell stores, or both must be of one scheme, or only one a URL.
+    """
+    if own is not None:
+        return own
     if place.options.is_by_store:
-        return True
+        return for_all
     one = source[0] if isinstance(source, (list, tuple)) and source else source
     if place.folder is not None or not isinstance(one, (str, os.PathLike)):
-        return True
-    return storage.scheme(os.fspath(one)) in ("", storage.scheme(place.location))
+        return for_all
+    return for_all if storage.scheme(os.fspath(one)) in ("", storage.scheme(place.location)) else None
 
 
 def _ordered(options: PackOptions, source: Source | Stream, shuffle_seed: int | str | None) -> PackOptions:
@@ -300,46 +292,37 @@ def _write(
     found: Source | Stream, place: Place, job: Job, how: Writing, known: Manifest | None, *, overwrite: bool
 ) -> list[WrittenShard]:
     """Write the shards of a source: all of a data set, or what is appended to a known one."""
-    planned = found if isinstance(found, Stream) else (found, _plan_of(found, job.options))
-    first = 0
+    plan, options, first = None, job.options, 0
+    if isinstance(found, Source):
+        plan = make_plan(
+            found.contents.sizes,
+            shuffle_seed=options.shuffle_seed,
+            shard_bytes=options.shard_bytes,
+            shard_samples=options.shard_samples,
+            blocks=found.contents.blocks,
+            compressed=options.compress is not None,
+        )
     if known is None:
-        shards = None if isinstance(planned, Stream) else len(planned[1])
-        destination.claim(place, Record(job, shards), overwrite=overwrite)
+        destination.claim(place, Record(job, len(plan or ())), overwrite=overwrite)
     else:
         destination.tidy(place)
         first = appending.claim(place, known, job, found.notes.get("classes"), overwrite=overwrite)
-    if isinstance(planned, Stream):
-        return write_in_order(place, planned, job.options, how.on_error, how.progress, first)
-    source, plan = planned
-    return write_planned(source, replace(plan, first=first), place, job, how)
-
-
-def _plan_of(source: Source, options: PackOptions) -> PackPlan:
-    return make_plan(
-        source.contents.sizes,
-        shuffle_seed=options.shuffle_seed,
-        shard_bytes=options.shard_bytes,
-        shard_samples=options.shard_samples,
-        blocks=source.contents.blocks,
-        compressed=options.compress is not None,
-    )
-
-
-def _report(place: Place, source: Source | Stream, shards: list[WrittenShard], *, added: bool) -> int:
-    """List the samples that were left out; return how many there are."""
-    left_out: list[tuple[str | None, LeftOut]] = [(None, one) for one in source.left_out]
-    left_out += [(shard.name, one) for shard in shards for one in shard.left_out]
-    report.save(place, left_out, added=added)
-    if left_out and not any(shard.num_samples for shard in shards):
-        raise SourceError(f"{source.location} holds no sample that can be packed: {left_out[0][1].reason}")
-    return len(left_out)
+    if plan is None or isinstance(found, Stream):
+        return write_in_order(place, found, options, how.on_error, how.progress, first)
+    return write_planned(found, replace(plan, first=first), place, job, how)
 
 
 def _manifest(source: Source | Stream, job: Job, shards: list[WrittenShard], place: Place, *, added: bool) -> Manifest:
-    left_out, images = _report(place, source, shards, added=added), job.options.reencoding
+    """Report the samples that were left out, and return the manifest of the shards."""
+    left_out: list[tuple[str | None, LeftOut]] = [(None, one) for one in source.left_out]
+    left_out += [(shard.listed.name, one) for shard in shards for one in shard.left_out]
+    report.save(place, left_out, added=added)
+    if left_out and not any(shard.listed.num_samples for shard in shards):
+        raise SourceError(f"{source.location} holds no sample that can be packed: {left_out[0][1].reason}")
+    images = job.options.reencoding
     return Manifest.of(
         place.location,
-        [Shard(one.name, one.num_samples, one.size, one.sha256, one.tar_size) for one in shards],
+        [one.listed for one in shards],
         extra={
             "source": {"kind": source.kind},
             "shuffle_seed": job.options.shuffle_seed,
@@ -347,7 +330,7 @@ def _manifest(source: Source | Stream, job: Job, shards: list[WrittenShard], pla
             "fields": sorted({extension.lower() for shard in shards for extension in shard.extensions}),
             "payload_bytes": sum(shard.payload_bytes for shard in shards),
             "with_checksums": sum(shard.has_checksums for shard in shards),
-            **({"left_out": left_out} if left_out else {}),
+            **({"left_out": len(left_out)} if left_out else {}),
             **source.notes,
             **({"images": images.notes()} if images else {}),
         },

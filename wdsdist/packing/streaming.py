@@ -9,11 +9,11 @@ from wdsdist import storage
 from wdsdist.errors import SourceError
 from wdsdist.packing.destination import Place
 from wdsdist.packing.job import PackOptions
+from wdsdist.packing.parallel import PackProgress, ShowProgress, later
 from wdsdist.packing.plan import shard_name, shard_number
-from wdsdist.packing.progress import PackProgress, ShowProgress
-from wdsdist.packing.sources.items import broken, refuse_again
-from wdsdist.packing.sources.source import OnError, Sample, Stream, sample_size
-from wdsdist.packing.writer import WrittenShard, index_of, summary, whole_index, write_shard
+from wdsdist.packing.sources.python import refuse_again
+from wdsdist.packing.sources.source import OnError, Sample, Stream, broken, sample_size
+from wdsdist.packing.writer import WrittenShard, index_of, whole_index, write_shard
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.tar import END
@@ -52,25 +52,14 @@ def write_in_order(
         else:
             shards.append(_compared(place.at(name), name, known, cut, on_error))
         if progress is not None:
-            done = _later(done, shards[-1])
+            size = max(shards[-1].listed.size, shards[-1].listed.tar_size)
+            done = later(done, shards[-1], size)
             progress(done)
     # Left over by an earlier run, they would lie in the folder without being a part of the data set.
     more = sorted(name for name in present if (shard_number(name) or 0) >= first + len(shards))
     if more:
         raise SourceError(f"{stream.location} ended before {place.at(more[0])}, which an earlier run wrote: {_ADVICE}")
     return shards
-
-
-def _later(done: PackProgress, shard: WrittenShard) -> PackProgress:
-    """Return how far it is with one shard more."""
-    left_out = len(shard.left_out)
-    return replace(
-        done,
-        samples_done=done.samples_done + shard.num_samples + left_out,
-        shards_done=done.shards_done + 1,
-        bytes_done=done.bytes_done + max(shard.size, shard.tar_size),
-        left_out=done.left_out + left_out,
-    )
 
 
 class _Cut:
@@ -121,7 +110,7 @@ def _compared(location: str, name: str, known: ShardIndex, cut: _Cut, on_error: 
         raise SourceError(
             f"{storage.shown(location)} was written from other samples than come now ({difference}): {_ADVICE}"
         )
-    return summary(name, known)
+    return WrittenShard.of(name, known)
 
 
 def _difference(known: ShardIndex, found: ShardIndex) -> str:

@@ -16,6 +16,7 @@ from wdsdist.packing.reading import opened, read_all
 from wdsdist.packing.sources.source import LeftOut, OnError, Sample
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.index import ShardIndex, checksums
+from wdsdist.shards.manifest import Shard
 from wdsdist.shards.tar import BLOCK, END, header, padding, plain_headers
 
 
@@ -23,19 +24,26 @@ from wdsdist.shards.tar import BLOCK, END, header, padding, plain_headers
 class WrittenShard:
     """What the manifest needs to know of a shard."""
 
-    name: str
-    num_samples: int
-    size: int
-    sha256: str
+    listed: Shard
+    """Its entry there."""
     extensions: tuple[str, ...]
     payload_bytes: int
     """Bytes of all members, without headers and padding."""
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[LeftOut, ...]
     """Samples that it was to hold but could not."""
-    tar_size: int = -1
-    """Bytes of the tar in it, where it is compressed; else -1."""
-    has_checksums: bool = False
+    has_checksums: bool
     """Whether its index has checksums of members: one that an earlier version wrote has none."""
+
+    @classmethod
+    def of(cls, name: str, index: ShardIndex) -> WrittenShard:
+        """Return what the manifest needs to know of a shard with this index."""
+        return cls(
+            Shard.of(name, index),
+            index.extensions,
+            int(index.sizes.sum()),
+            tuple(LeftOut(key, reason) for key, reason in index.left_out),
+            index.checksums is not None,
+        )
 
 
 def write_shard(
@@ -48,13 +56,8 @@ def write_shard(
 ) -> WrittenShard:
     """Write a tar of the samples, then its index.
 
-    Args:
-        place: where to.
-        name: of the shard.
-        samples: what it is to hold.
-        root: where the source lies; what is noted of samples that are left out does not name it.
-        on_error: whether a sample that cannot be read or stored is an error, or is left out.
-        compress: how, as `compression.checked` returns it.
+    What is noted of samples that are left out does not name ``root``, where the source lies; ``compress`` is as
+    `compression.checked` returns it.
 
     Raises:
         SourceError: a file has changed or vanished since it was listed, or a sample cannot be stored.
@@ -72,7 +75,7 @@ def write_shard(
         raise DestinationError(
             f"{storage.shown(place.at(name))} cannot be written: {error.strerror or error}"
         ) from error
-    return summary(name, index)
+    return WrittenShard.of(name, index)
 
 
 def whole_shard(
@@ -94,7 +97,7 @@ def whole_shard(
         return None
     if not index.left_out and size not in (None, index.size):
         return None
-    return summary(name, index)
+    return WrittenShard.of(name, index)
 
 
 def whole_index(place: Place, name: str, found: int | None, on_error: OnError) -> ShardIndex | None:
@@ -186,18 +189,3 @@ def _write_large(out: TarOutput, contents: Contents, batch: Batch) -> None:
         contents.without(batch, {0: error})
     else:
         contents.add(batch, np.array(offsets, np.int64), np.array(digests, np.uint32))
-
-
-def summary(name: str, index: ShardIndex) -> WrittenShard:
-    """Return what the manifest needs to know of a shard with this index."""
-    return WrittenShard(
-        name,
-        index.num_samples,
-        index.file.size,
-        index.file.sha256,
-        index.extensions,
-        int(index.sizes.sum()),
-        tuple(LeftOut(key, reason) for key, reason in index.left_out),
-        index.size if index.stored else -1,
-        index.checksums is not None,
-    )

@@ -22,7 +22,8 @@ from tests.support.tars import file_entry, plain_tar, tar_bytes
 from tests.support.trees import PHOTOS, contents, zip_bytes
 from wdsdist.errors import SourceError, WdsdistError
 from wdsdist.packing import pack
-from wdsdist.packing.sources import OnError, find
+from wdsdist.packing.sources import find
+from wdsdist.packing.sources.source import OnError
 from wdsdist.shards.tar import END, header, split_name
 
 FILES = {"a/1.txt": b"first" * 40, "a/1.bin": bytes(range(256)) * 3, "b/2.txt": b"", "b/3.txt": b"x" * 700}

@@ -197,7 +197,7 @@ class TestBlocks:
     def test_each_sample_comes_once_and_windows_stay_within_their_limit(
         self, blocks: list[tuple[int, int]], limit: int
     ) -> None:
-        from wdsdist.packing.sources import Blocks
+        from wdsdist.packing.sources.source import Blocks
 
         cuts = np.concatenate(([0], np.cumsum([rows for rows, _ in blocks])))
         order = shuffled_in_blocks(Blocks(cuts, np.array([weight for _, weight in blocks]), limit), 1)

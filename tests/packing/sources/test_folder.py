@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from wdsdist.errors import SourceError
-from wdsdist.packing.sources import FilePayload, Source, find
-from wdsdist.packing.sources.source import Sample
+from wdsdist.packing.sources import find
+from wdsdist.packing.sources.source import FilePayload, Sample, Source
 
 
 def fill(root: Path, *names: str) -> Path:

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_strategies
 
 from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
-from wdsdist.packing.sources import Source, find, idx
+from wdsdist.packing.sources import find, idx
+from wdsdist.packing.sources.source import Source
 
 CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
 

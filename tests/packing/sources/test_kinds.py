@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from wdsdist.errors import SourceError, SourceNotFoundError
-from wdsdist.packing.sources import KINDS, Candidate, SourceOptions, find
+from wdsdist.packing.sources import KINDS, find
+from wdsdist.packing.sources.source import Candidate, SourceOptions
 
 
 def test_what_does_not_exist_is_not_found(tmp_path: Path) -> None:

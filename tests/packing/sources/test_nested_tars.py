@@ -11,7 +11,8 @@ from tests.packing.sources.test_folder import fill
 from tests.support.tars import plain_tar
 from tests.support.trees import contents, zip_bytes
 from wdsdist.errors import SourceError
-from wdsdist.packing.sources import Source, find
+from wdsdist.packing.sources import find
+from wdsdist.packing.sources.source import Source
 
 MEMBERS = {
     f"{number}.{extension}": f"{number} {extension}".encode() * 50

@@ -15,7 +15,8 @@ import torch
 
 from tests.support import made
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError, SourceNotFoundError
-from wdsdist.packing.sources import Source, Stream, find
+from wdsdist.packing.sources import find
+from wdsdist.packing.sources.source import Source, Stream
 
 SAMPLES = [{"txt": "a"}, {"txt": "b"}]
 

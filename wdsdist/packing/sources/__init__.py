@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 from wdsdist import storage
@@ -13,23 +12,9 @@ from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
 from wdsdist.packing.sources import archive, folder, idx, python, remote, table, webdataset
 from wdsdist.packing.sources.class_folders import SplitsError
 from wdsdist.packing.sources.python import Made
-from wdsdist.packing.sources.source import (
-    Blocks,
-    BrokenPayload,
-    Candidate,
-    FilePayload,
-    Kind,
-    OnError,
-    Sample,
-    Source,
-    SourceOptions,
-    Stream,
-)
+from wdsdist.packing.sources.source import Candidate, Kind, Source, SourceOptions, Stream
 
-__all__ = [
-    "KINDS", "Blocks", "BrokenPayload", "Candidate", "FilePayload", "OnError", "Sample", "Source", "SourceOptions",
-    "Stream", "find",
-]  # fmt: skip
+__all__ = ["KINDS", "find", "splits_of"]
 
 _AS_IT_LOOKS = SourceOptions()
 _TABLE = frozenset({"columns", "root", "allow_outside"})
@@ -70,11 +55,7 @@ def find(
     """Recognise what lies at ``source`` and list its samples.
 
     Args:
-        source: a folder of files; an IDX set, by its images file, by a prefix such as ``mnist/train``, or by the
-            folder that holds it alone; a manifest in text; Parquet or Arrow files, one, a folder of them, or a pattern
-            such as ``data/train-*.parquet``; a folder that ``datasets`` saved; a ``.zip`` or a ``.tar``, plain or
-            compressed; WebDataset shards, by their folder, a pattern or a list; a URL of any of these; or what Python
-            makes, see `wdsdist.packing.sources.python`.
+        source: a path, a URL, a pattern or list of shards, or what Python makes, as `wdsdist.pack` takes it.
         options: what is said about it; by default, it is what it looks like.
         given: fields of ``options``, in place of those in it.
 
@@ -90,10 +71,7 @@ def find(
     >>> found.kind, len(found), found.contents.sizes.tolist()
     ('folder', 1, [2048])
     """
-    return _find(source, replace(options, **given))
-
-
-def _find(source: object, options: SourceOptions) -> Source | Stream:
+    options = replace(options, **given)
     candidate = Candidate(source)
     for kind in _kinds(options.kind):
         found = kind.find(candidate, options)
@@ -101,7 +79,7 @@ def _find(source: object, options: SourceOptions) -> Source | Stream:
             _check_options(kind, found, options)
             return found
     if isinstance(source, str) and storage.is_remote(source):
-        return remote.find(source, options, _find_file)
+        return remote.find(source, options, lambda path, its: cast("Source", find(path, its)))  # no path is a stream
     raise _not_found(candidate, options.kind)
 
 
@@ -117,10 +95,6 @@ def splits_of(source: str | os.PathLike[str], **given: Any) -> tuple[str, ...]:
     except SplitsError as error:
         return error.splits
     raise SourceError(f"{source} holds no folders such as train and val: pack it without --splits")
-
-
-def _find_file(path: Path, options: SourceOptions) -> Source:
-    return cast("Source", _find(path, options))  # no path is a stream
 
 
 def _kinds(kind: str | None) -> list[Kind]:
@@ -150,12 +124,7 @@ def _not_found(candidate: Candidate, kind: str | None) -> SourceError | SourceNo
     source, path = candidate.given, candidate.path
     *others, last = (known.description for known in reversed(_kinds(kind)))
     accepted = f"{'; '.join(others)}; or {last}" if others else last
-    if not isinstance(source, (str, os.PathLike)):
-        return SourceError(f"{source!r} is of no kind that can be packed: that is {accepted}")
-    if path is None:
-        return SourceError(f"{source!r} is nothing that can be packed: that is {accepted}")
-    if not path.exists():
+    if path is not None and not path.exists():
         return SourceNotFoundError(f"{path} does not exist{idx.hint(path)}: what can be packed is {accepted}")
-    if kind is not None:
-        return SourceError(f"{path} is not of the kind {kind!r}: that is {accepted}")
-    return SourceError(f"{path} is of no kind that can be packed: that is {accepted}")
+    what = "of no kind that can be packed" if kind is None or path is None else f"not of the kind {kind!r}"
+    return SourceError(f"{path or repr(source)} is {what}: that is {accepted}")

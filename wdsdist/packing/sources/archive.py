@@ -24,24 +24,24 @@ import struct
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from wdsdist.errors import ShardDamagedError, SourceError, StorageError
-from wdsdist.packing.sources.listed_source import Listed, Taken, listed_source, packable
+from wdsdist.packing.sources.listed_source import Listed, Taken, packable
 from wdsdist.packing.sources.listing import Folder, list_samples
 from wdsdist.packing.sources.nested_tars import find_parts, holds_tar, refuse_tars
 from wdsdist.packing.sources.scan import CLUTTER_FOLDERS, shown
 from wdsdist.packing.sources.source import (
     BrokenPayload,
     Candidate,
+    FilePayload,
     FileStamp,
     LeftOut,
     OnError,
     Payload,
-    RangePayload,
     Sample,
     Source,
     SourceOptions,
@@ -133,12 +133,6 @@ class Tree:
         listing = list_samples(lambda path: self._folders.pop(root + path))
         return packable(self.label, listing, folders, options, skipped=self.skipped, left_out=self.left_out)
 
-    def source(
-        self, kind: str, options: SourceOptions, file: FileStamp, samples: Callable[[Taken], Iterable[Sample]]
-    ) -> Source:
-        """Return the source of an archive; ``samples`` gives the parts of the listing their data."""
-        return listed_source(kind, self.label, self.listed(options), f"{kind}\0{file[1:]}", samples)
-
     def _root(self, *, single_class: bool) -> bytes:
         """Return the folder around everything, however deep, with a slash at its end; empty where there is none."""
         root = b""
@@ -192,7 +186,7 @@ class TarSamples:
 
     def __iter__(self) -> Iterator[Sample]:
         self.file.check()
-        return self.taken.samples(lambda _, size, place: RangePayload(self.file.path, place, size))
+        return self.taken.samples(lambda _, size, place: FilePayload(self.file.path, size, place))
 
 
 def find_tar(candidate: Candidate, options: SourceOptions) -> Source | None:
@@ -261,11 +255,13 @@ def _tar_source(path: Path, label: str, options: SourceOptions) -> Source:
         raise SourceError(f"{error}: fetch it again, or make it anew") from error
     except OSError as error:
         raise SourceError(f"{label} cannot be read: {error.strerror}") from error
-    return tree.source("tar", options, file, functools.partial(TarSamples, file))
+    return tree.listed(options).source("tar", f"tar\0{file[1:]}", functools.partial(TarSamples, file))
 
 
 def _list(path: Path, label: str, tree: Tree) -> None:
-    with _mapped(path, label) as content:
+    if path.stat().st_size < BLOCK:
+        raise SourceError(f"{label} is empty or no tar: fetch it again")
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
         nested = _are_tars(tarformat.scan_parts(content, label=label))
         for part in tarformat.scan_parts(content, label=label):
             tree.skipped.update(part.skipped)
@@ -291,15 +287,6 @@ def _are_tars(parts: Iterable[Members]) -> bool:
 
 def _files(part: Members) -> Iterator[tuple[str, int, int]]:
     return zip(part.names, part.offsets.tolist(), part.sizes.tolist(), strict=True)
-
-
-@contextlib.contextmanager
-def _mapped(path: Path, label: str) -> Iterator[mmap.mmap]:
-    with path.open("rb") as stream:
-        if FileStamp.of(path).size < BLOCK:
-            raise SourceError(f"{label} is empty or no tar: fetch it again")
-        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            yield content
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,11 +321,7 @@ class ZipSamples:
                 raise zipfile.BadZipFile(f"it has {found:,} bytes, but {size:,} in the directory")
         except _DAMAGE as error:
             return BrokenPayload(f"{self.file.path}/{name} is damaged ({error}): fetch the archive again", size)
-        return (
-            RangePayload(self.file.path, start, size)
-            if entry.compress_type == zipfile.ZIP_STORED and size > _SMALL
-            else data
-        )
+        return FilePayload(self.file.path, size, start) if is_part else data
 
 
 def find_zip(candidate: Candidate, options: SourceOptions) -> Source | None:
@@ -348,7 +331,13 @@ def find_zip(candidate: Candidate, options: SourceOptions) -> Source | None:
         return None
     file = FileStamp.of(path)
     tree = Tree(str(path), options.on_error)
-    infos, start = _directory(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            infos, start = archive.infolist(), archive.start_dir
+    except PermissionError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
+    except (*_DAMAGE, OverflowError, IndexError) as error:
+        raise SourceError(f"{path} is not a zip archive, or is cut or damaged ({error}): fetch it again") from error
     _check_zip(path, infos, start)
     for place, info in enumerate(infos):
         name = _name(info)
@@ -362,18 +351,7 @@ def find_zip(candidate: Candidate, options: SourceOptions) -> Source | None:
     def samples(taken: Taken) -> ZipSamples:
         return ZipSamples(file, taken, {place: infos[place] for place in taken.places})
 
-    return tree.source("zip", options, file, samples)
-
-
-def _directory(path: Path) -> tuple[list[zipfile.ZipInfo], int]:
-    """Return the entries of the directory, and where it starts."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.infolist(), archive.start_dir
-    except PermissionError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
-    except (*_DAMAGE, OverflowError, IndexError) as error:
-        raise SourceError(f"{path} is not a zip archive, or is cut or damaged ({error}): fetch it again") from error
+    return tree.listed(options).source("zip", f"zip\0{file[1:]}", samples)
 
 
 def _check_zip(path: Path, infos: list[zipfile.ZipInfo], start: int) -> None:

@@ -169,7 +169,7 @@ class ArrowFile:
         if self.is_parquet:
             metadata = self.parquet.metadata
             return [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
-        return [self.batch(number).num_rows for number in range(self._num_batches)]
+        return [self.batch(number).num_rows for number in range(len(self._batches) or self._file.num_record_batches)]
 
     def batch(self, number: int) -> Any:
         """Return a record batch of an Arrow file."""
@@ -250,10 +250,6 @@ class ArrowFile:
                 f"{path} is a compressed Arrow stream, which has to be read as a whole: write it without compression, "
                 f"or as Parquet"
             )
-
-    @property
-    def _num_batches(self) -> int:
-        return len(self._batches) if self._batches else int(self._file.num_record_batches)
 
 
 class _DecodedGroups:

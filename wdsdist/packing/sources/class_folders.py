@@ -64,13 +64,6 @@ def refuse_splits(root: str, folders: list[str]) -> None:
     raise error
 
 
-def split_folder(root: Path, split: str) -> Path:
-    """Return the folder of a split. Raises `SourceError` where there is none."""
-    if not (root / split).is_dir():
-        raise SourceError(f"{root} holds no folder {split!r}: name a folder that lies directly in it as --split")
-    return root / split
-
-
 def known_classes(location: str | os.PathLike[str] | None) -> tuple[str, ...] | None:
     """Return the classes of a packed data set, or of a local folder that holds a folder for each; ``None`` of none.
 
@@ -101,17 +94,10 @@ def are_image_folders(listing: Listing, folders: list[str], options: SourceOptio
 
 
 def find_classes(root: str, listing: Listing, folders: list[str], options: SourceOptions) -> Classes:
-    """Return the folders that are classes, sorted as torchvision's ``ImageFolder`` sorts them.
+    """Return which of the folders directly under a root are classes, sorted as by torchvision's ``ImageFolder``.
 
-    Where it looks so but something speaks against it, a warning names that.
-
-    Args:
-        root: what was listed, for messages.
-        listing: its samples.
-        folders: the folders directly under the root.
-        options: says whether they are classes, and of which list; by default it is as it looks.
-
-    Raises `SourceError` where they are to be classes but cannot, or would not mean what it seems.
+    Where it looks so but something speaks against it, a warning names that. Raises `SourceError` where they are to be
+    classes but cannot, or would not mean what it seems.
     """
     none = Classes(None, np.empty(0, np.int64))
     wanted = True if options.classes else options.class_folders

@@ -26,7 +26,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -231,7 +231,7 @@ class _Choice:
             self.add(place, extension, "file" if is_file else "value")
 
     def add_default(self) -> None:
-        """Put each column that is left under the first of `_RULES` that it meets."""
+        """Put each column that is left under the first of the rules 2 to 7 of this module that it meets."""
         left = [
             (place, column)
             for place, column in enumerate(self.columns)
@@ -241,7 +241,7 @@ class _Choice:
         named = [column for column in texts if column.name.lower() in _TEXT_NAMES]
         self.text = next(iter(named or (texts if len(texts) == 1 else [])), None)
         for place, column in left:
-            next(add for meets, add in _RULES if meets(self, column))(self, place, column)
+            self.add_by_rule(place, column)
         if self.rest and "json" in self.taken:
             names = ", ".join(self.columns[place].name for place in self.rest)
             raise ArgumentError(
@@ -269,10 +269,22 @@ class _Choice:
         is_named = column.content in ("integer", "text") and column.name.lower() in _LABEL_NAMES
         return column.classes is not None or (is_named and "cls" not in self.taken)
 
-    def add_file(self, place: int, column: Column) -> None:
-        own = "*" if column.extension not in self.taken else f"{_as_extension(column.name)}.*"
-        self.taken.add(column.extension)
-        self.add(place, own, "file")
+    def add_by_rule(self, place: int, column: Column) -> None:
+        name = _as_extension(column.name)
+        if column.content == "path":
+            own = f"{name}.*" if column.extension in self.taken else "*"
+            self.taken.add(column.extension)
+            self.add(place, own, "file")
+        elif column.content == "bytes":
+            self.add_free(place, column.extension or name)
+        elif self.is_label(column):
+            self.add_free(place, "cls")
+        elif column.content == "list":
+            self.add(place, f"{name}.npy", "value")
+        elif column is self.text and "txt" not in self.taken:
+            self.add(place, "txt", "value")
+        else:
+            self.rest.append(place)
 
     def add_free(self, place: int, extension: str) -> None:
         free = extension.lower() not in self.taken
@@ -283,28 +295,6 @@ class _Choice:
             self.classes = self.columns[place].classes
         self.taken.add(extension.lower())
         self.members.append(Member((place,), extension, form))
-
-
-_Rule = tuple[Callable[[_Choice, Column], bool], Callable[[_Choice, int, Column], None]]
-
-_RULES: tuple[_Rule, ...] = (
-    (lambda choice, column: column.content == "path", _Choice.add_file),
-    (
-        lambda choice, column: column.content == "bytes",
-        lambda choice, place, column: choice.add_free(place, column.extension or _as_extension(column.name)),
-    ),
-    (lambda choice, column: choice.is_label(column), lambda choice, place, column: choice.add_free(place, "cls")),
-    (
-        lambda choice, column: column.content == "list",
-        lambda choice, place, column: choice.add(place, f"{_as_extension(column.name)}.npy", "value"),
-    ),
-    (
-        lambda choice, column: column is choice.text and "txt" not in choice.taken,
-        lambda choice, place, column: choice.add(place, "txt", "value"),
-    ),
-    (lambda choice, column: True, lambda choice, place, column: choice.rest.append(place)),
-)
-"""Rules 2 to 7 of this module: which columns each is for, and what it makes of one."""
 
 
 def _as_extension(name: str) -> str:
@@ -334,14 +324,7 @@ def extension_of(start: bytes) -> str:
 
 def paths_or_texts(name: str, values: tuple[str, ...], root: str) -> Column:
     """Return a column of texts, told by its first values: one of paths where any of them names a file."""
-    there = next((value for value in values if suffix(value) and _is_file(root, value)), None)
-    if there is not None:
-        return Column(name, "path", suffix(there), values=values)
+    for value in values:
+        if suffix(value) and os.path.isfile(os.path.join(root, value)):  # noqa: PTH113, PTH118 - Path refuses a NUL
+            return Column(name, "path", suffix(value), values=values)
     return Column(name, "text", values=values)
-
-
-def _is_file(root: str, value: str) -> bool:
-    try:
-        return os.path.isfile(os.path.join(root, value))  # noqa: PTH113, PTH118 - takes what Path refuses, such as NUL
-    except ValueError:
-        return False

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wdsdist.errors import SourceError
-from wdsdist.packing.sources.class_folders import split_folder
-from wdsdist.packing.sources.listed_source import Taken, listed_source, packable
+from wdsdist.packing.sources.listed_source import Taken, packable
 from wdsdist.packing.sources.listing import Folder, Listing, list_samples
 from wdsdist.packing.sources.nested_tars import holds_tar, refuse_tars
 from wdsdist.packing.sources.scan import FILE, FOLDER, LINK, OTHER, FolderEntries, is_passed_over, shown
 from wdsdist.packing.sources.source import Candidate, FilePayload, LeftOut, OnError, Sample, Source, SourceOptions
-from wdsdist.shards.tar import CLUTTER, CLUTTER_NAMES, split_name
+from wdsdist.shards.tar import CLUTTER, CLUTTER_NAMES, is_text, split_name
 
 _HIDDEN = ord(".")
 _CLUTTER = frozenset(map(os.fsencode, CLUTTER_NAMES))
@@ -40,14 +39,18 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
     if root is None or entries is None:
         return None
     if options.split is not None:
-        root = split_folder(root, options.split)
+        root = root / options.split
+        if not root.is_dir():
+            raise SourceError(
+                f"{root.parent} holds no folder {root.name!r}: name one that lies directly in it as --split"
+            )
         entries = FolderEntries.of(os.fsencode(root))
     walk = _Walk(root, options.on_error)
     listing = walk.run(entries)
     refuse_tars(str(root), walk.tars)
     listed = packable(str(root), listing, walk.folders, options, skipped=walk.skipped, left_out=walk.left_out)
     samples = functools.partial(FolderSamples, str(root))
-    return listed_source("folder", str(root), listed, "folder", samples, of_files=True)
+    return listed.source("folder", "folder", samples, of_files=True)
 
 
 class _Walk:
@@ -130,7 +133,7 @@ class _Walk:
             return
         if holds_tar(os.fsdecode(name)):
             self.tars.append(shown(path + name))
-        if not (name.isascii() and path.isascii()) and not _is_utf8(path + name):
+        if not (name.isascii() and path.isascii()) and not is_text(os.fsdecode(path + name)):
             problem = "is not UTF-8, which a tar asks names to be: rename it"
         if problem:
             problem = f"{shown(path + name)} {problem}"
@@ -142,14 +145,6 @@ class _Walk:
 def _can_be_member(name: bytes) -> bool:
     """Say what `split_name` says of a name with a key and an extension, faster for names as most are."""
     return b"\n" not in name and (b"__" not in name or split_name(os.fsdecode(name)) is not None)
-
-
-def _is_utf8(path: bytes) -> bool:
-    try:
-        path.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -26,18 +26,7 @@ from wdsdist.packing.sources.class_folders import (
 from wdsdist.packing.sources.listing import Listing, cut
 from wdsdist.packing.sources.scan import shown
 from wdsdist.packing.sources.source import Contents, LeftOut, Payload, Sample, Source, SourceOptions
-from wdsdist.shards.tar import (
-    AUTO,
-    FIRST_DOT,
-    LAST_DOT,
-    Evidence,
-    decide,
-    escaped,
-    glance,
-    is_cut_alike,
-    observe,
-    stored_size,
-)
+from wdsdist.shards import tar
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +66,15 @@ class Taken:
             if self.labels is not None:
                 members.append(("cls", b"%d" % self.labels[number]))
                 members.sort(key=lambda member: member[0])
-            yield key if self.dots is None else escaped(key), members
+            yield key if self.dots is None else tar.escaped(key), members
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Listed:
     """All samples of a listing that can be packed, in the order of their first files' paths, byte by byte."""
 
+    label: str
+    """What was listed, for messages."""
     listing: Listing
     numbers: Int64s | None
     """int64: the samples of the listing that can be packed; all where there is none."""
@@ -91,27 +82,42 @@ class Listed:
     """The class folders in the order of their numbers, or none."""
     skipped: dict[str, int]
     """Entries that belong to no sample, counted by what they are."""
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[LeftOut, ...]
 
     def __len__(self) -> int:
         return self.listing.num_samples if self.numbers is None else len(self.numbers)
 
-    def fingerprint(self, state: str) -> str:
-        """Return a digest of all paths and sizes, and of what else ``state`` tells of the source."""
+    def source(
+        self, kind: str, state: str, samples: Callable[[Taken], Iterable[Sample]], *, of_files: bool = False
+    ) -> Source:
+        """Return the source of a folder, an archive, or a remote folder.
+
+        ``state`` tells one state of it from another, beside its listing; ``samples`` gives the listed files their data.
+        """
         digest = hashlib.sha256(f"{state}\0{self.classes}\0{self.listing.digest}\n".encode())
         for one in self.left_out:
             digest.update(f"{one.key}\0{one.reason}\n".encode())
-        return digest.hexdigest()
 
-    def notes(self) -> dict[str, Any]:
-        """Return the notes for ``index.json``."""
+        def load(_: Source) -> Contents:
+            contents = Contents(
+                sizes=self.stored_sizes(),
+                take=lambda indices: samples(self.take(indices)),
+                notes=self._notes(),
+                left_out=self.left_out,
+                of_files=of_files,
+            )
+            return contents if self.numbers is None else contents.only(self.numbers)
+
+        return Source(kind, self.label, digest.hexdigest(), load)
+
+    def _notes(self) -> dict[str, Any]:
         classes = {"classes": list(self.classes)} if self.classes is not None else {}
         skipped = {"skipped": dict(sorted(self.skipped.items()))} if self.skipped else {}
         rule = self.listing.key_rule
-        return {**classes, **skipped, **({} if rule == FIRST_DOT else {"source_key_rule": rule})}
+        return {**classes, **skipped, **({} if rule == tar.FIRST_DOT else {"source_key_rule": rule})}
 
     def stored_sizes(self) -> Int64s:
-        """int64 [samples]: bytes that each sample takes in a tar."""
+        """int64: bytes that each sample of the listing takes in a tar."""
         stored = self.listing.stored_sizes()
         if self.classes is not None:
             plain = 2 * 512  # of a header and a number of a few digits
@@ -120,13 +126,12 @@ class Listed:
             if self.numbers is not None:
                 odd = np.intersect1d(odd, self.numbers)  # the names of others may be no text
             for sample in odd.tolist():
-                stored[sample] += stored_size(f"{self.listing.key(sample)}.cls", 1) - plain
-        return stored if self.numbers is None else stored[self.numbers]
+                stored[sample] += tar.stored_size(f"{self.listing.key(sample)}.cls", 1) - plain
+        return stored
 
-    def take(self, indices: Int64s) -> Taken:
-        """Return some of the samples, by their numbers."""
+    def take(self, samples: Int64s) -> Taken:
+        """Return some of the samples, by their numbers in the listing."""
         listing = self.listing
-        samples = indices if self.numbers is None else self.numbers[indices]
         starts, stops = listing.sample_files[samples], listing.sample_files[samples + 1]
         counts = stops - starts
         before = np.cumsum(counts) - counts
@@ -152,32 +157,6 @@ class Listed:
         )
 
 
-def listed_source(
-    kind: str,
-    location: str,
-    listed: Listed,
-    state: str,
-    samples: Callable[[Taken], Iterable[Sample]],
-    *,
-    of_files: bool = False,
-) -> Source:
-    """Return the source of a folder, an archive, or a remote folder.
-
-    ``state`` tells one state of it from another, beside its listing; ``samples`` gives the listed files their data.
-    """
-
-    def load(_: Source) -> Contents:
-        return Contents(
-            sizes=listed.stored_sizes(),
-            take=lambda indices: samples(listed.take(indices)),
-            notes=listed.notes(),
-            left_out=listed.left_out,
-            of_files=of_files,
-        )
-
-    return Source(kind, location, listed.fingerprint(state), load)
-
-
 def packable(
     label: str,
     listing: Listing,
@@ -187,15 +166,7 @@ def packable(
     skipped: Counter[str],
     left_out: list[LeftOut],
 ) -> Listed:
-    """Return the samples of a listing.
-
-    Args:
-        label: what was listed, for messages.
-        listing: its files.
-        folders: the folders directly under its root.
-        options: says whether these are classes, and what becomes of samples that cannot be packed.
-        skipped: entries that belong to no sample, counted by what they are.
-        left_out: what is known already to be left out.
+    """Return the samples of a listing, whose root holds the ``folders``; ``skipped`` and ``left_out`` are known before.
 
     Raises `SourceError` where there is no sample, for the first that cannot be packed unless such are left out, and
     for folders that cannot be the classes that they are to be.
@@ -227,25 +198,21 @@ def packable(
             {f"file beside the class folders, such as {shown(listing.path(int(files[0])))}": count}
         )
     every = [*left_out, *(LeftOut(shown(listing.key(sample)), wrong[sample]) for sample in sorted(wrong))]
-    return Listed(listing, numbers, classes.names, dict(skipped), tuple(every))
+    return Listed(label, listing, numbers, classes.names, dict(skipped), tuple(every))
 
 
 def _by_rule(label: str, listing: Listing, folders: list[str], options: SourceOptions) -> Listing:
     """Cut the names of a listing by the key rule that is asked for, or that they show."""
     rule = options.key
     try:
-        if rule == AUTO and are_image_folders(listing, folders, options):
-            rule = FIRST_DOT if all(map(is_cut_alike, listing.extensions)) else LAST_DOT
-        elif rule == AUTO:
-            rule = decide(_evidence(listing), label)
-        return listing if rule == FIRST_DOT else cut(listing, rule)
+        if rule == tar.AUTO and are_image_folders(listing, folders, options):
+            rule = tar.FIRST_DOT if all(map(tar.is_cut_alike, listing.extensions)) else tar.LAST_DOT
+        elif rule == tar.AUTO:
+            found = tar.glance(listing.extensions, listing.extension_ids, listing.sample_files, listing.path)
+            rule = tar.decide(tar.observe(listing.compound_groups()) if found is None else found, label)
+        return listing if rule == tar.FIRST_DOT else cut(listing, rule)
     except (ArgumentError, ValueError) as error:
         raise SourceError(str(error)) from None
-
-
-def _evidence(listing: Listing) -> Evidence:
-    found = glance(listing.extensions, listing.extension_ids, listing.sample_files, listing.path)
-    return observe(listing.compound_groups()) if found is None else found
 
 
 def _unpackable(listing: Listing) -> dict[int, str]:
@@ -257,17 +224,12 @@ def _unpackable(listing: Listing) -> dict[int, str]:
     for file in np.flatnonzero(reserved[listing.extension_ids]).tolist() if reserved.any() else ():
         why = f"{listing.path(file)} has the name of an entry that readers add to samples: rename it"
         found.setdefault(int(listing.samples_of(np.array(file))), why)
-    for first, second in _same_but_for_case(listing):
+    lower: dict[str, int] = {}
+    kinds = [lower.setdefault(extension.lower(), len(lower)) for extension in listing.extensions]
+    for first, second in listing.repeats(kinds) if len(lower) < len(kinds) else ():
         why = (
             f"{listing.path(first)} and {listing.path(second)} differ in case only: readers take both for the same "
             f"member, so rename one"
         )
         found.setdefault(int(listing.samples_of(np.array(first))), why)
     return found
-
-
-def _same_but_for_case(listing: Listing) -> list[tuple[int, int]]:
-    """Return pairs of files in one sample whose extensions differ in case only."""
-    lower: dict[str, int] = {}
-    kinds = [lower.setdefault(extension.lower(), len(lower)) for extension in listing.extensions]
-    return [] if len(lower) == len(kinds) else listing.repeats(kinds)

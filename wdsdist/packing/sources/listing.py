@@ -18,16 +18,7 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.packing.sources.scan import shown
-from wdsdist.shards.tar import (
-    BLOCK,
-    FIRST_DOT,
-    PLAIN_NAME,
-    SIZE_LIMIT,
-    cutter,
-    escaped,
-    is_cut_alike,
-    stored_size,
-)
+from wdsdist.shards import tar
 
 Names = npt.NDArray[np.bytes_]
 
@@ -63,16 +54,6 @@ class Folder:
         The folder is empty then. Of files with the same name, the first one is given, and the name is noted among
         ``twins``.
         """
-        names = self._take_names()
-        order = np.argsort(names, kind="stable")
-        names = names[order]
-        again = np.flatnonzero(names[1:] == names[:-1]) + 1
-        if len(again):
-            self.twins.update(names[again].tolist())
-            names, order = np.delete(names, again), np.delete(order, again)
-        return names, np.frombuffer(self._numbers, np.int64).reshape(-1, 3)[order]
-
-    def _take_names(self) -> Names:
         ends = np.flatnonzero(np.frombuffer(self._names, np.uint8) == 0)
         bounds = np.append(-1, ends)
         names = np.empty(len(ends), f"S{max(1, int(np.diff(bounds).max(initial=2)) - 1)}")
@@ -80,7 +61,13 @@ class Folder:
             stop = min(start + _CHUNK, len(names))
             names[start:stop] = bytes(self._names[bounds[start] + 1 : bounds[stop]]).split(b"\0")
         self._names = bytearray()
-        return names
+        order = np.argsort(names, kind="stable")
+        names = names[order]
+        again = np.flatnonzero(names[1:] == names[:-1]) + 1
+        if len(again):
+            self.twins.update(names[again].tolist())
+            names, order = np.delete(names, again), np.delete(order, again)
+        return names, np.frombuffer(self._numbers, np.int64).reshape(-1, 3)[order]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,7 +98,7 @@ class Listing:
     """What is wrong with a file, by its number: its sample cannot be packed."""
     digest: str
     """Of all paths, sizes and times."""
-    key_rule: str = FIRST_DOT
+    key_rule: str = tar.FIRST_DOT
     dots: npt.NDArray[np.int32] | None = None
     """int32 [n]: the place of the dot in each name that ends the key; by default the first."""
 
@@ -144,7 +131,7 @@ class Listing:
         file = int(self.sample_files[sample])
         name = self.name(file)
         folder = self.path(file)[: -len(name)]
-        return folder + name.partition(".")[0] if self.dots is None else escaped(folder + name[: self.dots[file]])
+        return folder + name.partition(".")[0] if self.dots is None else tar.escaped(folder + name[: self.dots[file]])
 
     def member_name(self, file: int) -> str:
         """Return the name of a file in the tar that it is packed into."""
@@ -154,17 +141,17 @@ class Listing:
 
     def compound_groups(self) -> Iterator[list[str]]:
         """Yield the paths of the files of each sample that has an extension such as ``seg.png``."""
-        held = np.array([not is_cut_alike(one) for one in self.extensions], np.bool_)[self.extension_ids]
+        held = np.array([not tar.is_cut_alike(one) for one in self.extensions], np.bool_)[self.extension_ids]
         for sample in np.unique(self.samples_of(np.flatnonzero(held))).tolist():
             yield [self.path(file) for file in range(*self.sample_files[sample : sample + 2].tolist())]
 
     def stored_sizes(self) -> Int64s:
         """int64 [samples]: bytes that each sample takes in a tar."""
-        stored = self.sizes + BLOCK
-        stored += -self.sizes % BLOCK
+        stored = self.sizes + tar.BLOCK
+        stored += -self.sizes % tar.BLOCK
         for file in self.odd_files().tolist():
             if file not in self.problems:
-                stored[file] = stored_size(self.member_name(file), int(self.sizes[file]))
+                stored[file] = tar.stored_size(self.member_name(file), int(self.sizes[file]))
         return np.add.reduceat(stored, self.sample_files[:-1]) if self.num_samples else stored
 
     def samples_of(self, files: Int64s) -> Int64s:
@@ -196,8 +183,8 @@ class Listing:
             first, last = int(self.name_ends[start]), int(self.name_ends[files[-1] + 1])
             letters = np.frombuffer(self.name_bytes, np.uint8, last - first, first)
             beyond_ascii = np.maximum.reduceat(letters, self.name_ends[files] - first) > 127
-            long = lengths[runs] + np.diff(self.name_ends[start : files[-1] + 2]) + spare > PLAIN_NAME
-            found.append(files[beyond_ascii | long | ~plain_folder[runs] | (self.sizes[files] >= SIZE_LIMIT)])
+            long = lengths[runs] + np.diff(self.name_ends[start : files[-1] + 2]) + spare > tar.PLAIN_NAME
+            found.append(files[beyond_ascii | long | ~plain_folder[runs] | (self.sizes[files] >= tar.SIZE_LIMIT)])
         return np.concatenate(found)
 
 
@@ -206,7 +193,7 @@ def cut(listing: Listing, rule: str) -> Listing:
 
     Raises ``ValueError`` for a name in which the rule finds no key.
     """
-    find_dot = cutter(rule)
+    find_dot = tar.cutter(rule)
     order, dots, starts = array("q"), array("i"), array("q")
     numbers: dict[str, int] = {}
     ids = array("i")

@@ -7,7 +7,6 @@ to them would put the file into the shards.
 from __future__ import annotations
 
 import os
-import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,40 +15,32 @@ from wdsdist.errors import ArgumentError
 
 
 @dataclass(frozen=True, slots=True)
-class Root:
-    """Where the paths in a table start, and whether they may lead out of there."""
+class Finder:
+    """Looks up the files that rows name. Folders are resolved once for each finder: rows share few of them."""
 
-    folder: str
+    root: str
+    """Where paths start."""
     allow_outside: bool = False
+    """Whether they may lead out of there."""
+    _real: dict[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, folder: str | os.PathLike[str], root: str | os.PathLike[str] | None, *, allow_outside: bool) -> Root:
-        """Return the root of a table's paths: ``root=``, or the folder of the table.
+    def of(cls, folder: str | os.PathLike[str], root: str | os.PathLike[str] | None, *, allow_outside: bool) -> Finder:
+        """Return the finder of a table's paths, which start from ``root=``, or else from the folder of the table.
 
         Raises `ArgumentError` for a root that is no local folder.
         """
-        if root is None:
-            return cls(os.fspath(folder), allow_outside)
-        path = storage.normalise(root)
-        if storage.is_remote(path) or not Path(path).is_dir():
+        path = os.fspath(folder) if root is None else storage.normalise(root)
+        if root is not None and (storage.is_remote(path) or not Path(path).is_dir()):
             raise ArgumentError(
                 f"root is {storage.shown(path)}, which is no local folder: name the folder that paths in the table "
                 f"start from"
             )
         return cls(path, allow_outside)
 
-    def finder(self) -> Finder:
-        """Return what looks files up."""
-        return Finder(self.folder, self.allow_outside)
-
-
-@dataclass(slots=True)
-class Finder:
-    """Looks up the files that rows name. Folders are resolved once for each finder: rows share few of them."""
-
-    root: str
-    allow_outside: bool
-    _real: dict[str, str] = field(default_factory=dict)
+    def anew(self) -> Finder:
+        """Return one that has resolved no folder yet: small, for it travels with each shard."""
+        return Finder(self.root, self.allow_outside)
 
     def path(self, value: str) -> str | None:
         """Return where a file lies that a row names, or ``None`` for one outside the root.
@@ -64,7 +55,7 @@ class Finder:
 
     def _real_path(self, path: str) -> str:
         folder, _, name = path.rpartition("/")
-        if name in ("", ".", "..") or not _is_itself(path):
+        if name in ("", ".", "..") or os.path.islink(path):  # noqa: PTH114 - as above
             return os.path.realpath(path)
         return self._real_folder(folder) + name
 
@@ -85,11 +76,3 @@ def lies_below(folder: str, path: str) -> bool:
     True
     """
     return path.startswith(f"{folder.rstrip('/')}/")
-
-
-def _is_itself(path: str) -> bool:
-    """Say whether something lies at a path that is no link."""
-    try:
-        return not stat.S_ISLNK(os.lstat(path).st_mode)
-    except (OSError, ValueError):
-        return False

@@ -10,16 +10,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
 from urllib.parse import unquote
 
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, ShardNotFoundError, SourceError, SourceNotFoundError, StorageError
 from wdsdist.packing.sources.archive import Tree
-from wdsdist.packing.sources.listed_source import Taken, listed_source
+from wdsdist.packing.sources.listed_source import Taken
 from wdsdist.packing.sources.nested_tars import holds_tar, refuse_tars
 from wdsdist.packing.sources.sample_chunks import is_chunk
-from wdsdist.packing.sources.source import BrokenPayload, Payload, RangePayload, Sample, Source, SourceOptions, deferred
+from wdsdist.packing.sources.source import BrokenPayload, FilePayload, Payload, Sample, Source, SourceOptions, deferred
 from wdsdist.packing.sources.table import SEVERAL
 from wdsdist.shards.manifest import check_location
 
@@ -37,13 +36,13 @@ class RemoteSamples:
     options: storage.StorageOptions = field(repr=False)
 
     def __iter__(self) -> Iterator[Sample]:
-        ahead: deque[tuple[str, list[tuple[str, bytes | Future[Payload]]]]] = deque()
+        ahead: deque[tuple[str, list[tuple[str, Future[Payload]]]]] = deque()
         sizes: deque[int] = deque()
         pool = ThreadPoolExecutor(_TOGETHER)
         try:
-            for key, members in self.taken.samples(lambda _, size, place: RangePayload(self.urls[place], 0, size)):
-                ahead.append((key, [(extension, self._begun(pool, payload)) for extension, payload in members]))
-                sizes.append(sum(payload.size for _, payload in members if isinstance(payload, RangePayload)))
+            for key, members in self.taken.samples(lambda _, size, place: FilePayload(self.urls[place], size)):
+                ahead.append((key, [(extension, pool.submit(self._fetched, one)) for extension, one in members]))
+                sizes.append(sum(payload.size for _, payload in members if isinstance(payload, FilePayload)))
                 while len(ahead) > _TOGETHER or sum(sizes) > _MOST_AHEAD:
                     sizes.popleft()
                     yield _arrived(*ahead.popleft())
@@ -52,27 +51,23 @@ class RemoteSamples:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _begun(self, pool: ThreadPoolExecutor, payload: Payload) -> bytes | Future[Payload]:
-        if isinstance(payload, RangePayload):
-            return pool.submit(_fetched, payload, self.options)
-        return cast("bytes", payload)
+    def _fetched(self, wanted: Payload) -> Payload:
+        """Return the bytes of a file; a store that does not answer is an error of packing, not of the sample."""
+        if not isinstance(wanted, FilePayload):
+            return wanted
+        where = storage.shown(wanted.path)
+        try:
+            data = storage.read(wanted.path, self.options)
+        except FileNotFoundError:
+            return BrokenPayload(f"{where} has vanished since it was listed: pack again once the source is at rest")
+        if len(data) != wanted.size:
+            reason = f"{where} has {len(data):,} bytes, but had {wanted.size:,} when it was listed"
+            return BrokenPayload(f"{reason}: pack again once the source is at rest", wanted.size)
+        return data
 
 
-def _arrived(key: str, members: list[tuple[str, bytes | Future[Payload]]]) -> Sample:
-    return key, [(extension, one if isinstance(one, bytes) else one.result()) for extension, one in members]
-
-
-def _fetched(wanted: RangePayload, options: storage.StorageOptions) -> Payload:
-    """Return the bytes of one file; a store that does not answer is an error of packing, not of the sample."""
-    where = storage.shown(wanted.path)
-    try:
-        data = storage.read(wanted.path, options)
-    except FileNotFoundError:
-        return BrokenPayload(f"{where} has vanished since it was listed: pack again once the source is at rest")
-    if len(data) != wanted.size:
-        reason = f"{where} has {len(data):,} bytes, but had {wanted.size:,} when it was listed"
-        return BrokenPayload(f"{reason}: pack again once the source is at rest", wanted.size)
-    return data
+def _arrived(key: str, members: list[tuple[str, Future[Payload]]]) -> Sample:
+    return key, [(extension, one.result()) for extension, one in members]
 
 
 def find(url: str, options: SourceOptions, find_local: Callable[[Path, SourceOptions], Source]) -> Source:
@@ -152,7 +147,7 @@ def _folder(url: str, options: SourceOptions) -> Source:
         return RemoteSamples(taken, urls, bound)
 
     state = "\0".join(["folder", *(entry.stamp for entry in entries)])
-    return listed_source("folder", where, tree.listed(options), state, samples)
+    return tree.listed(options).source("folder", state, samples)
 
 
 def _misnamed(url: str, name: str) -> str:

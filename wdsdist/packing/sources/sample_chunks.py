@@ -111,12 +111,8 @@ def is_chunk(name: str) -> bool:
 class ChunkTable(FileTable):
     """The samples of a folder as a table: its rows in order, and any of its rows.
 
-    Args:
-        folder: with ``index.json``.
-        kind: whose it is.
-        wanted: of ``columns=``; one that is left out may be of any encoding.
-
-    Raises `SourceError` for files that are missing or damaged, and for what cannot be read without the library.
+    Raises `SourceError` for files that are missing or damaged, and for what cannot be read without the library, unless
+    ``wanted``, of ``columns=``, leaves it out.
     """
 
     def __init__(self, folder: Path, kind: str, wanted: Mapping[str, str]) -> None:
@@ -129,7 +125,7 @@ class ChunkTable(FileTable):
             ) from error
         super().__init__(str(folder), self._chunks, [[file.samples] for file in self._chunks])
         for field in self._fields:
-            if _decoder(field.encoding) is None and wanted.get(field.name) != "":
+            if _codec(field.encoding)[1] is None and wanted.get(field.name) != "":
                 raise SourceError(
                     f"{folder} stores {field.name!r} as {field.encoding!r}, which is not read here: leave it out with "
                     f"columns={{{field.name!r}: ''}} (--column {field.name}=), or let the library read it, as in "
@@ -141,7 +137,7 @@ class ChunkTable(FileTable):
         first = next((_parts(file, 0) for file in self._chunks if file.samples), None)
         found = []
         for place, field in enumerate(self._fields):
-            content = _content(field.encoding)
+            content, _ = _codec(field.encoding)
             extension = ""
             if content == "bytes" and first is not None:
                 extension = {"jpeg": "jpg"}.get(field.encoding, field.encoding.partition(":")[2])
@@ -268,7 +264,7 @@ def _parts(file: _File, number: int) -> list[memoryview]:
 
 
 def _decoded(file: _File, number: int, field: _Field, part: memoryview) -> Any:
-    decoder = _decoder(field.encoding)
+    _, decoder = _codec(field.encoding)
     assert decoder is not None  # checked when the table was made
     try:
         return decoder(bytes(part))
@@ -278,29 +274,25 @@ def _decoded(file: _File, number: int, field: _Field, part: memoryview) -> Any:
         ) from error
 
 
-def _content(encoding: str) -> Content:
-    kind = encoding.partition(":")[0]
-    if kind in _FILES:
-        return "bytes"
-    if kind in _TEXTS:
-        return "text"
-    if kind in _NUMBERS or kind in ("str_int", "str_float"):
-        return "number" if "float" in kind else "integer"
-    return "list" if kind == "ndarray" else "other"
-
-
-def _decoder(encoding: str) -> Callable[[bytes], Any] | None:
-    """Return what decodes a field; ``None`` for encodings that are not read here, such as pickles."""
+def _codec(encoding: str) -> tuple[Content, Callable[[bytes], Any] | None]:
+    """Return what a field holds, and what decodes it; ``None`` for encodings not read here, such as pickles."""
     kind, _, rest = encoding.partition(":")
     if kind in _FILES:
-        return bytes
+        return "bytes", bytes
+    if kind in _TEXTS:
+        return "text", bytes.decode
     if kind in _NUMBERS:
-        return lambda data: np.frombuffer(data, np.dtype(_NUMBERS[kind]).newbyteorder("<")).item()
+        dtype = np.dtype(_NUMBERS[kind]).newbyteorder("<")
+        return "number" if "float" in kind else "integer", lambda data: np.frombuffer(data, dtype).item()
     if kind == "ndarray":
-        return lambda data: _array(data, *rest.split(":") if rest else ())
-    decoders: dict[str, Callable[[bytes], Any]] = dict.fromkeys(_TEXTS, bytes.decode)
-    decoders |= {"str_int": int, "str_float": float, "json": json.loads, "bool": lambda data: data != b"\0"}
-    return decoders.get(kind)
+        return "list", lambda data: _array(data, *rest.split(":") if rest else ())
+    others: dict[str, tuple[Content, Callable[[bytes], Any]]] = {
+        "str_int": ("integer", int),
+        "str_float": ("number", float),
+        "json": ("other", json.loads),
+        "bool": ("other", lambda data: data != b"\0"),
+    }
+    return others.get(kind, ("other", None))
 
 
 def _array(data: bytes, dtype: str = "", shape: str = "") -> npt.NDArray[Any]:

@@ -43,9 +43,6 @@ class FolderEntries:
                 types.append(kind | LINK if entry.is_symlink() else kind)
         return cls(names, types)
 
-    def __len__(self) -> int:
-        return len(self.types)
-
     def __iter__(self) -> Iterator[tuple[bytes, int]]:
         """Yield names and types."""
         return zip((match[0] for match in _NAME.finditer(self.names)), self.types, strict=True)

@@ -9,9 +9,11 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
@@ -29,20 +31,13 @@ OnError = Literal["raise", "skip"]
 
 @dataclass(frozen=True, slots=True)
 class FilePayload:
-    """A member whose data is a file, read only when it is written."""
+    """A member whose data is a file, or a part of one such as an archive, read only when it is written."""
 
     path: str
     size: int
     """Bytes it had when the source was listed: another size later is an error."""
-
-
-@dataclass(frozen=True, slots=True)
-class RangePayload:
-    """A member whose data is a part of a file, such as an archive, read only when it is written."""
-
-    path: str
-    offset: int
-    size: int
+    offset: int | None = None
+    """Where a part starts; ``None`` for a whole file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +58,23 @@ class LeftOut:
     """It names no place outside the source, so that moving the source changes nothing."""
 
 
-Payload = bytes | FilePayload | RangePayload | BrokenPayload
+Payload = bytes | FilePayload | BrokenPayload
 Sample = tuple[str, list[tuple[str, Payload]]]
 """A key, and its members as (extension, payload) in the order in which they are written."""
+
+
+def broken(key: str, error: SourceError) -> Sample:
+    """Return what stands for a sample that is to be left out, with the reason.
+
+    >>> broken("000000007", SourceError("item 7 cannot be had"))
+    ('000000007', [('broken', BrokenPayload(reason='item 7 cannot be had', size=0))])
+    """
+    return key, [("broken", BrokenPayload(str(error)))]
+
+
+def numbered(number: int) -> str:
+    """Return the key of a sample that has none of its own."""
+    return f"{number:09d}"
 
 
 def payload_size(payload: Payload) -> int:
@@ -120,6 +129,11 @@ class Contents:
     """Yields the shard that each sample comes from, as its ``index.json`` names it, and its key there."""
     of_files: bool = False
     """Whether samples are local files, which any thread can read at any time."""
+
+    def only(self, kept: Int64s) -> Contents:
+        """Return some of the samples, given by their numbers, which rise."""
+        blocks = self.blocks and self.blocks._replace(cuts=np.searchsorted(kept, self.blocks.cuts))
+        return replace(self, sizes=self.sizes[kept], take=lambda indices: self.take(kept[indices]), blocks=blocks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,19 +192,17 @@ class Stream:
 def deferred(kind: str, location: str, state: str, scratch: Path | None, make: Callable[[Path], Source]) -> Source:
     """Return a source behind one large temporary file.
 
-    Its fingerprint is known without that file, so a finished destination costs nothing. The file is made when the
-    samples are first asked for, in a temporary folder that goes with the source.
-
-    Args:
-        kind: of the source.
-        location: of the source.
-        state: what tells this content of the source from another.
-        scratch: where the temporary file may lie.
-        make: makes the file in the folder given, and lists it.
+    ``state`` tells its content from another without that file, so a finished destination costs nothing. When the
+    samples are first asked for, ``make`` makes the file and lists it, in a temporary folder that goes with the source
+    or the process.
     """
 
     def load(owner: Source) -> Contents:
-        folder, remove = temporary_folder(owner, scratch)
+        if scratch is not None:
+            scratch.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=".tmp-", suffix=SCRATCH_SUFFIX, dir=scratch))
+        # Only a process that is killed leaves it; the next run into the same place removes it.
+        remove = weakref.finalize(owner, _remove, folder, os.getpid())
         try:
             return make(folder).contents
         except BaseException:
@@ -198,17 +210,6 @@ def deferred(kind: str, location: str, state: str, scratch: Path | None, make: C
             raise
 
     return Source(kind, location, hashlib.sha256(f"{kind}\0{state}".encode()).hexdigest(), load)
-
-
-def temporary_folder(owner: object, scratch: Path | None) -> tuple[Path, Callable[[], object]]:
-    """Create a temporary folder that is removed with its owner or the process; return it, and a function to remove it.
-
-    Only a process that is killed leaves it; the next run into the same place removes it.
-    """
-    if scratch is not None:
-        scratch.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=".tmp-", suffix=SCRATCH_SUFFIX, dir=scratch))
-    return folder, weakref.finalize(owner, _remove, folder, os.getpid())
 
 
 def _remove(folder: Path, owner: int) -> None:
@@ -247,37 +248,26 @@ Encode = Callable[..., Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What the caller says about a source; ``None`` leaves it to what the source looks like."""
+    """What the caller says about a source, as `wdsdist.pack` has it; ``None`` leaves it to what it looks like."""
 
     kind: str | None = None
-    """The kind that it must be, whatever it looks like."""
     key: str = AUTO
-    """The key rule: where names are cut into keys and extensions."""
     class_folders: bool | None = None
-    """Whether the folders in it are the classes of the samples below them; by default, when it looks so: two folders
-    or more, an image in every sample, no image beside the folders, no ``cls`` yet."""
     classes: tuple[str, ...] | None = None
     """The classes that folders may be, in the order of their numbers; by default, the folders that there are."""
     split: str | None = None
-    """The folder in it that is packed, and nothing else of it, such as ``"train"``."""
     columns: Mapping[str, str] | None = None
-    """Of a table, what becomes of its columns; see `wdsdist.packing.sources.columns`."""
     root: str | os.PathLike[str] | None = None
-    """Of a table, the local folder that the paths in it start from, and must lie below; by default its own."""
     allow_outside: bool = False
-    """Of a table, whether the paths in it may lead out of there."""
     encode: Encode | str | None = None
-    """For what Python makes, a function from an item to a sample dict."""
     on_error: OnError = "raise"
-    """Whether a sample that cannot be packed is an error, or is left out and told by ``left_out``."""
     tolerance: Tolerance | None = None
     """Of WebDataset shards, what ``on_error="skip"`` keeps of damaged ones; by default nothing."""
     scratch: Path | None = None
     """Where a source may keep a large temporary file while it is packed; by default, the system's temporary folder."""
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    """Passed to fsspec where the source is a URL; kept out of every message, for they may hold credentials."""
+    """Kept out of every message, for they may hold credentials."""
     allow_elsewhere: bool = False
-    """Whether the ``index.json`` of shards may name some outside its own folder."""
 
     def __post_init__(self) -> None:
         check_rule(self.key)
@@ -295,11 +285,11 @@ class SourceOptions:
         return [*(["key"] if self.key != AUTO else []), *(name for name in names if getattr(self, name))]
 
 
+@dataclass(frozen=True, eq=False)
 class Candidate:
     """What was given as a source, while the kinds are asked whether they know it; a folder is read only once."""
 
-    def __init__(self, given: object) -> None:
-        self.given = given
+    given: object
 
     @functools.cached_property
     def path(self) -> Path | None:

@@ -10,13 +10,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.arrow_files import ArrowFile, ArrowTable, readable
 from wdsdist.packing.sources.columns import Layout, check_columns, choose
-from wdsdist.packing.sources.paths import Root, lies_below
+from wdsdist.packing.sources.paths import Finder, lies_below
 from wdsdist.packing.sources.sample_chunks import ChunkTable, kind_of
 from wdsdist.packing.sources.sample_chunks import Kind as ChunkKind
 from wdsdist.packing.sources.scan import FILE, FOLDER, LINK
@@ -154,7 +152,7 @@ def _check_splits(path: Path, root: Path, files: list[Path], suffix: str) -> Non
 
 def _source(kind: str, location: Path, home: Path, paths: list[Path], options: SourceOptions) -> Source:
     wanted = check_columns(options.columns)
-    root = Root.of(home, options.root, allow_outside=options.allow_outside)
+    finder = Finder.of(home, options.root, allow_outside=options.allow_outside)
     for path in paths:
         if not path.is_file():
             raise SourceError(f"{path} does not exist, but {location} names it: fetch it again")
@@ -169,11 +167,11 @@ def _source(kind: str, location: Path, home: Path, paths: list[Path], options: S
         if not table.starts[-1]:
             bad = "".join(f", such as {one.key}: {one.reason}" for one in table.left_out()[:1])
             raise SourceError(f"{location} holds no row that could be a sample{bad}: is it the right file?")
-        layout = _numbered(choose(table.columns(root.folder), wanted, str(location)), table, str(location))
-        listing = TableListing(layout, root, options.on_error)
+        layout = _numbered(choose(table.columns(finder.root), wanted, str(location)), table, str(location))
+        listing = TableListing(layout, finder, table.place, options.on_error)
         rows = functools.partial(table.rows, layout.used(), layout.columns)
-        listing.add(rows(), table.place)
-        listing.finish(rows, table.place)
+        listing.add(rows())
+        listing.finish(rows)
     return Source(
         kind, str(location), _fingerprint(kind, str(home), table, listing), lambda _: _contents(table, listing)
     )
@@ -198,23 +196,20 @@ def _numbered(layout: Layout, table: ArrowTable | ChunkTable, label: str) -> Lay
 
 
 def _contents(table: ArrowTable | ChunkTable, listing: TableListing) -> Contents:
-    layout, kept, blocks = listing.layout, listing.kept, table.blocks()
-    if blocks is not None and kept is not None:
-        blocks = blocks._replace(cuts=np.searchsorted(kept, blocks.cuts))
-    used = layout.used()
+    layout, kept, used = listing.layout, listing.kept, listing.layout.used()
 
-    def take(indices: Int64s) -> RowSamples:
-        rows = np.asarray(indices if kept is None else kept[indices], np.int64)
-        return RowSamples(table.take(rows, used), layout, listing.root, rows, listing.file_sizes(rows))
+    def take(rows: Int64s) -> RowSamples:
+        return RowSamples(table.take(rows, used), layout, listing.finder.anew(), rows, listing.file_sizes(rows))
 
-    return Contents(
-        sizes=listing.stored_sizes() if kept is None else listing.stored_sizes()[kept],
+    contents = Contents(
+        sizes=listing.stored_sizes(),
         take=take,
         has_exact_sizes=table.has_exact_sizes(used, layout.columns),
         notes={**({} if layout.classes is None else {"classes": list(layout.classes)}), "columns": layout.notes()},
         left_out=(*table.left_out(), *listing.left_out()),
-        blocks=blocks,
+        blocks=table.blocks(),
     )
+    return contents if kept is None else contents.only(kept)
 
 
 def _fingerprint(kind: str, home: str, table: ArrowTable | ChunkTable, listing: TableListing) -> str:

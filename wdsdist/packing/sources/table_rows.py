@@ -17,8 +17,7 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import EncodeError, SourceError
 from wdsdist.packing.sources.columns import Column, Layout, suffix
-from wdsdist.packing.sources.items import broken, numbered
-from wdsdist.packing.sources.paths import Finder, Root
+from wdsdist.packing.sources.paths import Finder
 from wdsdist.packing.sources.source import (
     FilePayload,
     FileStamp,
@@ -26,7 +25,9 @@ from wdsdist.packing.sources.source import (
     OnError,
     Payload,
     Sample,
+    broken,
     key_digest,
+    numbered,
     payload_size,
 )
 from wdsdist.samples.codecs import encode
@@ -41,12 +42,6 @@ Row = list[Any]
 
 class Length(int):
     """Stands in a row for bytes of this length, while samples are listed: their sizes are asked for, not the data."""
-
-
-class _Loose(str):
-    """A path that stands where bytes are usual, so that the size of its file is not kept."""
-
-    __slots__ = ()
 
 
 class Rows(Protocol):
@@ -136,19 +131,19 @@ class RowSamples:
 
     rows: Rows
     layout: Layout
-    root: Root
+    finder: Finder
     indices: Int64s
     """Numbers of the rows in the table."""
     file_sizes: Int64s
     """int64 [members that are files, rows]: bytes of each file that a row has when listed, then -1."""
 
     def __iter__(self) -> Iterator[Sample]:
-        finder = self.root.finder()
         for number, (index, row) in enumerate(zip(self.indices.tolist(), self.rows, strict=True)):
             sizes = iter(self.file_sizes[:, number].tolist())
             try:
                 members = [
-                    (extension, self._payload(data, sizes)) for extension, data in _members(self.layout, row, finder)
+                    (extension, self._payload(data, sizes))
+                    for extension, data in _members(self.layout, row, self.finder)
                 ]
                 key = _key(self.layout, row, index, members)
             except _RowError as error:
@@ -159,7 +154,7 @@ class RowSamples:
     def _payload(self, data: bytes | str | Length, sizes: Iterator[int]) -> Payload:
         if isinstance(data, bytes):
             return data
-        return FilePayload(str(data), _status(data).st_size if isinstance(data, _Loose) else next(sizes))
+        return FilePayload(str(data), next(sizes))
 
 
 @dataclass
@@ -167,8 +162,10 @@ class TableListing:
     """What is known of the rows of a table once all have been looked at."""
 
     layout: Layout
-    root: Root
-    on_error: OnError = "raise"
+    finder: Finder
+    place: Callable[[int], str]
+    """Says where a row stands, by its number in the table."""
+    on_error: OnError
     wrong: dict[int, LeftOut] = field(default_factory=dict)
     """The rows that are left out, by their numbers."""
     state: Any = field(default_factory=hashlib.sha256)
@@ -177,10 +174,12 @@ class TableListing:
     files: array[int] = field(default_factory=lambda: array("q"))
     keys: array[int] = field(default_factory=lambda: array("Q"))
 
-    def add(self, rows: Iterable[Row], place: Callable[[int], str]) -> None:
-        """Look at some rows, the next ones; ``place`` says where each of them stands, by its number in the table."""
-        layout, finder = self.layout, self.root.finder()
-        of_files = sum(member.form == "file" for member in layout.members)
+    def add(self, rows: Iterable[Row]) -> None:
+        """Look at all rows."""
+        layout, finder = self.layout, self.finder
+        of_files = sum(
+            member.form == "file" or layout.columns[member.columns[0]].content == "bytes" for member in layout.members
+        )
         for row in rows:
             index = len(self.sizes)
             try:
@@ -190,7 +189,7 @@ class TableListing:
                 ]
                 key = _key(layout, row, index, members)
             except _RowError as error:
-                self._leave_out(index, row, SourceError(f"{place(index)}: {error}"))
+                self._leave_out(index, row, SourceError(f"{self.place(index)}: {error}"))
                 key, members, sizes = "", [], []
             self.files.extend(sizes + [-1] * (of_files - len(sizes)))  # a row may lack some
             self.sizes.append(
@@ -222,51 +221,46 @@ class TableListing:
         """Return what is noted of the rows that are left out, in their order."""
         return tuple(self.wrong[row] for row in sorted(self.wrong))
 
-    def finish(self, again: Callable[[], Iterable[Row]], place: Callable[[int], str]) -> None:
+    def finish(self, again: Callable[[], Iterable[Row]]) -> None:
         """Check that keys differ and that there is something to pack; ``again`` reads all rows once more.
 
         Raises `SourceError` for a table without a row to pack, and for two rows with one key unless such are left out.
         """
-        self._check_keys(again, place)
-        if len(self.wrong) == len(self.sizes):
-            why = self.wrong[0].reason
-            raise SourceError(f"no row of the table in {self.root.folder} can be packed, for instance: {why}")
-
-    def _check_keys(self, rows: Callable[[], Iterable[Row]], place: Callable[[int], str]) -> None:
-        """Refuse a row whose key an earlier one has."""
         digests = np.frombuffer(self.keys, np.uint64)
         ordered = np.sort(digests)
         twice = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
         first: dict[str, int] = {}
-        for index, row in enumerate(rows() if twice else ()):
+        for index, row in enumerate(again() if twice else ()):
             key = _text_key(self.layout, row)
             if key_digest(key) not in twice or index in self.wrong:
                 continue
             if key in first:
                 error = SourceError(
-                    f"{place(index)}: the key {key!r} stands in {place(first[key])} already: make keys unique, or "
-                    f"{_ADVICE} so that another column, or none, gives the key"
+                    f"{self.place(index)}: the key {key!r} stands in {self.place(first[key])} already: make keys "
+                    f"unique, or {_ADVICE} so that another column, or none, gives the key"
                 )
                 self._leave_out(index, row, error)
             first.setdefault(key, index)
+        if len(self.wrong) == len(self.sizes):
+            why = self.wrong[0].reason
+            raise SourceError(f"no row of the table in {self.finder.root} can be packed, for instance: {why}")
 
     def _leave_out(self, index: int, row: Row, error: SourceError) -> None:
         """Raise what is wrong with a row, or note it where such rows are left out."""
         if self.on_error == "raise":
             raise error
         key = _any_key(self.layout, row, index).encode("utf-8", "backslashreplace").decode()
-        self.wrong[index] = LeftOut(key, str(error).replace(self.root.folder + os.sep, ""))
+        self.wrong[index] = LeftOut(key, str(error).replace(self.finder.root + os.sep, ""))
 
     def _looked_up(self, data: bytes | str | Length, sizes: list[int]) -> Payload | Length:
         """Return what is known of a member's data; the size of a file is noted in ``sizes`` too."""
         if not isinstance(data, str):
             return data
         status = _status(data)
-        root = self.root.folder
+        root = self.finder.root
         relative = os.path.relpath(data, root) if data.startswith(root + os.sep) else data
         self.state.update(f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
-        if not isinstance(data, _Loose):
-            sizes.append(status.st_size)
+        sizes.append(status.st_size)
         return FilePayload(data, status.st_size)
 
 
@@ -297,7 +291,7 @@ def _media(extension: str, value: Any, finder: Finder, column: Column) -> Iterat
     if data is not None:
         yield extension, data
     elif path is not None:
-        yield extension, _Loose(_path(finder, path, column))
+        yield extension, _path(finder, path, column)
 
 
 def _plain(column: Column, value: Any) -> Any:

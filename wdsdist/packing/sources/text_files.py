@@ -147,7 +147,7 @@ class TextTable(ArrowTable):
         for start in range(0, len(columns[0]), LISTED_ROWS):
             for place, line in enumerate(columns[0].slice(start, LISTED_ROWS).to_pylist(), start):
                 try:
-                    self._look_at(_object(line))
+                    self._look_at(line)
                 except ValueError as error:
                     (number,) = self._numbers(np.array([before + len(good)]))
                     if self._on_error == "raise":
@@ -157,7 +157,14 @@ class TextTable(ArrowTable):
                     good.append(place)
         return columns if len(good) == len(columns[0]) else [columns[0].take(pyarrow().array(good, "int64"))]
 
-    def _look_at(self, row: dict[str, Any]) -> None:
+    def _look_at(self, line: str) -> None:
+        """Note what a line of JSON holds. Raises ``ValueError`` for one that is no row."""
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"no JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise ValueError(f'holds a {type(row).__name__}, not an object such as {{"image": "0.jpg"}}')
         for name in row:
             if (0, name) not in self._profiles and not is_text(name):
                 raise ValueError(f"the name {name!r:.100} is not valid Unicode")
@@ -326,16 +333,6 @@ def _told(value: Any) -> Content:
 def _values(line: str, names: tuple[str, ...]) -> Row:
     found = json.loads(line)  # which worked when it was listed
     return [found.get(name) for name in names]
-
-
-def _object(line: str) -> dict[str, Any]:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f'holds a {type(found).__name__}, not an object such as {{"image": "0.jpg"}}')
-    return found
 
 
 def _check_utf8(value: bytes, place: str) -> None:

@@ -37,32 +37,21 @@ from wdsdist.packing.sources.source import (
     BrokenPayload,
     Candidate,
     Contents,
+    FilePayload,
     LeftOut,
     Payload,
-    RangePayload,
     Sample,
     Source,
     SourceOptions,
     key_digest,
 )
+from wdsdist.shards import spellings, tar, unindexed
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
 from wdsdist.shards import scan_local as tarindex
-from wdsdist.shards import spellings, unindexed
 from wdsdist.shards.build_index import warn_of_parts
 from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
 from wdsdist.shards.manifest import Manifest, Shard
-from wdsdist.shards.tar import (
-    BLOCK,
-    FIRST_DOT,
-    PLAIN_NAME,
-    SIZE_LIMIT,
-    escaped,
-    is_member_at,
-    is_tar,
-    is_text,
-    stored_size,
-)
 from wdsdist.shards.views import view_file
 
 # What lies beside shards and is none: indexes of many tools, tables, counts and notes.
@@ -82,7 +71,7 @@ class ShardSamples:
     def __iter__(self) -> Iterator[Sample]:
         for key, stored_key, path, members in self.samples:
             found: list[tuple[str, Payload]] = [
-                (extension, RangePayload(path, offset, size)) for extension, offset, size in members
+                (extension, FilePayload(path, size, offset)) for extension, offset, size in members
             ]
             extension, offset, size = members[0]
             if not _is_there(path, offset, f"{stored_key}.{extension}", size):
@@ -112,10 +101,7 @@ class Shards:
 
     def contents(self, notes: dict[str, Any]) -> Contents:
         """Return the samples; ``notes`` are what ``index.json`` says of the data set and stays true."""
-        skipped = Counter[str]()
-        for index in self.indexes:
-            skipped.update(index.skipped)
-        if skipped:
+        if skipped := sum((Counter(index.skipped) for index in self.indexes), Counter[str]()):
             notes = {**notes, "skipped": dict(sorted(skipped.items()))}
         count = int(self.repeated.sum())
         notes = {**notes, "renamed_keys": count} if count else notes
@@ -135,7 +121,7 @@ class Shards:
             more = 2 * np.diff(index.key_starts) if self.escape else 0
             for number in (start + _odd_samples(index, longer[start:stop] + more)).tolist():
                 key, _, _, members = self._sample(number)
-                stored[number] = sum(stored_size(f"{key}.{extension}", size) for extension, _, size in members)
+                stored[number] = sum(tar.stored_size(f"{key}.{extension}", size) for extension, _, size in members)
         return stored
 
     def take(self, indices: Int64s) -> ShardSamples:
@@ -176,7 +162,7 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
         if tars:
             own = storage.named(options.storage_options, [location])
             advice = f"`wdsdist index {location} --splits` makes one each, to be packed by its index-SPLIT.json"
-            unindexed.warn_of_splits(location, [Path(tar).name for tar in tars], own, advice)
+            unindexed.warn_of_splits(location, [Path(one).name for one in tars], own, advice)
         return _source(_opened(tars or location, options), options)
     except IndexNotFoundError as error:
         raise SourceNotFoundError(str(error)) from error
@@ -193,10 +179,10 @@ def _tolerance(options: SourceOptions) -> Tolerance:
 
 
 def _are_shards(location: str, candidate: Candidate, options: SourceOptions) -> bool:
-    name = storage.split(location)[1]
-    if is_tar(name) or (storage.is_remote(location) and ("?" in location or Path(name).suffix not in ("", ".json"))):
+    name, is_remote = storage.split(location)[1], storage.is_remote(location)
+    if tar.is_tar(name) or (is_remote and ("?" in location or Path(name).suffix not in ("", ".json"))):
         return False
-    if not storage.is_remote(location) and view_file.is_view(location, storage.named(None, [])):
+    if not is_remote and view_file.is_view(location, storage.named(None, [])):
         return True  # of one in a store only its user knows: such a URL may be anything
     index = location if location.endswith(".json") else storage.join(location, manifests.FILE_NAME)
     try:
@@ -206,7 +192,7 @@ def _are_shards(location: str, candidate: Candidate, options: SourceOptions) -> 
     except (IndexNotFoundError, IndexFormatError):
         pass  # or a file of another purpose with that name
     else:
-        return any(is_tar(storage.split(shard.name)[1]) for shard in listed.shards[:1])
+        return any(tar.is_tar(storage.split(shard.name)[1]) for shard in listed.shards[:1])
     return bool(_tars(location, candidate))
 
 
@@ -217,13 +203,13 @@ def _tars(location: str, candidate: Candidate) -> list[str]:
     still to be written.
     """
     folder, entries = Path(location), candidate.entries
-    if entries is None or (folder / manifests.FILE_NAME).exists() or not any(map(is_tar, entries.texts())):
+    if entries is None or (folder / manifests.FILE_NAME).exists() or not any(map(tar.is_tar, entries.texts())):
         return []
     try:
         tars = unindexed.tars_in(location)
     except IndexNotFoundError as error:
         raise SourceError(str(error)) from error
-    others = sorted(name for name in entries.texts() if not is_tar(name) and not _BESIDE.fullmatch(name))
+    others = sorted(name for name in entries.texts() if not tar.is_tar(name) and not _BESIDE.fullmatch(name))
     if tars and others:
         raise SourceError(
             f"{folder} holds {len(tars):,} tar files, such as {Path(tars[0]).name}, beside others, such as "
@@ -251,7 +237,7 @@ def _source(manifest: Manifest, options: SourceOptions) -> Source:
         raise SourceError(f"{location} holds no sample in its {len(jobs):,} shards{reason}")
     warn_of_parts(location, zip(names, indexes, strict=True))
     notes = {name: manifest.extra[name] for name in ("classes",) if name in manifest.extra}
-    escape = manifest.key_rule != FIRST_DOT
+    escape = manifest.key_rule != tar.FIRST_DOT
     if escape:
         notes["source_key_rule"] = manifest.key_rule
     folders = frozenset(storage.split(manifest.location(number))[0] for number in shards)
@@ -346,7 +332,7 @@ def _left_out(job: _Job, index: ShardIndex | ShardDamagedError) -> list[LeftOut]
 
 def _stored_sizes(index: ShardIndex) -> Int64s:
     """int64 [samples]: bytes that each takes in a tar where its members have plain headers."""
-    stored = index.sizes + BLOCK + -index.sizes % BLOCK
+    stored = index.sizes + tar.BLOCK + -index.sizes % tar.BLOCK
     sums: Int64s = np.add.reduceat(stored, index.sample_starts[:-1]) if index.num_samples else stored
     return sums
 
@@ -360,9 +346,9 @@ def _odd_samples(index: ShardIndex, longer: Int64s) -> Int64s:
     first = letters[np.minimum(index.key_starts[:-1], len(letters) - 1)]
     odd = (np.maximum.reduceat(letters, index.key_starts[:-1]) > 127) | (first == ord(".")) | (first == ord("/"))
     extensions = [extension.encode() for extension in index.extensions]
-    longest = np.array([len(one) + (0 if one.isascii() else PLAIN_NAME) for one in extensions])
-    long = (np.repeat(lengths, counts) + 1 + longest[index.extension_ids] > PLAIN_NAME) | (index.sizes >= SIZE_LIMIT)
-    odd |= np.logical_or.reduceat(long, index.sample_starts[:-1])
+    longest = np.array([len(one) + (0 if one.isascii() else tar.PLAIN_NAME) for one in extensions])
+    long = np.repeat(lengths, counts) + 1 + longest[index.extension_ids] > tar.PLAIN_NAME
+    odd |= np.logical_or.reduceat(long | (index.sizes >= tar.SIZE_LIMIT), index.sample_starts[:-1])
     return np.flatnonzero(odd)
 
 
@@ -371,7 +357,7 @@ def _is_there(path: str, offset: int, name: str, size: int) -> bool:
     try:
         with open(path, "rb", buffering=0) as stream:  # noqa: PTH123 - half the cost of Path.open
             file = stream.fileno()
-            return is_member_at(lambda start, stop: os.pread(file, stop - start, start), offset, name, size)
+            return tar.is_member_at(lambda start, stop: os.pread(file, stop - start, start), offset, name, size)
     except OSError:
         return True  # reading the data says what is wrong
 
@@ -382,13 +368,7 @@ def repeated_keys(
     """Return which samples have the key of an earlier one, and what stands between such a key and a shard's number.
 
     That is ``~``, or so many of them that no key holds it yet. Of ten million keys, one may be taken for another in
-    some 400,000 data sets: it is renamed in vain.
-
-    Args:
-        shards: paths, for messages, and indexes.
-        escape: as `packed_key` takes it.
-
-    Raises `SourceError` for the first key that cannot be that of a file.
+    some 400,000 data sets: it is renamed in vain. Raises `SourceError` for the first key that cannot be that of a file.
     """
     digests, separator = array("Q"), "~"
     for path, index in shards:
@@ -410,7 +390,7 @@ def _check_key(key: str, path: str) -> None:
     shown = key.encode("utf-8", "surrogateescape").decode(errors="backslashreplace")
     if ".." in key and ".." in re.split(r"[/\\]", key):
         raise SourceError(f"{path} holds sample {shown!r}, whose key leads out of the folder: rename it")
-    if not is_text(key):
+    if not tar.is_text(key):
         raise SourceError(f"{path} holds sample {shown!r}, whose key is not UTF-8: pack it as an archive")
 
 
@@ -422,4 +402,4 @@ def packed_key(stored: str, *, escape: bool = False) -> str:
     """
     while stored.startswith(("./", "/")):
         stored = stored.removeprefix(".").lstrip("/")
-    return escaped(stored) if escape else stored
+    return tar.escaped(stored) if escape else stored

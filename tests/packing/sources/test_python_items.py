@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdsdist.errors import ArgumentTypeError, SourceError
-from wdsdist.packing.sources.items import ItemEncoder
+from wdsdist.packing.sources.python import ItemEncoder
 from wdsdist.shards.tar import header, split_name
 
 TEXTS = st.text(st.sampled_from("aé.-_/\\\n\0 \ud800Z0"), max_size=8) | st.text(max_size=8)
