@@ -127,6 +127,15 @@ def epoch_report(world: World) -> EpochReport:
     )
 
 
+def evenly(count: int, most: int) -> Int64s:
+    """Return up to ``most`` of the numbers below ``count``, spread evenly, the first and the last among them.
+
+    >>> evenly(3, 4).tolist(), evenly(101, 3).tolist(), evenly(0, 3).tolist()
+    ([0, 1, 2], [0, 50, 100], [])
+    """
+    return np.linspace(0, count - 1, min(count, most)).astype(np.int64)
+
+
 def shards_of_nodes(world: World) -> list[Int64s]:
     """Return the shards that each node opens in an epoch, in ascending order."""
     plan, order = world.plan, world.order()
@@ -161,7 +170,7 @@ def measure_mixing(order: Order, counts: Int64s, plan: EpochPlan, *, ranks: int 
     starts, total = np.cumsum(counts) - counts, int(counts.sum())
     same, moved, entropy = [], [], []
     chosen = np.unique(np.linspace(0, plan.batches_per_rank, _MOST_BATCHES, endpoint=False).astype(int))
-    for rank in np.unique(np.linspace(0, plan.num_replicas - 1, ranks).astype(int)):
+    for rank in evenly(plan.num_replicas, ranks):
         for batch in chosen if plan.batches_per_rank else ():
             positions = plan.positions(rank=int(rank), batch=int(batch))
             shards, samples = order.locate(positions)

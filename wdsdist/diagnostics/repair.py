@@ -73,7 +73,7 @@ def repair(
     by_shard: dict[int, set[str]] = {}
     for one in damage:
         by_shard.setdefault(one.number, set()).add(one.part)
-    tasks = find_tasks(manifest, deep=False, cached=cached, cache_dir=cache_dir)
+    tasks = find_tasks(manifest, cached=cached, cache_dir=cache_dir)
     repairs = []
     for number, parts in by_shard.items():
         name = manifest.shown_name(number)

@@ -11,6 +11,7 @@ import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import MOST_PROCESSES, check_integer
+from wdsdist.diagnostics.epoch_report import World, evenly
 from wdsdist.diagnostics.view import describe
 from wdsdist.errors import ArgumentError, WdsdistError
 from wdsdist.sampling.epoch_plan import EpochPlan
@@ -74,8 +75,8 @@ class EpochPages:
     def picture(self, choice: EpochChoice) -> dict[str, Any]:
         """Return which shards each rank reads for each of its batches, as JSON has it."""
         _, order, plan = self._opened(choice)
-        ranks = _spread(choice.ranks, _ROWS)
-        batches = _spread(plan.batches_per_rank, _STEPS)
+        ranks = evenly(choice.ranks, _ROWS).tolist()
+        batches = evenly(plan.batches_per_rank, _STEPS).tolist()
         places = [plan.positions(rank=rank, batch=batch) for rank in ranks for batch in batches]
         cells: list[list[list[int]]] = []
         if places:
@@ -111,7 +112,6 @@ class EpochPages:
 
         ``options`` are those of a `StreamingDataLoader`, such as ``max_tokens`` and ``length``.
         """
-        from wdsdist.diagnostics.epoch_report import World
         from wdsdist.diagnostics.planned_report import report_of
         from wdsdist.loader.planned_batches import BatchOptions
 
@@ -131,7 +131,7 @@ class EpochPages:
         )  # fmt: skip
         itemsizes = {name: dtype.itemsize for name, dtype in self.style.dtypes.items()}
         report, figures = report_of(world, self.manifest, chosen, itemsizes)
-        steps = np.array(_spread(report.steps, _STEPS), np.int64)
+        steps = evenly(report.steps, _STEPS)
         fill = figures.tokens[steps] / np.maximum(figures.room[steps], 1)
         return {
             **asdict(report),
@@ -204,15 +204,6 @@ class EpochPages:
     def _shown_name(self, shard: int) -> str:
         part, number = self.manifest.part(shard)
         return part.shown_name(number)
-
-
-def _spread(count: int, most: int) -> list[int]:
-    """Return up to ``most`` of the numbers below ``count``, spread evenly, the first and the last among them.
-
-    >>> _spread(3, 4), _spread(101, 3)
-    ([0, 1, 2], [0, 50, 100])
-    """
-    return list(range(count)) if count <= most else np.linspace(0, count - 1, most).astype(int).tolist()
 
 
 def _most_frequent(shards: Int64s) -> list[list[int]]:

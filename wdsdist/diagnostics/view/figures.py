@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
+from wdsdist.diagnostics.epoch_report import evenly
 from wdsdist.shards.columns.column import Column
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.views import query
@@ -40,7 +41,7 @@ def of_column(manifest: Manifest, name: str, chosen: Int64s | None, classes: tup
         column = column.take(chosen)
     total = len(column)
     if total > _MOST_COUNTED:
-        column = column.take(np.linspace(0, total - 1, _MOST_COUNTED).astype(np.int64))
+        column = column.take(evenly(total, _MOST_COUNTED))
     missing = int(column.missing.sum())
     about = {"name": name, "kind": column.kind, "samples": len(column), "missing": missing, "of": total}
     if column.kind == "text" or column.kind == "bool":
