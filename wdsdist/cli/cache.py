@@ -54,10 +54,6 @@ def _age(ctx: click.Context, param: click.Parameter, value: str | None) -> float
     return float(found[1]) * _SECONDS[found[2]]
 
 
-def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    return None if value is None else byte_count(ctx, param, value)
-
-
 @cache.command()
 @_cache_dir
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -99,10 +95,10 @@ def clean(sources: tuple[str, ...], older_than: float, everything: bool, cache_d
 @epoch_options
 @click.option("--node", type=click.IntRange(min=0), help="Number of this node.  [default: as launched, else 0]")
 @click.option("--rank", type=click.IntRange(min=0), help="Fetch for this rank only.  [default: all ranks of the node]")
-@click.option("--bytes", "room", metavar="SIZE", callback=_size, help="How much.  [default: two shuffle windows]")
+@click.option("--bytes", "room", metavar="SIZE", callback=byte_count, help="How much.  [default: two shuffle windows]")
 @click.option("--stage", is_flag=True, help="Copy local shards too, as stage=True of StreamingDataset.")
 @_cache_dir
-@click.option("--cache-limit", metavar="SIZE", callback=_size, help="As cache_limit of StreamingDataset.")
+@click.option("--cache-limit", metavar="SIZE", callback=byte_count, help="As cache_limit of StreamingDataset.")
 @access
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
 def warm(

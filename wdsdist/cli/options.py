@@ -127,7 +127,7 @@ def field_list(ctx: click.Context, param: click.Parameter, value: str | None) ->
     return None if value is None else tuple(name.strip() for name in value.split(","))
 
 
-def byte_count(ctx: click.Context, param: click.Parameter, value: str) -> int:
+def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     """Read the value of an option: ``64MiB``, ``1GB`` or a plain number of bytes.
 
     >>> from unittest.mock import Mock
@@ -135,7 +135,7 @@ def byte_count(ctx: click.Context, param: click.Parameter, value: str) -> int:
     1536
     """
     try:
-        return byte_size(value)
+        return None if value is None else byte_size(value)
     except ArgumentError as error:
         raise click.BadParameter(str(error), ctx, param) from None
 

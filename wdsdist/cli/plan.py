@@ -16,7 +16,7 @@ from wdsdist.cli.options import access, byte_count, opened
 from wdsdist.cli.output import counted, say, say_json, spread
 
 if TYPE_CHECKING:
-    from wdsdist.diagnostics.epoch_report import EpochReport, World
+    from wdsdist.diagnostics.epoch_report import EpochReport, Reads, World
     from wdsdist.diagnostics.planned_report import PlannedReport, StepFigures
     from wdsdist.loader.planned_batches import BatchOptions
     from wdsdist.sampling.epoch_plan import EpochPlan
@@ -199,7 +199,7 @@ def _epochs_per_day(batches: int, step: float | None) -> float | None:
     return 86_400_000 / (batches * step) if batches and step else None
 
 
-def _reads(found: EpochReport | PlannedReport) -> str:
+def _reads(found: Reads) -> str:
     """Say what the nodes fetch in an epoch."""
     return (
         f"{spread(found.requests_per_node)} on each node, {sum(found.requests_per_node):,} in all, to fetch each shard "
@@ -207,7 +207,7 @@ def _reads(found: EpochReport | PlannedReport) -> str:
     )
 
 
-def _of_a_day(found: EpochReport | PlannedReport, epochs: float) -> str:
+def _of_a_day(found: Reads, epochs: float) -> str:
     requests, size = (most * epochs for most in (max(found.requests_per_node), max(found.bytes_per_node)))
     return (
         f"{epochs:,.1f} epochs: up to {requests:,.0f} requests and {human(int(size))} a node, where no shard stays "

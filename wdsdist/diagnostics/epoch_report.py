@@ -74,22 +74,28 @@ class Mixing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpochReport:
-    """Report of one epoch."""
+class Reads:
+    """What an epoch reads, whatever its batches."""
 
-    batches_per_rank: int
-    samples_per_rank: int
-    """Samples in the batches of a rank."""
     samples_dropped: int
-    """Samples of the data set that no rank reads."""
+    """Samples of the epoch that no rank has, or not all tokens of."""
     samples_repeated: int
-    """Samples that are read twice so that all ranks have as many."""
+    """Samples that come once more so that all ranks are even."""
     shards_per_node: tuple[int, ...]
     """Shards that each node opens."""
     bytes_per_node: tuple[int, ...]
     """Bytes of those shards, which each node fetches where they are remote."""
     requests_per_node: tuple[int, ...]
     """Requests that fetch them from a store, each shard once and whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochReport(Reads):
+    """Report of one epoch of batches of a fixed number of samples."""
+
+    batches_per_rank: int
+    samples_per_rank: int
+    """Samples in the batches of a rank."""
     cache_bytes_per_rank: int
     """The most bytes of copies that a rank needs at once, for the current and the next window of its lanes."""
     cache_bytes_per_node: int
