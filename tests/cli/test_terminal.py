@@ -226,7 +226,7 @@ class TestHostileNames:
 
     def test_the_note_of_a_bar_is_neither_obeyed_nor_taken_for_markup(self) -> None:
         console = Console(file=io.StringIO(), force_terminal=True, width=300, color_system="truecolor")
-        with progress._Bar("packing[bold]", console) as shown:
+        with progress.bar("packing[bold]", console) as shown:
             shown.update(1, 2, HOSTILE)
         text = harmless(console.file.getvalue())
         assert SHOWN in text

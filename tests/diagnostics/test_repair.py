@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import wdsdist
 from tests.support.damage import flip
 from tests.support.photos import encode, photo
+from tests.support.tars import plain_tar
 from tests.support.web import served
 from wdsdist import cache
 from wdsdist.diagnostics.repair import Repair
@@ -139,6 +141,18 @@ def test_cached_copies_of_remote_shards_are_checked_and_fetched_again(shards: Pa
         (done,) = wdsdist.repair(manifest, wdsdist.verify(manifest, **where), **where)
         assert "does not have the digest" in done.what
         assert copy.read_bytes() == before
+
+
+@pytest.mark.parametrize("how", [{"key": "last-dot"}, {"on_error": "skip", "keep_first": True}], ids=["key", "skip"])
+def test_a_copy_is_checked_by_the_rules_that_its_shard_was_indexed_with(how: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "tars").mkdir()
+    members = [("v1.0.txt", b"a"), ("v1.1.txt", b"b")] + [("v1.1.txt", b"c")] * ("on_error" in how)
+    tar = tmp_path / "tars" / "x.tar"
+    tar.write_bytes(plain_tar(members))
+    shutil.copy(tar, tmp_path / "x.tar")
+    wdsdist.index(tmp_path / "tars", **{"key": "last-dot", **how})
+    flip(tar, 3)
+    assert mended(tmp_path / "tars", source=tmp_path) == [Repair("x.tar", True, f"replaced by {tmp_path}/x.tar")]
 
 
 def test_an_index_that_stands_elsewhere_is_made_anew_there(shards: Path, tmp_path: Path) -> None:

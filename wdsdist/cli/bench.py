@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import human
-from wdsdist.cli.options import allow_elsewhere, dtypes, field_list, opened, storage_option
+from wdsdist.cli.options import access, dtypes, field_list, opened
 from wdsdist.cli.output import contents, say, say_json
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> l
     "--step", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Milliseconds of training a batch."
 )
 @click.option("--cache-dir", type=click.Path(file_okay=False), help="Where remote shards are kept.")
-@allow_elsewhere
-@storage_option
+@access
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def bench(
     shards: tuple[str, ...], workers: list[int], batch_size: int, seconds: float, step: float, as_json: bool, **how: Any
@@ -92,7 +91,6 @@ def _dataset(
     crop: int | None,
     dtypes: dict[str, Any],
     cache_dir: str | None,
-    allow_elsewhere: bool,
 ) -> StreamingDataset:
     if sum(map(bool, (decode, crop or dtypes))) > 1:
         raise click.UsageError("give either --decode, or --crop and --dtype")
@@ -103,7 +101,7 @@ def _dataset(
     if crop or dtypes:
         how = {**dtypes, **({extension: RandomResizedCrop(crop) for extension in _IMAGES} if crop else {})}
     return StreamingDataset(
-        opened(shards, allow_elsewhere=allow_elsewhere),
+        opened(*shards),
         fields=fields,
         decode=how,
         cache_dir=cache_dir,

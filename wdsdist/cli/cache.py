@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import human
-from wdsdist.cli.options import allow_elsewhere, byte_count, opened, storage_option
+from wdsdist.cli.epoch_options import epoch_of, epoch_options, planned_options
+from wdsdist.cli.options import access, byte_count, opened
 from wdsdist.cli.output import counted, say, say_json
-from wdsdist.cli.plan import epoch_of, epoch_options
-from wdsdist.cli.planned import CHOICES, batch_choices, planned_options
 from wdsdist.cli.progress import meter
 
 if TYPE_CHECKING:
@@ -53,10 +52,6 @@ def _age(ctx: click.Context, param: click.Parameter, value: str | None) -> float
     if found is None or not float(found[1]):
         raise click.BadParameter(f"{value!r} is no age such as 90m, 12h, 30d or 2w", ctx, param)
     return float(found[1]) * _SECONDS[found[2]]
-
-
-def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    return None if value is None else byte_count(ctx, param, value)
 
 
 @cache.command()
@@ -98,18 +93,16 @@ def clean(sources: tuple[str, ...], older_than: float, everything: bool, cache_d
 @cache.command()
 @click.argument("shards", nargs=-1, required=True)
 @epoch_options
-@batch_choices
 @click.option("--node", type=click.IntRange(min=0), help="Number of this node.  [default: as launched, else 0]")
 @click.option("--rank", type=click.IntRange(min=0), help="Fetch for this rank only.  [default: all ranks of the node]")
-@click.option("--bytes", "room", metavar="SIZE", callback=_size, help="How much.  [default: two shuffle windows]")
+@click.option("--bytes", "room", metavar="SIZE", callback=byte_count, help="How much.  [default: two shuffle windows]")
 @click.option("--stage", is_flag=True, help="Copy local shards too, as stage=True of StreamingDataset.")
 @_cache_dir
-@click.option("--cache-limit", metavar="SIZE", callback=_size, help="As cache_limit of StreamingDataset.")
-@allow_elsewhere
-@storage_option
+@click.option("--cache-limit", metavar="SIZE", callback=byte_count, help="As cache_limit of StreamingDataset.")
+@access
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
 def warm(
-    shards: tuple[str, ...], cache_dir: Path | None, cache_limit: int | None, allow_elsewhere: bool, quiet: bool,
+    shards: tuple[str, ...], cache_dir: Path | None, cache_limit: int | None, quiet: bool,
     stage: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Fetch the shards of SHARDS that training will need first on this node into its cache.
@@ -122,7 +115,7 @@ def warm(
     from wdsdist.samples.fields import Fields
     from wdsdist.samples.shard_reader import ShardReader
 
-    manifest = opened(shards, allow_elsewhere=allow_elsewhere)
+    manifest = opened(*shards)
     manifest = manifest.staged() if stage else manifest
     if not manifest.is_copied.any():
         say("nothing to fetch: these shards are local, and read where they lie; to copy them, give --stage")
@@ -157,7 +150,7 @@ def _first(
     from wdsdist.sampling.planned_epoch import Place
     from wdsdist.sampling.shard_schedule import upcoming
 
-    chosen = {name: given_more.pop(name) for name in CHOICES}
+    planned = planned_options(given_more)
     given, plan = epoch_of(
         manifest.counts, is_local=not manifest.is_copied.any(), ranks=ranks, samples_per_epoch=samples_per_epoch,
         shuffle_window=shuffle_window, num_canonical_replicas=num_canonical_replicas, **given_more,
@@ -182,7 +175,6 @@ def _first(
             f"{plan.batch_size:,}: give the --ranks and --batch-size of training, or --keep-tail"
         )
     epoch_order = config.order(settings, epoch)
-    planned = planned_options(plan.batch_size, drop_last=plan.drop_last_batch, **chosen)
     if planned is None:
         uses: list[Iterator[Use]] = [upcoming(epoch_order, plan, rank=one) for one in mine]
     else:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wdsdist.cli.options import allow_elsewhere, opened, storage_option
+from wdsdist.cli.options import access, opened
 from wdsdist.cli.output import counted, say
 from wdsdist.cli.progress import shards_meter
 
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 @click.option("--output", metavar="DIR", help="Keep the columns there.  [default: beside index.json]")
 @click.option("--list", "lists", is_flag=True, help="List the columns that there are.")
 @click.option("--workers", type=int, help="Shards read at once.  [default: one for each core, 16 of a remote store]")
-@allow_elsewhere
-@storage_option
+@access
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
 def columns(
     shards: tuple[str, ...],
@@ -42,7 +41,6 @@ def columns(
     output: str | None,
     lists: bool,
     workers: int | None,
-    allow_elsewhere: bool,
     quiet: bool,
 ) -> None:
     """Add columns to SHARDS: values for each sample, by which `select` chooses; or list them.
@@ -54,7 +52,7 @@ def columns(
     """
     from wdsdist.shards.columns.add import add_columns
 
-    manifest = opened(shards, allow_elsewhere=allow_elsewhere)
+    manifest = opened(*shards)
     if fields or probes or tables or not lists:
         own, _, theirs = on.partition("=")
         with shards_meter("reading", quiet=quiet) as progress:

@@ -55,7 +55,7 @@ def index(
 
     if splits and (len(shards) > 1 or formats or given["name"]):
         raise click.UsageError("--splits goes with one folder, and without --name and --export")
-    known = _opened(shards, allow_elsewhere) if formats else None
+    known = _opened(shards) if formats else None
     manifests = [known] if known else []
     if not known:
         given |= {"output": output, "workers": workers, "allow_elsewhere": allow_elsewhere}
@@ -69,7 +69,7 @@ def index(
             say(f"exported for {name}: {counted(len(files), 'file')}, such as {files[0]}")
 
 
-def _opened(shards: tuple[str, ...], allow_elsewhere: bool) -> Manifest | None:
+def _opened(shards: tuple[str, ...]) -> Manifest | None:
     """Open the data set of a folder or an index.json; ``None`` where there is none."""
     from wdsdist.errors import IndexNotFoundError
     from wdsdist.shards.tar import is_tar
@@ -77,7 +77,7 @@ def _opened(shards: tuple[str, ...], allow_elsewhere: bool) -> Manifest | None:
     if len(shards) > 1 or ".tar" in shards[0] or is_tar(shards[0]):
         return None
     try:
-        return opened(shards, allow_elsewhere=allow_elsewhere)
+        return opened(*shards)
     except IndexNotFoundError:
         return None
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from wdsdist._util.validation import human
-from wdsdist.cli.options import allow_elsewhere, opened, storage_option
+from wdsdist.cli.options import access, opened
 from wdsdist.cli.output import counted, described, say, say_json
 
 _NAMED = 10
@@ -18,11 +18,10 @@ _NAMED = 10
 
 @click.command()
 @click.argument("shards", nargs=-1, required=True)
-@allow_elsewhere
-@storage_option
+@access
 @click.option("--all", "everything", is_flag=True, help="Read the indexes of all shards.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def info(shards: tuple[str, ...], allow_elsewhere: bool, everything: bool, as_json: bool) -> None:
+def info(shards: tuple[str, ...], everything: bool, as_json: bool) -> None:
     """Show the contents of SHARDS: samples, fields, sizes, classes, columns, generations, splits and views.
 
     Of many shards, the indexes of some that are spread evenly are read, and the output says of how many; --all reads
@@ -31,7 +30,7 @@ def info(shards: tuple[str, ...], allow_elsewhere: bool, everything: bool, as_js
     """
     from wdsdist.diagnostics.summary import summary
 
-    facts = summary(opened(shards, allow_elsewhere=allow_elsewhere), everything=everything)
+    facts = summary(opened(*shards), everything=everything)
     if as_json:
         say_json(facts)
         return

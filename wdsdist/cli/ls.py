@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from wdsdist._util.validation import human
-from wdsdist.cli.options import allow_elsewhere, opened, storage_option
+from wdsdist.cli.options import access, opened
 from wdsdist.cli.output import counted, say, write_member
 
 if TYPE_CHECKING:
@@ -20,14 +20,13 @@ if TYPE_CHECKING:
 @click.argument("shards", nargs=-1, required=True)
 @click.option("--samples", is_flag=True, help="List samples instead: number, key, shard, fields with sizes.")
 @click.option("--limit", type=click.IntRange(min=0), help="Most lines to print.  [default: all]")
-@allow_elsewhere
-@storage_option
-def ls(shards: tuple[str, ...], samples: bool, limit: int | None, allow_elsewhere: bool) -> None:
+@access
+def ls(shards: tuple[str, ...], samples: bool, limit: int | None) -> None:
     """List the shards, one on each line: name, samples, size. With --samples, list the samples.
 
     Columns are separated by tabs.
     """
-    manifest = opened(shards, allow_elsewhere=allow_elsewhere)
+    manifest = opened(*shards)
     lines = _sample_lines(manifest) if samples else _shard_lines(manifest)
     for line in itertools.islice(lines, limit):
         say(*line)
@@ -38,9 +37,8 @@ def ls(shards: tuple[str, ...], samples: bool, limit: int | None, allow_elsewher
 @click.argument("sample")
 @click.argument("field", required=False)
 @click.option("--number", "by_number", is_flag=True, help="SAMPLE is a number: keys are not looked at.")
-@allow_elsewhere
-@storage_option
-def cat(shards: str, sample: str, field: str | None, by_number: bool, allow_elsewhere: bool) -> None:
+@access
+def cat(shards: str, sample: str, field: str | None, by_number: bool) -> None:
     """Write the data of one member, as it is stored, to standard output.
 
     SAMPLE is a key, or the number of a sample as `ls --samples` shows it; a key goes first where it could be either, so
@@ -49,7 +47,7 @@ def cat(shards: str, sample: str, field: str | None, by_number: bool, allow_else
     """
     from wdsdist.cli.find_sample import find_sample, member
 
-    manifest = opened((shards,), allow_elsewhere=allow_elsewhere)
+    manifest = opened(shards)
     found = find_sample(manifest, sample, by_number=by_number)
     key = found.index.key(found.stored)
     if field is None:

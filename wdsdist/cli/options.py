@@ -16,13 +16,21 @@ if TYPE_CHECKING:
 
     from wdsdist.shards.manifest import Manifest
 
-allow_elsewhere = click.option(
-    "--allow-elsewhere", is_flag=True, help="Let an index.json name shards outside its own folder or store."
-)
-"""The option of every command that opens a data set."""
+_STORAGE_OPTIONS, _ELSEWHERE = f"{__name__}.storage_options", f"{__name__}.allow_elsewhere"
 
 
-_STORAGE_OPTIONS = f"{__name__}.storage_options"
+def _keep_elsewhere(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+    ctx.meta[_ELSEWHERE] = value
+    return value
+
+
+_about_elsewhere: dict[str, Any] = {
+    "is_flag": True,
+    "callback": _keep_elsewhere,
+    "help": "Let an index.json name shards outside its own folder or store.",
+}
+allow_elsewhere = click.option("--allow-elsewhere", **_about_elsewhere)
+"""The option of a command that passes the value on; `access` has it for those that call `opened`."""
 
 
 def _keep_storage_options(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> None:
@@ -55,6 +63,11 @@ storage_option = click.option(
     "mapping: client_kwargs.region_name=eu. Others can read the arguments of a command: keep secrets in a profile.",
 )
 """The option of every command that takes URLs; `storage_options` returns what was given."""
+
+
+def access(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorator that adds the options by which `opened` opens a data set: --allow-elsewhere and --storage-option."""
+    return click.option("--allow-elsewhere", expose_value=False, **_about_elsewhere)(storage_option(command))
 
 
 def storage_options() -> dict[str, Any] | None:
@@ -91,12 +104,14 @@ def on_damage(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def opened(shards: tuple[str, ...], *, allow_elsewhere: bool) -> Manifest:
-    """Open the data set that SHARDS on the command line mean."""
+def opened(*shards: str) -> Manifest:
+    """Open the data set that SHARDS on the command line mean, as the options of `access` say."""
     from wdsdist.shards.open import open as open_shards
 
-    given = shards[0] if len(shards) == 1 else shards
-    return open_shards(given, allow_elsewhere=allow_elsewhere, storage_options=storage_options())
+    allowed = bool(click.get_current_context().meta.get(_ELSEWHERE))
+    return open_shards(
+        shards[0] if len(shards) == 1 else shards, allow_elsewhere=allowed, storage_options=storage_options()
+    )
 
 
 FIELDS_HELP = "What each sample must have, and not empty, as in 'jpg;png,cls,txt?'."
@@ -112,7 +127,7 @@ def field_list(ctx: click.Context, param: click.Parameter, value: str | None) ->
     return None if value is None else tuple(name.strip() for name in value.split(","))
 
 
-def byte_count(ctx: click.Context, param: click.Parameter, value: str) -> int:
+def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     """Read the value of an option: ``64MiB``, ``1GB`` or a plain number of bytes.
 
     >>> from unittest.mock import Mock
@@ -120,7 +135,7 @@ def byte_count(ctx: click.Context, param: click.Parameter, value: str) -> int:
     1536
     """
     try:
-        return byte_size(value)
+        return None if value is None else byte_size(value)
     except ArgumentError as error:
         raise click.BadParameter(str(error), ctx, param) from None
 

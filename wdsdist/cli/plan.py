@@ -3,82 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
-from dataclasses import asdict
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from wdsdist._util.validation import human
-from wdsdist.cli.options import allow_elsewhere, byte_count, opened, storage_option
+from wdsdist.cli.epoch_options import CHOICES, epoch_of, epoch_options, planned_options
+from wdsdist.cli.options import access, byte_count, opened
 from wdsdist.cli.output import counted, say, say_json, spread
-from wdsdist.cli.planned import CHOICES, PlannedBatching, batch_choices, plan_batches
 
 if TYPE_CHECKING:
-    from wdsdist._util.array_types import Int64s
-    from wdsdist.diagnostics.epoch_report import EpochReport, World
-    from wdsdist.diagnostics.planned_report import PlannedReport
+    from wdsdist.diagnostics.epoch_report import EpochReport, Reads, World
+    from wdsdist.diagnostics.planned_report import PlannedReport, StepFigures
+    from wdsdist.loader.planned_batches import BatchOptions
     from wdsdist.sampling.epoch_plan import EpochPlan
-    from wdsdist.sampling.order import OrderSettings
     from wdsdist.shards.manifest import Manifest
 
 _SHOWN = 8  # samples of a batch, and shards of a rank, that are printed before they are only counted
-
-_EPOCH = (
-    click.option("--ranks", type=int, default=1, show_default=True, help="World size."),
-    click.option("--ranks-per-node", type=int, default=8, show_default=True),
-    click.option("--batch-size", type=int, default=64, show_default=True, help="Samples a batch on each rank."),
-    click.option("--epoch", type=int, default=0, show_default=True),
-    click.option("--samples-per-epoch", type=int, help="Length of an epoch.  [default: all samples once]"),
-    click.option("--seed", type=int, default=0, show_default=True),
-    click.option("--order", type=click.Choice(["shard", "sampler"]), default="shard", show_default=True),
-    click.option("--no-shuffle", is_flag=True, help="As shuffle=False."),
-    click.option("--shuffle-window", type=int, help="Samples shuffled together.  [default: 16 shards' worth]"),
-    click.option("--num-canonical-replicas", type=int, help="Lanes of the order.  [default: the world size]"),
-    click.option(
-        "--keep-tail", is_flag=True, help="Keep last batches that are not full, as drop_last=False of the loader."
-    ),
-)
-
-
-def epoch_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say how training goes through an epoch, with the names and defaults of its arguments."""
-    for option in reversed(_EPOCH):
-        command = option(command)
-    return command
-
-
-def epoch_of(
-    counts: Int64s, *, is_local: bool, ranks: int, batch_size: int, samples_per_epoch: int | None, seed: int,
-    order: str, no_shuffle: bool, shuffle_window: int | None, num_canonical_replicas: int | None, keep_tail: bool,
-) -> tuple[OrderSettings, EpochPlan]:  # fmt: skip
-    """Return the order and the plan of an epoch over shards with so many samples each, as `epoch_options` say.
-
-    Raises `ArgumentError` for an option out of its range.
-    """
-    from wdsdist._util.validation import MOST_PROCESSES, check_integer
-    from wdsdist.sampling.epoch_plan import EpochPlan
-    from wdsdist.sampling.order import OrderSettings, default_window, version_for
-
-    check_integer("ranks", ranks, 1, MOST_PROCESSES)
-    if samples_per_epoch is not None:
-        check_integer("samples_per_epoch", samples_per_epoch, 1, 2**53)
-    settings = OrderSettings(
-        name="sampler" if order == "sampler" else "shard",
-        shuffle=not no_shuffle,
-        seed=seed,
-        window=default_window(counts) if shuffle_window is None else shuffle_window,
-        num_canonical_replicas=ranks if num_canonical_replicas is None else num_canonical_replicas,
-        version=version_for(is_local=is_local),
-    )
-    return settings, EpochPlan(
-        num_samples=int(counts.sum()) if samples_per_epoch is None else samples_per_epoch,
-        num_replicas=ranks,
-        batch_size=check_integer("batch_size", batch_size, 1),
-        drop_last=False,
-        drop_last_batch=not keep_tail,
-    )
 
 
 @click.command()
@@ -94,9 +38,7 @@ def epoch_of(
 @click.option("--step", type=click.FloatRange(min=0, min_open=True), metavar="MS", help="Milliseconds of training a "
     "batch: shows the requests and bytes of a day.")  # fmt: skip
 @click.option("--rank", type=int, help="Show what this rank reads.")
-@batch_choices
-@allow_elsewhere
-@storage_option
+@access
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--plot",
@@ -113,9 +55,9 @@ def plan(rank: int | None, workers: int, step: float | None, as_json: bool, plot
     from wdsdist.diagnostics.epoch_report import epoch_report
 
     check_integer("workers", workers, 0)
-    chosen = {name: options.pop(name) for name in CHOICES}
+    chosen = planned_options(options)
     world, manifest = _world(**options)
-    planned = plan_batches(world, manifest, drop_last=not options["keep_tail"], **chosen)
+    planned = None if chosen is None else _Planned.of(world, manifest, *chosen)
     if planned is not None and rank is not None:
         raise click.UsageError("--rank shows batches of a fixed number of samples: leave it out for planned batches")
     if rank is not None:
@@ -143,7 +85,7 @@ def plan(rank: int | None, workers: int, step: float | None, as_json: bool, plot
 
 def _world(
     *, shards: tuple[str, ...], num_shards: int | None, samples: int | None, shard_bytes: int, ranks_per_node: int,
-    epoch: int, allow_elsewhere: bool, **epoch_given: Any,
+    epoch: int, **epoch_given: Any,
 ) -> tuple[World, Manifest | None]:  # fmt: skip
     import numpy as np
 
@@ -153,7 +95,7 @@ def _world(
         raise click.UsageError("give either SHARDS, or both --shards and --samples")
     manifest = None
     if shards:
-        manifest = opened(shards, allow_elsewhere=allow_elsewhere)
+        manifest = opened(*shards)
         counts = manifest.counts
         sizes = np.maximum(manifest.sizes, manifest.tar_sizes)  # as they lie in the cache
         sizes = np.where(sizes < 0, shard_bytes, sizes)
@@ -169,6 +111,69 @@ def _world(
         counts=counts, sizes=sizes, settings=settings, plan=plan, ranks_per_node=ranks_per_node, epoch=epoch,
         records=None if manifest is None else manifest.records,
     ), manifest  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """An epoch of planned batches as the command line shows it."""
+
+    options: BatchOptions
+    report: PlannedReport
+    figures: StepFigures
+
+    @classmethod
+    def of(cls, world: World, manifest: Manifest | None, options: BatchOptions, itemsizes: dict[str, int]) -> _Planned:
+        """Plan an epoch. Raises `ArgumentError` for columns that there are not."""
+        if manifest is None:
+            raise click.UsageError(
+                "planned batches need the lengths of samples: give SHARDS, not --shards and --samples"
+            )
+        from wdsdist.diagnostics.planned_report import report_of
+
+        return cls(options, *report_of(world, manifest, options, itemsizes))
+
+    def facts(self, plain: dict[str, Any]) -> dict[str, Any]:
+        """Return what JSON has of it, in place of what it has of batches of a fixed number of samples."""
+        found = {name: fact for name, fact in plain.items() if name not in ("samples_per_rank", "mixing", "uniform")}
+        found |= {name: getattr(self.options, name) for name in CHOICES if name != "dtypes"}
+        return {**found, **asdict(self.report), "batches_per_rank": self.report.steps}
+
+    @property
+    def title(self) -> str:
+        """The title of the plot."""
+        found = self.report
+        return f"{self._batches}:\n{found.steps:,} steps, fill {found.fill:.3f}, balance {found.balance:.3f}"
+
+    @property
+    def rows(self) -> dict[str, str]:
+        """What is printed, by name."""
+        found = self.report
+        if not found.steps:
+            return {"batches": f"none; {self._batches}"}
+        return {
+            "batches": f"{counted(found.steps, 'step')} of {self._batches} on each rank",
+            "fill": f"{found.fill:.3f}, useful tokens over those there is room for",
+            "balance": f"{found.balance:.3f}, the slowest rank of a step over the mean of its ranks, on average",
+            "samples": f"{found.samples_per_step:,.1f} a step over all ranks, "
+            f"{spread((found.least_samples_per_step, found.most_samples_per_step))}; "
+            f"{found.samples_dropped:,} dropped, {found.samples_repeated:,} repeated",
+            "shards opened": f"{spread(found.shards_per_node)} on each node, {sum(found.shards_per_node):,} in all, "
+            f"{found.shards_over_plain:.3f} times those of plain batches",
+            "bytes read": f"{spread(found.bytes_per_node, human)} on each node, {human(sum(found.bytes_per_node))} in "
+            f"all, {found.bytes_over_plain:.3f} times those of plain batches",
+        }
+
+    @property
+    def _batches(self) -> str:
+        options = self.options
+        if options.max_tokens is not None:
+            most = f" and {options.max_samples:,} samples" if options.max_samples else ""
+            return f"batches of up to {options.max_tokens:,} tokens{most} by {options.length}"
+        if options.pack_to is not None:
+            return f"{counted(options.batch_size, 'row')} of {options.pack_to:,} tokens by {options.length}"
+        size = counted(options.batch_size, "sample")
+        like = f" of like {options.group_by}" if options.group_by else ""
+        return f"batches of up to {size}{like}{f' of one {options.bucket_by}' if options.bucket_by else ''}"
 
 
 def _facts(world: World, found: EpochReport, workers: int) -> dict[str, Any]:
@@ -194,7 +199,7 @@ def _epochs_per_day(batches: int, step: float | None) -> float | None:
     return 86_400_000 / (batches * step) if batches and step else None
 
 
-def _reads(found: EpochReport | PlannedReport) -> str:
+def _reads(found: Reads) -> str:
     """Say what the nodes fetch in an epoch."""
     return (
         f"{spread(found.requests_per_node)} on each node, {sum(found.requests_per_node):,} in all, to fetch each shard "
@@ -202,7 +207,7 @@ def _reads(found: EpochReport | PlannedReport) -> str:
     )
 
 
-def _of_a_day(found: EpochReport | PlannedReport, epochs: float) -> str:
+def _of_a_day(found: Reads, epochs: float) -> str:
     requests, size = (most * epochs for most in (max(found.requests_per_node), max(found.bytes_per_node)))
     return (
         f"{epochs:,.1f} epochs: up to {requests:,.0f} requests and {human(int(size))} a node, where no shard stays "
@@ -211,7 +216,7 @@ def _of_a_day(found: EpochReport | PlannedReport, epochs: float) -> str:
 
 
 def _lines(
-    world: World, found: EpochReport, workers: int, planned: PlannedBatching | None, *, per_day: float | None
+    world: World, found: EpochReport, workers: int, planned: _Planned | None, *, per_day: float | None
 ) -> list[str]:
     plan, settings = world.plan, world.settings
     total = plan.num_samples
@@ -238,7 +243,8 @@ def _lines(
     if per_day:
         rows["a day"] = _of_a_day(found if planned is None else planned.report, per_day)
     if planned is not None:
-        return _table(rows) + planned.warnings
+        less = "fewer samples than ranks are left; lower --ranks, or give --keep-tail"
+        return _table(rows) + ([] if planned.report.steps else [f"warning: no rank gets a batch: {less}"])
     mixing = {
         "same shard": (found.mixing.same_shard, found.uniform.same_shard, "of neighbours in a batch", 3),
         "moved": (found.mixing.moved, found.uniform.moved, "of the data set, on average", 3),

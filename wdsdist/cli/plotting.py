@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from wdsdist._util.extras import extra
 from wdsdist._util.validation import human
 from wdsdist.cli.output import counted
+from wdsdist.diagnostics.epoch_report import evenly
 from wdsdist.errors import ArgumentError, DestinationError
 
 if TYPE_CHECKING:
@@ -41,14 +43,14 @@ def draw(world: World, found: EpochReport, path: Path, *, rank: int | None = Non
 
     Up to eight ranks are drawn, spread evenly over the node; or the one that is asked for, on its own node.
 
-    Raises `ArgumentError` for another kind of file, or where matplotlib is not installed, and `DestinationError`
+    Raises `ArgumentError` for another kind of file, `ExtraMissingError` without matplotlib, and `DestinationError`
     where the file cannot be written.
     """
     figure = _figure(path)
     plan, node = world.plan, 0 if rank is None else rank // world.ranks_per_node
     of_node = world.nodes()[node]
-    ranks = np.array(of_node)[_spread(len(of_node), _RANKS)] if rank is None else np.array([rank])
-    batches = _spread(plan.batches_per_rank, _BATCHES)
+    ranks = np.array(of_node)[evenly(len(of_node), _RANKS)] if rank is None else np.array([rank])
+    batches = evenly(plan.batches_per_rank, _BATCHES)
     read = [_first_and_last(world, int(number), batches) for number in ranks]
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     _draw_bars(
@@ -76,7 +78,7 @@ def _first_and_last(world: World, rank: int, batches: Int64s) -> tuple[Int64s, I
     """Return the shards of a rank in the order of first use, and the batch that each is first and last needed for."""
     plan, order = world.plan, world.order()
     places = [plan.positions(rank=rank, batch=int(batch)) for batch in batches]
-    places = [some[_spread(len(some), _SAMPLES)] for some in places]
+    places = [some[evenly(len(some), _SAMPLES)] for some in places]
     if not places:
         return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
     shards = order.locate(np.concatenate(places))[0]
@@ -144,19 +146,13 @@ def draw_steps(found: StepFigures, path: Path, *, title: str, reads: str) -> Non
     _save(figure, path)
 
 
-def _spread(count: int, most: int) -> Int64s:
-    """Return up to ``most`` of the numbers below ``count``, spread evenly, the first and the last among them."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
-
-
 def _figure(path: Path) -> Figure:
     if path.suffix.lower() not in _KINDS:
         raise ArgumentError(f"{path} is neither a .png nor an .svg file: give the plot one of these names")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ArgumentError('drawing needs matplotlib: pip install "wdsdist[plot]"') from error
-    return Figure(figsize=(10, 7.5), layout="constrained")
+    drawn: Figure = extra("matplotlib.figure", "plot", "`wdsdist plan --plot`").Figure(
+        figsize=(10, 7.5), layout="constrained"
+    )
+    return drawn
 
 
 def _save(figure: Figure, path: Path) -> None:

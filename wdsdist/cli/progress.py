@@ -6,7 +6,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from wdsdist._util.validation import duration, human
@@ -15,6 +14,7 @@ from wdsdist.errors import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress, TaskID
 
     from wdsdist.shards.progress import ShardsProgress
 
@@ -22,14 +22,7 @@ _INTERVAL = 5.0  # seconds between lines: a log of an hour's packing stays reada
 
 
 class Meter:
-    """A progress display, active within a ``with`` block. This one is silent."""
-
-    def __enter__(self) -> Meter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    """A progress display. This one is silent."""
 
     def update(self, done: int, total: int | None, note: str) -> None:
         """Show that ``done`` of ``total`` bytes are done, with a note.
@@ -38,17 +31,21 @@ class Meter:
         """
 
 
-def meter(what: str, *, quiet: bool = False) -> Meter:
-    """Return a progress bar for a terminal, lines for a log, or a silent meter."""
+@contextlib.contextmanager
+def meter(what: str, *, quiet: bool = False) -> Iterator[Meter]:
+    """Show progress while the block runs: by a bar on a terminal, by lines in a log, or not at all."""
     if quiet:
-        return Meter()
+        yield Meter()
+        return
     if sys.stderr.isatty():
         from rich.console import Console
 
         console = Console(stderr=True)
         if not console.is_dumb_terminal:
-            return _Bar(what, console)
-    return _Lines(what)
+            with bar(what, console) as shown:
+                yield shown
+            return
+    yield _Lines(what)
 
 
 @contextlib.contextmanager
@@ -91,42 +88,39 @@ class _Lines(Meter):
 
 
 class _Bar(Meter):
-    """A progress bar. It starts no thread, because packing forks its workers while it is shown."""
-
-    def __init__(self, what: str, console: Console) -> None:
-        from rich import progress
-        from rich.text import Text
-
-        class Speed(progress.ProgressColumn):
-            """Bytes per second in the units of all commands; rich's own column counts in others."""
-
-            def render(self, task: progress.Task) -> Text:
-                speed = task.finished_speed or task.speed
-                return Text("?" if speed is None else f"{human(speed)}/s")
-
-        self._progress = progress.Progress(
-            progress.TextColumn("{task.description}", markup=False),
-            progress.BarColumn(),
-            progress.TaskProgressColumn(),
-            progress.TextColumn("{task.fields[note]}", markup=False),
-            Speed(),
-            progress.TimeRemainingColumn(),
-            console=console,
-            auto_refresh=False,
-        )
-        self._task = self._progress.add_task(what, total=None, note="")
-
-    def __enter__(self) -> Meter:
-        self._progress.start()
-        return self
+    def __init__(self, shown: Progress, task: TaskID) -> None:
+        self._shown, self._task = shown, task
 
     def update(self, done: int, total: int | None, note: str) -> None:
-        self._progress.update(self._task, completed=done, total=total, note=printable(note), refresh=True)
+        self._shown.update(self._task, completed=done, total=total, note=printable(note), refresh=True)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # An error is one line; half a bar above it would say nothing more. A bar that never moved says nothing at all.
-        if kind is not None or not self._progress.tasks[0].completed:
-            self._progress.live.transient = True
-        self._progress.stop()
+
+@contextlib.contextmanager
+def bar(what: str, console: Console) -> Iterator[Meter]:
+    """Show a progress bar. It starts no thread, because packing forks its workers while it is shown."""
+    from rich import progress
+    from rich.text import Text
+
+    class Speed(progress.ProgressColumn):
+        """Bytes per second in the units of all commands; rich's own column counts in others."""
+
+        def render(self, task: progress.Task) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text("?" if speed is None else f"{human(speed)}/s")
+
+    shown = progress.Progress(
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.TaskProgressColumn(),
+        progress.TextColumn("{task.fields[note]}", markup=False),
+        Speed(),
+        progress.TimeRemainingColumn(),
+        console=console,
+        auto_refresh=False,
+    )
+    task = shown.add_task(what, total=None, note="")
+    # An error is one line; half a bar above it would say nothing more. A bar that never moved says nothing at all.
+    shown.live.transient = True
+    with shown:
+        yield _Bar(shown, task)
+        shown.live.transient = not shown.tasks[0].completed

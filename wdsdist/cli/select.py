@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist.cli.options import allow_elsewhere, opened, storage_option
+from wdsdist.cli.options import access, opened
 from wdsdist.cli.output import described, say
 from wdsdist.errors import ArgumentError, DestinationExistsError
 
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 @click.option("--near", is_flag=True, help="Of --explode: keep the parts of a record together in the order.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of --sample and --repeat.  [default: 0]")
 @click.option("--force", is_flag=True, help="Replace the view that is there.")
-@allow_elsewhere
-@storage_option
+@access
 def select(
     shards: str,
     destination: Path,
@@ -46,7 +45,6 @@ def select(
     near: bool,
     seed: int,
     force: bool,
-    allow_elsewhere: bool,
 ) -> None:
     """Choose samples of SHARDS, and save the choice as the view DESTINATION; the shards stay as they are.
 
@@ -54,7 +52,7 @@ def select(
     --where can use, and `wdsdist columns` adds more.
     """
     _check_free(destination, force)
-    manifest = opened((shards,), allow_elsewhere=allow_elsewhere)
+    manifest = opened(shards)
     if where is not None or keys or exclude or sample:
         amount = None if sample is None else _number("--sample", sample)
         manifest = manifest.select(where, keys=keys, exclude=exclude, on=on, sample=amount, seed=seed)
@@ -77,11 +75,8 @@ def select(
 @click.option("--by", default="key", metavar="COLUMN", help="Keep samples with the same value together. [default: key]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the hash.  [default: 0]")
 @click.option("--force", is_flag=True, help="Replace the views that are there.")
-@allow_elsewhere
-@storage_option
-def split(
-    shards: str, destination: Path, parts: tuple[str, ...], by: str, seed: int, force: bool, allow_elsewhere: bool
-) -> None:
+@access
+def split(shards: str, destination: Path, parts: tuple[str, ...], by: str, seed: int, force: bool) -> None:
     """Split the samples of SHARDS into views in the folder DESTINATION, as in `split shards views train=0.98 val=0.02`.
 
     A sample's side depends on its key (or on the column --by) and the seed alone, so that it stays as data grows.
@@ -93,7 +88,7 @@ def split(
             raise click.UsageError(f"{part!r} must be a name of its own and a share, such as train=0.98")
         shares[name] = _number(part, share)
         _check_free(destination / name, force)
-    manifest = opened((shards,), allow_elsewhere=allow_elsewhere)
+    manifest = opened(shards)
     for name, view in zip(shares, manifest.split(by=by, seed=seed, **shares), strict=True):
         _save(view, destination / name)
 

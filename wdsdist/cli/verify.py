@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist.cli.options import FIELDS_HELP, allow_elsewhere, field_list, opened, storage_option
+from wdsdist.cli.options import FIELDS_HELP, access, field_list, opened
 from wdsdist.cli.output import contents, counted, say
 from wdsdist.cli.progress import meter
 
@@ -28,8 +28,7 @@ _DAMAGED = 1
 @click.option("--cached", is_flag=True, help="Of remote SHARDS, check the copies in this node's cache.")
 @click.option("--cache-dir", type=click.Path(path_type=Path), help="That cache.  [default: the user's]")
 @click.option("--workers", type=int, help="Processes that read.  [default: one for each core]")
-@allow_elsewhere
-@storage_option
+@access
 @click.option("-q", "--quiet", is_flag=True, help="Print damage only.")
 @click.pass_context
 def verify(
@@ -42,7 +41,6 @@ def verify(
     cached: bool,
     cache_dir: Path | None,
     workers: int | None,
-    allow_elsewhere: bool,
     quiet: bool,
     **about_samples: Any,
 ) -> None:
@@ -57,7 +55,7 @@ def verify(
 
     if source is not None and not repair:
         raise click.UsageError("--source says where --repair takes whole copies from: give both")
-    manifest = opened(shards, allow_elsewhere=allow_elsewhere)
+    manifest = opened(*shards)
     checked = 0
     with meter("verifying", quiet=quiet) as shown:
 

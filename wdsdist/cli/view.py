@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist.cli.options import allow_elsewhere, dtypes, opened, storage_option
+from wdsdist.cli.options import access, dtypes, opened
 from wdsdist.cli.output import counted, say
 from wdsdist.errors import ArgumentError
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from wdsdist.diagnostics.view.server import View
+    from wdsdist.diagnostics.view.describe import Style
     from wdsdist.shards.manifest import Manifest
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -31,28 +31,29 @@ _max_pixels = click.option("--max-pixels", type=click.IntRange(min=1), help="Of 
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of the page.  [default: a free one]")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to serve on; the URL then has a token.")
 @click.option("--token", "with_token", is_flag=True, help="Ask for a token on this machine too, if others use it.")
-@click.option("--save-to", metavar="DIR", help="Let the page save views in this folder.")
+@click.option(
+    "--save-to", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Let the page save views in this folder.",
+)  # fmt: skip
 @click.option("--quarantine", metavar="FILE", multiple=True, help="Show the bad samples that this file lists.")
 @click.option("--transform", metavar="MODULE:NAME", help="Show batches with this transform, as training does.")
 @click.option("--weight", "weights", type=float, multiple=True, help="Of several data sets: that of each in a mix.")
 @click.option("--decode", metavar="HOW", help="Of batches: as rgb8, or MODULE:NAME of a mapping.")
 @_dtypes
 @_max_pixels
-@allow_elsewhere
-@storage_option
+@access
 def view(
     shards: tuple[str, ...],
     port: int,
     host: str,
     with_token: bool,
-    save_to: str | None,
+    save_to: Path | None,
     quarantine: tuple[str, ...],
     transform: str | None,
     weights: tuple[float, ...],
     decode: str | None,
     dtypes: dict[str, np.dtype[Any]],
     max_pixels: int | None,
-    allow_elsewhere: bool,
 ) -> None:
     """Look at the samples of SHARDS in a browser: open the URL that is printed.
 
@@ -61,60 +62,40 @@ def view(
     machine, forward the port first: `ssh -L 8000:127.0.0.1:8000 HOST wdsdist view SHARDS --port 8000`.
     """
     from wdsdist.diagnostics.view import server
-
-    found = _view(
-        shards, allow_elsewhere=allow_elsewhere, dtypes=dtypes, max_pixels=max_pixels, quarantine=quarantine,
-        save_to=save_to, decode=decode, transform=transform, weights=weights,
-    )  # fmt: skip
-    token = server.new_token() if with_token or host not in _LOOPBACK else ""
-
-    def ready(url: str) -> None:
-        manifest = found.manifest
-        say(f"{url} shows {counted(manifest.num_samples, 'sample')} in {counted(len(manifest.counts), 'shard')}")
-        say("ends with Ctrl-C", err=True)
-
-    server.serve(found, host=host, port=port, token=token, ready=ready)
-
-
-def _view(
-    shards: tuple[str, ...],
-    *,
-    allow_elsewhere: bool,
-    dtypes: dict[str, np.dtype[Any]],
-    max_pixels: int | None,
-    quarantine: tuple[str, ...] = (),
-    save_to: str | None = None,
-    decode: str | None = None,
-    transform: str | None = None,
-    weights: tuple[float, ...] = (),
-) -> View:
-    from wdsdist.diagnostics.view.describe import Style
-    from wdsdist.diagnostics.view.server import View
     from wdsdist.shards import quarantine as quarantine_files
 
-    manifest = _opened(shards, allow_elsewhere)
-    folder = None if save_to is None else Path(save_to)
-    if folder is not None and not folder.is_dir():
-        raise ArgumentError(f"--save-to is {save_to!r}: it must be a folder that exists")
+    manifest = _opened(shards)
     if weights and len(weights) != len(shards):
         raise ArgumentError(
             f"--weight is given {len(weights)} times, but there are {len(shards)} SHARDS: give each one"
         )
-    classes = tuple(map(str, manifest.extra.get("classes") or ()))
-    return View(
+    shown = server.View(
         manifest=manifest,
-        name=" + ".join(_name(one) for one in shards[:3]) + (" + ..." if len(shards) > 3 else ""),
+        name=_name(shards),
         given=_code(shards, manifest),
-        style=Style(classes, dtypes, max_pixels),
+        style=_style(manifest, dtypes, max_pixels),
         quarantined=[entry for path in quarantine for entry in quarantine_files.read(path)],
-        save_to=folder,
+        save_to=save_to,
         decode=True if decode is None else _named(decode) if ":" in decode else decode,
         transform=None if transform is None else _named(transform),
         weights=weights,
     )
+    token = server.new_token() if with_token or host not in _LOOPBACK else ""
+
+    def ready(url: str) -> None:
+        say(f"{url} shows {counted(manifest.num_samples, 'sample')} in {counted(len(manifest.counts), 'shard')}")
+        say("ends with Ctrl-C", err=True)
+
+    server.serve(shown, host=host, port=port, token=token, ready=ready)
 
 
-def _opened(shards: tuple[str, ...], allow_elsewhere: bool) -> Manifest:
+def _style(manifest: Manifest, dtypes: dict[str, np.dtype[Any]], max_pixels: int | None) -> Style:
+    from wdsdist.diagnostics.view.describe import Style
+
+    return Style(tuple(map(str, manifest.extra.get("classes") or ())), dtypes, max_pixels)
+
+
+def _opened(shards: tuple[str, ...]) -> Manifest:
     """Open a data set, or several as one: of tars and patterns one is made, of folders and views each is one."""
     from wdsdist import storage
     from wdsdist.shards.concat_manifest import join
@@ -122,9 +103,9 @@ def _opened(shards: tuple[str, ...], allow_elsewhere: bool) -> Manifest:
     from wdsdist.shards.tar import is_tar
 
     if len(shards) == 1 or any(is_pattern(one) or is_tar(storage.split(one)[1]) for one in shards):
-        return opened(shards, allow_elsewhere=allow_elsewhere)
+        return opened(*shards)
     labels = [storage.shown(one) for one in shards]
-    return join([opened((one,), allow_elsewhere=allow_elsewhere) for one in shards], labels)
+    return join([opened(one) for one in shards], labels)
 
 
 def _named(text: str) -> Any:
@@ -136,11 +117,11 @@ def _named(text: str) -> Any:
     return named_object(module, name)
 
 
-def _name(shards: str) -> str:
+def _name(shards: tuple[str, ...]) -> str:
     from wdsdist import storage
 
-    shown = storage.shown(shards).rstrip("/")
-    return storage.split(shown)[1] or shown
+    shown = [storage.shown(one).rstrip("/") for one in shards[:3]]
+    return " + ".join([*(storage.split(one)[1] or one for one in shown), *(["..."] if len(shards) > 3 else [])])
 
 
 def _code(shards: tuple[str, ...], manifest: Manifest) -> str:
@@ -161,8 +142,7 @@ def _code(shards: tuple[str, ...], manifest: Manifest) -> str:
 @click.option("--random", "seed", type=click.IntRange(min=0), metavar="SEED", help="A random choice, by this seed.")
 @_dtypes
 @_max_pixels
-@allow_elsewhere
-@storage_option
+@access
 def show(
     shards: tuple[str, ...],
     count: int,
@@ -171,26 +151,26 @@ def show(
     seed: int | None,
     dtypes: dict[str, np.dtype[Any]],
     max_pixels: int | None,
-    allow_elsewhere: bool,
 ) -> None:
     """Show the first samples of SHARDS, or a random choice: as lines, or with --html as one file with their pictures.
 
     Columns are separated by tabs. The file can be opened and sent anywhere; it has no script.
     """
     from wdsdist.diagnostics.view import contact_sheet
-    from wdsdist.diagnostics.view.figures import Choice
+    from wdsdist.diagnostics.view.figures import chosen_by
     from wdsdist.diagnostics.view.member_reader import MemberReader
 
-    found = _view(shards, allow_elsewhere=allow_elsewhere, dtypes=dtypes, max_pixels=max_pixels)
-    chosen = None if where is None else Choice(found.manifest).numbers(where)
-    total = found.manifest.num_samples if chosen is None else len(chosen)
+    manifest = _opened(shards)
+    style = _style(manifest, dtypes, max_pixels)
+    chosen = None if where is None else chosen_by(manifest, where)
+    total = manifest.num_samples if chosen is None else len(chosen)
     numbers = contact_sheet.chosen(total, count, seed)
     numbers = numbers if chosen is None else chosen[numbers].tolist()
-    reader = MemberReader(found.manifest)
+    reader = MemberReader(manifest)
     if html is None:
-        for line in contact_sheet.lines(reader, numbers, found.style):
+        for line in contact_sheet.lines(reader, numbers, style):
             say(*line)
         return
-    title = f"{found.name}: {len(numbers):,} of {counted(total, 'sample')}"
-    contact_sheet.write(reader, numbers, html, title=title, style=found.style)
+    title = f"{_name(shards)}: {len(numbers):,} of {counted(total, 'sample')}"
+    contact_sheet.write(reader, numbers, html, title=title, style=style)
     say(f"{html}: {counted(len(numbers), 'sample')}")

@@ -74,22 +74,28 @@ class Mixing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpochReport:
-    """Report of one epoch."""
+class Reads:
+    """What an epoch reads, whatever its batches."""
 
-    batches_per_rank: int
-    samples_per_rank: int
-    """Samples in the batches of a rank."""
     samples_dropped: int
-    """Samples of the data set that no rank reads."""
+    """Samples of the epoch that no rank has, or not all tokens of."""
     samples_repeated: int
-    """Samples that are read twice so that all ranks have as many."""
+    """Samples that come once more so that all ranks are even."""
     shards_per_node: tuple[int, ...]
     """Shards that each node opens."""
     bytes_per_node: tuple[int, ...]
     """Bytes of those shards, which each node fetches where they are remote."""
     requests_per_node: tuple[int, ...]
     """Requests that fetch them from a store, each shard once and whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochReport(Reads):
+    """Report of one epoch of batches of a fixed number of samples."""
+
+    batches_per_rank: int
+    samples_per_rank: int
+    """Samples in the batches of a rank."""
     cache_bytes_per_rank: int
     """The most bytes of copies that a rank needs at once, for the current and the next window of its lanes."""
     cache_bytes_per_node: int
@@ -127,6 +133,15 @@ def epoch_report(world: World) -> EpochReport:
     )
 
 
+def evenly(count: int, most: int) -> Int64s:
+    """Return up to ``most`` of the numbers below ``count``, spread evenly, the first and the last among them.
+
+    >>> evenly(3, 4).tolist(), evenly(101, 3).tolist(), evenly(0, 3).tolist()
+    ([0, 1, 2], [0, 50, 100], [])
+    """
+    return np.linspace(0, count - 1, min(count, most)).astype(np.int64)
+
+
 def shards_of_nodes(world: World) -> list[Int64s]:
     """Return the shards that each node opens in an epoch, in ascending order."""
     plan, order = world.plan, world.order()
@@ -161,7 +176,7 @@ def measure_mixing(order: Order, counts: Int64s, plan: EpochPlan, *, ranks: int 
     starts, total = np.cumsum(counts) - counts, int(counts.sum())
     same, moved, entropy = [], [], []
     chosen = np.unique(np.linspace(0, plan.batches_per_rank, _MOST_BATCHES, endpoint=False).astype(int))
-    for rank in np.unique(np.linspace(0, plan.num_replicas - 1, ranks).astype(int)):
+    for rank in evenly(plan.num_replicas, ranks):
         for batch in chosen if plan.batches_per_rank else ():
             positions = plan.positions(rank=int(rank), batch=int(batch))
             shards, samples = order.locate(positions)

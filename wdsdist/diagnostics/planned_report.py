@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.diagnostics.epoch_report import World, shards_of_nodes
+from wdsdist.diagnostics.epoch_report import Reads, World, shards_of_nodes
 from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches
 from wdsdist.sampling.block_plan import BatchRule
 from wdsdist.sampling.block_plan import World as Ranks
@@ -36,7 +36,7 @@ class StepFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedReport:
+class PlannedReport(Reads):
     """Report of one epoch of planned batches."""
 
     steps: int
@@ -49,16 +49,6 @@ class PlannedReport:
     """Of all ranks together, on average."""
     least_samples_per_step: int
     most_samples_per_step: int
-    samples_dropped: int
-    """Samples of the epoch that no rank has, or not all tokens of."""
-    samples_repeated: int
-    """Samples that come once more so that all ranks are even."""
-    shards_per_node: tuple[int, ...]
-    """Shards that each node opens."""
-    bytes_per_node: tuple[int, ...]
-    """Bytes of those shards, which each node fetches where they are remote."""
-    requests_per_node: tuple[int, ...]
-    """Requests that fetch them from a store, each shard once and whole."""
     shards_over_plain: float
     """Shards opened on all nodes over those that batches of a fixed number of samples open."""
     bytes_over_plain: float

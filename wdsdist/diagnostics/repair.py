@@ -15,7 +15,7 @@ from wdsdist.diagnostics.verify import Damage, Task, check, find_tasks, index_pa
 from wdsdist.errors import ShardDamagedError, WdsdistError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import scan_local
-from wdsdist.shards.manifest import Manifest, Shard
+from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.open import open as open_shards
 from wdsdist.shards.spellings import Location, Shards
 
@@ -73,7 +73,7 @@ def repair(
     by_shard: dict[int, set[str]] = {}
     for one in damage:
         by_shard.setdefault(one.number, set()).add(one.part)
-    tasks = find_tasks(manifest, deep=False, cached=cached, cache_dir=cache_dir)
+    tasks = find_tasks(manifest, cached=cached, cache_dir=cache_dir)
     repairs = []
     for number, parts in by_shard.items():
         name = manifest.shown_name(number)
@@ -100,13 +100,13 @@ def _mend(
         raise WdsdistError("it lies in a store: upload a whole copy of it there")
     path = storage.local_path(task.location)
     _check_place(manifest, number, task, path)
+    place = index_path(path, task)
+    tolerance = tolerance_of(place)
     if "tar" not in parts:
         if "index" in parts:
-            place = index_path(path, task)
-            scan_local.write_index(path, place, tolerance_of(place), key_rule=task.key_rule)
+            scan_local.write_index(path, place, tolerance, key_rule=task.key_rule)
             return "indexed anew"
         return "nothing done"
-    place = index_path(path, task)
     if task.location != manifest.location(number):  # a copy in the cache
         cache.refetch(manifest, number, cache_dir)
         how = "fetched" if storage.is_remote(manifest.location(number)) else "decompressed"
@@ -122,7 +122,7 @@ def _mend(
             "pack again"
         )
     if not place.exists():
-        scan_local.write_index(path, place, key_rule=task.key_rule)
+        scan_local.write_index(path, place, tolerance, key_rule=task.key_rule)
     return done
 
 
@@ -143,23 +143,13 @@ def _replace(path: Path, whole: str, task: Task) -> None:
     with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as folder:
         copy = Path(folder) / path.name
         storage.fetch(whole, copy, task.options)
-        _check_copy(copy, whole, task.listed)
+        wrong = [one.problem for one in check(replace(task, location=str(copy))) if one.part == "tar"]
+        if wrong:
+            raise ShardDamagedError(
+                f"{storage.shown(whole)} is not the shard that was packed, and was not taken: it {wrong[0]}"
+            )
         with copy.open("rb") as stream:
             os.fsync(stream.fileno())
         # The old index goes first, so that no process can pair it with the new tar.
         shard_index.beside(path).unlink(missing_ok=True)
         copy.replace(path)
-
-
-def _check_copy(copy: Path, whole: str, listed: Shard) -> None:
-    found = scan_local.scan_shard(copy, label=storage.shown(whole), tar_size=listed.tar_size)
-    for what, has, promised in (
-        ("bytes", found.file.size, listed.size if listed.size >= 0 else found.file.size),
-        ("samples", found.num_samples, listed.num_samples),
-        ("digest", found.file.sha256, listed.sha256 or found.file.sha256),
-    ):
-        if has != promised:
-            raise ShardDamagedError(
-                f"{storage.shown(whole)} is not the shard that index.json lists ({what} {has}, not {promised}): it was "
-                f"not taken"
-            )

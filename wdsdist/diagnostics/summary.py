@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
+from wdsdist.diagnostics.epoch_report import evenly
 from wdsdist.diagnostics.neighbours import neighbours
 from wdsdist.diagnostics.view import figures
 from wdsdist.errors import WdsdistError
@@ -164,7 +165,7 @@ def _chosen(manifest: Manifest) -> Int64s:
     most = _FAR_SHARDS if len(filled) and storage.is_remote(manifest.location(int(filled[0]))) else _SHARDS
     stored = manifest.whole.counts
     most = min(most, len(filled), max(1, _SAMPLES * max(1, len(filled)) // max(1, int(stored[filled].sum()))))
-    return filled[np.linspace(0, len(filled) - 1, most).astype(np.int64)]
+    return filled[evenly(len(filled), most)]
 
 
 def _sizes(index: ShardIndex) -> list[tuple[str, Int64s]]:
@@ -180,7 +181,7 @@ def _sizes(index: ShardIndex) -> list[tuple[str, Int64s]]:
 def _cls(part: Manifest, number: int, index: ShardIndex, budget: int) -> Column:
     """Return the values of some of a shard's ``cls`` members."""
     if budget < index.num_samples:
-        index = index.of_samples(np.linspace(0, index.num_samples - 1, budget).astype(np.int64))
+        index = index.of_samples(evenly(index.num_samples, budget))
     spec, name = ColumnSpec("field", "cls"), part.shown_name(number)
     return from_members.read(part.location(number), index, [spec], part.client_options, name)["cls"].column
 
@@ -222,8 +223,7 @@ def _figures(manifest: Manifest, name: str, problems: list[str]) -> dict[str, An
             values = column.values if column.is_missing is None else column.values[column.is_missing == 0]
             spread.add(values[np.isfinite(values)])
             return about | spread.facts()
-        chosen = np.linspace(0, len(column) - 1, _TEXTS).astype(np.int64) if len(column) > _TEXTS else None
-        bars = figures.of_column(manifest, name, chosen)
+        bars = figures.of_column(manifest, name, evenly(len(column), _TEXTS) if len(column) > _TEXTS else None)
         return about | {"most_frequent": bars["bars"], "different": bars["different"], "counted_in": bars["samples"]}
     except WdsdistError as error:
         problems.append(str(error))

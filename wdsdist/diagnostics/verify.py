@@ -30,7 +30,6 @@ from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.shards.open import open as open_shards
 from wdsdist.shards.quarantine import BadEntry, Quarantine
 from wdsdist.shards.spellings import Shards
-from wdsdist.shards.tar import FIRST_DOT
 from wdsdist.storage.compression import Expansion
 
 Part = Literal["tar", "index", "member"]
@@ -81,16 +80,16 @@ class Task:
     index_name: str
     """Name that its index may have there."""
     options: storage.StorageOptions
-    deep: bool
+    fingerprint: str
+    """That of the data set, for the quarantine file."""
+    is_copy: bool
+    """Whether it is the cached copy of a remote shard."""
+    key_rule: str
+    deep: bool = False
     fields: tuple[str, ...] | None = None
     """Those that each sample must have."""
     quarantine: str = ""
     """Path of the file that lists bad samples, or an empty text."""
-    fingerprint: str = ""
-    """That of the data set, for the quarantine file."""
-    is_copy: bool = False
-    """Whether it is the cached copy of a remote shard."""
-    key_rule: str = FIRST_DOT
 
 
 def verify(
@@ -149,10 +148,8 @@ def verify(
     manifest = open_shards(shards, storage_options=storage_options)
     if manifest.picks is not None:
         manifest.picks.check()
-    tasks = {
-        number: replace(task, fields=None if fields is None else tuple(fields), quarantine=listed)
-        for number, task in find_tasks(manifest, deep=deep, cached=cached, cache_dir=cache_dir).items()
-    }
+    named = None if fields is None else tuple(fields)
+    tasks = find_tasks(manifest, cached=cached, cache_dir=cache_dir, deep=deep, fields=named, quarantine=listed)
     found: dict[int, list[Damage]] = {}
     bytes_done = 0
     total = sum(max(task.listed.size, 0) for task in tasks.values())
@@ -170,8 +167,8 @@ def verify(
     return [damage for number in tasks for damage in found[number]]
 
 
-def find_tasks(manifest: Manifest, *, deep: bool, cached: bool, cache_dir: Path | None) -> dict[int, Task]:
-    """Return the shards to check, by number."""
+def find_tasks(manifest: Manifest, *, cached: bool, cache_dir: Path | None, **checks: Any) -> dict[int, Task]:
+    """Return the shards to check, by number; ``checks`` are the last fields of a `Task`."""
     tasks = {}
     view, manifest = manifest, manifest.whole
     for number in range(len(manifest.counts)):
@@ -187,19 +184,10 @@ def find_tasks(manifest: Manifest, *, deep: bool, cached: bool, cache_dir: Path 
             location = str(copy)
             listed = _decompressed(listed, copy) if listed.is_compressed else listed
         part, place = manifest.part(number)
-        name = manifest.shown_name(number)
         tasks[number] = Task(
-            name,
-            location,
-            listed,
-            part.base,
-            part.index_name(place),
-            part.client_options,
-            deep,
-            fingerprint=part.fingerprint,
-            is_copy=is_copy,
-            key_rule=part.key_rule,
-        )
+            manifest.shown_name(number), location, listed, part.base, part.index_name(place), part.client_options,
+            fingerprint=part.fingerprint, is_copy=is_copy, key_rule=part.key_rule, **checks,
+        )  # fmt: skip
     return tasks
 
 
@@ -372,23 +360,17 @@ def _check_index(sidecar: Path, listed: Shard, scanned: ShardIndex | None) -> st
 
 def _differences(known: ShardIndex, scanned: ShardIndex) -> list[str]:
     """Return the names of the parts in which two indexes of one tar differ."""
-    found = []
-    if known.size != scanned.size:
-        found.append("size")
-    if known.sha256 and known.sha256 != scanned.sha256:  # one made of headers alone has none
-        found.append("digest")
-    if scanned.stored and known.stored != scanned.stored:
-        found.append("compressed file")
-    if not (_same(known, scanned, "key_starts") and _same(known, scanned, "key_bytes")):
-        found.append("keys")
-    if known.extensions != scanned.extensions or not all(
-        _same(known, scanned, name) for name in ("sample_starts", "extension_ids", "offsets", "sizes")
-    ):
-        found.append("members")
-    elif known.checksums is not None and not _same(known, scanned, "checksums"):
-        found.append("checksums of members")
-    return found
 
+    def differ(*names: str) -> bool:
+        return not all(np.array_equal(getattr(known, name), getattr(scanned, name)) for name in names)
 
-def _same(known: ShardIndex, scanned: ShardIndex, name: str) -> bool:
-    return np.array_equal(getattr(known, name), getattr(scanned, name))
+    members = known.extensions != scanned.extensions or differ("sample_starts", "extension_ids", "offsets", "sizes")
+    differences = {
+        "size": known.size != scanned.size,
+        "digest": known.sha256 and known.sha256 != scanned.sha256,  # one made of headers alone has none
+        "compressed file": scanned.stored and known.stored != scanned.stored,
+        "keys": differ("key_starts", "key_bytes"),
+        "members": members,
+        "checksums of members": not members and known.checksums is not None and differ("checksums"),
+    }
+    return [name for name, is_different in differences.items() if is_different]

@@ -27,7 +27,7 @@ def test_few_integers_have_a_bar_each_and_classes_their_names(data: Manifest) ->
 
 
 def test_counts_are_of_the_chosen_samples(data: Manifest) -> None:
-    chosen = figures.Choice(data).numbers('"cls" = 1')
+    chosen = figures.chosen_by(data, '"cls" = 1')
     assert chosen.tolist() == [1, 4, 7, 10]
     found = figures.of_column(data, "json.width", chosen)
     assert (found["samples"], found["least"], found["most"], found["median"]) == (4, 101, 110, 105.5)

@@ -6,6 +6,7 @@ by which a browser asks nobody for anything.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
@@ -16,15 +17,14 @@ import numpy as np
 from wdsdist._util.files import atomic_write
 from wdsdist._util.validation import human
 from wdsdist.diagnostics.view import describe, pictures
-from wdsdist.diagnostics.view.member_reader import MemberReader, Place
-from wdsdist.errors import DecodeError, DestinationError, WdsdistError
+from wdsdist.diagnostics.view.member_reader import Member, MemberReader, Place
+from wdsdist.errors import DestinationError, WdsdistError
 from wdsdist.sampling.permutation import permute
 
 _STYLE = Path(__file__).parent / "static" / "view.css"
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'"
 _LINE = 110
 """Characters of a value on a line."""
-_MOST_PICTURED = 256 << 20
 
 
 def chosen(total: int, count: int, seed: int | None) -> list[int]:
@@ -48,7 +48,7 @@ def write(reader: MemberReader, numbers: Iterable[int], path: Path, *, title: st
     page = (
         f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" '
         f'content="{_POLICY}">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_text(title)}</title>\n<style>\n{_STYLE.read_text()}</style>\n<body>\n<header><h1>{_text(title)}</h1>"
+        f"<title>{escape(title)}</title>\n<style>\n{_STYLE.read_text()}</style>\n<body>\n<header><h1>{escape(title)}</h1>"
         f'</header>\n<p id="status"></p>\n<main class="grid">\n{tiles}\n</main>\n</body>\n</html>\n'
     )
     try:
@@ -72,16 +72,17 @@ def lines(reader: MemberReader, numbers: Iterable[int], style: describe.Style) -
             yield "", member.extension, human(member.size), _line(reader, place, member, about, style)
 
 
-def _described(reader: MemberReader, place: Place, style: describe.Style) -> Iterator[tuple[Any, describe.Description]]:
+def _described(
+    reader: MemberReader, place: Place, style: describe.Style
+) -> Iterator[tuple[Member, describe.Description]]:
     for member in place.members:
-
-        def read(start: int, stop: int, member: Any = member) -> bytes:
-            return reader.read(place, member, start, stop)
-
+        read = functools.partial(reader.read, place, member)
         yield member, describe.member(member.extension, member.size, read, describe.TILE, style)
 
 
-def _line(reader: MemberReader, place: Place, member: Any, about: describe.Description, style: describe.Style) -> str:
+def _line(
+    reader: MemberReader, place: Place, member: Member, about: describe.Description, style: describe.Style
+) -> str:
     """Return a description as a short text."""
     if about["kind"] == "image":
         try:
@@ -129,16 +130,16 @@ def _tile(reader: MemberReader, number: int, style: describe.Style) -> str:
     try:
         place = reader.place(number)
     except WdsdistError as error:
-        return f'<article class="tile"><div class="error">{number:,}: {_text(str(error))}</div></article>'
+        return f'<article class="tile"><div class="error">{number:,}: {escape(str(error))}</div></article>'
     stages, rows = [], []
     for member, about in _described(reader, place, style):
-        name, words = _text(member.extension), _text(about["message"] if about["kind"] == "error" else _words(about))
+        name, words = escape(member.extension), escape(about["message"] if about["kind"] == "error" else _words(about))
         if about["kind"] == "image" or about.get("has_picture"):
             is_image = about["kind"] == "image"
             try:
-                url = describe.data_url(*_picture(reader, place, member, style))
+                url = describe.data_url(*describe.picture(reader, place, member, pictures.TILE, style))
             except (WdsdistError, ValueError) as error:
-                about, words = describe.failure(error), _text(str(error))
+                about, words = {"kind": "error"}, escape(str(error))
             else:
                 image = f'<img src="{url}" alt="{name}"{"" if is_image else " class=fine"}>'
                 stages.append(
@@ -148,15 +149,5 @@ def _tile(reader: MemberReader, number: int, style: describe.Style) -> str:
         value = f'<div class="{"error" if about["kind"] == "error" else "text"}" dir="auto">{words}</div>'
         rows.append(f'<div class="field"><span title="{name}">{name}</span>{value}</div>')
     part, own = reader.manifest.part(place.shard)
-    head = f'<b class="mono">{_text(place.key)}</b><span title="{_text(part.shown_name(own))}">{number:,}</span>'
+    head = f'<b class="mono">{escape(place.key)}</b><span title="{escape(part.shown_name(own))}">{number:,}</span>'
     return f'<article class="tile"><div class="head">{head}</div>{"".join(stages)}{"".join(rows)}</article>'
-
-
-def _picture(reader: MemberReader, place: Place, member: Any, style: describe.Style) -> tuple[bytes, str]:
-    if member.size > _MOST_PICTURED:
-        raise DecodeError(f"{member.size:,} bytes are more than the {_MOST_PICTURED:,} that are shown")
-    return describe.picture(member.extension, reader.read(place, member), pictures.TILE, style)
-
-
-def _text(text: str) -> str:
-    return escape(text, quote=True)

@@ -14,7 +14,7 @@ import json
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from wdsdist.diagnostics.view import pictures
 from wdsdist.errors import DecodeError, WdsdistError
 from wdsdist.samples.codecs import DECODERS, missing_package, read_npy
 from wdsdist.samples.fields import IMAGE_TYPES
+
+if TYPE_CHECKING:
+    from wdsdist.diagnostics.view.member_reader import Member, MemberReader, Place
 
 Description = dict[str, Any]
 Read = Callable[[int, int], bytes]
@@ -46,6 +49,8 @@ _PICKLES = {"pkl", "pickle", "pyd", "pth", "pt"}
 _MOST_BYTES = 64 << 20
 """Of a member that is read whole; of a larger one only what its header says is shown."""
 _MOST_UNPACKED = 64 << 20
+_MOST_PICTURED = 256 << 20
+"""Of a member of which a picture is made."""
 _SNIFFED = 4096
 _DIGITS = 300
 _DEEPEST = 12
@@ -94,16 +99,11 @@ def member(extension: str, size: int, read: Read, limits: Limits, style: Style) 
     try:
         return _member(extension.lower(), size, read, limits, style)
     except WdsdistError as error:
-        return failure(error)
+        return {"kind": "error", "message": str(error)}
     except ImportError as error:
         return {"kind": "error", "message": f"shown with a package: pip install {missing_package(error)!r}"}
     except Exception as error:  # each decoder has its own errors; the page shows them where the value would stand
         return {"kind": "error", "message": f"does not decode as {extension}: {type(error).__name__}: {error}"}
-
-
-def failure(error: Exception) -> Description:
-    """Describe an error of wdsdist."""
-    return {"kind": "error", "message": str(error)}
 
 
 def kind_of(extension: str, size: int, read: Read, style: Style) -> str:
@@ -143,12 +143,14 @@ def array_of(extension: str, data: bytes, style: Style) -> npt.NDArray[Any]:
     return np.frombuffer(data, dtype)
 
 
-def picture(extension: str, data: bytes, side: int, style: Style) -> tuple[bytes, str]:
+def picture(reader: MemberReader, place: Place, member: Member, side: int, style: Style) -> tuple[bytes, str]:
     """Return the picture of an image or array in a member, as bytes and media type.
 
-    Raises `DecodeError` and ``ValueError`` where there is none.
+    Raises `DecodeError` and ``ValueError`` where there is none, and what reading the member raises.
     """
-    name = extension.lower()
+    if member.size > _MOST_PICTURED:
+        raise DecodeError(f"{member.size:,} bytes are more than the {_MOST_PICTURED:,} that are shown")
+    name, data = member.extension.lower(), reader.read(place, member)
     if name.endswith(".gz"):
         name, data = name.removesuffix(".gz"), _unzipped(data)
     if kind_of(name, len(data), lambda start, stop: data[start:stop], style) in ("npy", "raw"):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import MOST_PROCESSES, check_integer
+from wdsdist.diagnostics.epoch_report import World, evenly
 from wdsdist.diagnostics.view import describe
 from wdsdist.errors import ArgumentError, WdsdistError
 from wdsdist.sampling.epoch_plan import EpochPlan
@@ -57,37 +58,25 @@ class EpochChoice:
             raise ArgumentError(f"order is {self.order!r}: it must be 'shard' or 'sampler'")
 
 
+@dataclass(frozen=True, slots=True)
 class EpochPages:
-    """The epochs of a data set.
+    """The epochs of a data set."""
 
-    Args:
-        manifest: the data set.
-        style: what is known of it for descriptions.
-        decode: as `StreamingDataset` takes it.
-        transform: as it takes it.
-        weights: of each data set, where several are joined, as in `mix`; without them they are concatenated.
-    """
-
-    def __init__(
-        self,
-        manifest: Manifest,
-        style: describe.Style,
-        *,
-        decode: Any = True,
-        transform: Callable[[Any], Any] | None = None,
-        weights: tuple[float, ...] = (),
-    ) -> None:
-        self._manifest = manifest
-        self._style = style
-        self._decode, self._transform = decode, transform
-        self._weights = weights
-        self._lock = threading.Lock()
+    manifest: Manifest
+    style: describe.Style
+    """What is known of the data set for descriptions."""
+    decode: Any = True
+    transform: Callable[[Any], Any] | None = None
+    """As `StreamingDataset` takes both."""
+    weights: tuple[float, ...] = ()
+    """Of each data set, where several are joined, as in `mix`; without them they are concatenated."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def picture(self, choice: EpochChoice) -> dict[str, Any]:
         """Return which shards each rank reads for each of its batches, as JSON has it."""
         _, order, plan = self._opened(choice)
-        ranks = _spread(choice.ranks, _ROWS)
-        batches = _spread(plan.batches_per_rank, _STEPS)
+        ranks = evenly(choice.ranks, _ROWS).tolist()
+        batches = evenly(plan.batches_per_rank, _STEPS).tolist()
         places = [plan.positions(rank=rank, batch=batch) for rank in ranks for batch in batches]
         cells: list[list[list[int]]] = []
         if places:
@@ -99,7 +88,7 @@ class EpochPages:
             "batches": batches,
             "cells": cells,
             "shards": {str(number): self._shown_name(number) for number in named},
-            "num_shards": len(self._manifest.counts),
+            "num_shards": len(self.manifest.counts),
             "batches_per_rank": plan.batches_per_rank,
             "samples": plan.batches_per_rank * plan.batch_size * plan.num_replicas,
         }
@@ -123,11 +112,10 @@ class EpochPages:
 
         ``options`` are those of a `StreamingDataLoader`, such as ``max_tokens`` and ``length``.
         """
-        from wdsdist.diagnostics.epoch_report import World
         from wdsdist.diagnostics.planned_report import report_of
         from wdsdist.loader.planned_batches import BatchOptions
 
-        count = self._manifest.num_samples
+        count = self.manifest.num_samples
         if count > _MOST_PLANNED:
             raise ArgumentError(
                 f"{count:,} samples are more than the {_MOST_PLANNED:,} that are planned here: run `wdsdist plan`"
@@ -137,13 +125,13 @@ class EpochPages:
             raise ArgumentError("give max_tokens or pack_to with length, or group_by")
         dataset, _, plan = self._opened(choice)
         world = World(
-            counts=self._manifest.counts, sizes=self._manifest.read_sizes.clip(0), plan=plan, epoch=choice.epoch,
+            counts=self.manifest.counts, sizes=self.manifest.read_sizes.clip(0), plan=plan, epoch=choice.epoch,
             settings=dataset.order_config.settings(dataset.identity()), ranks_per_node=min(8, choice.ranks),
-            records=self._manifest.records,
+            records=self.manifest.records,
         )  # fmt: skip
-        itemsizes = {name: dtype.itemsize for name, dtype in self._style.dtypes.items()}
-        report, figures = report_of(world, self._manifest, chosen, itemsizes)
-        steps = np.array(_spread(report.steps, _STEPS), np.int64)
+        itemsizes = {name: dtype.itemsize for name, dtype in self.style.dtypes.items()}
+        report, figures = report_of(world, self.manifest, chosen, itemsizes)
+        steps = evenly(report.steps, _STEPS)
         fill = figures.tokens[steps] / np.maximum(figures.room[steps], 1)
         return {
             **asdict(report),
@@ -157,17 +145,17 @@ class EpochPages:
         from wdsdist.loader.dataset import StreamingDataset
         from wdsdist.loader.mix import mix
 
-        if choice.order == "sampler" and self._manifest.num_samples > _MOST_LISTED:
+        if choice.order == "sampler" and self.manifest.num_samples > _MOST_LISTED:
             raise ArgumentError(
                 f"the order 'sampler' lists all samples, and is shown for {_MOST_LISTED:,} at most: look at 'shard'"
             )
         options: dict[str, Any] = {
-            "decode": self._decoding(choice), "transform": self._transform, "num_replicas": choice.ranks, "rank": rank,
+            "decode": self._decoding(choice), "transform": self.transform, "num_replicas": choice.ranks, "rank": rank,
             "seed": choice.seed, "order": choice.order,
         }  # fmt: skip
-        manifest = self._manifest
-        if self._weights and isinstance(manifest, JoinedManifest):
-            mixed = zip(manifest.labels, manifest.parts, self._weights, strict=True)
+        manifest = self.manifest
+        if self.weights and isinstance(manifest, JoinedManifest):
+            mixed = zip(manifest.labels, manifest.parts, self.weights, strict=True)
             dataset: StreamingDataset = mix({label: (part, weight) for label, part, weight in mixed}, **options)
         else:
             dataset = StreamingDataset(manifest, **options)
@@ -180,15 +168,15 @@ class EpochPages:
 
     def _decoding(self, choice: EpochChoice) -> Any:
         if choice.crop is None:
-            return self._decode
+            return self.decode
         from wdsdist.samples.codecs import DECODERS
         from wdsdist.samples.images.transforms import RandomResizedCrop
 
-        crop = RandomResizedCrop(choice.crop, max_pixels=self._style.max_pixels)
-        return {**(self._decode if isinstance(self._decode, Mapping) else DECODERS), "image": crop}
+        crop = RandomResizedCrop(choice.crop, max_pixels=self.style.max_pixels)
+        return {**(self.decode if isinstance(self.decode, Mapping) else DECODERS), "image": crop}
 
     def _made(self, dataset: StreamingDataset, shard: int, sample: int, epoch: int) -> dict[str, Any]:
-        number = int(self._manifest.ends[shard] - self._manifest.counts[shard]) + sample
+        number = int(self.manifest.ends[shard] - self.manifest.counts[shard]) + sample
         found: dict[str, Any] = {"number": number, "shard": self._shown_name(shard), "key": "", "members": []}
         try:
             made = dataset.sample_reader.sample(shard, sample, epoch)
@@ -209,22 +197,13 @@ class EpochPages:
 
     def _described(self, name: str, value: Any) -> describe.Description:
         try:
-            return describe.value(name, value, describe.TILE, self._style)
+            return describe.value(name, value, describe.TILE, self.style)
         except Exception as error:
             return {"kind": "error", "message": f"{type(error).__name__}: {error}"}
 
     def _shown_name(self, shard: int) -> str:
-        part, number = self._manifest.part(shard)
+        part, number = self.manifest.part(shard)
         return part.shown_name(number)
-
-
-def _spread(count: int, most: int) -> list[int]:
-    """Return up to ``most`` of the numbers below ``count``, spread evenly, the first and the last among them.
-
-    >>> _spread(3, 4), _spread(101, 3)
-    ([0, 1, 2], [0, 50, 100])
-    """
-    return list(range(count)) if count <= most else np.linspace(0, count - 1, most).astype(int).tolist()
 
 
 def _most_frequent(shards: Int64s) -> list[list[int]]:

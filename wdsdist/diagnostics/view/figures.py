@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
+from wdsdist.diagnostics.epoch_report import evenly
 from wdsdist.shards.columns.column import Column
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.views import query
@@ -19,23 +19,14 @@ _MOST_COUNTED = 5_000_000
 """Values that are counted; of more, so many that are spread evenly, which bounds time and memory."""
 _FEW = 20
 """Different integers up to which each has a bar of its own."""
-_CHOICES = 8
-"""Expressions whose samples are kept."""
 
 
-class Choice:
-    """The samples for which SQL expressions over columns are true; those of the last few are kept.
+def chosen_by(manifest: Manifest, where: str) -> Int64s:
+    """Return the numbers of the samples for which an SQL expression over columns is true: int64 [samples].
 
     Of a mixture too, of which no view can be made.
     """
-
-    def __init__(self, manifest: Manifest) -> None:
-        self._manifest = manifest
-        self.numbers = functools.lru_cache(_CHOICES)(self._numbers)
-        """Returns int64 [samples]: the numbers of the samples for which an expression is true."""
-
-    def _numbers(self, where: str) -> Int64s:
-        return np.flatnonzero(query.is_true(self._manifest, where))
+    return np.flatnonzero(query.is_true(manifest, where))
 
 
 def of_column(manifest: Manifest, name: str, chosen: Int64s | None, classes: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -50,7 +41,7 @@ def of_column(manifest: Manifest, name: str, chosen: Int64s | None, classes: tup
         column = column.take(chosen)
     total = len(column)
     if total > _MOST_COUNTED:
-        column = column.take(np.linspace(0, total - 1, _MOST_COUNTED).astype(np.int64))
+        column = column.take(evenly(total, _MOST_COUNTED))
     missing = int(column.missing.sum())
     about = {"name": name, "kind": column.kind, "samples": len(column), "missing": missing, "of": total}
     if column.kind == "text" or column.kind == "bool":

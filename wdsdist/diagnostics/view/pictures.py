@@ -28,8 +28,7 @@ def of_image(data: bytes, side: int, *, max_pixels: int | None = None) -> tuple[
 
     Raises `DecodeError` for what is no image, is damaged, or has more than ``max_pixels``.
     """
-    extra("PIL", "view", "showing an image")
-    width, height = image_size(data, max_pixels=max_pixels)
+    width, height = size_of(data, max_pixels=max_pixels)
     scale = min(1.0, side / max(width, height))
     size = max(1, round(width * scale)), max(1, round(height * scale))
     pixels = decode_rgb(data, min_width=size[0], min_height=size[1], max_pixels=max_pixels)

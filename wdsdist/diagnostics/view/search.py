@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,23 +35,6 @@ class Found:
     """Where the next call goes on; ``None`` at the end."""
     num_shards: int
 
-    def facts(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A sample or shard that is damaged, or was left out."""
-
-    what: str
-    """``damaged``, ``left out`` or ``quarantined``."""
-    shard: str
-    key: str
-    reason: str
-    number: int | None = None
-    """Of the sample in the data set, where it is in it."""
-
 
 def keys(reader: MemberReader, text: str, *, shard: int, seconds: float = _SECONDS) -> Found:
     """Return the numbers of the samples whose keys hold a text, from a shard on; of a damaged shard none."""
@@ -70,8 +53,9 @@ def keys(reader: MemberReader, text: str, *, shard: int, seconds: float = _SECON
 def problems(reader: MemberReader, quarantined: Sequence[BadEntry], *, shard: int, seconds: float = _SECONDS) -> Found:
     """Return what is wrong with shards and their samples, from a shard on, by indexes and sizes alone.
 
-    That is a shard that is missing, or is not what its index says; what was left out of it when it was packed or
-    indexed; and the samples of it that quarantine files list.
+    That is a shard that is missing, or is not what its index says (``damaged``); what was ``left out`` of it when it
+    was packed or indexed; and the samples of it that quarantine files list (``quarantined``), with their numbers in the
+    data set where they are in it.
     """
     by_shard: dict[str, list[BadEntry]] = {}
     for entry in quarantined:
@@ -80,17 +64,21 @@ def problems(reader: MemberReader, quarantined: Sequence[BadEntry], *, shard: in
     def in_shard(number: int) -> list[Any]:
         part, own = reader.manifest.part(number)
         name = part.shown_name(own)
+
+        def problem(what: str, key: str, reason: str, number: int | None = None) -> dict[str, Any]:
+            return {"what": what, "shard": name, "key": key, "reason": reason, "number": number}
+
         try:
             # Not the one that is kept: the shard is looked at as it is now.
             index = from_index.shard_index(reader.manifest, number)
         except WdsdistError as error:
-            return [asdict(Problem("damaged", name, "", str(error)))]
-        found = [Problem("left out", name, key, reason) for key, reason in index.left_out]
+            return [problem("damaged", "", str(error))]
+        found = [problem("left out", key, reason) for key, reason in index.left_out]
         for entry in by_shard.get(storage.split(name)[1], ()):
             numbers = [one for stored in with_key(index, entry.key) for one in _numbers(reader, number, stored)]
             reason = f"{entry.field}: {entry.reason}" if entry.field else entry.reason
-            found.append(Problem("quarantined", name, entry.key, reason, numbers[0] if numbers else None))
-        return [asdict(one) for one in found]
+            found.append(problem("quarantined", entry.key, reason, numbers[0] if numbers else None))
+        return found
 
     return _walk(reader, in_shard, shard, seconds)
 

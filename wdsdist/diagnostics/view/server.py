@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -12,7 +13,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,9 +37,9 @@ _FILES = {"": "text/html", "view.css": "text/css", "view.js": "text/javascript",
 
 _PIECE = 4 << 20
 """Bytes of a member that are sent at once."""
-_MOST_PICTURED = 256 << 20
-"""Bytes of a member of which a picture is made."""
 _MOST_SAMPLES = 100
+_CHOICES = 8
+"""Expressions whose samples are kept."""
 _DRAWN_AT_ONCE = max(2, min(8, os.cpu_count() or 1))
 """Pictures that are made at once, which bounds memory."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -71,10 +72,8 @@ class _Pages:
     def __init__(self, view: View) -> None:
         self.view = view
         self.reader = MemberReader(view.manifest)
-        self._epochs = EpochPages(
-            view.manifest, view.style, decode=view.decode, transform=view.transform, weights=view.weights
-        )
-        self._choice = figures.Choice(view.manifest)
+        self._epochs = EpochPages(view.manifest, view.style, view.decode, view.transform, view.weights)
+        self._chosen_by = functools.lru_cache(_CHOICES)(functools.partial(figures.chosen_by, view.manifest))
         self._drawing = threading.Semaphore(_DRAWN_AT_ONCE)
         self._readers = ThreadPoolExecutor(8, thread_name_prefix="view")
 
@@ -115,7 +114,7 @@ class _Pages:
             ]
             total = len(numbers)
         elif where := request.query_params.get("where"):
-            chosen = self._choice.numbers(where)
+            chosen = self._chosen_by(where)
             numbers, total = chosen[start : start + count].tolist(), len(chosen)
         else:
             total = self.view.manifest.num_samples
@@ -130,7 +129,7 @@ class _Pages:
         before: int | None = number - 1 if number else None
         after: int | None = number + 1 if number + 1 < self.view.manifest.num_samples else None
         if where:
-            chosen = self._choice.numbers(where)
+            chosen = self._chosen_by(where)
             place = int(chosen.searchsorted(number))
             before = int(chosen[place - 1]) if place else None
             place += place < len(chosen) and int(chosen[place]) == number
@@ -165,21 +164,18 @@ class _Pages:
 
         place, member = self._member(request)
         side = pictures.PAGE if request.query_params.get("size") == "page" else pictures.TILE
-        if member.size > _MOST_PICTURED:
-            raise ArgumentError(f"{member.size:,} bytes are more than the {_MOST_PICTURED:,} that are shown")
         with self._drawing:
-            data = self.reader.read(place, member)
-            content, kind = describe.picture(member.extension, data, side, self.view.style)
+            content, kind = describe.picture(self.reader, place, member, side, self.view.style)
         return Response(content, media_type=kind)
 
     def keys(self, request: Request) -> Any:
         """Return the numbers of samples whose keys hold a text."""
         text = request.query_params.get("text", "")
-        return search.keys(self.reader, text, shard=_integer(request, "shard", 0)).facts()
+        return asdict(search.keys(self.reader, text, shard=_integer(request, "shard", 0)))
 
     def problems(self, request: Request) -> Any:
         """Return what is damaged, quarantined or left out."""
-        return search.problems(self.reader, self.view.quarantined, shard=_integer(request, "shard", 0)).facts()
+        return asdict(search.problems(self.reader, self.view.quarantined, shard=_integer(request, "shard", 0)))
 
     def columns(self, request: Request) -> Any:
         """Return the names of the columns that there are counts of."""
@@ -189,7 +185,7 @@ class _Pages:
     def column(self, request: Request) -> Any:
         """Return the counts of one column, over all samples or those for which ``where`` is true."""
         where = request.query_params.get("where")
-        chosen = self._choice.numbers(where) if where else None
+        chosen = self._chosen_by(where) if where else None
         name = request.query_params.get("name", "")
         return figures.of_column(self.view.manifest, name, chosen, self.view.style.classes)
 
@@ -209,8 +205,17 @@ class _Pages:
         options |= {name: _integer(request, name, 0) for name in ("max_tokens", "pack_to") if given.get(name)}
         return self._epochs.planned(_epoch(request), **options)
 
-    def save(self, request: Request, asked: Any) -> Any:
+    async def save(self, request: Request) -> Response:
         """Save the samples for which an expression is true as a view, under a name in the folder for that."""
+        from starlette.concurrency import run_in_threadpool
+
+        body = await request.body()
+        return await run_in_threadpool(_answer, lambda: self._save(request.headers.get("content-type"), body))
+
+    def _save(self, kind: str | None, body: bytes) -> Any:
+        asked = json.loads(body) if kind == "application/json" else None  # which no form of another site can send
+        if not isinstance(asked, dict):
+            raise ArgumentError("the request is no application/json, or no JSON object")
         where, name, folder = asked.get("where"), asked.get("name"), self.view.save_to
         if folder is None:
             raise ArgumentError("no folder for views was named: start `wdsdist view` with --save-to DIR")
@@ -248,9 +253,7 @@ class _Pages:
         }
 
     def _described_member(self, place: Place, member: Member, limits: describe.Limits) -> dict[str, Any]:
-        def read(start: int, stop: int) -> bytes:
-            return self.reader.read(place, member, start, stop)
-
+        read = functools.partial(self.reader.read, place, member)
         about = describe.member(member.extension, member.size, read, limits, self.view.style)
         return {"extension": member.extension, "offset": member.offset, "size": member.size, "about": about}
 
@@ -283,7 +286,7 @@ def app(view: View, *, hosts: Sequence[str] | None = None, token: str = "") -> A
         routes.append(Route(f"/api/{name}", _answering(getattr(pages, name))))
     routes += [
         Route("/api/sample/{number:int}", _answering(pages.sample)),
-        Route("/api/save", _posting(pages.save), methods=["POST"]),
+        Route("/api/save", pages.save, methods=["POST"]),
         Route("/member/{number:int}/{member:int}", _answering(pages.member)),
         Route("/picture/{number:int}/{member:int}", _answering(pages.picture)),
     ]
@@ -337,26 +340,6 @@ def _answering(answer: Callable[[Request], Any]) -> Callable[[Request], Response
 
     def endpoint(request: Request) -> Response:
         return _answer(lambda: answer(request))
-
-    return endpoint
-
-
-def _posting(answer: Callable[[Request, Any], Any]) -> Callable[[Request], Any]:
-    """Return an endpoint of a function that takes JSON too. No form of another site can send that type."""
-    from starlette.concurrency import run_in_threadpool
-
-    async def endpoint(request: Request) -> Response:
-        body = await request.body()
-
-        def answered() -> Any:
-            if request.headers.get("content-type") != "application/json":
-                raise ArgumentError("the request is no application/json")
-            asked = json.loads(body)
-            if not isinstance(asked, dict):
-                raise ArgumentError("the request is no JSON object")
-            return answer(request, asked)
-
-        return await run_in_threadpool(_answer, answered)
 
     return endpoint
 
