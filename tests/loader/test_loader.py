@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -374,7 +375,7 @@ class TestForFrameworks:
     def test_the_default_number_of_workers_is_this_ranks_share_of_the_cores(
         self, shards: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("wdsdist.loader.ipc.workers.cpu_count", lambda: 12)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
         for name, value in {"RANK": 1, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4}.items():
             monkeypatch.setenv(name, str(value))
         assert StreamingDataLoader(StreamingDataset(shards)).num_workers == 3

@@ -46,7 +46,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """List the costliest tests, those over `MUCH` with a mark."""
     count = terminalreporter.config.getoption("costliest")
     reports = [
-        report for found in terminalreporter.stats.values() for report in found if hasattr(report, "user_properties")
+        report for found in terminalreporter.stats.values() for report in found if isinstance(report, pytest.TestReport)
     ]
     costs = {report.nodeid: dict(report.user_properties).get("cpu") for report in reports if report.when == "teardown"}
     found = sorted(((cost, name) for name, cost in costs.items() if cost is not None), reverse=True)
