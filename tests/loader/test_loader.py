@@ -266,6 +266,7 @@ class TestEpochs:
         assert [first, *batches(iterator)] == oracle[0]
         assert batches(loader) == oracle[6]
 
+    @pytest.mark.slow
     def test_are_the_same_in_a_fresh_process_under_another_hash_seed(self, shards: Path, oracle: list[Batches]) -> None:
         script = (
             "import sys, wdsdist\n"
@@ -452,6 +453,7 @@ def test_torch_sees_no_reason_to_warn(shards: Path) -> None:
     torch.utils.data.get_worker_info()
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_with_a_data_set_and_a_loader_in_its_hands_says_nothing(shards: Path) -> None:
     script = "import sys, wdsdist; dataset = wdsdist.StreamingDataset(sys.argv[1]); dataset[0]\n"
     script += "for batch in wdsdist.StreamingDataLoader(dataset, num_workers=0): pass"

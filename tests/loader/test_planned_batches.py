@@ -151,7 +151,7 @@ def test_a_chain_of_resumes_on_other_worlds_has_each_sample_once(data: Manifest)
     assert (state["epoch"], state["consumed"], state["finished"]) == (1, 0, True)
 
 
-@pytest.mark.parametrize("way", [TOKENS, {"pack_to": 64, "length": "ids.tokens", "batch_size": 2}])
+@pytest.mark.parametrize("way", [TOKENS, {"pack_to": 128, "length": "ids.tokens", "batch_size": 2}])
 def test_a_run_that_stops_after_each_batch_has_the_batches_of_one_that_never_stops(
     data: Manifest, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
