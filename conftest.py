@@ -18,6 +18,7 @@ from hypothesis import settings
 
 from tests.support.forked import PRELOADED
 
+pytest_plugins = ("tests.support.costs",)
 # Threads of torch wait for each other by spinning: several tests at once would take cores from each other for nothing.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell that runs the tests in the background has this signal ignored, and so would all programs that they interrupt.

@@ -106,11 +106,10 @@ def test_a_list_for_which_there_is_no_room_is_withdrawn(
     readers[0].expect([Need("a", 0)])
     readers[1].expect([Need("b", 0)])
 
-    def full(path: Path, content: bytes) -> None:
-        path.touch()
+    def full(descriptor: int, mode: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("wdsdist.cache.folders.write", full)
+    monkeypatch.setattr(os, "fchmod", full)  # the file is there, and nothing is in it
     readers[0].expect([Need("c", 1)])
     assert in_order(tmp_path) == ["b"]
     assert len(list(tmp_path.iterdir())) == 4

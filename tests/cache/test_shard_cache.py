@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import pickle
 import shutil
@@ -17,7 +18,6 @@ import pytest
 import wdsdist
 from tests.support import folders
 from tests.support.damage import cut, flip, flip_keeping_its_time
-from wdsdist._util import files
 from wdsdist.cache import FetchAhead, Need, ShardCache, cached_path, copy_key, kept, refetch
 from wdsdist.cache.locks import LockableFile
 from wdsdist.cache.priorities import all_needs
@@ -106,7 +106,7 @@ def test_a_copy_that_agrees_with_its_stamp_is_not_hashed(
     cache: ShardCache, remote: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.pin(remote, 0).close()
-    monkeypatch.setattr(files, "sha256", None)
+    monkeypatch.setattr(hashlib, "sha256", None)
     cache.pin(remote, 0).close()
 
 

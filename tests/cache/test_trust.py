@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import grp
+import hashlib
 import json
 import os
 import pwd
@@ -19,7 +20,6 @@ import pytest
 
 from tests.support import folders
 from tests.support.damage import flip
-from wdsdist._util import files
 from wdsdist._util.ownership import why_not_own
 from wdsdist.cache import ShardCache, cached_path, stamps
 from wdsdist.cache.folders import make_root
@@ -312,7 +312,7 @@ def test_a_cache_of_an_earlier_version_is_used_and_closed(
     store.requests.clear()
     for hashed in (True, False):
         if not hashed:
-            monkeypatch.setattr(files, "sha256", None)
+            monkeypatch.setattr(hashlib, "sha256", None)
         assert ShardReader(remote, ShardCache(folder)).shard(0).key(0) == "shard00-0000"
     assert store.requests == []
     assert {path.name for path in folder.rglob("*") if why_not_own(path.stat())} == {".lock", ".waiting"}

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import wdsdist
-from wdsdist.diagnostics import summary as module
 from wdsdist.diagnostics.neighbours import neighbours
-from wdsdist.diagnostics.summary import summary
+from wdsdist.diagnostics.summary import Limits, summary
 from wdsdist.errors import ShardNotFoundError
 from wdsdist.shards.concat_manifest import join
 
@@ -84,32 +83,26 @@ def test_figures_of_a_view_are_of_its_samples(data: wdsdist.Manifest) -> None:
     assert found["payload_bytes"] == view.column("bytes").sum()
 
 
-def test_of_many_shards_some_are_looked_at_and_it_says_so(
-    data: wdsdist.Manifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_SHARDS", 3)
+def test_of_many_shards_some_are_looked_at_and_it_says_so(data: wdsdist.Manifest) -> None:
     for number, index in enumerate(sorted(Path(data.base).glob("*.wdsindex"))):
         if number in (1, 3, 4):  # which nobody asks for
             index.write_bytes(b"damaged")
-    found = summary(data)
+    found = summary(data, limits=Limits(shards=3))
     assert found["looked_at"] == {"shards": 3, "samples": 15}
     assert found["field_counts"]["jpg"] == 15
     assert (found["samples"], found["payload_bytes"]) == (30, data.extra["payload_bytes"])
 
 
-def test_on_request_all_indexes_are_read(data: wdsdist.Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SHARDS", 3)
-    assert summary(data, everything=True)["looked_at"] == {"shards": 6, "samples": 30}
+def test_on_request_all_indexes_are_read(data: wdsdist.Manifest) -> None:
+    assert summary(data, everything=True, limits=Limits(shards=3))["looked_at"] == {"shards": 6, "samples": 30}
 
 
-def test_of_large_shards_fewer_are_looked_at(data: wdsdist.Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SAMPLES", 10)
-    assert summary(data)["looked_at"] == {"shards": 2, "samples": 10}
+def test_of_large_shards_fewer_are_looked_at(data: wdsdist.Manifest) -> None:
+    assert summary(data, limits=Limits(samples=10))["looked_at"] == {"shards": 2, "samples": 10}
 
 
-def test_of_many_samples_some_classes_are_read(data: wdsdist.Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MEMBERS", 12)
-    found = summary(data)
+def test_of_many_samples_some_classes_are_read(data: wdsdist.Manifest) -> None:
+    found = summary(data, limits=Limits(members=12))
     assert found["classes_counted_in"] == sum(found["class_counts"].values()) == 12
 
 

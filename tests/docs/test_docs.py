@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
 import json
 import re
@@ -85,7 +84,7 @@ def test_the_arguments_that_old_ones_become_exist() -> None:
 
 def test_every_extra_that_is_named_exists() -> None:
     extras = set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
-    texts = [*PAGES.values(), (ROOT / "README.md").read_text(), texts_of_the_program()]
+    texts = [*PAGES.values(), *(path.read_text() for path in [ROOT / "README.md", *(ROOT / "wdsdist").rglob("*.py")])]
     named = {
         one
         for text in texts
@@ -96,7 +95,6 @@ def test_every_extra_that_is_named_exists() -> None:
     assert named <= extras
 
 
-@functools.cache
 def texts_of_the_program() -> str:
     """Return all texts in the package but docstrings, each after a zero, with a blank for each value filled in."""
     nodes = [node for path in (ROOT / "wdsdist").rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]

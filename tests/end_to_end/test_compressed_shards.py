@@ -25,7 +25,6 @@ from tests.support.web import served
 from wdsdist import StreamingDataset, cache
 from wdsdist.cache import ShardCache
 from wdsdist.cache import fetch as fetching
-from wdsdist.cache import space as room
 from wdsdist.errors import ArgumentError, CacheError, IndexNotFoundError, ShardDamagedError, ShardNotFoundError
 from wdsdist.shards import index as shardindex
 from wdsdist.storage import compression
@@ -281,7 +280,7 @@ def test_a_full_cache_is_an_error_that_names_it(packed: Path, tmp_path: Path, mo
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(room, "_allocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(CacheError, match=r"/cache has no room for .*zst of [\d,]+ bytes \(No space left on device"):
         StreamingDataset(packed, cache_dir=tmp_path / "cache")[0]
     assert not copies(tmp_path / "cache")

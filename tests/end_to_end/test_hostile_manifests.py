@@ -29,7 +29,6 @@ import wdsdist
 from tests.support.tars import write_shard
 from tests.support.watched import Seen, watched
 from tests.support.web import Web, served
-from wdsdist._util import pools as processes
 from wdsdist.errors import WdsdistError
 
 ROOT = Path(wdsdist.__file__).parent.parent
@@ -110,7 +109,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 def one_process(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Do all work in this process, which is watched, with its caches and temporary files where the results are."""
     gc.collect()  # what earlier tests left is cleaned up now: their readers of a cache delete files when they end
-    monkeypatch.setattr(processes, "cpu_count", lambda: 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     monkeypatch.chdir(world.root / "cwd")
     monkeypatch.setattr(tempfile, "tempdir", str(world.results / "tmp"))
     monkeypatch.setenv("WDSDIST_CACHE_DIR", str(world.results / "cache"))

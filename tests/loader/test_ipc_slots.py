@@ -124,7 +124,7 @@ def test_random_sizes_kept_and_dropped_at_random_are_never_overwritten() -> None
 def test_slots_grow_when_batches_do() -> None:
     with a_worker() as (carry, table):
         for size in (1 << 18, 1 << 19, 1 << 20, 2 << 20, 4 << 20, 8 << 20):
-            for _ in range(20):
+            for _ in range(5):
                 assert int(carry({"x": torch.ones(size, dtype=torch.uint8)})["x"].sum()) == size
         assert table.capacity(0) >= 8 << 20
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -266,6 +267,7 @@ class TestEpochs:
         assert [first, *batches(iterator)] == oracle[0]
         assert batches(loader) == oracle[6]
 
+    @pytest.mark.slow
     def test_are_the_same_in_a_fresh_process_under_another_hash_seed(self, shards: Path, oracle: list[Batches]) -> None:
         script = (
             "import sys, wdsdist\n"
@@ -381,7 +383,7 @@ class TestForFrameworks:
     def test_the_default_number_of_workers_is_this_ranks_share_of_the_cores(
         self, shards: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("wdsdist.loader.ipc.workers.cpu_count", lambda: 12)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
         for name, value in {"RANK": 1, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4}.items():
             monkeypatch.setenv(name, str(value))
         assert StreamingDataLoader(StreamingDataset(shards)).num_workers == 3
@@ -458,6 +460,7 @@ def test_torch_sees_no_reason_to_warn(shards: Path) -> None:
     torch.utils.data.get_worker_info()
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_with_a_data_set_and_a_loader_in_its_hands_says_nothing(shards: Path) -> None:
     script = "import sys, wdsdist; dataset = wdsdist.StreamingDataset(sys.argv[1]); dataset[0]\n"
     script += "for batch in wdsdist.StreamingDataLoader(dataset, num_workers=0): pass"

@@ -36,9 +36,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
 
 
 @pytest.fixture(autouse=True)
-def _short_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Blocks of few steps, so that an epoch has several; counts that are kept are those of one test."""
-    monkeypatch.setattr(planned_batches, "BLOCK_STEPS", 4)
+def _own_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Counts that are kept are those of one test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -46,13 +45,20 @@ def listed(samples: list[dict[str, Any]]) -> dict[str, Any]:
     return {"__key__": [one["__key__"] for one in samples], "sizes": [len(one["ids"]) for one in samples]}
 
 
-def loader(data: Any, rank: int = 0, ranks: int = 1, workers: int = 0, **more: Any) -> StreamingDataLoader:
+def loader(
+    data: Any, rank: int = 0, ranks: int = 1, workers: int = 0, *, steps: int = 4, **more: Any
+) -> StreamingDataLoader:
+    """Return a loader with blocks of few steps, so that an epoch has several."""
     dataset = StreamingDataset(
         data, decode={"ids": np.int32}, num_replicas=ranks, rank=rank, shuffle_window=100, num_canonical_replicas=2
     )
     if "pack_to" not in more:
         more = {"collate_fn": listed, **more}
-    return StreamingDataLoader(dataset, num_workers=workers, **more)
+    one = StreamingDataLoader(dataset, num_workers=workers, **more)
+    state = one.state_dict()
+    if "block_samples" in state:
+        one.load_state_dict({**state, "block_samples": state["block_samples"] // planned_batches.BLOCK_STEPS * steps})
+    return one
 
 
 TOKENS: dict[str, Any] = {"max_tokens": 512, "length": "ids.tokens"}
@@ -145,17 +151,16 @@ def test_a_chain_of_resumes_on_other_worlds_has_each_sample_once(data: Manifest)
     assert (state["epoch"], state["consumed"], state["finished"]) == (1, 0, True)
 
 
-@pytest.mark.parametrize("way", [TOKENS, {"pack_to": 64, "length": "ids.tokens", "batch_size": 2}])
+@pytest.mark.parametrize("way", [TOKENS, {"pack_to": 128, "length": "ids.tokens", "batch_size": 2}])
 def test_a_run_that_stops_after_each_batch_has_the_batches_of_one_that_never_stops(
     data: Manifest, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planned_batches, "BLOCK_STEPS", 20)
-    whole = [batch["__key__"] for batch in loader(data, 1, 2, **way)]
+    whole = [batch["__key__"] for batch in loader(data, 1, 2, steps=20, **way)]
     # Who says what rank it is may be any process, such as one that plays both ranks of a run.
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    state, played = loader(data, 1, 2, **way).state_dict(), []
+    state, played = loader(data, 1, 2, steps=20, **way).state_dict(), []
     for _ in whole:
         one = loader(data, 1, 2, **way)
         one.load_state_dict(state)
@@ -313,10 +318,7 @@ def test_a_column_that_holds_no_lengths_is_refused(data: Manifest) -> None:
 
 
 @pytest.mark.parametrize("limited", [False, True])
-def test_remote_shards_are_fetched_ahead_and_fit_a_limited_cache(
-    data: Manifest, tmp_path: Path, limited: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(planned_batches, "BLOCK_STEPS", 128)  # the whole data set, unless a limit makes blocks smaller
+def test_remote_shards_are_fetched_ahead_and_fit_a_limited_cache(data: Manifest, tmp_path: Path, limited: bool) -> None:
     files = {f"train/{path.name}": path.read_bytes() for path in Path(data.base).iterdir()}
     limit = sum(len(content) for name, content in files.items() if name.endswith(".tar")) * 2 // 3
     with MemoryStore(files, name="tokens") as store:

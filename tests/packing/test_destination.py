@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from filelock import FileLock
 
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import DestinationExistsError, SourceError
-from wdsdist.packing import pack, parallel
+from wdsdist.packing import pack
 from wdsdist.shards import build_index as indexing
 
 DataBytes = Callable[[Path], dict[str, bytes]]
@@ -69,18 +70,16 @@ class TestTheSameAgain:
         kept = {"shard-000000.tar", "shard-000002.tar", "shard-000003.tar.wdsindex"}
         assert {key: identities(tmp_path / "dest")[key] for key in kept} == {key: before[key] for key in kept}
 
-    def test_while_it_is_mended_it_is_no_data_set(
-        self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_while_it_is_mended_it_is_no_data_set(self, source: Path, tmp_path: Path) -> None:
         pack(source, tmp_path / "dest", shard_samples=10)
         (tmp_path / "dest" / "shard-000001.tar").unlink()
 
-        def fail(*_: object) -> None:
-            raise SourceError("stop")
+        class Failing(ThreadPoolExecutor):
+            def submit(self, *_: Any, **__: Any) -> Future[Any]:
+                raise SourceError("stop")
 
-        monkeypatch.setattr(parallel, "write_shard", fail)
-        with pytest.raises(SourceError, match=r"^stop$"):
-            pack(source, tmp_path / "dest", shard_samples=10)
+        with Failing() as executor, pytest.raises(SourceError, match=r"^stop$"):
+            pack(source, tmp_path / "dest", shard_samples=10, executor=executor)
         assert not (tmp_path / "dest" / "index.json").exists()
 
     def test_notes_that_indexing_has_dropped_come_back(

@@ -6,6 +6,8 @@ import concurrent.futures
 import gc
 import hashlib
 import json
+import os
+import random
 import shutil
 import subprocess
 import sys
@@ -20,7 +22,8 @@ from typing import Any
 import pytest
 
 from wdsdist.errors import ArgumentError, ArgumentTypeError
-from wdsdist.packing import PackProgress, pack, parallel
+from wdsdist.packing import PackProgress, pack
+from wdsdist.packing.writer import BUFFER
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import open as catalog
 from wdsdist.shards import scan_local as tarindex
@@ -49,13 +52,14 @@ def test_the_bytes_are_the_same_for_any_number_of_workers(
 def test_one_process_writes_two_shards_of_files_at_a_time(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both, write_shard = threading.Barrier(2, timeout=30), parallel.write_shard
+    both, fsync = threading.Barrier(2, timeout=60), os.fsync
 
-    def write(*args: Any) -> Any:
-        both.wait()  # broken, unless another one is begun before this one is written
-        return write_shard(*args)
+    def synced(descriptor: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            both.wait()  # broken, unless another one is begun before this one is written
+        fsync(descriptor)
 
-    monkeypatch.setattr(parallel, "write_shard", write)
+    monkeypatch.setattr(os, "fsync", synced)
     assert len(pack(source, tmp_path / "dest", shard_samples=20, workers=1).shards) == 2
 
 
@@ -229,17 +233,17 @@ def test_a_sample_above_the_limit_gets_a_shard_of_its_own(tmp_path: Path) -> Non
     assert manifest.sizes.tolist() == [2048, 512 + 50_176 + 1024, 2048]
 
 
-def test_files_larger_than_a_piece_are_copied_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wdsdist.packing.writer.BUFFER", 1536)
+def test_samples_of_all_sizes_around_that_of_a_buffer_are_copied_whole(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
-    content = bytes(range(256)) * 20
-    (tmp_path / "source" / "a.bin").write_bytes(content)
-    (tmp_path / "source" / "b.bin").write_bytes(content[:3000])
-    (tmp_path / "source" / "c.bin").write_bytes(b"")
+    sizes = [0, 1, *(BUFFER * times - 512 + more for times in (1, 2) for more in (-512, -1, 0, 1, 511, 512, 513))]
+    content = {f"{number:02}.bin": random.Random(number).randbytes(size) for number, size in enumerate(sizes)}
+    content |= {f"small{number:03}.bin": random.Random(number).randbytes(20_000) for number in range(200)}
+    for name, data in content.items():
+        (tmp_path / "source" / name).write_bytes(data)
     pack(tmp_path / "source", tmp_path / "dest", workers=1)
     with tarfile.open(tmp_path / "dest" / "shard-000000.tar") as tar:
         found = {entry.name: tar.extractfile(entry).read() for entry in tar}  # type: ignore[union-attr]
-    assert found == {"a.bin": content, "b.bin": content[:3000], "c.bin": b""}
+    assert found == content
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -290,15 +294,6 @@ def test_a_destination_inside_the_source_is_refused(source: Path, place: str) ->
     with pytest.raises(ArgumentError, match=r"lies inside the source .*: choose a folder outside it"):
         pack(source, source / place)
     assert members_of(source) == before
-
-
-def test_the_bytes_are_the_same_for_any_size_of_the_buffers(
-    source: Path, tmp_path: Path, data_bytes: DataBytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pack(source, tmp_path / "one", workers=1)
-    monkeypatch.setattr("wdsdist.packing.writer.BUFFER", 8 * 512)  # each is used often, and some samples are larger
-    pack(source, tmp_path / "many", workers=1)
-    assert data_bytes(tmp_path / "one") == data_bytes(tmp_path / "many")
 
 
 def test_a_member_pair_of_a_kilobyte_costs_1536_bytes_more_at_most(tmp_path: Path) -> None:

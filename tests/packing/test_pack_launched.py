@@ -38,7 +38,7 @@ def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]
     return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
 
 
-@pytest.mark.parametrize("scope", ["node", "cluster"])
+@pytest.mark.parametrize("scope", ["node", pytest.param("cluster", marks=pytest.mark.slow)])
 def test_under_slurm_one_packs_and_the_others_wait_and_say_so(source: Path, tmp_path: Path, scope: str) -> None:
     started, gate, dest = tmp_path / "started", tmp_path / "gate", tmp_path / "dest"
     os.mkfifo(gate)

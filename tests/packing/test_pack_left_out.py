@@ -7,6 +7,7 @@ import json
 import os
 import tarfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import ArgumentError, SourceError
-from wdsdist.packing import pack, parallel, reading, writer
+from wdsdist.packing import pack, reading, writer
 from wdsdist.packing.destination import Place
 from wdsdist.packing.sources.source import BrokenPayload, FilePayload, Sample
 from wdsdist.shards import open as catalog
@@ -41,17 +42,15 @@ def content(source: Path, *, but: set[str]) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("buffer", [512 * 8, writer.BUFFER])  # with some samples above its size, or with none
+@pytest.mark.parametrize("most", [50_000, writer.BUFFER + 50_000])  # bytes of a file: written with others, or alone
 def test_samples_that_cannot_be_read_are_left_out_whole(
     source: Path,
     tmp_path: Path,
     before_writing: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
     workers: int,
-    buffer: int,
+    most: int,
 ) -> None:
-    monkeypatch.setattr(writer, "BUFFER", buffer)
-    (source / "part2/xxxxx/0038.huge").write_bytes(bytes(50_000))
+    (source / "part2/xxxxx/0038.huge").write_bytes(bytes(most))
     vanished, longer, shorter = (source / f"part0/xxxxx/{name}" for name in ("0003.bin", "0006.meta.json", "0009.bin"))
     large = source / "part2/xxxxx/0038.huge"
 
@@ -59,7 +58,7 @@ def test_samples_that_cannot_be_read_are_left_out_whole(
         vanished.unlink()
         longer.write_bytes(bytes(512))
         shorter.write_bytes(b"")
-        large.write_bytes(bytes(49_999))
+        large.write_bytes(bytes(most - 1))
 
     before_writing(change)
     manifest = pack(source, tmp_path / "dest", shard_samples=5, workers=workers, on_error="skip")
@@ -259,12 +258,12 @@ def test_overwriting_removes_the_report_before_anything_is_written(
     (source / "part0/xxxxx/0003.bin").unlink()
     seen: list[bool] = []
 
-    def write_shard(*_: Any) -> None:
-        seen.append((tmp_path / "dest" / "pack-report.jsonl").exists())
-        raise SourceError("stop")
+    class Failing(ThreadPoolExecutor):
+        def submit(self, *_: Any, **__: Any) -> Future[Any]:
+            seen.append((tmp_path / "dest" / "pack-report.jsonl").exists())
+            raise SourceError("stop")
 
-    monkeypatch.setattr(parallel, "write_shard", write_shard)
-    with pytest.raises(SourceError, match="stop"):
-        pack(source, tmp_path / "dest", workers=1, overwrite=True)
+    with Failing() as executor, pytest.raises(SourceError, match="stop"):
+        pack(source, tmp_path / "dest", executor=executor, overwrite=True)
     assert seen
     assert not any(seen)

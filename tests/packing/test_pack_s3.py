@@ -7,7 +7,6 @@ import secrets
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -130,9 +129,7 @@ def test_a_killed_run_is_continued_to_the_same_bytes(
 
     bucket.remove("deep/train/shard-000001.tar.wdsindex")  # as if killed between the two
     bucket.put("deep/train/shard-000002.tar", b"half")  # as a store might show that has no whole uploads
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRESS, str(source), url], capture_output=True, text=True, check=False
-    )
+    done = forked.run("-c", PROGRESS, source, url)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] == "1", "the first shard was kept, and no other"
     assert bucket.contents("deep/train/") == alone

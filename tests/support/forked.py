@@ -30,12 +30,17 @@ PRELOADED.append("tests.support.frozen")  # the last
 
 
 def start(
-    *command: object, stdout: str, stderr: str, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    *command: object,
+    stdout: str,
+    stderr: str,
+    stdin: str = os.devnull,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> ForkServerProcess:
-    """Start ``python COMMAND``, which is ``-c CODE``, ``-m MODULE`` or ``SCRIPT``, with its output going to files."""
+    """Start ``python COMMAND``, which is ``-c CODE``, ``-m MODULE`` or ``SCRIPT``, with its streams in files."""
     words = [str(word) for word in command]
     process = multiprocessing.get_context("forkserver").Process(
-        target=_run, args=(words, (os.devnull, stdout, stderr), str(cwd or Path.cwd()), dict(env or os.environ))
+        target=_run, args=(words, (stdin, stdout, stderr), str(cwd or Path.cwd()), dict(env or os.environ))
     )
     process.start()
     return process

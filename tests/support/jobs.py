@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import forked
 from tests.support.programs import command, environment
 
 WORDS = """
@@ -32,39 +36,48 @@ def launch(processes: list[Process]) -> None:
 class Process:
     """A Python process that says lines of JSON and hears plain lines."""
 
-    def __init__(self, command: list[str], folder: Path, environment: dict[str, str]) -> None:
-        self.popen = subprocess.Popen(
-            command,
-            cwd=folder, env=environment,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+    def __init__(self, words: list[str], folder: Path, environment: dict[str, str], *, by: list[str] | None) -> None:
+        """Start the program, forked from a server that has imported what it imports; or ``by`` a shell, say."""
+        pipes = Path(tempfile.mkdtemp(dir=folder, prefix=".pipes-"))
+        self._errors = pipes / "stderr"
+        stdin, stdout = pipes / "stdin", pipes / "stdout"
+        for pipe in (stdin, stdout):
+            os.mkfifo(pipe)
+        files = {"stdin": str(stdin), "stdout": str(stdout), "stderr": str(self._errors)}
+        self._process: ForkServerProcess | subprocess.Popen[bytes]
+        if by is None:
+            self._process = forked.start(*words, **files, cwd=folder, env=environment)
+        else:
+            redirected = f'exec "$@" < {stdin} > {stdout} 2> {self._errors}'
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", redirected, "sh", *by, *words], cwd=folder, env=environment
+            )
+        self._to, self._from = stdin.open("w"), stdout.open()
 
     @property
     def pid(self) -> int:
-        return self.popen.pid
+        assert self._process.pid is not None
+        return self._process.pid
 
     def tell(self, line: str = "") -> None:
-        assert self.popen.stdin is not None
-        self.popen.stdin.write(line + "\n")
-        self.popen.stdin.flush()
+        self._to.write(line + "\n")
+        self._to.flush()
 
     def expect(self, word: str) -> Any:
         """Return what the process says with ``word``, which must be the next thing that it says."""
-        assert self.popen.stdout is not None
-        line = self.popen.stdout.readline()
+        line = self._from.readline()
         if not line:
-            assert self.popen.stderr is not None
-            pytest.fail(f"the process ended without saying {word!r}:\n{self.popen.stderr.read()}")
+            pytest.fail(f"the process ended without saying {word!r}:\n{self._errors.read_text()}")
         said, content = json.loads(line)
         assert said == word, f"said {said!r}: {content}"
         return content
 
     def end(self) -> None:
-        for pipe in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
-            if pipe is not None:
-                pipe.close()
-        self.popen.kill()
-        self.popen.wait()
+        self._process.kill()
+        with contextlib.suppress(BrokenPipeError):
+            self._to.close()
+        self._from.close()
+        self._process.join() if isinstance(self._process, ForkServerProcess) else self._process.wait()
 
 
 class Stage:
@@ -88,8 +101,7 @@ class Stage:
 
     def start(self, count: int = 1, *, by: list[str] | None = None, **more: str) -> list[Process]:
         """Start processes, which end up waiting where the program first calls ``hear()``, if it does."""
-        run = [*(by or [sys.executable]), *self.program]
-        started = [Process(run, self.directory, environment(**more)) for _ in range(count)]
+        started = [Process(self.program, self.directory, environment(**more), by=by) for _ in range(count)]
         self.processes += started
         return started
 

@@ -22,18 +22,26 @@ if TYPE_CHECKING:
     from wdsdist.shards.index import ShardIndex
     from wdsdist.shards.manifest import Manifest
 
-_SHARDS, _FAR_SHARDS = 256, 64
-"""Shards whose indexes are read, of local and of remote data; of more, so many that are spread evenly."""
-_SAMPLES = 1_000_000
-"""Samples in these: of larger shards fewer are looked at."""
-_MEMBERS = 10_000
-"""Members ``cls`` that are read to count classes where no column has them."""
 _KEPT = 1_000_000
 """Values of which a median is computed; of more, so many that are spread evenly."""
 _TEXTS = 200_000
 """Texts of a column that are counted; of more, so many that are spread evenly."""
 _CLASSES = 10_000
 """Classes up to which each is counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much of a large data set a summary looks at."""
+
+    shards: int = 256
+    """Local shards whose indexes are read; of more, so many that are spread evenly."""
+    far_shards: int = 64
+    """The same of remote data."""
+    samples: int = 1_000_000
+    """Samples in these: of larger shards fewer are looked at."""
+    members: int = 10_000
+    """Members ``cls`` that are read to count classes where no column has them."""
 
 
 class _Spread:
@@ -77,20 +85,21 @@ class _Members:
     """Values of ``cls`` members, as far as they were read."""
 
 
-def summary(manifest: Manifest, *, everything: bool = False) -> dict[str, Any]:
+def summary(manifest: Manifest, *, everything: bool = False, limits: Limits = Limits()) -> dict[str, Any]:
     """Return the contents of a data set or view, as JSON has them.
 
     Args:
         manifest: the data set.
         everything: read the indexes of all shards. By default figures on members are of some shards where there are
             many, as ``"looked_at"`` says.
+        limits: how many these are.
 
     Raises what `wdsdist.open` raises for a shard, where the manifest does not say which fields there are; else what
     cannot be read is listed under ``"problems"``.
     """
     extra, problems = manifest.extra, list[str]()
     try:
-        found = _look(manifest, problems, everything=everything)
+        found = _look(manifest, problems, limits, everything=everything)
     except WdsdistError as error:
         if "fields" not in extra or "payload_bytes" not in extra:
             raise
@@ -133,13 +142,13 @@ def summary(manifest: Manifest, *, everything: bool = False) -> dict[str, Any]:
     }
 
 
-def _look(manifest: Manifest, problems: list[str], *, everything: bool) -> _Members:
+def _look(manifest: Manifest, problems: list[str], limits: Limits, *, everything: bool) -> _Members:
     """Read indexes, and where there are no columns of classes, some of the members that name them."""
-    numbers = np.flatnonzero(manifest.counts) if everything else _chosen(manifest)
+    numbers = np.flatnonzero(manifest.counts) if everything else _chosen(manifest, limits)
     total = int(manifest.counts[numbers].sum())
     found = _Members(len(numbers), manifest.counts[numbers], _Spread(total), {}, None)
     classes: list[Column] = []
-    budget = _MEMBERS if total <= _MEMBERS else max(1, _MEMBERS // len(numbers))
+    budget = limits.members if total <= limits.members else max(1, limits.members // len(numbers))
     has_column = "cls" in manifest.columns
     for number, index in from_index.shard_indexes(manifest, numbers.tolist()):
         part, place = manifest.part(number)
@@ -148,7 +157,7 @@ def _look(manifest: Manifest, problems: list[str], *, everything: bool) -> _Memb
         found.sizes.add(from_index.of_index(index, from_index.BYTES).values)
         for name, sizes in _sizes(index):
             found.fields.setdefault(name, _Spread(total)).add(sizes)
-        if not has_column and len(classes) < _MEMBERS and not manifest.is_copied[number]:
+        if not has_column and len(classes) < limits.members and not manifest.is_copied[number]:
             try:
                 classes.append(_cls(part, place, index, budget))
             except WdsdistError as error:
@@ -159,12 +168,13 @@ def _look(manifest: Manifest, problems: list[str], *, everything: bool) -> _Memb
     return _Members(found.shards, found.samples, found.sizes, fields, Column.joined(known) if known else None)
 
 
-def _chosen(manifest: Manifest) -> Int64s:
+def _chosen(manifest: Manifest, limits: Limits) -> Int64s:
     """Return the numbers of the shards that are looked at: all, or some that are spread evenly."""
     filled = np.flatnonzero(manifest.counts)
-    most = _FAR_SHARDS if len(filled) and storage.is_remote(manifest.location(int(filled[0]))) else _SHARDS
-    stored = manifest.whole.counts
-    most = min(most, len(filled), max(1, _SAMPLES * max(1, len(filled)) // max(1, int(stored[filled].sum()))))
+    is_far = len(filled) and storage.is_remote(manifest.location(int(filled[0])))
+    stored = int(manifest.whole.counts[filled].sum())
+    in_samples = limits.samples * max(1, len(filled)) // max(1, stored)
+    most = min(limits.far_shards if is_far else limits.shards, len(filled), max(1, in_samples))
     return filled[evenly(len(filled), most)]
 
 

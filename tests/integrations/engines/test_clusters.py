@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import forked
 from tests.support.programs import PROGRAMS
 from wdsdist.packing import pack
 
@@ -39,13 +40,14 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, timeout=580)
+    return forked.run(*command, timeout=580)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".wdsdist-pack")}
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_nothing_but_time(
     cluster: tuple[str, str], source: Path, alone: dict[str, bytes], tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from wdsdist.errors import ArgumentError, DestinationError, SourceError, WdsdistError
 from wdsdist.integrations.engines import connect
-from wdsdist.packing import pack, parallel
+from wdsdist.packing import pack
 from wdsdist.packing.destination import Place
 
 
@@ -121,7 +121,7 @@ class TestWhatAWorkerCannotSee:
             pack(source, tmp_path / "dest", executor=executor)
 
 
-def test_an_error_cancels_what_has_not_begun(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_cancels_what_has_not_begun(source: Path, tmp_path: Path) -> None:
     given_up = threading.Event()
     calls = itertools.count()
 
@@ -130,8 +130,11 @@ def test_an_error_cancels_what_has_not_begun(source: Path, tmp_path: Path, monke
             given_up.wait(30)
         raise SourceError("stop")
 
-    monkeypatch.setattr(parallel, "write_shard", fail)
-    with Recording(1) as executor:
+    class Failing(Recording):
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+            return super().submit(fail)
+
+    with Failing(1) as executor:
         with pytest.raises(SourceError, match="stop"):
             pack(source, tmp_path / "dest", shard_samples=1, workers=8, executor=executor)
         given_up.set()

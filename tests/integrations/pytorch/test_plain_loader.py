@@ -70,6 +70,7 @@ def one_epoch_elsewhere(shards: Path) -> list[list[list[int]]]:
     return epochs(shards, 4, 1, **options)
 
 
+@pytest.mark.slow
 def test_workers_that_are_not_forked_know_their_rank_without_a_process_group(ranks: Ranks, shards: Path) -> None:
     first, second = (rank[0] for rank in ranks.all(one_epoch_elsewhere, shards))
     counts = Counter(chain(*first, *second))

@@ -29,10 +29,13 @@ def chosen_by(manifest: Manifest, where: str) -> Int64s:
     return np.flatnonzero(query.is_true(manifest, where))
 
 
-def of_column(manifest: Manifest, name: str, chosen: Int64s | None, classes: tuple[str, ...] = ()) -> dict[str, Any]:
+def of_column(
+    manifest: Manifest, name: str, chosen: Int64s | None, classes: tuple[str, ...] = (), *, most: int = _MOST_COUNTED
+) -> dict[str, Any]:
     """Return counts of one column over the chosen samples, or all, as JSON has them.
 
-    Numbers of more than a few values come as bins, others as the counts of values, the most frequent first.
+    Numbers of more than a few values come as bins, others as the counts of values, the most frequent first. Of more
+    samples than ``most``, so many are counted.
 
     Raises `ArgumentError` where there is no such column, and `IndexFormatError` where its file cannot be used.
     """
@@ -40,8 +43,8 @@ def of_column(manifest: Manifest, name: str, chosen: Int64s | None, classes: tup
     if chosen is not None:
         column = column.take(chosen)
     total = len(column)
-    if total > _MOST_COUNTED:
-        column = column.take(evenly(total, _MOST_COUNTED))
+    if total > most:
+        column = column.take(evenly(total, most))
     missing = int(column.missing.sum())
     about = {"name": name, "kind": column.kind, "samples": len(column), "missing": missing, "of": total}
     if column.kind == "text" or column.kind == "bool":

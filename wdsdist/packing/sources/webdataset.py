@@ -45,10 +45,10 @@ from wdsdist.packing.sources.source import (
     SourceOptions,
     key_digest,
 )
-from wdsdist.shards import spellings, tar, unindexed
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
 from wdsdist.shards import scan_local as tarindex
+from wdsdist.shards import spellings, tar, unindexed
 from wdsdist.shards.build_index import warn_of_parts
 from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
 from wdsdist.shards.manifest import Manifest, Shard
