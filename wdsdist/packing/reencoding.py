@@ -85,11 +85,11 @@ class Reencoding:
         Raises `DecodeError` for what is no image, is damaged, or has more pixels than it may.
         """
         with opened(data, self.max_pixels, _FORMATS if self.store is None else None) as image:
-            is_large = self.max_side is not None and max(image.size) > self.max_side
+            side = self.max_side if self.max_side is not None and max(image.size) > self.max_side else None
             if self.store is not None and not (beside_others and _holds_numbers(image)):
-                return self._stored(image, data, is_large=is_large)
-            if is_large and not _is_sequence(image):
-                return self._shrunk(image, data, beside_others)
+                return self._stored(image, data, side)
+            if side is not None and not _is_sequence(image):
+                return self._shrunk(image, data, side, beside_others)
             # A damaged image is one whatever the limit is. At an eighth, a JPEG takes a third of the time.
             image.draft(None, (image.width // 8, image.height // 8))
             image.load()
@@ -116,7 +116,8 @@ class Reencoding:
             return sizes
         probes = np.unique(np.linspace(0, len(sizes) - 1, _PROBES).astype(np.int64))
         stored = np.array([sample_size(sample) for sample in self.of(source.take(probes))], np.int64)
-        return np.ceil(sizes * (stored.sum() / sizes[probes].sum())).astype(np.int64)
+        planned: Int64s = np.ceil(sizes * (stored.sum() / sizes[probes].sum())).astype(np.int64)
+        return planned
 
     def _is_image(self, extension: str) -> bool:
         return extension.lower().rpartition(".")[2] in (_EXTENSIONS if self.store is None else IMAGE_TYPES)
@@ -149,9 +150,9 @@ class Reencoding:
         reason = f"sample {key!r}: {both} would both become {name!r}: rename one, or pack without store"
         return [(extension, BrokenPayload(reason)) for extension, _ in before]
 
-    def _stored(self, image: Image.Image, data: bytes, *, is_large: bool) -> bytes:
-        """Return the upright pixels of an image, encoded as ``store`` says."""
-        pixels = self._small(image) if is_large else decode_rgb(data, max_pixels=self.max_pixels)
+    def _stored(self, image: Image.Image, data: bytes, side: int | None) -> bytes:
+        """Return the upright pixels of an image, scaled down to a ``side`` and encoded as ``store`` says."""
+        pixels = decode_rgb(data, max_pixels=self.max_pixels) if side is None else _small(image, side)
         if self.store == "raw":
             return encode("npy", pixels)
         from PIL import Image
@@ -160,27 +161,17 @@ class Reencoding:
         options = {"icc_profile": profile} if profile and image.mode.startswith("RGB") else {}
         buffer = io.BytesIO()
         Image.fromarray(pixels).save(buffer, "JPEG", quality=self.quality, **options)
-        is_kept = not is_large and image.format == "JPEG" and image.mode in ("L", "RGB")
+        is_kept = side is None and image.format == "JPEG" and image.mode in ("L", "RGB")
         return data if is_kept and len(data) <= buffer.tell() else buffer.getvalue()
 
-    def _small(self, image: Image.Image) -> Pixels:
-        """Return upright pixels [height, width, 3] of an image whose longer side has the limit."""
-        from PIL.Image import Resampling
-
-        turn = orientation.of_image(image)
-        if image.format not in _JPEGS:  # of which less is decoded where less is needed
-            image = converted(image, "RGB")
-        image.thumbnail((self.max_side, self.max_side), Resampling.LANCZOS, reducing_gap=2.0)
-        return orientation.upright(np.array(converted(image, "RGB")), turn)
-
-    def _shrunk(self, image: Image.Image, data: bytes, beside_others: bool) -> bytes:
+    def _shrunk(self, image: Image.Image, data: bytes, side: int, beside_others: bool) -> bytes:
         from PIL import Image, ImageOps
 
         kind = "JPEG" if image.format == "MPO" else str(image.format)
         profile = image.info.get("icc_profile")
         options: dict[str, Any] = {"icc_profile": profile} if profile else {}
         options |= _encoder_options(kind, image, data, self.quality)
-        size = (self.max_side, self.max_side)
+        size = (side, side)
         if image.mode in _NO_COLOURS or (image.mode == "L" and kind in _LOSSLESS and beside_others):
             image.thumbnail(size, Image.Resampling.NEAREST, reducing_gap=None)
         else:
@@ -217,6 +208,17 @@ def check_options(
         import PIL.Image  # noqa: F401
     except ImportError as error:
         raise ArgumentError(f'{what} needs a package that is not installed: pip install "wdsdist[images]"') from error
+
+
+def _small(image: Image.Image, side: int) -> Pixels:
+    """Return upright pixels [height, width, 3] of an image, scaled down to a longer ``side``."""
+    from PIL.Image import Resampling
+
+    turn = orientation.of_image(image)
+    if image.format not in _JPEGS:  # of which less is decoded where less is needed
+        image = converted(image, "RGB")
+    image.thumbnail((side, side), Resampling.LANCZOS, reducing_gap=2.0)
+    return orientation.upright(np.array(converted(image, "RGB")), turn)
 
 
 def _holds_numbers(image: Image.Image) -> bool:
