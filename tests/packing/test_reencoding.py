@@ -15,10 +15,13 @@ import pytest
 from PIL import Image, ImageCms
 
 from tests.support.photos import encode, photo, psnr
+from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import ArgumentError, DecodeError, DestinationExistsError, SourceError
 from wdsdist.packing import PackProgress, pack
-from wdsdist.packing.reencoding import Reencoding
+from wdsdist.packing.reencoding import Reencoding, Store
+from wdsdist.samples.images.decode import decode_rgb
+from wdsdist.samples.images.transforms import RandomResizedCrop
 
 PHOTO = photo(300, 400)
 LOSSY = {"jpeg", "webp"}
@@ -245,5 +248,150 @@ class TestADataSet:
             shrink(data)
 
     def test_a_limit_without_images_to_shrink_is_refused(self, images: Path, tmp_path: Path) -> None:
-        with pytest.raises(ArgumentError, match="no image is decoded: give max_side or check_decode too"):
+        with pytest.raises(ArgumentError, match="no image is decoded: give max_side, store or check_decode too"):
             pack(images, tmp_path / "dest", max_pixels=100)
+
+
+def stored(data: bytes, store: Store = "raw", **options: Any) -> bytes:
+    beside_others = options.pop("beside_others", False)
+    return Reencoding(store=store, **options).apply(data, beside_others=beside_others)
+
+
+def pixels(data: bytes) -> np.ndarray[Any, Any]:
+    array: np.ndarray[Any, Any] = np.load(io.BytesIO(data), allow_pickle=False)
+    return array
+
+
+def turned_exif() -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter turn clockwise
+    return exif
+
+
+DEEP = encode(np.arange(300 * 400, dtype=np.uint16).reshape(300, 400), format="png")
+IN_FORMS = {
+    "jpeg": encode(PHOTO),
+    "turned": encode(PHOTO, exif=turned_exif()),
+    "cmyk": encode(PHOTO, mode="CMYK"),
+    "grey": encode(PHOTO, mode="L"),
+    "png": encode(PHOTO, format="png"),
+    "alpha": encode(np.dstack([PHOTO, PHOTO[..., 0]]), format="png"),
+    "16 bits": DEEP,
+    "palette": encode(PHOTO, format="gif"),
+    "webp": encode(PHOTO, format="webp"),
+    "ppm": encode(PHOTO, format="ppm"),
+}
+
+
+class TestStoredImages:
+    @pytest.mark.parametrize("form", IN_FORMS)
+    def test_raw_pixels_are_those_that_decoding_gives(self, form: str) -> None:
+        made = pixels(stored(IN_FORMS[form]))
+        assert (made.dtype, made.shape) == (np.uint8, (400, 300, 3) if form == "turned" else (300, 400, 3))
+        assert (made == decode_rgb(IN_FORMS[form])).all()
+
+    @pytest.mark.parametrize("form", IN_FORMS)
+    def test_a_jpeg_has_the_pixels_that_decoding_gives(self, form: str) -> None:
+        made = opened(stored(IN_FORMS[form], "jpeg", quality=95))
+        assert (made.format, made.getexif().get(0x0112, 1)) == ("JPEG", 6 if form == "turned" else 1)
+        wanted = Image.fromarray(decode_rgb(IN_FORMS[form]))
+        assert psnr(Image.fromarray(decode_rgb(stored(IN_FORMS[form], "jpeg", quality=95))), wanted) > 30
+
+    def test_a_jpeg_that_would_not_get_smaller_stays(self) -> None:
+        coarse = encode(PHOTO, quality=40)
+        assert stored(coarse, "jpeg", quality=90) is coarse
+        assert len(stored(encode(PHOTO, quality=95), "jpeg", quality=40)) < len(encode(PHOTO, quality=95)) / 2
+
+    @pytest.mark.parametrize("form", IN_FORMS)
+    def test_a_large_one_is_scaled_down_upright(self, form: str) -> None:
+        for data in (
+            pixels(stored(IN_FORMS[form], max_side=100)),
+            decode_rgb(stored(IN_FORMS[form], "jpeg", max_side=100)),
+        ):
+            assert data.shape == ((100, 75, 3) if form == "turned" else (75, 100, 3))
+            wanted = Image.fromarray(decode_rgb(IN_FORMS[form])).resize(data.shape[1::-1], Image.Resampling.LANCZOS)
+            assert psnr(Image.fromarray(data), wanted) > 27
+
+    @pytest.mark.parametrize("store", ["raw", "jpeg"])
+    def test_label_maps_beside_an_image_keep_their_numbers(self, store: Store) -> None:
+        for labels in (encode(np.full((300, 400), 7, np.uint8), format="png"), DEEP):
+            assert stored(labels, store, beside_others=True) is labels
+
+    @pytest.mark.parametrize("data", [b"", b"<html>not found</html>", b"\xff\xd8\xff", encode(PHOTO)[:5000]])
+    @pytest.mark.parametrize("store", ["raw", "jpeg"])
+    def test_what_is_broken_is_an_error(self, data: bytes, store: Store) -> None:
+        with pytest.raises(DecodeError):
+            stored(data, store)
+
+
+class TestAStoredDataSet:
+    def test_images_are_mapped_and_cropped_as_their_originals(self, images: Path, tmp_path: Path) -> None:
+        for path in images.glob("*.jpg"):  # of one size, so that none is decoded at a smaller scale
+            path.write_bytes(encode(photo(200, 200, seed=int(path.stem))))
+        pack(images, tmp_path / "jpg", shuffle_seed=None)
+        manifest = pack(images, tmp_path / "raw", shuffle_seed=None, store="raw")
+        assert verify(manifest) == []
+        assert manifest.extra["fields"] == ["cls", "npy", "seg.png"]
+        crop = RandomResizedCrop(150)
+        as_jpeg = StreamingDataset(tmp_path / "jpg", fields=("jpg",), decode={"jpg": crop}, seed=3)
+        as_pixels = StreamingDataset(tmp_path / "raw", fields=("npy",), decode={"npy": crop}, seed=3)
+        for first, second in zip(as_jpeg, as_pixels, strict=True):
+            assert (first["jpg"] == second["npy"]).all()
+        (batch,) = StreamingDataLoader(
+            StreamingDataset(tmp_path / "raw", decode=True, fields=("npy",)), 10, num_workers=0
+        )
+        assert batch["npy"].shape == (10, 200, 200, 3)
+
+    def test_shards_are_planned_by_the_size_of_pixels(self, tmp_path: Path) -> None:
+        (tmp_path / "photos").mkdir()
+        for number in range(40):
+            (tmp_path / "photos" / f"{number}.jpg").write_bytes(encode(photo(64, 64, seed=number)))
+        manifest = pack(tmp_path / "photos", tmp_path / "dest", store="raw", shard_bytes=130_000)
+        assert all(65_000 < shard.size <= 130_000 for shard in manifest.shards[:-1])
+        before = manifest.extra["images"]["source_bytes"]
+        assert manifest.extra["images"] == {"store": "raw", "source_bytes": before}
+        assert before < manifest.num_bytes / 4
+
+    def test_every_image_gets_the_name_of_its_form(self, images: Path, tmp_path: Path) -> None:
+        (images / "3.jpg").rename(images / "3.webp")
+        (images / "4.jpg").rename(images / "4.left.jpeg")
+        pack(images, tmp_path / "dest", store="jpeg", quality=80)
+        names = members(tmp_path / "dest")
+        assert {"3.jpg", "4.left.jpg", "5.jpg", "5.seg.png", "5.cls"} <= set(names)
+
+    def test_two_images_of_a_sample_that_would_get_one_name_are_refused(self, images: Path, tmp_path: Path) -> None:
+        (images / "4.webp").write_bytes(encode(PHOTO, format="webp"))
+        with pytest.raises(SourceError, match=r"sample '4': 'jpg' and 'webp' would both become 'npy': rename one"):
+            pack(images, tmp_path / "dest", store="raw")
+        pack(images, tmp_path / "dest", store="raw", on_error="skip", overwrite=True)
+
+    def test_a_stream_is_stored_too(self, tmp_path: Path) -> None:
+        pack(({"png": PHOTO, "cls": number} for number in range(3)), tmp_path / "dest", store="raw")
+        assert (pixels(members(tmp_path / "dest")["000000001.npy"]) == PHOTO).all()
+
+    def test_workers_do_not_change_the_bytes_nor_does_a_pause(
+        self, images: Path, tmp_path: Path, data_bytes: Callable[[Path], dict[str, bytes]]
+    ) -> None:
+        for workers in (1, 2):
+            pack(images, tmp_path / str(workers), shard_samples=3, store="raw", workers=workers)
+        (tmp_path / "2" / "shard-000001.tar").unlink()
+        pack(images, tmp_path / "2", shard_samples=3, store="raw")
+        assert data_bytes(tmp_path / "1") == data_bytes(tmp_path / "2")
+
+    def test_another_form_is_another_data_set(self, images: Path, tmp_path: Path) -> None:
+        pack(images, tmp_path / "dest", store="raw")
+        for options in ({}, {"store": "jpeg"}, {"store": "raw", "max_side": 100}):
+            with pytest.raises(DestinationExistsError):
+                pack(images, tmp_path / "dest", **options)
+
+    @pytest.mark.parametrize(
+        ("options", "reason"),
+        [
+            ({"store": "png"}, "store is 'png': it must be 'raw' or 'jpeg'"),
+            ({"store": "raw", "quality": 90}, "raw images have none: leave it out"),
+            ({"store": "jpeg", "quality": 96}, "quality"),
+        ],
+    )
+    def test_options_that_cannot_work_are_refused(self, tmp_path: Path, options: dict[str, Any], reason: str) -> None:
+        with pytest.raises(ArgumentError, match=reason):
+            pack(tmp_path / "none", tmp_path / "dest", **options)

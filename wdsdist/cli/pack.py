@@ -88,7 +88,12 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
 @click.option("--encode", metavar="NAME", help="Function my_module:encode from an item of SOURCE to a sample dict.")
 @click.option("--max-side", metavar="N", type=int, help="Scale images down to N pixels on the longer side.")
 @click.option("--max-pixels", metavar="N", type=int, help="Most pixels of an image to decode.  [default: 89478485]")
-@click.option("--quality", type=int, help="Of JPEG and WebP images that were scaled down, 1 to 95.  [default: 90]")
+@click.option("--quality", type=int, help="Of JPEG and WebP images that are encoded again, 1 to 95.  [default: 90]")
+@click.option(
+    "--store",
+    type=click.Choice(["raw", "jpeg"]),
+    help="Store every image as pixels that need no decoding (npy), or as JPEG.  [default: as it is]",
+)
 @click.option("--fields", metavar="LIST", callback=field_list, help=FIELDS_HELP)
 @click.option("--check-decode", is_flag=True, help="Check that the members of --fields, or all, decode.")
 @click.option("--exclude", metavar="FILE", help="Leave out the samples that a quarantine file lists.")
@@ -219,6 +224,11 @@ def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> No
     say(f"overhead: {human(overhead)} over {human(payload)} of payload, {each:,.0f} B a sample, {note}")
     if tar_bytes != manifest.num_bytes:
         say(f"compressed: {human(tar_bytes)} of tars to {manifest.num_bytes / tar_bytes:.1%}")
+    images = manifest.extra.get("images", {})
+    if (before := images.get("source_bytes")) and len(lengths) <= 1:
+        times = manifest.num_bytes / before
+        form = "raw pixels" if images["store"] == "raw" else f"JPEG of quality {images['quality']}"
+        say(f"images: as {form}, {human(manifest.num_bytes)} on disk, {times:.2g} times {human(before)} of the source")
     if last and last.bytes_done > last.bytes_kept:
         samples, size = last.samples_done - last.samples_kept, last.bytes_done - last.bytes_kept
         say(f"time: {seconds:,.1f} s, {samples / seconds:,.0f} samples/s, {human(size / seconds)}/s")

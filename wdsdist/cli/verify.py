@@ -20,7 +20,7 @@ _DAMAGED = 1
 
 @click.command()
 @click.argument("shards", nargs=-1, required=True)
-@click.option("--deep", is_flag=True, help="Decode every member too, images to their last pixel.")
+@click.option("--deep", is_flag=True, help="Decode every member too: images, audio and video to their ends.")
 @click.option("--fields", metavar="LIST", callback=field_list, help=FIELDS_HELP)
 @click.option("--quarantine", metavar="FILE", help="Add each bad sample to FILE, once; pack --exclude takes it.")
 @click.option("--repair", is_flag=True, help="Mend what can be mended, and say what was done.")

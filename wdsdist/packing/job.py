@@ -15,7 +15,7 @@ from wdsdist._util.validation import check_integer
 from wdsdist.packing.checking import checked
 from wdsdist.packing.destination import Place
 from wdsdist.packing.plan import shard_name, shard_number
-from wdsdist.packing.reencoding import Reencoding
+from wdsdist.packing.reencoding import DEFAULT_QUALITY, Reencoding, Store
 from wdsdist.packing.sources.source import Sample
 from wdsdist.samples.check import SampleCheck
 from wdsdist.samples.images.limits import check_max_pixels
@@ -44,6 +44,8 @@ class PackOptions:
     check_decode: bool = False
     exclude: str | None = None
     """What tells the list of excluded samples from others."""
+    store: Store | None = None
+    """What becomes of all images."""
 
     def __post_init__(self) -> None:
         check_integer("shard_bytes", self.shard_bytes, 1)
@@ -63,14 +65,16 @@ class PackOptions:
 
     @property
     def reencoding(self) -> Reencoding | None:
-        """What is done to large images."""
-        if self.max_side is None or self.quality is None:
+        """What is done to images."""
+        if self.max_side is None and self.store is None:
             return None
-        return Reencoding(max_side=self.max_side, quality=self.quality, max_pixels=check_max_pixels(self.max_pixels))
+        quality = DEFAULT_QUALITY if self.quality is None else self.quality
+        most = check_max_pixels(self.max_pixels)
+        return Reencoding(max_side=self.max_side, store=self.store, quality=quality, max_pixels=most)
 
     def prepared(self, samples: Iterable[Sample]) -> Iterable[Sample]:
-        """Return samples as they are written: checked, and with large images made smaller."""
-        return _PreparedSamples(samples, self) if self.has_checks or self.max_side else samples
+        """Return samples as they are written: checked, and with images as they are stored."""
+        return _PreparedSamples(samples, self) if self.has_checks or self.reencoding else samples
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ def write_planned(source: Source, plan: PackPlan, place: Place, job: Job, how: W
         lent = how.executor
         workers = how.workers or (_parallelism(lent) if lent else None)
         # Only files can be read by any thread, at any time; what other sources give may be made, or decoded in order.
-        of_files = source.contents.of_files and job.options.max_side is None and not job.options.has_checks
+        of_files = source.contents.of_files and job.options.reencoding is None and not job.options.has_checks
         threads = _ABREAST if of_files and not lent else 1
         try:
             with _Borrowed(lent, place, job) if lent else pool(workers, len(missing), threads=threads) as executor:
@@ -127,8 +127,8 @@ class _Shards:
         """Note the shards that are whole; return the numbers of the others."""
         counts, sizes = self.plan.counts.tolist(), self.plan.sizes.tolist()
         present = self.place.sizes()
-        # Of images that are made smaller, the sizes before are known.
-        are_exact = self.source.contents.has_exact_sizes and self.options.max_side is None
+        # Of images that are encoded again, the sizes before are known.
+        are_exact = self.source.contents.has_exact_sizes and self.options.reencoding is None
         for number in range(len(self.plan)):
             name = self.plan.name(number)
             kept = whole_shard(

@@ -1,21 +1,29 @@
-"""Make images smaller on the way into shards: decoding takes as long as an image has pixels.
+"""Make images cheaper to decode on the way into shards: scaled down, as JPEG, or as pixels that need no decoding.
 
-An image whose longer side exceeds the limit is scaled down and encoded again in its own format; every other member
-passes byte for byte. The result depends on the version of Pillow, and on nothing else.
+By default an image whose longer side exceeds the limit is scaled down and encoded again in its own format. With
+``store``, every image becomes the pixels that decoding it gives, or a JPEG of these. Every other member passes byte for
+byte. The result depends on the versions of the codecs, and on nothing else.
 """
 
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
+from wdsdist._util.array_types import Int64s
 from wdsdist._util.exif import UPRIGHT
 from wdsdist.errors import ArgumentError, DecodeError, SourceError
 from wdsdist.packing.reading import whole
-from wdsdist.packing.sources.source import BrokenPayload, Payload, Sample
+from wdsdist.packing.sources.source import BrokenPayload, Payload, Sample, Source, sample_size
+from wdsdist.samples.codecs import encode
+from wdsdist.samples.fields import IMAGE_TYPES
 from wdsdist.samples.images import orientation
+from wdsdist.samples.images.decode import Pixels, converted, decode_rgb
 from wdsdist.samples.images.limits import MAX_PIXELS, check_max_pixels, opened
 
 if TYPE_CHECKING:
@@ -23,81 +31,147 @@ if TYPE_CHECKING:
 
 DEFAULT_QUALITY = 90
 
+Store = Literal["raw", "jpeg"]
+"""What ``store=`` makes of every image: its pixels as ``.npy``, or a JPEG."""
+_STORED = {"raw": "npy", "jpeg": "jpg"}
+"""The extension that such a member gets."""
+_RAW, _JPEG = b"\x93NUMPY", b"\xff\xd8\xff"
+
 # Which members are looked at; what format such a member has, its content says.
 _EXTENSIONS = {"jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "tif", "tiff"}
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")
 _LOSSLESS = {"PNG", "BMP", "TIFF"}
+_JPEGS = {"JPEG", "MPO"}
 
 _NO_COLOURS = {"1", "P", "PA", "I", "I;16", "I;16L", "I;16B", "F"}
 """Modes whose values are numbers of something, or do not mix."""
 
+_PROBES = 64
+"""Samples by which the size of raw images is estimated, so that shards come out about as large as asked for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reencoding:
-    """What is done to large images."""
+    """What is done to images: scaled down, stored in another form, or both."""
 
-    max_side: int
+    max_side: int | None = None
     """Pixels that the longer side may have."""
-    quality: int
+    store: Store | None = None
+    """Whether every image is stored as pixels or as JPEG; by default, only large ones change, in their own format."""
+    quality: int = DEFAULT_QUALITY
     """Of JPEG and lossy WebP, as Pillow counts it, from 1 to 95."""
     max_pixels: int = MAX_PIXELS
     """Of an image before; a larger one is not decoded."""
 
-    def notes(self) -> dict[str, int]:
+    def notes(self) -> dict[str, Any]:
         """Return what ``index.json`` says of it."""
-        return {"max_side": self.max_side, "quality": self.quality}
+        quality = None if self.store == "raw" else self.quality
+        said = {"max_side": self.max_side, "quality": quality, "store": self.store}
+        return {name: value for name, value in said.items() if value is not None}
 
     def apply(self, data: bytes, *, beside_others: bool = False) -> bytes:
-        """Return an image with its longer side within the limit; one that is small enough as it is.
+        """Return an image as it is stored: with its longer side within the limit, and in the form of ``store``.
 
-        Like all that decodes images here, it applies the orientation that a camera noted, and drops other EXIF data; a
-        colour profile is kept. What holds numbers rather than colours is scaled without making up values: palettes,
-        single bits, deep grey, and a lossless grey image ``beside_others`` in its sample, which is a label map most
-        likely. Animations and documents of several pages are returned as they are.
+        Without ``store``, one that is small enough is returned as it is. Like all that decodes images here, it applies
+        the orientation that a camera noted, and drops other EXIF data; a colour profile is kept. What holds numbers
+        rather than colours is scaled without making up values: palettes, single bits, deep grey, and a lossless grey
+        image ``beside_others`` in its sample, which is a label map most likely. Animations and documents of several
+        pages are returned as they are.
+
+        With ``store``, an image becomes what `decode_rgb` gives: uint8 [height, width, 3] as a ``.npy`` file, or a JPEG
+        of it; of animations the first picture. A JPEG that would not get smaller stays, and so does what holds numbers
+        ``beside_others``.
 
         Raises `DecodeError` for what is no image, is damaged, or has more pixels than it may.
         """
-        with opened(data, self.max_pixels, _FORMATS) as image:
-            if max(image.size) > self.max_side and not _is_sequence(image):
-                return self._shrunk(image, data, beside_others)
+        with opened(data, self.max_pixels, _FORMATS if self.store is None else None) as image:
+            side = self.max_side if self.max_side is not None and max(image.size) > self.max_side else None
+            if self.store is not None and not (beside_others and _holds_numbers(image)):
+                return self._stored(image, data, side)
+            if side is not None and not _is_sequence(image):
+                return self._shrunk(image, data, side, beside_others)
             # A damaged image is one whatever the limit is. At an eighth, a JPEG takes a third of the time.
             image.draft(None, (image.width // 8, image.height // 8))
             image.load()
             return data
 
     def of(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        """Yield samples with large images made smaller; what cannot be decoded becomes a broken member."""
+        """Yield samples with their images as they are stored; what cannot be decoded becomes a broken member."""
         for key, members in samples:
-            are_images = [_is_image(extension) for extension, _ in members]
-            yield (
-                key,
-                [
-                    (
-                        extension,
-                        self._smaller(f"{key}.{extension}", payload, sum(are_images) > 1) if is_image else payload,
-                    )
-                    for (extension, payload), is_image in zip(members, are_images, strict=True)
-                ],
-            )
+            are_images = [self._is_image(extension) for extension, _ in members]
+            found = [
+                self._member(key, member, beside_others=sum(are_images) > 1) if is_image else member
+                for member, is_image in zip(members, are_images, strict=True)
+            ]
+            yield key, found if self.store is None else self._told_apart(key, members, found)
 
-    def _smaller(self, name: str, payload: Payload, beside_others: bool) -> Payload:
+    def planned_sizes(self, source: Source) -> Int64s:
+        """Return int64 [samples]: the bytes that each sample of a source is planned to take in a tar.
+
+        Scaled down or as JPEG, they are those of the source. Raw images take many times the bytes: how many, some
+        samples show.
+        """
+        sizes = source.contents.sizes
+        if self.store != "raw":
+            return sizes
+        probes = np.unique(np.linspace(0, len(sizes) - 1, _PROBES).astype(np.int64))
+        stored = np.array([sample_size(sample) for sample in self.of(source.take(probes))], np.int64)
+        planned: Int64s = np.ceil(sizes * (stored.sum() / sizes[probes].sum())).astype(np.int64)
+        return planned
+
+    def _is_image(self, extension: str) -> bool:
+        return extension.lower().rpartition(".")[2] in (_EXTENSIONS if self.store is None else IMAGE_TYPES)
+
+    def _member(self, key: str, member: tuple[str, Payload], *, beside_others: bool) -> tuple[str, Payload]:
+        """Return a member as it is stored; its extension says in which form."""
+        extension, payload = member
         try:
-            return self.apply(whole(payload), beside_others=beside_others)
+            data = self.apply(whole(payload), beside_others=beside_others)
         except SourceError as error:
-            return BrokenPayload(str(error))
+            return extension, BrokenPayload(str(error))
         except DecodeError as error:
-            return BrokenPayload(
-                f"{name} cannot be encoded again ({error}): mend it, remove it, or pack without max_side"
+            return extension, BrokenPayload(
+                f"{key}.{extension} cannot be encoded again ({error}): mend it, remove it, or pack without "
+                f"{'max_side' if self.store is None else 'store'}"
             )
+        if self.store is not None and data.startswith(_RAW if self.store == "raw" else _JPEG):
+            before, dot, _ = extension.rpartition(".")
+            extension = before + dot + _STORED[self.store]
+        return extension, data
 
-    def _shrunk(self, image: Image.Image, data: bytes, beside_others: bool) -> bytes:
+    def _told_apart(
+        self, key: str, before: list[tuple[str, Payload]], after: list[tuple[str, Payload]]
+    ) -> list[tuple[str, Payload]]:
+        """Return members as they are stored, or broken where two of a sample would have one name."""
+        name, count = Counter(extension.lower() for extension, _ in after).most_common(1)[0] if after else ("", 1)
+        if count == 1:
+            return after
+        both = " and ".join(repr(old) for (old, _), (new, _) in zip(before, after, strict=True) if new.lower() == name)
+        reason = f"sample {key!r}: {both} would both become {name!r}: rename one, or pack without store"
+        return [(extension, BrokenPayload(reason)) for extension, _ in before]
+
+    def _stored(self, image: Image.Image, data: bytes, side: int | None) -> bytes:
+        """Return the upright pixels of an image, scaled down to a ``side`` and encoded as ``store`` says."""
+        pixels = decode_rgb(data, max_pixels=self.max_pixels) if side is None else _small(image, side)
+        if self.store == "raw":
+            return encode("npy", pixels)
+        from PIL import Image
+
+        profile = image.info.get("icc_profile")
+        options = {"icc_profile": profile} if profile and image.mode.startswith("RGB") else {}
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "JPEG", quality=self.quality, **options)
+        is_kept = side is None and image.format == "JPEG" and image.mode in ("L", "RGB")
+        return data if is_kept and len(data) <= buffer.tell() else buffer.getvalue()
+
+    def _shrunk(self, image: Image.Image, data: bytes, side: int, beside_others: bool) -> bytes:
         from PIL import Image, ImageOps
 
         kind = "JPEG" if image.format == "MPO" else str(image.format)
         profile = image.info.get("icc_profile")
         options: dict[str, Any] = {"icc_profile": profile} if profile else {}
         options |= _encoder_options(kind, image, data, self.quality)
-        size = (self.max_side, self.max_side)
+        size = (side, side)
         if image.mode in _NO_COLOURS or (image.mode == "L" and kind in _LOSSLESS and beside_others):
             image.thumbnail(size, Image.Resampling.NEAREST, reducing_gap=None)
         else:
@@ -111,26 +185,45 @@ class Reencoding:
         return buffer.getvalue()
 
 
-def check_options(max_side: int | None, quality: int | None, max_pixels: int | None, check_decode: bool) -> None:
+def check_options(
+    max_side: int | None, quality: int | None, max_pixels: int | None, check_decode: bool, store: str | None = None
+) -> None:
     """Raise `ArgumentError` for options that cannot work, or where Pillow is not installed."""
     check_max_pixels(max_pixels)
-    if max_side is None and quality is not None:
-        raise ArgumentError(f"quality is {quality}, but no image is encoded again: give max_side too")
-    if max_side is None and not check_decode:
+    if store not in (None, *_STORED):
+        raise ArgumentError(f"store is {store!r}: it must be {' or '.join(map(repr, _STORED))}")
+    if max_side is None and store is None and quality is not None:
+        raise ArgumentError(f"quality is {quality}, but no image is encoded again: give max_side or store='jpeg' too")
+    if store == "raw" and quality is not None:
+        raise ArgumentError(f"quality is {quality}, but raw images have none: leave it out, or give store='jpeg'")
+    asked = {"max_side": max_side is not None, "store": store is not None, "check_decode": check_decode}
+    what = next((name for name, is_asked in asked.items() if is_asked), None)
+    if what is None:
         if max_pixels is not None:
             raise ArgumentError(
-                f"max_pixels is {max_pixels}, but no image is decoded: give max_side or check_decode too"
+                f"max_pixels is {max_pixels}, but no image is decoded: give max_side, store or check_decode too"
             )
         return
     try:
         import PIL.Image  # noqa: F401
     except ImportError as error:
-        what = "check_decode" if max_side is None else "max_side"
         raise ArgumentError(f'{what} needs a package that is not installed: pip install "wdsdist[images]"') from error
 
 
-def _is_image(extension: str) -> bool:
-    return extension.lower().rpartition(".")[2] in _EXTENSIONS
+def _small(image: Image.Image, side: int) -> Pixels:
+    """Return upright pixels [height, width, 3] of an image, scaled down to a longer ``side``."""
+    from PIL.Image import Resampling
+
+    turn = orientation.of_image(image)
+    if image.format not in _JPEGS:  # of which less is decoded where less is needed
+        image = converted(image, "RGB")
+    image.thumbnail((side, side), Resampling.LANCZOS, reducing_gap=2.0)
+    return orientation.upright(np.array(converted(image, "RGB")), turn)
+
+
+def _holds_numbers(image: Image.Image) -> bool:
+    """Say whether an image beside others in its sample is a label map most likely, or a map of depths."""
+    return image.mode in _NO_COLOURS or (image.mode == "L" and image.format in _LOSSLESS)
 
 
 def _is_sequence(image: Image.Image) -> bool:

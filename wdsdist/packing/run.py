@@ -20,7 +20,7 @@ from wdsdist.packing.destination import Place
 from wdsdist.packing.job import Job, PackOptions, Record
 from wdsdist.packing.parallel import PackProgress, Writing, refuse_to_travel, write_planned
 from wdsdist.packing.plan import make_plan
-from wdsdist.packing.reencoding import DEFAULT_QUALITY, check_options
+from wdsdist.packing.reencoding import DEFAULT_QUALITY, Store, check_options
 from wdsdist.packing.sources.class_folders import known_classes
 from wdsdist.packing.sources.python import Made
 from wdsdist.packing.sources.source import (
@@ -62,6 +62,7 @@ def pack(
     max_side: int | None = None,
     max_pixels: int | None = None,
     quality: int | None = None,
+    store: Store | None = None,
     fields: Sequence[str] | None = None,
     check_decode: bool = False,
     exclude: str | os.PathLike[str] | None = None,
@@ -128,9 +129,12 @@ def pack(
         max_side: the most pixels that the longer side of an image may have; larger ones are scaled down and encoded
             again (JPEG, PNG, WebP, BMP, TIFF), all others stay byte for byte. Shards are planned with the sizes
             before, so they come out smaller than ``shard_bytes``. See `Reencoding.apply`. Off by default.
-        max_pixels: the most pixels of an image that is to be scaled down or checked; by default 89,478,485. A sample
-            with a larger one cannot be packed.
+        max_pixels: the most pixels of an image that is to be scaled down, stored or checked; by default 89,478,485. A
+            sample with a larger one cannot be packed.
         quality: of the images that are encoded again as JPEG or lossy WebP, 1 to 95; by default 90.
+        store: ``"raw"`` decodes every image once, and stores its pixels as ``.npy``, uint8 [height, width, 3], which
+            readers map and need not decode; ``"jpeg"`` makes a JPEG of every image. The member is then ``npy`` or
+            ``jpg``. With ``max_side``, larger ones are scaled down first. See `Reencoding.apply`. Off by default.
         fields: what each sample must have, and not empty, as `wdsdist.StreamingDataset` names it; others can be packed
             too. One that lacks a field cannot be packed.
         check_decode: whether the members of ``fields``, or all, must decode, images to their last pixel; a sample with
@@ -194,13 +198,15 @@ def pack(
     >>> pack(({"txt": f"line {number}"} for number in range(3)), root / "lines").num_samples
     3
     """
-    excluded = _check_arguments(on_error, exclude, workers, max_side, quality, max_pixels, check_decode)
+    excluded = _check_arguments(on_error, exclude, workers, max_side, quality, max_pixels, check_decode, store)
+    is_lossy = store == "jpeg" or (store is None and max_side is not None)
     options = PackOptions(
         shard_bytes=check_bytes("shard_bytes", shard_bytes),
         shard_samples=shard_samples,
         shuffle_seed=0 if shuffle_seed == "auto" else shuffle_seed,
         max_side=max_side,
-        quality=DEFAULT_QUALITY if max_side is not None and quality is None else quality,
+        quality=DEFAULT_QUALITY if is_lossy and quality is None else quality,
+        store=store,
         compress=compression.checked(compress),
         max_pixels=max_pixels,
         fields=joined(fields),
@@ -294,8 +300,9 @@ def _write(
     """Write the shards of a source: all of a data set, or what is appended to a known one."""
     plan, options, first = None, job.options, 0
     if isinstance(found, Source):
+        images = options.reencoding
         plan = make_plan(
-            found.contents.sizes,
+            images.planned_sizes(found) if images else found.contents.sizes,
             shuffle_seed=options.shuffle_seed,
             shard_bytes=options.shard_bytes,
             shard_samples=options.shard_samples,
@@ -320,6 +327,9 @@ def _manifest(source: Source | Stream, job: Job, shards: list[WrittenShard], pla
     if left_out and not any(shard.listed.num_samples for shard in shards):
         raise SourceError(f"{source.location} holds no sample that can be packed: {left_out[0][1].reason}")
     images = job.options.reencoding
+    notes = images.notes() if images else {}
+    if "store" in notes and isinstance(source, Source) and source.contents.has_exact_sizes:
+        notes["source_bytes"] = int(source.contents.sizes.sum())
     return Manifest.of(
         place.location,
         [one.listed for one in shards],
@@ -332,7 +342,7 @@ def _manifest(source: Source | Stream, job: Job, shards: list[WrittenShard], pla
             "with_checksums": sum(shard.has_checksums for shard in shards),
             **({"left_out": len(left_out)} if left_out else {}),
             **source.notes,
-            **({"images": images.notes()} if images else {}),
+            **({"images": notes} if notes else {}),
         },
         origin=storage.join(place.location, manifests.FILE_NAME),
     )

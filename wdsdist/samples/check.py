@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from wdsdist.errors import DecodeError, ExpansionError, SampleError
 from wdsdist.samples.bad_samples import is_fault_of_sample
 from wdsdist.samples.fields import ABSENT, Fields
+from wdsdist.samples.media.check import MEDIA_TYPES, check_media
 
 
 class Problem(NamedTuple):
@@ -26,7 +27,8 @@ class SampleCheck:
     Args:
         fields: those that a sample must have, and not empty; as `wdsdist.StreamingDataset` takes them. By default, none
             must be there, and all are decoded.
-        decode: whether members must decode, images to their last pixel; those that no codec knows always do.
+        decode: whether members must decode, images to their last pixel and audio and video to their last frame; those
+            that no codec knows always do.
         max_pixels: the most pixels that an image may have.
 
     >>> check = SampleCheck(("txt", "json"), decode=True)
@@ -74,7 +76,10 @@ class SampleCheck:
                     yield Problem(field, place, "is empty")
             elif self._decoder is not None:
                 try:
-                    self._decoder(extension, read(place), unzip=unzip(place), field=field)
+                    if extension.rpartition(".")[2] in MEDIA_TYPES:
+                        check_media(read(place))
+                    else:
+                        self._decoder(extension, read(place), unzip=unzip(place), field=field)
                 except DecodeError as error:
                     if not (is_fault_of_sample(error) or isinstance(error, ExpansionError)):
                         raise

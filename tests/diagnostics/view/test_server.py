@@ -177,6 +177,14 @@ def test_a_view_shows_its_samples_only(data: Manifest) -> None:
     assert client.get("/api/keys", params={"text": "0001"}).json()["items"] == []
 
 
+def test_samples_of_an_exploded_view_say_which_part_of_their_record_they_are(data: Manifest) -> None:
+    view = data.explode(3)
+    client = client_of(view)
+    assert client.get("/api/sample/4").json()["part"] == [1, 3]
+    assert [one["part"] for one in client.get("/api/samples").json()["samples"]][:4] == [[0, 3], [1, 3], [2, 3], [0, 3]]
+    assert client_of(data).get("/api/sample/4").json()["part"] is None
+
+
 def test_of_a_remote_shard_only_what_is_looked_at_is_fetched(tmp_path: Path) -> None:
     blob = np.random.default_rng(0).bytes(300_000)
     wdsdist.pack(({"txt": f"text {n}", "bin": blob} for n in range(20)), tmp_path / "shards", shuffle_seed=None)

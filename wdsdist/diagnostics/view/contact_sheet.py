@@ -67,7 +67,7 @@ def lines(reader: MemberReader, numbers: Iterable[int], style: describe.Style) -
             yield f"{number:,}", "error", str(error)
             continue
         part, own = reader.manifest.part(place.shard)
-        yield f"{number:,}", place.key, part.shown_name(own)
+        yield f"{number:,}", place.name, part.shown_name(own)
         for member, about in _described(reader, place, style):
             yield "", member.extension, human(member.size), _line(reader, place, member, about, style)
 
@@ -149,5 +149,5 @@ def _tile(reader: MemberReader, number: int, style: describe.Style) -> str:
         value = f'<div class="{"error" if about["kind"] == "error" else "text"}" dir="auto">{words}</div>'
         rows.append(f'<div class="field"><span title="{name}">{name}</span>{value}</div>')
     part, own = reader.manifest.part(place.shard)
-    head = f'<b class="mono">{escape(place.key)}</b><span title="{escape(part.shown_name(own))}">{number:,}</span>'
+    head = f'<b class="mono">{escape(place.name)}</b><span title="{escape(part.shown_name(own))}">{number:,}</span>'
     return f'<article class="tile"><div class="head">{head}</div>{"".join(stages)}{"".join(rows)}</article>'

@@ -20,6 +20,7 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist.errors import SampleIndexError, ShardDamagedError, ShardNotFoundError, StorageError
+from wdsdist.samples.marks import Part
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.order import split_line
 from wdsdist.shards import scan_local
@@ -60,6 +61,13 @@ class Place:
     """Its number among all samples in the shard, from which a view may have chosen some."""
     key: str
     members: tuple[Member, ...]
+    part: Part | None
+    """Which part of its record it is, where the data set was exploded."""
+
+    @property
+    def name(self) -> str:
+        """Its key, and which part of its record it is."""
+        return self.key if self.part is None else f"{self.key} part {self.part.number} of {self.part.total}"
 
 
 class MemberReader:
@@ -85,7 +93,8 @@ class MemberReader:
         index = self.index(shard)
         first = int(index.sample_starts[stored])
         members = tuple(Member(*one, first + place) for place, one in enumerate(index.members(stored)))
-        return Place(number, shard, stored, index.key(stored), members)
+        which = self._shards.parts(np.array([shard]), np.array([sample]))[0]
+        return Place(number, shard, stored, index.key(stored), members, which)
 
     def shard_of(self, number: int) -> tuple[int, int]:
         """Return the shard of a sample, and its number among those that the data set has of it."""

@@ -249,6 +249,7 @@ class _Pages:
             "shard": part.shown_name(own),
             "dataset": self.view.manifest.label(place.shard),
             "place": place.stored,
+            "part": place.part,
             "members": [self._described_member(place, one, limits) for one in place.members],
         }
 

@@ -105,7 +105,7 @@ def decode_rgb(data: Encoded, *, min_width: int = 0, min_height: int = 0, max_pi
         scale = _scale(*image.size, at_least[::-1] if is_turned(turn) else at_least)
         if scale > 1:  # has an effect on JPEGs only
             image.draft("RGB", (image.width // scale, image.height // scale))
-        return orientation.upright(_array(_converted(image, "RGB")), turn)
+        return orientation.upright(_array(converted(image, "RGB")), turn)
 
 
 def image_size(data: Encoded, *, max_pixels: int | None = None) -> tuple[int, int]:
@@ -154,7 +154,7 @@ class _ImageDecoder:
         if pixels is None:
             with opened(data, self.max_pixels) as image:
                 turn = orientation.of_image(image)
-                pixels = orientation.upright(_array(_converted(image, self.mode)), turn)
+                pixels = orientation.upright(_array(converted(image, self.mode)), turn)
         if self.kind == "torch":
             tensor = _channels_first(pixels)
             return tensor / 255 if self.as_float else tensor
@@ -170,16 +170,21 @@ def _pillow_image(data: Encoded, mode: str, max_pixels: int, pixels: Pixels | No
 
     with opened(data, max_pixels) as image:
         if orientation.of_image(image) != UPRIGHT:
-            return _converted(ImageOps.exif_transpose(image), mode)  # its EXIF data is as it is now
+            return converted(ImageOps.exif_transpose(image), mode)  # its EXIF data is as it is now
         if pixels is None:
-            return _converted(image, mode)
+            return converted(image, mode)
         decoded = Image.fromarray(pixels)
         decoded.info = image.info  # EXIF, resolution and colour profile
         return decoded
 
 
-def _converted(image: Image.Image, mode: str) -> Image.Image:
-    """Return an image with other channels of 8 bits each."""
+def converted(image: Image.Image, mode: str) -> Image.Image:
+    """Return an image with other channels of 8 bits each, as all decoders here do it.
+
+    >>> from PIL import Image
+    >>> converted(Image.new("I;16", (1, 1), 0x1234), "RGB").getpixel((0, 0))
+    (18, 18, 18)
+    """
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
         from PIL import Image
 

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wdsdist.errors import ArgumentTypeError
+from wdsdist._util.npy_header import NPY_PREFIX, npy_header_length, npy_layout
+from wdsdist.errors import ArgumentTypeError, DecodeError
 from wdsdist.samples.images.decode import Encoded, Pixels, decode_rgb, image_size, opencv
+from wdsdist.samples.images.limits import check_max_pixels, check_size
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +21,8 @@ weight. Photo-like images then differ from antialiased ones by 42 dB or more; be
 
 _ALIGNED = 0.02
 """Pixels by which a window may be displaced: photo-like images keep 46 dB or more against one that is not."""
+
+_NPY = b"\x93NUMPY"
 
 _LOOK_BACK = 64
 """Source pixels before a window in which to look for a border that both grids share."""
@@ -62,6 +66,8 @@ class Window(NamedTuple):
 class Source:
     """An image as it came, encoded or not: its size now, its pixels when it is known how many are needed.
 
+    Pixels in a ``.npy`` file are not copied: they are looked at where they lie.
+
     Raises `ArgumentTypeError` for what holds no image, and `DecodeError` for encoded ones that cannot be read.
 
     >>> source = Source(b"P5 3 2 255 " + bytes(6))
@@ -74,7 +80,10 @@ class Source:
     def __init__(self, data: Any, max_pixels: int | None = None) -> None:
         self._max_pixels = max_pixels
         self._data: Encoded | Pixels
-        if isinstance(data, (bytes, memoryview)):
+        if isinstance(data, (bytes, memoryview)) and data[:6] == _NPY:
+            self._data = pixels = _within_npy(data, check_max_pixels(max_pixels))
+            self.height, self.width = pixels.shape[:2]
+        elif isinstance(data, (bytes, memoryview)):
             self._data = data
             self.width, self.height = image_size(data, max_pixels=max_pixels)
         else:
@@ -90,6 +99,24 @@ class Source:
             if pixels.shape[:2] == (-(-self.height // scale), -(-self.width // scale)):
                 return pixels, scale
         return pixels, 8
+
+
+def _within_npy(data: Encoded, max_pixels: int) -> Pixels:
+    """Return the pixels in a ``.npy`` file, as a view of it that cannot be written to where it cannot."""
+    start = npy_header_length(bytes(data[:NPY_PREFIX]))
+    layout = npy_layout(bytes(data[:start])) if start <= len(data) else None
+    if layout is None:
+        raise DecodeError(f"{len(data):,} bytes begin like a .npy file, but have no header: write the array again")
+    shape, size = layout.shape, len(data) - start
+    if layout.dtype != np.uint8 or layout.is_fortran or len(shape) != 3 or shape[2] != 3 or not size:
+        raise DecodeError(f"a .npy file holds {layout.dtype} {list(shape)}: an image is uint8 [height, width, 3]")
+    if size != layout.num_bytes:
+        raise DecodeError(
+            f"a .npy file announces {list(shape)}, {layout.num_bytes:,} bytes, but {size:,} follow its header: write "
+            f"the array again"
+        )
+    check_size(shape[1], shape[0], max_pixels)
+    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
 
 def _pixels_of(data: Any) -> Pixels:

@@ -1,5 +1,7 @@
 """The two transforms that take most of an image training's time: random and central crops, from JPEG to tensor.
 
+They also take what ``pack(store="raw")`` wrote: pixels in a ``.npy`` member, of which only the crop is looked at.
+
 They decode only as many pixels as the crop needs, and give uint8 tensors [3, height, width] whose memory is channels
 last, so that stacking them is one copy and the accelerator does the arithmetic:
 ``images.to(device).float().div(255)`` there is cheaper than four times the bytes through every queue before it.
@@ -45,9 +47,10 @@ class RandomResizedCrop:
     fit, it is the largest central part with a ratio in the limits. With the chance ``flip`` it is mirrored. Encoded
     images of more than ``max_pixels``, by default 89,478,485, are an error, raised before they are decoded.
 
-    Called with (data, seed), where data is an encoded image (bytes), a uint8 array [height, width, 3] or a uint8
-    tensor [3, height, width], it returns a uint8 tensor [3, height, width] with channels last in memory. The same data
-    and seed give the same part anywhere. JPEGs are decoded at the smallest sufficient scale, to whose pixels the
+    Called with (data, seed), where data is an encoded image (bytes), a ``.npy`` file (bytes) of a uint8 array [height,
+    width, 3], such an array or a uint8 tensor [3, height, width], it returns a uint8 tensor [3, height, width] with
+    channels last in memory. The same data and seed give the same part anywhere. JPEGs are decoded at the smallest
+    sufficient scale, to whose pixels the
     part is then rounded. Resizing is OpenCV's bilinear one where OpenCV is installed and the part is at most twice the
     result's size; else it is torch's antialiased one, equal to Pillow's but for rounding, and slower.
 
@@ -63,6 +66,8 @@ class RandomResizedCrop:
 
     The algorithm is that of torchvision's ``RandomResizedCrop``, followed by its ``RandomHorizontalFlip``.
     """
+
+    reads_views = True
 
     def __init__(
         self,
@@ -129,9 +134,9 @@ class ResizeCenterCrop:
 
     The shorter side becomes ``resize`` pixels (256 for a ``size`` of 224, in proportion for others), and the central
     part of ``size``, a side or (height, width), is kept. Encoded images of more than ``max_pixels``, by default
-    89,478,485, are an error, raised before they are decoded. Called with an encoded image, a uint8 array
-    [height, width, 3] or a uint8 tensor [3, height, width], it returns a uint8 tensor [3, height, width] with channels
-    last in memory.
+    89,478,485, are an error, raised before they are decoded. Called with an encoded image, a ``.npy`` file of a uint8
+    array [height, width, 3], such an array or a uint8 tensor [3, height, width], it returns a uint8 tensor [3, height,
+    width] with channels last in memory.
 
     Geometry and filter are those of torchvision's ``Resize`` and ``CenterCrop`` on Pillow images, so that models
     keep the accuracy they were published with; but a JPEG is decoded at the smallest sufficient scale, and only the
@@ -146,6 +151,8 @@ class ResizeCenterCrop:
     >>> ResizeCenterCrop((64, 96), resize=100)(np.zeros((375, 500, 3), np.uint8)).shape
     torch.Size([3, 64, 96])
     """
+
+    reads_views = True
 
     def __init__(
         self, size: int | tuple[int, int], *, resize: int | None = None, max_pixels: int | None = None

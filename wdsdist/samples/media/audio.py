@@ -67,7 +67,7 @@ def read_audio(
 
     Raises `DecodeError` for what is damaged, cut short or longer.
     """
-    _check_riff(data)
+    check_riff(data)
     with opened(data, "decoding audio") as container:
         reader = _AudioReader(container, max_samples)
         rate = rate or reader.rate
@@ -76,7 +76,7 @@ def read_audio(
         return reader.part(round(seconds * rate), rate, place), rate
 
 
-def _check_riff(data: Any) -> None:
+def check_riff(data: Any) -> None:
     """Raise `DecodeError` for a WAV file of fewer bytes than it announces, of which FFmpeg reads what there is."""
     start = bytes(data[:8])
     size = 8 + int.from_bytes(start[4:], "little")

@@ -107,9 +107,12 @@ function place(kind) { const found = ORDER.indexOf(kind); return found < 0 ? ORD
 const byKind = (members) => members.sort((one, other) => place(one[1].kind) - place(other[1].kind));
 const isStage = (node) => node.classList.contains("stage") || node.classList.contains("sound");
 
+const partOf = (sample) => `${sample.part[0]} of ${sample.part[1]}`;
+
 function tile(sample, members) {
   const href = sample.number === null ? null : link("sample", { where: chosen() }, sample.number);
   const head = el("div", { class: "head" }, el("a", { href, title: sample.key }, sample.key || "?"),
+    sample.part ? el("span", {}, `part ${partOf(sample)}`) : null,
     el("span", { title: sample.shard }, sample.number === null ? "" : thousands(sample.number)));
   const card = el("article", { class: "tile" }, head);
   if (sample.error) card.append(el("div", { class: "error" }, sample.error));
@@ -236,6 +239,7 @@ async function samplePage(isCurrent) {
   const facts = [["number", thousands(found.number)], ["shard", found.shard]];
   if (found.dataset) facts.push(["data set", found.dataset]);
   if (found.place !== undefined) facts.push(["place", `${thousands(found.place)} of the shard`]);
+  if (found.part) facts.push(["part", partOf(found)]);
   facts.push(["members", String(found.members.length)]);
   const step = (to, text) => el("button", { type: "button", disabled: !to, onclick: () => { location.hash = to; } }, text);
   byId("page").replaceChildren(el("div", { class: "sample" }, el("div", {}, ...parts), el("aside", {},
