@@ -28,10 +28,11 @@ from wdsdist.sampling.working_set import copy_sizes
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage import waits
 
-_BYTES_AT_A_TIME = 192 << 20
-_LEAST_THREADS, _MOST_THREADS = 2, 8
-"""Bounds of the shards that are fetched at once, in bytes and threads: enough for all connections of a process, and
-half as much again that is being verified. Else the connections would idle while all shards are hashed."""
+_BYTES_AT_A_TIME = 128 << 20
+_MOST_THREADS = 8
+"""Bounds of the shards that are fetched at once, in bytes by all workers of a rank and in threads by one of them: enough
+for all connections of a process. With more, shards share the link that are needed one after another, and the first of
+them comes as late as the last."""
 
 _PATIENCE = 50
 """Other processes may free space at any time. To check takes the lock of the whole cache, so a check is repeated only
@@ -153,6 +154,7 @@ class Prefetch:
         room: bytes of shards up to which to look ahead.
         job: the same for all processes that go through the same batches.
         epoch: returns what an epoch reads of a shard; ``None`` where that is all.
+        num_workers: that prefetch for the same batches.
     """
 
     def __init__(
@@ -164,6 +166,7 @@ class Prefetch:
         room: int,
         job: str = "",
         epoch: Callable[[int], Members | None] = lambda shard: None,
+        num_workers: int = 1,
     ) -> None:
         self._cache = cache
         self._manifest = manifest
@@ -171,8 +174,8 @@ class Prefetch:
         self._epoch = epoch
         sizes = copy_sizes(manifest.counts, manifest.needed_sizes)
         sizes = np.where(sizes > 0, sizes, _BYTES_AT_A_TIME)  # unknown sizes: look ahead, but not without limit
-        at_a_time = -(-_BYTES_AT_A_TIME // max(1, int(sizes.mean())))
-        self._threads = max(_LEAST_THREADS, min(_MOST_THREADS, at_a_time))
+        at_a_time = -(-_BYTES_AT_A_TIME // (max(1, int(sizes.mean())) * num_workers))
+        self._threads = max(1, min(_MOST_THREADS, at_a_time))
         self._schedule = PrefetchSchedule(uses, sizes, room=room)
         self._queue = FetchQueue()
         self._process = os.getpid()
@@ -181,7 +184,7 @@ class Prefetch:
     def reach(self, batch: int) -> None:
         """Record that the worker makes this batch now, and prefetch for the batches after it.
 
-        The first time, prefetch begins once that batch has asked for what it needs, or with the next one.
+        The first time, prefetch begins once that batch asks for what it needs, or with the next one.
         """
         if self._is_reached:
             self.start()

@@ -100,16 +100,18 @@ class ShardCache:
         self._when_fetched = when_fetched
 
     def when_asked(self, begin: Callable[[], None]) -> None:
-        """Set a callback, called once when a batch has got the parts that it needs, or waits for whole shards.
+        """Set a callback, called once as soon as a batch waits for shards or parts of them: the first one.
 
-        What is fetched ahead begins then: so no byte of the first batch comes twice, or waits for later ones.
+        What is fetched ahead begins then, and so on one connection only, until the first batch has its parts.
         """
         self._when_asked = begin
 
-    def _asked(self) -> None:
+    def _asked(self) -> bool:
+        """Call that callback; return whether there was one."""
         begin, self._when_asked = self._when_asked, None
         if begin is not None:
             begin()
+        return begin is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process joins on its own, and counts on its own.
@@ -159,9 +161,9 @@ class ShardCache:
             keys = {copy_key(manifest, one) for one in (number, *batch)}
             self._check_limit(sum(max(0, int(manifest.read_sizes[one])) for one in {number, *batch}), len(keys))
             began = time.monotonic()
-            self._asked()
             try:
                 with self._urgency.waiting(keys):
+                    self._asked()
                     return self._obtain(request, keys, let_go, anew=anew)
             finally:
                 self.seconds_waited += time.monotonic() - began
@@ -204,11 +206,11 @@ class ShardCache:
         try:
             if not wanted:
                 return {}
+            keys = {copy_key(manifest, number) for number in (*wanted, *batch)}
             with self._clear_errors(f"parts of {len(wanted)} shards"), self._urgency.waiting():
-                return self._parts.pin(wanted, {copy_key(manifest, number) for number in (*wanted, *batch)})
+                return self._parts.pin(wanted, keys, is_first=self._asked())
         finally:
             self.seconds_waited += time.monotonic() - began
-            self._asked()
             if not batch:
                 self.rest()
 

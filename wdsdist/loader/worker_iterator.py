@@ -226,10 +226,10 @@ class WorkerIterator:
 
     def prefetching(self, uses: Iterator[Use | None]) -> Prefetch:
         """Return the prefetch of what is needed from the first batch on."""
-        epoch = self.sample_reader.epoch_members
         self._prefetch = Prefetch(
-            self.cache, self.order_config.manifest, uses, room=self._room(), job=self._job(), epoch=epoch
-        )
+            self.cache, self.order_config.manifest, uses, room=self._room(), job=self._job(),
+            epoch=self.sample_reader.epoch_members, num_workers=self.num_workers,
+        )  # fmt: skip
         return self._prefetch
 
     def _job(self) -> str:
