@@ -123,9 +123,7 @@ class PinnedPart(Pinned):
         return found.st_ino, found.st_nlink > 0, found.st_size
 
 
-def is_best_in_parts(
-    size: int, *, needed: int, had: int, asked: int, is_coming: bool, is_first: bool = False
-) -> bool:
+def is_best_in_parts(size: int, *, needed: int, had: int, asked: int, is_coming: bool, is_first: bool = False) -> bool:
     """Return whether to fetch parts of a shard rather than all of it.
 
     Args:

@@ -30,9 +30,9 @@ from wdsdist.storage import waits
 
 _BYTES_AT_A_TIME = 128 << 20
 _MOST_THREADS = 8
-"""Bounds of the shards that are fetched at once, in bytes by all workers of a rank and in threads by one of them: enough
-for all connections of a process. With more, shards share the link that are needed one after another, and the first of
-them comes as late as the last."""
+"""Bounds of the shards that are fetched at once, in bytes by all workers of a rank and in threads by one of them:
+enough for all connections of a process. With more, shards share the link that are needed one after another, and the
+first of them comes as late as the last."""
 
 _PATIENCE = 50
 """Other processes may free space at any time. To check takes the lock of the whole cache, so a check is repeated only
@@ -179,15 +179,16 @@ class Prefetch:
         self._schedule = PrefetchSchedule(uses, sizes, room=room)
         self._queue = FetchQueue()
         self._process = os.getpid()
-        self._is_reached = self._is_started = False
+        self._held: list[int] = []
+        self._is_started = False
 
     def reach(self, batch: int) -> None:
         """Record that the worker makes this batch now, and prefetch for the batches after it.
 
-        The first time, prefetch begins once that batch asks for what it needs, or with the next one.
+        The first time, shards that this batch needs are left to it until it has got parts of them, or waits for them.
         """
-        if self._is_reached:
-            self.start()
+        is_first = not self._is_started
+        self.release()
         first_use = self._schedule.advance(batch)
         if first_use is None:
             self._queue.try_again()
@@ -195,15 +196,20 @@ class Prefetch:
             shards = [shard for shard in first_use if self._manifest.is_copied[shard]]
             needs = [Need(copy_key(self._manifest, shard), first_use[shard]) for shard in shards]
             self._cache.expect(needs, self._job)
-            self._queue.replace(shards)
-        if not self._is_reached:
-            self._is_reached = True
-            self._cache.when_asked(self.start)
+            self._queue.replace([shard for shard in shards if first_use[shard] > batch] if is_first else shards)
+            if is_first:
+                self._held = shards
+                self._cache.when_asked(self.release)
+        if is_first:
+            self._start()
 
-    def start(self) -> None:
-        """Begin to fetch, unless that has begun or is over."""
-        if self._is_started or self._queue.is_closed:
-            return
+    def release(self) -> None:
+        """Fetch what the first batch needs too."""
+        if self._held:
+            held, self._held = self._held, []
+            self._queue.replace(held)
+
+    def _start(self) -> None:
         self._is_started = True
         # An unfinished iteration is dropped at exit, after modules that `close` needs are unloaded.
         atexit.register(self.close)

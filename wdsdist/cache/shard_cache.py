@@ -100,18 +100,16 @@ class ShardCache:
         self._when_fetched = when_fetched
 
     def when_asked(self, begin: Callable[[], None]) -> None:
-        """Set a callback, called once as soon as a batch waits for shards or parts of them: the first one.
+        """Set a callback, called once when a batch has got the parts that it needs, or waits for whole shards.
 
-        What is fetched ahead begins then, and so on one connection only, until the first batch has its parts.
+        All of the shards that the first batch needs are fetched from then on: so none of its bytes comes twice.
         """
         self._when_asked = begin
 
-    def _asked(self) -> bool:
-        """Call that callback; return whether there was one."""
+    def _asked(self) -> None:
         begin, self._when_asked = self._when_asked, None
         if begin is not None:
             begin()
-        return begin is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process joins on its own, and counts on its own.
@@ -161,9 +159,9 @@ class ShardCache:
             keys = {copy_key(manifest, one) for one in (number, *batch)}
             self._check_limit(sum(max(0, int(manifest.read_sizes[one])) for one in {number, *batch}), len(keys))
             began = time.monotonic()
+            self._asked()
             try:
                 with self._urgency.waiting(keys):
-                    self._asked()
                     return self._obtain(request, keys, let_go, anew=anew)
             finally:
                 self.seconds_waited += time.monotonic() - began
@@ -208,9 +206,10 @@ class ShardCache:
                 return {}
             keys = {copy_key(manifest, number) for number in (*wanted, *batch)}
             with self._clear_errors(f"parts of {len(wanted)} shards"), self._urgency.waiting():
-                return self._parts.pin(wanted, keys, is_first=self._asked())
+                return self._parts.pin(wanted, keys, is_first=self._when_asked is not None)
         finally:
             self.seconds_waited += time.monotonic() - began
+            self._asked()
             if not batch:
                 self.rest()
 

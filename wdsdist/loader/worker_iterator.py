@@ -301,5 +301,5 @@ def fetch_ahead(
     uses = upcoming(order, plan, rank=rank) if planned is None else planned.uses(rank=rank)
     prefetch = first.prefetching(uses)
     prefetch.reach(0)
-    prefetch.start()
+    prefetch.release()
     return prefetch

@@ -368,14 +368,20 @@ class _Copy:
         if wanted is None or known is None:
             return await self._persist(lambda watch: self._receive(wanted, size, watch))
 
-        async def left(watch: _Watch) -> int:
-            # Asked as late as can be, as more is known by then.
-            ranges = await in_thread(known, wanted)
-            for one in ranges:
-                await self._receive(None if one == range(self.size) else one, len(one), watch)
-            return len(wanted) - sum(map(len, ranges))
+        missing: list[range] | None = None
+        fetched = 0
 
-        self.taken += await self._persist(left)
+        async def rest(watch: _Watch) -> None:
+            nonlocal missing, fetched
+            if missing is None:  # asked as late as can be, as more is known by then
+                missing = list(await in_thread(known, wanted))
+            while missing:
+                one = missing[0]
+                fetched += await self._receive(None if one == range(self.size) else one, len(one), watch)
+                del missing[0]  # so that a retry asks for no more than what is left
+
+        await self._persist(rest)
+        self.taken += len(wanted) - fetched
         return len(wanted)
 
     async def _receive(self, wanted: range | None, size: int | None, watch: _Watch) -> int:
