@@ -41,9 +41,9 @@ from wdsdist.shards.index import ShardIndex, checksums
 from wdsdist.shards.manifest import THIN
 
 _BEHIND = 1 / 20
-"""Share of a shard that is fetched in parts while all of it is fetched behind, and so comes twice."""
+"""Share of a shard that the batches after the first get in parts while all of it is fetched behind."""
 _FIRST = 1 / 4
-"""The same for what is needed first."""
+"""The same for the first batch of each worker."""
 _ATTEMPTS = 2
 """Of members whose bytes are wrong."""
 _CONNECTIONS = 32
@@ -123,7 +123,7 @@ class PinnedPart(Pinned):
         return found.st_ino, found.st_nlink > 0, found.st_size
 
 
-def is_best_in_parts(size: int, *, needed: int, had: int, asked: int, is_coming: bool) -> bool:
+def is_best_in_parts(size: int, *, needed: int, had: int, asked: int, is_coming: bool, is_first: bool = False) -> bool:
     """Return whether to fetch parts of a shard rather than all of it.
 
     Args:
@@ -132,11 +132,14 @@ def is_best_in_parts(size: int, *, needed: int, had: int, asked: int, is_coming:
         had: those that have come in parts before.
         asked: those that are needed now, and are not there.
         is_coming: whether all of the shard is fetched behind.
+        is_first: whether the first batch of a worker needs them.
 
     >>> is_best_in_parts(10**8, needed=10**6, had=0, asked=10**6, is_coming=True)  # labels
     True
-    >>> is_best_in_parts(10**8, needed=10**8, had=0, asked=10**7, is_coming=True)  # the first batch
+    >>> is_best_in_parts(10**8, needed=10**8, had=0, asked=10**7, is_coming=True, is_first=True)
     True
+    >>> is_best_in_parts(10**8, needed=10**8, had=0, asked=10**6, is_coming=True)  # of a later window
+    False
     >>> is_best_in_parts(10**8, needed=10**8, had=10**7, asked=10**7, is_coming=True)
     False
     >>> is_best_in_parts(10**8, needed=10**8, had=10**7, asked=10**7, is_coming=False)  # samples at random
@@ -147,7 +150,7 @@ def is_best_in_parts(size: int, *, needed: int, had: int, asked: int, is_coming:
     if needed < THIN * size:
         return True
     if is_coming:
-        return asked <= _FIRST * size if not had else had + asked <= _BEHIND * size
+        return asked <= _FIRST * size if is_first else 0 < had <= _BEHIND * size - asked
     return had + asked <= THIN * size
 
 
@@ -165,12 +168,16 @@ class PartFetcher:
         self._connections = storage.Connections(_CONNECTIONS)
 
     def pin(
-        self, wanted: Mapping[int, tuple[ShardRequest, PartNeeds]], batch: Collection[str] | None
+        self,
+        wanted: Mapping[int, tuple[ShardRequest, PartNeeds]],
+        batch: Collection[str] | None,
+        *,
+        is_first: bool = False,
     ) -> dict[int, PinnedPart]:
         """Return sparse copies, locked, that have what is needed, of the shards for which these are best.
 
         ``batch`` is as `CacheSpace.reserve` takes it. Ahead of one, all is fetched that an epoch reads, and only of
-        shards of which that is little.
+        shards of which that is little. More comes in parts for the first batch (``is_first``) of a worker.
         """
         if batch is not None:
             self._space.claim(batch, next(iter(wanted.values()))[0].deadline)
@@ -183,7 +190,7 @@ class PartFetcher:
             for number, part in list(parts.items()):
                 request, needs = wanted[number]
                 members = part.missing(needs.now(part.index))
-                if len(members) and not self._allocate(request, needs, part, members, batch):
+                if len(members) and not self._allocate(request, needs, part, members, batch, is_first):
                     _let_go(parts.pop(number), needs)
                 elif len(members):
                     missing[number] = members
@@ -248,6 +255,7 @@ class PartFetcher:
         part: PinnedPart,
         members: Int64s,
         batch: Collection[str] | None,
+        is_first: bool,
     ) -> bool:
         """Reserve disk space in the cache for members; return false where the whole shard is to be fetched."""
         index = part.index
@@ -255,7 +263,9 @@ class PartFetcher:
         # Ahead of a batch, what an epoch reads most of is fetched whole.
         asked = request.size if batch is None else int(index.sizes[members].sum())
         is_coming = batch is None or self._space.reader.expects(request.paths.key)
-        if not is_best_in_parts(request.size, needed=needed, had=part.num_bytes, asked=asked, is_coming=is_coming):
+        if not is_best_in_parts(
+            request.size, needed=needed, had=part.num_bytes, asked=asked, is_coming=is_coming, is_first=is_first
+        ):
             return False
         return not self._space.allocate(request, part.file.fileno(), merged(part.places(members)), batch)
 

@@ -28,10 +28,11 @@ from wdsdist.sampling.working_set import copy_sizes
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage import waits
 
-_BYTES_AT_A_TIME = 192 << 20
-_LEAST_THREADS, _MOST_THREADS = 2, 8
-"""Bounds of the shards that are fetched at once, in bytes and threads: enough for all connections of a process, and
-half as much again that is being verified. Else the connections would idle while all shards are hashed."""
+_BYTES_AT_A_TIME = 128 << 20
+_MOST_THREADS = 8
+"""Bounds of the shards that are fetched at once, in bytes by all workers of a rank and in threads by one of them:
+enough for all connections of a process. With more, shards share the link that are needed one after another, and the
+first of them comes as late as the last."""
 
 _PATIENCE = 50
 """Other processes may free space at any time. To check takes the lock of the whole cache, so a check is repeated only
@@ -153,6 +154,7 @@ class Prefetch:
         room: bytes of shards up to which to look ahead.
         job: the same for all processes that go through the same batches.
         epoch: returns what an epoch reads of a shard; ``None`` where that is all.
+        num_workers: that prefetch for the same batches.
     """
 
     def __init__(
@@ -164,6 +166,7 @@ class Prefetch:
         room: int,
         job: str = "",
         epoch: Callable[[int], Members | None] = lambda shard: None,
+        num_workers: int = 1,
     ) -> None:
         self._cache = cache
         self._manifest = manifest
@@ -171,20 +174,21 @@ class Prefetch:
         self._epoch = epoch
         sizes = copy_sizes(manifest.counts, manifest.needed_sizes)
         sizes = np.where(sizes > 0, sizes, _BYTES_AT_A_TIME)  # unknown sizes: look ahead, but not without limit
-        at_a_time = -(-_BYTES_AT_A_TIME // max(1, int(sizes.mean())))
-        self._threads = max(_LEAST_THREADS, min(_MOST_THREADS, at_a_time))
+        at_a_time = -(-_BYTES_AT_A_TIME // (max(1, int(sizes.mean())) * num_workers))
+        self._threads = max(1, min(_MOST_THREADS, at_a_time))
         self._schedule = PrefetchSchedule(uses, sizes, room=room)
         self._queue = FetchQueue()
         self._process = os.getpid()
-        self._is_reached = self._is_started = False
+        self._held: list[int] = []
+        self._is_started = False
 
     def reach(self, batch: int) -> None:
         """Record that the worker makes this batch now, and prefetch for the batches after it.
 
-        The first time, prefetch begins once that batch has asked for what it needs, or with the next one.
+        The first time, shards that this batch needs are left to it until it has got parts of them, or waits for them.
         """
-        if self._is_reached:
-            self.start()
+        is_first = not self._is_started
+        self.release()
         first_use = self._schedule.advance(batch)
         if first_use is None:
             self._queue.try_again()
@@ -192,15 +196,20 @@ class Prefetch:
             shards = [shard for shard in first_use if self._manifest.is_copied[shard]]
             needs = [Need(copy_key(self._manifest, shard), first_use[shard]) for shard in shards]
             self._cache.expect(needs, self._job)
-            self._queue.replace(shards)
-        if not self._is_reached:
-            self._is_reached = True
-            self._cache.when_asked(self.start)
+            self._queue.replace([shard for shard in shards if first_use[shard] > batch] if is_first else shards)
+            if is_first:
+                self._held = shards
+                self._cache.when_asked(self.release)
+        if is_first:
+            self._start()
 
-    def start(self) -> None:
-        """Begin to fetch, unless that has begun or is over."""
-        if self._is_started or self._queue.is_closed:
-            return
+    def release(self) -> None:
+        """Fetch what the first batch needs too."""
+        if self._held:
+            held, self._held = self._held, []
+            self._queue.replace(held)
+
+    def _start(self) -> None:
         self._is_started = True
         # An unfinished iteration is dropped at exit, after modules that `close` needs are unloaded.
         atexit.register(self.close)

@@ -102,7 +102,7 @@ class ShardCache:
     def when_asked(self, begin: Callable[[], None]) -> None:
         """Set a callback, called once when a batch has got the parts that it needs, or waits for whole shards.
 
-        What is fetched ahead begins then: so no byte of the first batch comes twice, or waits for later ones.
+        All of the shards that the first batch needs are fetched from then on: so none of its bytes comes twice.
         """
         self._when_asked = begin
 
@@ -204,8 +204,9 @@ class ShardCache:
         try:
             if not wanted:
                 return {}
+            keys = {copy_key(manifest, number) for number in (*wanted, *batch)}
             with self._clear_errors(f"parts of {len(wanted)} shards"), self._urgency.waiting():
-                return self._parts.pin(wanted, {copy_key(manifest, number) for number in (*wanted, *batch)})
+                return self._parts.pin(wanted, keys, is_first=self._when_asked is not None)
         finally:
             self.seconds_waited += time.monotonic() - began
             self._asked()

@@ -13,7 +13,7 @@ from wdsdist.cache.extents import ExtentMap, coalesced, identity, without
 from wdsdist.cache.locks import LockableFile, PlantedError
 from wdsdist.cache.request import ShardRequest
 
-_AGAIN = 0.01
+_AGAIN = 0.05
 """Share of a range that may come twice, to spare requests: small extents between what is missing."""
 
 

@@ -317,7 +317,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         A message costs as much as making a batch of small samples.
         """
         is_remote = bool(self.dataset.manifest.is_copied.any())
-        preload(is_remote=is_remote)
+        preload()
         batch_bytes = sample_bytes * plan.batch_size
         group = 1
         # With a limit, batches that wait for the rest of their group would hold their shards, and workers that wait

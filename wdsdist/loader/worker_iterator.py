@@ -225,10 +225,10 @@ class WorkerIterator:
 
     def prefetching(self, uses: Iterator[Use | None]) -> Prefetch:
         """Return the prefetch of what is needed from the first batch on."""
-        epoch = self.sample_reader.epoch_members
         self._prefetch = Prefetch(
-            self.cache, self.order_config.manifest, uses, room=self._room(), job=self._job(), epoch=epoch
-        )
+            self.cache, self.order_config.manifest, uses, room=self._room(), job=self._job(),
+            epoch=self.sample_reader.epoch_members, num_workers=self.num_workers,
+        )  # fmt: skip
         return self._prefetch
 
     def _job(self) -> str:
@@ -263,7 +263,7 @@ def fetch_ahead(
     first = WorkerIterator(order_config, *of, **_of_start(start), worker=0, num_workers=1, planned=planned)
     prefetch = first.prefetching(first.uses())
     prefetch.reach(0)
-    prefetch.start()
+    prefetch.release()
     return prefetch
 
 

@@ -29,7 +29,9 @@ from wdsdist.storage.clients import StorageOptions, filesystem, given_for, reach
 from wdsdist.storage.retry import MisfitError, NoRangesError, policy
 from wdsdist.storage.s3_urls import S3Addresses, s3_addresses
 
-_PIECE = 256 << 10  # bytes at most; what has arrived is given at once
+_PIECE = 256 << 10  # bytes at most
+_GATHERING = 0.02
+"""Seconds in which bytes that arrive are gathered into a piece: to write each packet takes more CPU than to read it."""
 _MOST_IDLE = 32  # connections to one server
 _LONGEST_IDLE = 15.0
 """Seconds after which a kept connection is not used again: a router may have forgotten it, and says nothing."""
@@ -189,7 +191,7 @@ class Answer:
         Nothing is given after another thread has called `abandon`. Returns the seconds until all pieces had arrived.
         """
         seconds, began = 0.0, time.monotonic()
-        while piece := self.piece():
+        while piece := self._gathered():
             seconds += time.monotonic() - began
             with self._giving:
                 if self._is_abandoned:
@@ -198,6 +200,15 @@ class Answer:
             wait()
             began = time.monotonic()
         return seconds
+
+    def _gathered(self) -> bytes:
+        """Return what arrives within a moment of the first bytes; nothing at the end."""
+        pieces = [self.piece()]
+        size, until = len(pieces[0]), time.monotonic() + _GATHERING
+        while size < _PIECE and pieces[-1] and not self.is_read and time.monotonic() < until:
+            pieces.append(self.piece())
+            size += len(pieces[-1])
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def content(self) -> bytes:
         """Return the rest of the body."""

@@ -1,7 +1,8 @@
 """Download remote files to local ones: parts in parallel, each retried until it is there or the time is over.
 
-Coroutines on the event loop of fsspec's thread write the bytes as they arrive; what blocks is in threads that nobody
-waits for, and none is made before a fork. So what is cancelled writes no more.
+Coroutines on an event loop, in a thread of its own or for clients of fsspec in fsspec's, write the bytes as they
+arrive; what blocks is in threads that nobody waits for, and none is made before a fork. So what is cancelled writes no
+more.
 """
 
 from __future__ import annotations
@@ -183,13 +184,25 @@ for it would wait for these locks for ever."""
 def _begun(location: str, options: StorageOptions | None) -> tuple[Any, str, asyncio.AbstractEventLoop]:
     """Return a client, what the location is called there, and the event loop of this process."""
     with _beginning:
+        client, remote = reader(location, options, retries=False)
+        if isinstance(client, Direct):
+            return client, remote, _own_loop()
         import fsspec.asyn
 
-        return *reader(location, options, retries=False), fsspec.asyn.get_loop()
+        return client, remote, fsspec.asyn.get_loop()
+
+
+@functools.cache
+def _own_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of this process for `Direct` clients: to import fsspec takes 40 ms of a first batch."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="wdsdist-downloads", daemon=True).start()
+    return loop
 
 
 def _begin_anew() -> None:
     _beginning.release()
+    _own_loop.cache_clear()  # a child has none of its parent's threads
     if module := sys.modules.get("fsspec.asyn"):
         module.reset_lock()  # a thread of the user's may have held it; fsspec itself resets only its loop
 
@@ -355,14 +368,20 @@ class _Copy:
         if wanted is None or known is None:
             return await self._persist(lambda watch: self._receive(wanted, size, watch))
 
-        async def left(watch: _Watch) -> int:
-            # Asked as late as can be, as more is known by then.
-            ranges = await in_thread(known, wanted)
-            for one in ranges:
-                await self._receive(None if one == range(self.size) else one, len(one), watch)
-            return len(wanted) - sum(map(len, ranges))
+        missing: list[range] | None = None
+        fetched = 0
 
-        self.taken += await self._persist(left)
+        async def rest(watch: _Watch) -> None:
+            nonlocal missing, fetched
+            if missing is None:  # asked as late as can be, as more is known by then
+                missing = list(await in_thread(known, wanted))
+            while missing:
+                one = missing[0]
+                fetched += await self._receive(None if one == range(self.size) else one, len(one), watch)
+                del missing[0]  # so that a retry asks for no more than what is left
+
+        await self._persist(rest)
+        self.taken += len(wanted) - fetched
         return len(wanted)
 
     async def _receive(self, wanted: range | None, size: int | None, watch: _Watch) -> int:
@@ -427,7 +446,9 @@ class _Copy:
                     pause = attempts.failed(error)
                     self.request.failed(error, attempts.failures)
                     if self.client is client and renew(self.location, error):  # else another part has done it
-                        self.client, self.remote = reader(self.location, self.options, retries=False)
+                        renewed, remote = reader(self.location, self.options, retries=False)
+                        if isinstance(renewed, Direct) == isinstance(client, Direct):  # whose event loop this is
+                            self.client, self.remote = renewed, remote
                 self.retries += 1
                 await asyncio.sleep(pause)
 

@@ -30,7 +30,6 @@ _MOST_WORKERS = 8
 
 _PRELOADED = ("numpy.random", "numpy.ma")
 """What torch and the order of an epoch import in each worker."""
-_PRELOADED_FOR_REMOTE = ("fsspec.asyn",)
 
 
 def default_workers() -> int:
@@ -38,9 +37,9 @@ def default_workers() -> int:
     return min(_MOST_WORKERS, share_of_cores(cpu_count()))
 
 
-def preload(*, is_remote: bool) -> None:
+def preload() -> None:
     """Preload modules that each worker would import before its first batch: forked workers inherit them."""
-    for name in (*_PRELOADED, *(_PRELOADED_FOR_REMOTE if is_remote else ())):
+    for name in _PRELOADED:
         importlib.import_module(name)
 
 
