@@ -298,25 +298,32 @@ def _write(
     found: Source | Stream, place: Place, job: Job, how: Writing, known: Manifest | None, *, overwrite: bool
 ) -> list[WrittenShard]:
     """Write the shards of a source: all of a data set, or what is appended to a known one."""
-    plan, options, first = None, job.options, 0
-    if isinstance(found, Source):
-        images = options.reencoding
-        plan = make_plan(
-            images.planned_sizes(found) if images else found.contents.sizes,
-            shuffle_seed=options.shuffle_seed,
-            shard_bytes=options.shard_bytes,
-            shard_samples=options.shard_samples,
-            blocks=found.contents.blocks,
-            compressed=options.compress is not None,
-        )
-    if known is None:
-        destination.claim(place, Record(job, len(plan or ())), overwrite=overwrite)
-    else:
-        destination.tidy(place)
-        first = appending.claim(place, known, job, found.notes.get("classes"), overwrite=overwrite)
-    if plan is None or isinstance(found, Stream):
+    options = job.options
+    if isinstance(found, Stream):
+        first = _claim(found, place, job, known, 0, overwrite=overwrite)
         return write_in_order(place, found, options, how.on_error, how.progress, first)
+    images = options.reencoding
+    plan = make_plan(
+        images.planned_sizes(found) if images else found.contents.sizes,
+        shuffle_seed=options.shuffle_seed,
+        shard_bytes=options.shard_bytes,
+        shard_samples=options.shard_samples,
+        blocks=found.contents.blocks,
+        compressed=options.compress is not None,
+    )
+    first = _claim(found, place, job, known, len(plan), overwrite=overwrite)
     return write_planned(found, replace(plan, first=first), place, job, how)
+
+
+def _claim(
+    found: Source | Stream, place: Place, job: Job, known: Manifest | None, shards: int, *, overwrite: bool
+) -> int:
+    """Claim the destination for the shards, 0 where their number is not known; return the number of the first."""
+    if known is None:
+        destination.claim(place, Record(job, shards), overwrite=overwrite)
+        return 0
+    destination.tidy(place)
+    return appending.claim(place, known, job, found.notes.get("classes"), overwrite=overwrite)
 
 
 def _manifest(source: Source | Stream, job: Job, shards: list[WrittenShard], place: Place, *, added: bool) -> Manifest:
