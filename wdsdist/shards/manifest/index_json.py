@@ -63,14 +63,9 @@ def dumps(manifest: Manifest) -> bytes:
     """Serialize a manifest to the bytes of ``index.json``; the same manifest always gives the same bytes."""
     listed = []
     for shard in manifest.shards:
-        entry: dict[str, Any] = {"url": shard.name, "nsamples": shard.num_samples}
-        if shard.size >= 0:
-            entry["filesize"] = shard.size
-        if shard.sha256:
-            entry["sha256"] = shard.sha256
-        if shard.tar_size >= 0:
-            entry["tarsize"] = shard.tar_size
-        listed.append(entry)
+        known = {"filesize": shard.size, "sha256": shard.sha256, "tarsize": shard.tar_size}
+        known = {name: value for name, value in known.items() if value not in (-1, "")}
+        listed.append({"url": shard.name, "nsamples": shard.num_samples, **known})
     own = {
         "version": 1,
         "num_samples": manifest.num_samples,
