@@ -42,10 +42,21 @@ _REGULAR, _EXTENDED = _template(b"0"), _template(b"x")
 
 
 def _block(template: tuple[bytes, int], name: bytes, prefix: bytes, size: int) -> bytes:
-    block, digits = bytearray(template[0]), b"%011o" % size
-    block[: len(name)], block[_SIZE], block[345 : 345 + len(prefix)] = name, digits, prefix
-    block[148:155] = b"%06o\0" % (template[1] + sum(name) + sum(prefix) + sum(digits))
-    return bytes(block)
+    base, base_sum = template
+    digits = b"%011o" % size
+    checksum = base_sum + sum(name) + sum(prefix) + sum(digits)
+    return b"".join(
+        (
+            name.ljust(_NAME, b"\0"),
+            base[100:124],
+            digits,
+            base[135:148],
+            b"%06o\0 " % checksum,
+            base[156:345],
+            prefix.ljust(_PREFIX, b"\0"),
+            base[500:],
+        )
+    )
 
 
 def _split_prefix(name: bytes) -> tuple[bytes, bytes] | None:
