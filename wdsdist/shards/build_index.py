@@ -16,13 +16,7 @@ from wdsdist import storage
 from wdsdist._util.files import lies_in
 from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_integer
-from wdsdist.errors import (
-    ArgumentError,
-    DestinationError,
-    IndexFormatError,
-    ShardDamagedError,
-    ShardNotFoundError,
-)
+from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import index_target, quarantine, scan_local, scan_remote
 from wdsdist.shards.index import ShardIndex, Tolerance, tolerance_of

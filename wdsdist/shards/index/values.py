@@ -248,13 +248,7 @@ def _key_arrays(keys: list[bytes]) -> dict[str, Any]:
 
 
 def from_members(
-    members: Members,
-    *,
-    size: int,
-    sha256: str,
-    label: str,
-    tolerance: Tolerance = STRICT,
-    key_rule: str = FIRST_DOT,
+    members: Members, *, size: int, sha256: str, label: str, tolerance: Tolerance = STRICT, key_rule: str = FIRST_DOT
 ) -> ShardIndex:
     """Build the index of a tar from its scanned members.
 

@@ -66,12 +66,7 @@ def dumps(manifest: Manifest) -> bytes:
         known = {"filesize": shard.size, "sha256": shard.sha256, "tarsize": shard.tar_size}
         known = {name: value for name, value in known.items() if value not in (-1, "")}
         listed.append({"url": shard.name, "nsamples": shard.num_samples, **known})
-    own = {
-        "version": 1,
-        "num_samples": manifest.num_samples,
-        DIGEST: BLANK,
-        **manifest.extra,
-    }
+    own = {"version": 1, "num_samples": manifest.num_samples, DIGEST: BLANK, **manifest.extra}
     data = {"__kind__": _KIND, "wids_version": 1, "name": manifest.name, "shardlist": listed, "wdsdist": own}
     return with_digest(f"{json.dumps(data, indent=1)}\n".encode())
 
@@ -281,11 +276,7 @@ def _shard(entry: Any, base: str, elsewhere: bool) -> Shard:
     if not isinstance(sha256, str) or not _DIGEST.fullmatch(sha256):
         raise ValueError(f"has the sha256 {_shown(sha256)}, which is not 64 hexadecimal digits")
     return Shard(
-        entry["url"],
-        _count(entry, "nsamples"),
-        _count(entry, "filesize", -1),
-        sha256,
-        _count(entry, "tarsize", -1),
+        entry["url"], _count(entry, "nsamples"), _count(entry, "filesize", -1), sha256, _count(entry, "tarsize", -1)
     )
 
 
