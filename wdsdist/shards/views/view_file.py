@@ -107,10 +107,10 @@ def load(
     else:
         content = storage.local_path(location).absolute()
         location = str(content)
-    picks, header = Picks.load(content, storage.shown(location))
-    data, made_by = _checked(header, location)
+    picks, found = Picks.load(content, storage.shown(location))
+    data, made_by = _checked(found.header, location)
     place = storage.join(storage.split(location)[0], data)
-    is_own = is_trusted(array_file.head_of(content))
+    is_own = is_trusted(found.head)
     try:
         check_location(storage.split(location)[0], data, elsewhere=allow_elsewhere or is_own)
     except ElsewhereError:
@@ -127,7 +127,10 @@ def load(
     covered = len(picks.stored_counts)
     if covered <= len(whole.counts):  # it may have more shards than when the view was made
         data_then = whole.prefix(covered)
-        if np.array_equal(data_then.counts, picks.stored_counts) and data_then.fingerprint == header["fingerprint"]:
+        if (
+            np.array_equal(data_then.counts, picks.stored_counts)
+            and data_then.fingerprint == found.header["fingerprint"]
+        ):
             notes = {name: note for name, note in data_then.extra.items() if name not in NOTES_ON_ALL}
             return replace(data_then, counts=picks.counts, picks=picks, made_by=made_by, extra=notes)
     raise IndexFormatError(
