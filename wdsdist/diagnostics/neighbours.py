@@ -75,7 +75,7 @@ def _header(path: Path) -> dict[str, Any] | None:
         with path.open("rb") as stream:
             if stream.read(array_file.MAGIC_BYTES) != MAGIC:
                 return None
-        return Picks.load(path)[1]
+        return Picks.load(path)[1].header
     except (WdsdistError, OSError):
         return None
 

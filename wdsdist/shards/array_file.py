@@ -34,6 +34,8 @@ class ArrayFile(NamedTuple):
     arrays: dict[str, npt.NDArray[Any]]
     digest: str
     """SHA-256 of the arrays, as the file states it."""
+    head: bytes
+    """The bytes up to the arrays, as `save` returns them."""
 
 
 def digest_of(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
@@ -87,28 +89,19 @@ def load(
         found, stated, length, crc, _ = _PREAMBLE.unpack_from(view)
         if found != magic or stated not in versions or length > _MOST_HEADER:
             raise ValueError(f"magic {found!r}, version {stated}")
-        text = bytes(view[_PREAMBLE.size : _PREAMBLE.size + length])
+        head, data = bytes(view[: _PREAMBLE.size + length]), view[_PREAMBLE.size + length :]
+        text = head[_PREAMBLE.size :]
         if zlib.crc32(text) != crc:
             raise ValueError("the checksum of its header is wrong")
         header = json.loads(text)
-        data = view[_PREAMBLE.size + length :]
         arrays = {name: _array(data, header["arrays"][name], dtype) for name, dtype in versions[stated].items()}
         digest = header.pop("digest")
         del header["arrays"]
-        return ArrayFile(header, arrays, str(digest))
+        return ArrayFile(header, arrays, str(digest), head)
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else error
         known = " or ".join(map(str, versions))
         raise IndexFormatError(f"{label} is not a {what} of version {known} ({reason}): make it anew") from error
-
-
-def head_of(content: bytes | Path) -> bytes:
-    """Return the bytes of a file up to its arrays, as `save` does."""
-    if isinstance(content, bytes):
-        return content[: _PREAMBLE.size + _PREAMBLE.unpack_from(content)[2]]
-    with content.open("rb") as stream:
-        start = stream.read(_PREAMBLE.size)
-        return start + stream.read(min(_PREAMBLE.unpack(start)[2], _MOST_HEADER))
 
 
 def _array(data: memoryview, place: Any, dtype: str) -> npt.NDArray[Any]:

@@ -16,26 +16,23 @@ from wdsdist import storage
 from wdsdist._util.files import lies_in
 from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_integer
-from wdsdist.errors import (
-    ArgumentError,
-    DestinationError,
-    IndexFormatError,
-    ShardDamagedError,
-    ShardNotFoundError,
-)
+from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import index_target, quarantine, scan_local, scan_remote
 from wdsdist.shards.index import ShardIndex, Tolerance, tolerance_of
 from wdsdist.shards.index_target import NAME_A_FOLDER
 from wdsdist.shards.manifest import Manifest, Shard, index_json, index_name, trust
 from wdsdist.shards.open import refuse_folders
-from wdsdist.shards.progress import ShardsProgress
+from wdsdist.shards.progress import Report, ShardsProgress
 from wdsdist.shards.quarantine import BadEntry
 from wdsdist.shards.spellings import Location, Shards, expand
 from wdsdist.shards.tar import AUTO, FIRST_DOT, check_rule, decide, is_tar, merge
 from wdsdist.shards.unindexed import check_names, find, find_splits, tars_below, tars_in, warn_of_splits
 
 _log = logging.getLogger("wdsdist")
+
+_Found = ShardIndex | ShardDamagedError
+"""The index of a tar, or why it has none."""
 
 
 def index(
@@ -201,9 +198,7 @@ def _names(locations: Iterable[str]) -> list[str]:
     return [storage.split(location)[1] for location in locations]
 
 
-def _all_left_out(
-    target: str, locations: list[str], found: list[ShardIndex | ShardDamagedError]
-) -> list[dict[str, str | None]]:
+def _all_left_out(target: str, locations: list[str], found: list[_Found]) -> list[dict[str, str | None]]:
     """Return the lines of the report. Raises `ShardDamagedError` where no sample is left."""
     left_out = [one for location, index in zip(locations, found, strict=True) for one in _left_out(location, index)]
     if left_out and not any(one.num_samples for one in found if isinstance(one, ShardIndex)):
@@ -212,7 +207,7 @@ def _all_left_out(
     return left_out
 
 
-def _left_out(location: str, found: ShardIndex | ShardDamagedError) -> list[dict[str, str | None]]:
+def _left_out(location: str, found: _Found) -> list[dict[str, str | None]]:
     """Return the lines of the report on one shard."""
     shard = storage.shown(storage.split(location)[1])
     if isinstance(found, ShardDamagedError):
@@ -292,12 +287,10 @@ class _Job:
     options: storage.StorageOptions
 
 
-def _index_all(
-    executor: concurrent.futures.Executor, jobs: list[_Job], progress: Callable[[ShardsProgress], None] | None
-) -> list[ShardIndex | ShardDamagedError]:
+def _index_all(executor: concurrent.futures.Executor, jobs: list[_Job], progress: Report) -> list[_Found]:
     """Index all tars concurrently; return the indexes in the order of the tars, or why one has none."""
     futures = {executor.submit(_index_one, job): number for number, job in enumerate(jobs)}
-    found: dict[int, ShardIndex | ShardDamagedError] = {}
+    found: dict[int, _Found] = {}
     total = sum(job.size or 0 for job in jobs)
     bytes_done = samples_done = 0
     if progress:
@@ -312,7 +305,7 @@ def _index_all(
     return [found[number] for number in range(len(jobs))]
 
 
-def _index_one(job: _Job) -> ShardIndex | ShardDamagedError:
+def _index_one(job: _Job) -> _Found:
     """Index a tar; where the key rule is still to be decided, nothing is written."""
     how: dict[str, Any] = {"tolerance": job.tolerance, "key_rule": job.key_rule}
     try:
@@ -330,8 +323,8 @@ def _index_one(job: _Job) -> ShardIndex | ShardDamagedError:
 
 
 def _by_one_rule(
-    executor: concurrent.futures.Executor, jobs: list[_Job], found: list[ShardIndex | ShardDamagedError]
-) -> tuple[list[ShardIndex | ShardDamagedError], str]:
+    executor: concurrent.futures.Executor, jobs: list[_Job], found: list[_Found]
+) -> tuple[list[_Found], str]:
     """Decide on the key rule by the names of all tars; return what it gives, and the rule."""
     if jobs[0].key_rule != AUTO:
         return found, jobs[0].key_rule

@@ -137,10 +137,8 @@ def save(
     report = storage.join(folder, _report_name(file_name))
     if left_out:
         write(report, b"".join(json.dumps(line).encode() + b"\n" for line in left_out), options)
-    elif storage.is_remote(folder):
-        storage.remove(report, options)
     else:
-        Path(report).unlink(missing_ok=True)
+        storage.remove(report, options)
     write(storage.join(folder, file_name), index_json.dumps(manifest), options)
 
 

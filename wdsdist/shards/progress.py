@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -16,3 +17,7 @@ class ShardsProgress:
     """Of these shards, though not all of them may be read."""
     bytes: int
     samples_done: int
+
+
+Report = Callable[[ShardsProgress], None] | None
+"""What is called before the first shard and after each; ``None`` where nobody asks."""

@@ -191,7 +191,7 @@ def keep(path: Path, index: ShardIndex, listed_in: str | None = None) -> None:
             # An index in the cache is trusted where this user alone can write it.
             with atomic_write(place, 0o644 if place == _cached(path) else 0o666) as stream:
                 stream.write(content)
-            break
+            return
         except OSError:
             continue  # kept nowhere: the next process scans again
 

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from wdsdist import storage
-from wdsdist.errors import ShardDamagedError, ShardNotFoundError, StorageError
+from wdsdist.errors import ShardNotFoundError, StorageError
 from wdsdist.shards import scan_local
 from wdsdist.shards.index import STRICT, ShardIndex, Tolerance, from_members
 from wdsdist.shards.tar import BLOCK, FIRST_DOT, is_compressed, scan
@@ -94,7 +94,5 @@ def index_remote(
             raise ShardNotFoundError(f"{label} does not exist") from error
     with tempfile.TemporaryDirectory(prefix="wdsdist-") as folder:
         path = Path(folder) / name
-        storage.fetch(location, path, options)
-        if size is not None and path.stat().st_size != size:
-            raise ShardDamagedError(f"{label}: {path.stat().st_size:,} bytes came of its {size:,}: try again")
+        storage.fetch(location, path, options, size=size)
         return scan_local.scan_shard(path, label=label, tolerance=tolerance, key_rule=key_rule)

@@ -27,7 +27,7 @@ from wdsdist.shards.columns.column import Column
 from wdsdist.shards.columns.column_file import StoredColumn
 from wdsdist.shards.columns.column_spec import ColumnSpec
 from wdsdist.shards.columns.join import JoinReport, Tables
-from wdsdist.shards.progress import ShardsProgress
+from wdsdist.shards.progress import Report, ShardsProgress
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -150,11 +150,7 @@ def _check_whole(data: Manifest) -> None:
 
 
 def _make(
-    data: Manifest,
-    specs: Sequence[ColumnSpec],
-    folder: Path,
-    workers: int | None,
-    progress: Callable[[ShardsProgress], None] | None,
+    data: Manifest, specs: Sequence[ColumnSpec], folder: Path, workers: int | None, progress: Report
 ) -> list[AddedColumn]:
     """Make columns from the shards that they do not cover yet."""
     known = {spec.name: _known(data, spec) for spec in specs}
@@ -207,12 +203,7 @@ def _known(data: Manifest, spec: ColumnSpec) -> StoredColumn | None:
     return stored if stored is not None and stored.made_by == spec.made_by else None
 
 
-def _run(
-    job: _Job,
-    wanted: dict[int, list[ColumnSpec]],
-    workers: int | None,
-    progress: Callable[[ShardsProgress], None] | None,
-) -> None:
+def _run(job: _Job, wanted: dict[int, list[ColumnSpec]], workers: int | None, progress: Report) -> None:
     """Make the parts of all shards, except those that an earlier run has left."""
     sizes = job.data.sizes.clip(0)
     numbers = [number for number, specs in wanted.items() if not all(job.part(number, spec).exists() for spec in specs)]

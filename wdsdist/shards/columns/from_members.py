@@ -5,10 +5,8 @@ A local shard is mapped; of a remote one, ranges are fetched where little of it 
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import mmap
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.errors import ExtraMissingError, ShardNotFoundError, StorageError
+from wdsdist.errors import ExtraMissingError
 from wdsdist.shards import scan_local
 from wdsdist.shards.columns.column import Column, MadeColumn
 from wdsdist.shards.columns.column_spec import ColumnSpec, Parse, Reading
@@ -36,8 +34,6 @@ _WORTH_A_REQUEST = 64 << 10
 latency of one costs about as much."""
 _LONGEST = 16 << 20
 """Bytes of a range that is not joined with the next one, which bounds memory."""
-_AT_ONCE = 4
-"""Requests for one shard at once; several shards are read at once too."""
 
 
 class MemberBytes:
@@ -90,24 +86,16 @@ class RemoteBytes(MemberBytes):
         ranges = coalesced(offsets, lengths)
         self._fetched += sum(stop - start for start, stop in ranges)
         if 2 * self._fetched <= len(self._content):
-            with contextlib.suppress(StorageError):  # a server without range requests may still give the whole
+            with contextlib.suppress(storage.NoRangesError):  # such a server gives the whole
                 self._fetch(ranges)
                 return
         storage.fetch(self._location, self._path, self._options, size=len(self._content))
         self.is_whole = True
 
     def _fetch(self, ranges: list[tuple[int, int]]) -> None:
-        with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as executor, self._path.open("r+b", buffering=0) as target:
-
-            def fetch(place: tuple[int, int]) -> None:
-                part = storage.read_range(self._location, *place, self._options)
-                os.pwrite(target.fileno(), part, place[0])
-
-            try:
-                for _ in executor.map(fetch, ranges):
-                    pass
-            except FileNotFoundError as error:
-                raise ShardNotFoundError(f"shard {storage.shown(self._location)} does not exist") from error
+        wanted, size = [range(*one) for one in ranges], len(self._content)
+        with storage.begin_fetch(self._location, self._path, self._options, size=size, ranges=wanted) as fetching:
+            fetching.result()
 
 
 def coalesced(offsets: Int64s, lengths: Int64s) -> list[tuple[int, int]]:

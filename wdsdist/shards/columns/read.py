@@ -24,6 +24,9 @@ PARTS = "__part__", "__parts__"
 """The columns of a view whose samples are parts of records: which part each is, and how many its record has. Samples
 and batches have them under the same names."""
 
+_SHARDS = 1024
+"""Shards whose columns stay in memory where they come from the shards' indexes."""
+
 
 def names(manifest: Manifest) -> list[str]:
     """Return the names of a data set's columns: the free ones, then those of files; of several, what all have."""
@@ -79,10 +82,6 @@ def unknown(name: str, known: list[str]) -> ArgumentError:
     near = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}."
     return ArgumentError(f"the data set has no column {name!r}: {hint} `wdsdist columns` adds more")
-
-
-_SHARDS = 1024
-"""Shards whose columns stay in memory where they come from the shards' indexes."""
 
 
 class ColumnLookup:

@@ -190,21 +190,19 @@ class ShardIndexBuilder:
         self._key = key
         if lower.startswith("__") and lower.endswith("__"):
             problem = f"member {key}.{extension} has the name of an entry that readers add"
-            if not self._tolerance.skip:
-                raise ShardDamagedError(f"{self.label}: {problem}: rename it, or {_LEAVE_OUT}")
-            self._left_out.setdefault(key, problem)
+            advice = f"rename it, or {_LEAVE_OUT}"
         elif lower in sample:
             problem = f"sample {key!r} has two members with extension {lower!r}"
-            if not self._tolerance.skip:
-                raise ShardDamagedError(
-                    f"{self.label}: {problem}: {_LEAVE_OUT}, or with `--keep-first` too, which keeps the first copy"
-                )
-            if self._tolerance.keep_first:
-                self._doubled.setdefault(key, f"{problem}: the first is kept")
-            else:
-                self._left_out.setdefault(key, problem)
+            advice = f"{_LEAVE_OUT}, or with `--keep-first` too, which keeps the first copy"
         else:
             sample[lower] = extension, offset, size
+            return
+        if not self._tolerance.skip:
+            raise ShardDamagedError(f"{self.label}: {problem}: {advice}")
+        if self._tolerance.keep_first and lower in sample:
+            self._doubled.setdefault(key, f"{problem}: the first is kept")
+        else:
+            self._left_out.setdefault(key, problem)
 
     def drop_partial(self, problem: str) -> None:
         """Leave samples that may be truncated out of the index of a tar with damage behind them.
@@ -250,13 +248,7 @@ def _key_arrays(keys: list[bytes]) -> dict[str, Any]:
 
 
 def from_members(
-    members: Members,
-    *,
-    size: int,
-    sha256: str,
-    label: str,
-    tolerance: Tolerance = STRICT,
-    key_rule: str = FIRST_DOT,
+    members: Members, *, size: int, sha256: str, label: str, tolerance: Tolerance = STRICT, key_rule: str = FIRST_DOT
 ) -> ShardIndex:
     """Build the index of a tar from its scanned members.
 

@@ -63,20 +63,10 @@ def dumps(manifest: Manifest) -> bytes:
     """Serialize a manifest to the bytes of ``index.json``; the same manifest always gives the same bytes."""
     listed = []
     for shard in manifest.shards:
-        entry: dict[str, Any] = {"url": shard.name, "nsamples": shard.num_samples}
-        if shard.size >= 0:
-            entry["filesize"] = shard.size
-        if shard.sha256:
-            entry["sha256"] = shard.sha256
-        if shard.tar_size >= 0:
-            entry["tarsize"] = shard.tar_size
-        listed.append(entry)
-    own = {
-        "version": 1,
-        "num_samples": manifest.num_samples,
-        DIGEST: BLANK,
-        **manifest.extra,
-    }
+        known = {"filesize": shard.size, "sha256": shard.sha256, "tarsize": shard.tar_size}
+        known = {name: value for name, value in known.items() if value not in (-1, "")}
+        listed.append({"url": shard.name, "nsamples": shard.num_samples, **known})
+    own = {"version": 1, "num_samples": manifest.num_samples, DIGEST: BLANK, **manifest.extra}
     data = {"__kind__": _KIND, "wids_version": 1, "name": manifest.name, "shardlist": listed, "wdsdist": own}
     return with_digest(f"{json.dumps(data, indent=1)}\n".encode())
 
@@ -286,11 +276,7 @@ def _shard(entry: Any, base: str, elsewhere: bool) -> Shard:
     if not isinstance(sha256, str) or not _DIGEST.fullmatch(sha256):
         raise ValueError(f"has the sha256 {_shown(sha256)}, which is not 64 hexadecimal digits")
     return Shard(
-        entry["url"],
-        _count(entry, "nsamples"),
-        _count(entry, "filesize", -1),
-        sha256,
-        _count(entry, "tarsize", -1),
+        entry["url"], _count(entry, "nsamples"), _count(entry, "filesize", -1), sha256, _count(entry, "tarsize", -1)
     )
 
 

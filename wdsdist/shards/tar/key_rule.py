@@ -99,7 +99,7 @@ def escaped(key: str) -> str:
 class Evidence:
     """What the names of some members show about the key rule; empty for names with one dot each.
 
-    Of each kind the first example is kept.
+    Of each kind of pair the first is kept.
     """
 
     apart: Pair | None = None
@@ -110,10 +110,10 @@ class Evidence:
     """The same, of compound extensions such as ``seg.png`` that a sample may have."""
     unclear: Pair | None = None
     """Two names that may be either."""
-    lone: dict[str, str] = field(default_factory=dict)
-    """Numbers between the dots of names that share the first part with no other, each with a name."""
-    words: dict[str, str] = field(default_factory=dict)
-    """Compound extensions, each with a name."""
+    lone: set[str] = field(default_factory=set)
+    """Numbers between the dots of names that share the first part with no other."""
+    words: set[str] = field(default_factory=set)
+    """Compound extensions, up to `_MOST_WORDS` of them."""
     num_words: int = 0
     """Members with compound extensions."""
 
@@ -131,11 +131,11 @@ class Evidence:
         if getattr(self, kind) is None:
             setattr(self, kind, pair)
 
-    def _add_words(self, words: dict[str, str], count: int) -> None:
+    def _add_words(self, words: Iterable[str], count: int) -> None:
         self.num_words += count
-        for extension, name in words.items():
+        for extension in words:
             if len(self.words) < _MOST_WORDS:
-                self.words.setdefault(extension, name)
+                self.words.add(extension)
 
     def look_at(self, group: Sequence[str]) -> None:
         """Look at the names that agree up to the first dot."""
@@ -164,7 +164,7 @@ class Evidence:
         other = next((one for one in parts if one not in (middle, parent)), parent if nested else None)
         beside = name if other is None else f"{prefix}{other}.{parts[other][0]}"
         if _is_words(middle[1:]):
-            self._add_words({f"{middle[1:]}.{one}": f"{prefix}{middle}.{one}" for one in extensions}, len(extensions))
+            self._add_words([f"{middle[1:]}.{one}" for one in extensions], len(extensions))
             if len(parts) > 1:
                 self._note("torn", (beside if other == parent or not nested else above, name))
             return
@@ -177,7 +177,7 @@ class Evidence:
                 return
         if is_number and len(parts) == 1:
             if is_known:
-                self.lone.setdefault(tail, name)
+                self.lone.add(tail)
         elif not is_known or (is_number and len(extensions) == 1):
             if len(parts) > 1:
                 self._note("unclear", (beside, name))
@@ -196,7 +196,7 @@ def skim(extensions: Iterable[str], count: int, pair: Pair | None) -> Evidence |
     compound = [extension for extension in extensions if not is_cut_alike(extension)]
     if len(compound) > _FEW_WORDS or not all(map(_is_words, map(_middle, compound))):
         return None
-    return Evidence(torn=pair, words={extension: f"x.{extension}" for extension in compound}, num_words=count)
+    return Evidence(torn=pair, words=set(compound), num_words=count)
 
 
 def observe(groups: Iterable[Sequence[str]]) -> Evidence:

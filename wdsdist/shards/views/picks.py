@@ -74,8 +74,8 @@ class Picks:
         return cls(counts, starts, numbers, parts=parts, totals=totals, is_near=is_near)
 
     @classmethod
-    def load(cls, content: bytes | Path, label: str = "") -> tuple[Picks, dict[str, Any]]:
-        """Load the picks of a view from the bytes of its file, or map a local file; return them and its header.
+    def load(cls, content: bytes | Path, label: str = "") -> tuple[Picks, array_file.ArrayFile]:
+        """Load the picks of a view from the bytes of its file, or map a local file; return them and its content.
 
         Raises ``FileNotFoundError``, and `IndexFormatError` where it is no view or damaged, with its ``label``.
         """
@@ -94,7 +94,7 @@ class Picks:
             or bool(((counts < 0) | (counts > MOST_IN_A_SHARD)).any())
         ):
             raise IndexFormatError(f"{label} is a damaged view: its arrays do not fit together; make it anew")
-        return picks, found.header
+        return picks, found
 
     @functools.cached_property
     def counts(self) -> Int64s:

@@ -107,10 +107,10 @@ def load(
     else:
         content = storage.local_path(location).absolute()
         location = str(content)
-    picks, header = Picks.load(content, storage.shown(location))
-    data, made_by = _checked(header, location)
+    picks, found = Picks.load(content, storage.shown(location))
+    data, made_by = _checked(found.header, location)
     place = storage.join(storage.split(location)[0], data)
-    is_own = is_trusted(array_file.head_of(content))
+    is_own = is_trusted(found.head)
     try:
         check_location(storage.split(location)[0], data, elsewhere=allow_elsewhere or is_own)
     except ElsewhereError:
@@ -124,20 +124,19 @@ def load(
             f"the view {storage.shown(location)} names {storage.shown(data)!a}, which {error}"
         ) from None
     whole = open_index(os.path.normpath(place) if not storage.is_remote(place) else place, is_own)
-    return of_data(whole, picks, header["fingerprint"], made_by, storage.shown(location))
-
-
-def of_data(whole: Manifest, picks: Picks, fingerprint: str, made_by: tuple[Any, ...], label: str) -> Manifest:
-    """Return the view of a data set, which may have more shards than when the view was made."""
     covered = len(picks.stored_counts)
-    if covered <= len(whole.counts):
-        data = whole.prefix(covered)
-        if np.array_equal(data.counts, picks.stored_counts) and data.fingerprint == fingerprint:
-            notes = {name: note for name, note in data.extra.items() if name not in NOTES_ON_ALL}
-            return replace(data, counts=picks.counts, picks=picks, made_by=made_by, extra=notes)
+    if covered <= len(whole.counts):  # it may have more shards than when the view was made
+        data_then = whole.prefix(covered)
+        if (
+            np.array_equal(data_then.counts, picks.stored_counts)
+            and data_then.fingerprint == found.header["fingerprint"]
+        ):
+            notes = {name: note for name, note in data_then.extra.items() if name not in NOTES_ON_ALL}
+            return replace(data_then, counts=picks.counts, picks=picks, made_by=made_by, extra=notes)
     raise IndexFormatError(
-        f"the view {label} was made of {covered:,} shards with {int(picks.stored_counts.sum()):,} samples, which are "
-        f"not those that {storage.shown(whole.base)} has now: make the view anew"
+        f"the view {storage.shown(location)} was made of {covered:,} shards with "
+        f"{int(picks.stored_counts.sum()):,} samples, which are not those that {storage.shown(whole.base)} has now: "
+        f"make the view anew"
     )
 
 
