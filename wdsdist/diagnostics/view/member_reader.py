@@ -24,7 +24,7 @@ from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.order import split_line
 from wdsdist.shards import scan_local
 from wdsdist.shards.columns import from_index
-from wdsdist.shards.index import ShardIndex, checksums
+from wdsdist.shards.index import checksums
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.tar import BLOCK
 
@@ -67,7 +67,7 @@ class MemberReader:
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        self.index = functools.lru_cache(_INDEXES)(self._index)
+        self.index = functools.lru_cache(_INDEXES)(functools.partial(from_index.shard_index, manifest))
         """Returns the index of a shard, by its number."""
         self._shards = ShardReader(manifest)
         self._whole: set[int] = set()  # remote shards that cannot be read in parts
@@ -111,12 +111,6 @@ class MemberReader:
                 manifest, number = self.manifest.part(place.shard)
                 raise checksums.damage(known, member.number, manifest.shown_name(number))
             return bytes(content[first:last])
-
-    def _index(self, shard: int) -> ShardIndex:
-        index = from_index.shard_index(self.manifest, shard)
-        part, number = self.manifest.part(shard)
-        part.check_count(number, index.num_samples, part.shown_name(number))
-        return index
 
     @contextlib.contextmanager
     def _content(self, place: Place, first: int, last: int) -> Iterator[checksums.Content]:
