@@ -62,6 +62,18 @@ class Place:
     members: tuple[Member, ...]
 
 
+def shard_of(manifest: Manifest, number: int) -> tuple[int, int]:
+    """Return the shard of a sample, and its number among those that the data set has of it.
+
+    Raises `SampleIndexError` outside the data set.
+    """
+    total = manifest.num_samples
+    if not 0 <= number < total:
+        raise SampleIndexError(f"there is no sample {number:,}: the data set has {total:,}, numbered from 0")
+    shards, samples = split_line(manifest.ends, np.array([number]))
+    return int(shards[0]), int(samples[0])
+
+
 class MemberReader:
     """Reads single members of a data set."""
 
@@ -79,21 +91,13 @@ class MemberReader:
 
         Raises `SampleIndexError` outside the data set, and what reading the index of its shard raises.
         """
-        shard, sample = self.shard_of(number)
+        shard, sample = shard_of(self.manifest, number)
         part, own = self.manifest.part(shard)
         stored = sample if part.picks is None else int(part.picks.of_shard(own)[sample])
         index = self.index(shard)
         first = int(index.sample_starts[stored])
         members = tuple(Member(*one, first + place) for place, one in enumerate(index.members(stored)))
         return Place(number, shard, stored, index.key(stored), members)
-
-    def shard_of(self, number: int) -> tuple[int, int]:
-        """Return the shard of a sample, and its number among those that the data set has of it."""
-        total = self.manifest.num_samples
-        if not 0 <= number < total:
-            raise SampleIndexError(f"there is no sample {number:,}: the data set has {total:,}, numbered from 0")
-        shards, samples = split_line(self.manifest.ends, np.array([number]))
-        return int(shards[0]), int(samples[0])
 
     def read(self, place: Place, member: Member, start: int = 0, stop: int | None = None) -> bytes:
         """Return the bytes of a member, or those from ``start`` up to ``stop``.

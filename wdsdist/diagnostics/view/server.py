@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from wdsdist._util.extras import extra
 from wdsdist.diagnostics.view import describe, figures, pictures, search
 from wdsdist.diagnostics.view.epoch import EpochChoice, EpochPages
-from wdsdist.diagnostics.view.member_reader import Member, MemberReader, Place
+from wdsdist.diagnostics.view.member_reader import Member, MemberReader, Place, shard_of
 from wdsdist.errors import ArgumentError, DestinationExistsError, SampleIndexError, WdsdistError
 from wdsdist.shards.columns import from_index
 from wdsdist.shards.manifest import Manifest
@@ -237,7 +237,7 @@ class _Pages:
         except SampleIndexError:
             raise
         except WdsdistError as error:
-            shard = self.reader.shard_of(number)[0]
+            shard, _ = shard_of(self.view.manifest, number)
             part, own = self.view.manifest.part(shard)
             return {"number": number, "key": "", "shard": part.shown_name(own), "error": str(error), "members": []}
         part, own = self.view.manifest.part(place.shard)
