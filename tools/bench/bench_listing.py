@@ -1,4 +1,4 @@
-"""Memory that the listing of a source takes: bytes a member, and whether ten million fit under 1 GB.
+"""Memory that the listing of a source takes: bytes a member, in a process of its own.
 
 A data set of ``--members`` empty members of two a sample is made, without its data where a listing asks for none, and
 listed by a fresh process. Its memory of its own (``RssAnon``) is looked at every 10 ms from outside. Pages of mapped
@@ -11,22 +11,15 @@ archives, which the system takes back when it needs them, count in the last colu
 
     python tools/bench/bench_listing.py [--members 1000000] [--kinds zip tar]
 
-Results on a busy 4-core AMD EPYC, Python 3.11.7, 2026-11-21 (the rates are those of one run):
+Results on a very busy 2-core Intel Xeon, Python 3.11.7, 2026-11-22 (one run each; a CSV has some 90 MB for its reader,
+and 22 bytes a member beyond that):
 
     1,000,000 members: bytes a member, held and at most; most in all; members a second; with pages
-    folder                   36     36       58 MB      706 k       77 MB
-    zip                      72     72       94 MB      149 k      136 MB
-    tar                      88     88      111 MB      251 k      603 MB
-    shards                   44     81      103 MB     2901 k      122 MB
-    shards, same keys        79     88      111 MB     2251 k      130 MB
-    csv                       8     20       42 MB      272 k       66 MB
-    10,000,000 members:
-    folder                   36     36      384 MB      699 k      403 MB
-    zip                      72     72      747 MB      106 k      993 MB
-    tar                      77     77      789 MB      234 k     5491 MB
-    shards                   34     66      683 MB     3575 k      702 MB
-    shards, same keys        43     83      850 MB     2615 k      871 MB
-    csv                       8     20      222 MB      181 k      245 MB
+    folder                   45     45       74 MB       75 k       92 MB
+    zip                     523    535      564 MB       21 k      582 MB
+    tar                      79     86      115 MB       20 k      618 MB
+    shards                   37     37       66 MB      913 k       84 MB
+    csv                     113    113      142 MB       44 k      214 MB
 """
 
 from __future__ import annotations

@@ -102,9 +102,8 @@ def clean(sources: tuple[str, ...], older_than: float, everything: bool, cache_d
 @access
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
 def warm(
-    shards: tuple[str, ...], cache_dir: Path | None, cache_limit: int | None, quiet: bool,
-    stage: bool, **options: Any,
-) -> None:  # fmt: skip
+    shards: tuple[str, ...], cache_dir: Path | None, cache_limit: int | None, quiet: bool, stage: bool, **options: Any
+) -> None:
     """Fetch the shards of SHARDS that training will need first on this node into its cache.
 
     Give the options of the loader and data set that will train. What is there already is not fetched again, so an
@@ -135,11 +134,9 @@ def warm(
 
 
 def _first(
-    manifest: Manifest, *, ranks: int, ranks_per_node: int, epoch: int, samples_per_epoch: int | None,
-    shuffle_window: int | None, num_canonical_replicas: int | None, node: int | None, rank: int | None,
-    room: int | None, cache_limit: int | None, **given_more: Any,
-) -> list[int]:  # fmt: skip
-    """Return the shards that the ranks of a node need first."""
+    manifest: Manifest, *, node: int | None, rank: int | None, room: int | None, cache_limit: int | None, **given: Any
+) -> list[int]:
+    """Return the shards that the ranks of a node need first; ``given`` are `epoch_options`."""
     from wdsdist._util.validation import check_integer
     from wdsdist.cache.warm import first_shards
     from wdsdist.distributed.identity import Identity, identity
@@ -150,12 +147,9 @@ def _first(
     from wdsdist.sampling.planned_epoch import Place
     from wdsdist.sampling.shard_schedule import upcoming
 
-    planned = planned_options(given_more)
-    given, plan = epoch_of(
-        manifest.counts, is_local=not manifest.is_copied.any(), ranks=ranks, samples_per_epoch=samples_per_epoch,
-        shuffle_window=shuffle_window, num_canonical_replicas=num_canonical_replicas, **given_more,
-    )  # fmt: skip
-    per_node = min(ranks, check_integer("ranks_per_node", ranks_per_node, 1))
+    planned, ranks, epoch = planned_options(given), given["ranks"], given["epoch"]
+    order, plan = epoch_of(manifest.counts, is_local=not manifest.is_copied.any(), **given)
+    per_node = min(ranks, check_integer("ranks_per_node", given["ranks_per_node"], 1))
     if rank is None:
         first = per_node * (identity().node_rank if node is None else node)
         mine = range(first, min(first + per_node, ranks))
@@ -164,8 +158,8 @@ def _first(
     if not mine or mine[-1] >= ranks:
         raise click.UsageError(f"there are {counted(ranks, 'rank')}, {per_node:,} on each node: see --ranks")
     config = OrderConfig(
-        manifest=manifest, given=given, lanes=num_canonical_replicas, window=shuffle_window, cache_limit=cache_limit,
-        samples_per_epoch=samples_per_epoch,
+        manifest=manifest, given=order, lanes=given["num_canonical_replicas"], window=given["shuffle_window"],
+        cache_limit=cache_limit, samples_per_epoch=given["samples_per_epoch"],
     )  # fmt: skip
     here = Identity(mine[0], ranks, mine[0] % per_node, per_node, mine[0] // per_node, "arguments")
     settings = config.settings(here)

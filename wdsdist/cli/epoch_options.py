@@ -65,10 +65,11 @@ def epoch_options(command: Callable[..., None]) -> Callable[..., None]:
 def epoch_of(
     counts: Int64s, *, is_local: bool, ranks: int, batch_size: int, samples_per_epoch: int | None, seed: int,
     order: str, no_shuffle: bool, shuffle_window: int | None, num_canonical_replicas: int | None, keep_tail: bool,
+    **_: Any,
 ) -> tuple[OrderSettings, EpochPlan]:  # fmt: skip
     """Return the order and the plan of an epoch over shards with so many samples each, as `epoch_options` say.
 
-    Raises `ArgumentError` for an option out of its range.
+    Other options of a command are ignored. Raises `ArgumentError` for an option out of its range.
     """
     from wdsdist._util.validation import MOST_PROCESSES, check_integer
     from wdsdist.sampling.epoch_plan import EpochPlan

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
-from wdsdist.diagnostics.view.search import with_key
+from wdsdist.diagnostics.view.member_reader import shard_of
+from wdsdist.diagnostics.view.search import numbers_of, with_key
 from wdsdist.errors import SampleError
 from wdsdist.samples.shard_reader import ShardReader
-from wdsdist.sampling.order import split_line
 from wdsdist.shards.columns import from_members
 from wdsdist.shards.columns.from_index import shard_index, shard_indexes
 from wdsdist.shards.index import ShardIndex, checksums
@@ -44,11 +42,10 @@ def find_sample(manifest: Manifest, wanted: str, *, by_number: bool = False) -> 
     Raises `SampleError` where there is no such sample, or several with the key.
     """
     found = [
-        Located(int(manifest.ends[shard] - manifest.counts[shard]) + sample, shard, index, stored)
+        Located(number, shard, index, stored)
         for shard, index in (() if by_number else shard_indexes(manifest))
         for stored in with_key(index, wanted)
-        for sample, chosen in enumerate(_stored(manifest, shard, index))
-        if chosen == stored
+        for number in numbers_of(manifest, shard, stored)
     ]
     if len({(one.shard, one.stored) for one in found}) > 1:
         numbers = " or ".join(str(one.number) for one in found)
@@ -67,10 +64,9 @@ def find_sample(manifest: Manifest, wanted: str, *, by_number: bool = False) -> 
             f"no sample has the key {wanted!r}, nor is there a sample of that number: there are "
             f"{manifest.num_samples:,}, numbered from 0"
         )
-    shards, places = split_line(manifest.ends, np.array([number]))
-    shard = int(shards[0])
+    shard, place = shard_of(manifest, number)
     index = shard_index(manifest, shard)
-    return Located(number, shard, index, _stored(manifest, shard, index)[int(places[0])])
+    return Located(number, shard, index, _stored(manifest, shard, index)[place])
 
 
 def member(manifest: Manifest, found: Located, field: str) -> memoryview:

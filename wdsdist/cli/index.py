@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist.cli.options import allow_elsewhere, key_rule, on_damage, opened, storage_option, storage_options
+from wdsdist.cli.options import access, how_to_open, key_rule, on_damage, opened
 from wdsdist.cli.output import contents, counted, say
 from wdsdist.cli.progress import shards_meter
 
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 @click.option("--exclude", metavar="FILE", help="Leave out the samples that a quarantine file lists.")
 @key_rule
 @on_damage
-@allow_elsewhere
-@storage_option
+@access
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
 def index(
     shards: tuple[str, ...],
@@ -41,7 +40,6 @@ def index(
     split: str,
     workers: int | None,
     splits: bool,
-    allow_elsewhere: bool,
     quiet: bool,
     **given: Any,
 ) -> None:
@@ -58,8 +56,7 @@ def index(
     known = _opened(shards) if formats else None
     manifests = [known] if known else []
     if not known:
-        given |= {"output": output, "workers": workers, "allow_elsewhere": allow_elsewhere}
-        given["storage_options"] = storage_options()
+        given |= {"output": output, "workers": workers, **how_to_open()}
         manifests = _indexed(shards, splits, quiet, given)
         for manifest in () if quiet else manifests:
             _sum_up(manifest, manifest.name if splits else given["name"])

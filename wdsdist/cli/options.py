@@ -16,21 +16,11 @@ if TYPE_CHECKING:
 
     from wdsdist.shards.manifest import Manifest
 
-_STORAGE_OPTIONS, _ELSEWHERE = f"{__name__}.storage_options", f"{__name__}.allow_elsewhere"
+_ACCESS = f"{__name__}.access"
 
 
-def _keep_elsewhere(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
-    ctx.meta[_ELSEWHERE] = value
-    return value
-
-
-_about_elsewhere: dict[str, Any] = {
-    "is_flag": True,
-    "callback": _keep_elsewhere,
-    "help": "Let an index.json name shards outside its own folder or store.",
-}
-allow_elsewhere = click.option("--allow-elsewhere", **_about_elsewhere)
-"""The option of a command that passes the value on; `access` has it for those that call `opened`."""
+def _keep_elsewhere(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    ctx.meta.setdefault(_ACCESS, {})["allow_elsewhere"] = value
 
 
 def _keep_storage_options(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> None:
@@ -50,30 +40,33 @@ def _keep_storage_options(ctx: click.Context, param: click.Parameter, values: tu
             place[last] = json.loads(text)
         except ValueError:
             place[last] = text
-    ctx.meta[_STORAGE_OPTIONS] = found or None
-
-
-storage_option = click.option(
-    "--storage-option",
-    metavar="KEY=VALUE",
-    multiple=True,
-    expose_value=False,
-    callback=_keep_storage_options,
-    help="An option of the client of the store, as storage_options has it: anon=true, profile=NAME. A dot leads into a "
-    "mapping: client_kwargs.region_name=eu. Others can read the arguments of a command: keep secrets in a profile.",
-)
-"""The option of every command that takes URLs; `storage_options` returns what was given."""
+    ctx.meta.setdefault(_ACCESS, {})["storage_options"] = found or None
 
 
 def access(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator that adds the options by which `opened` opens a data set: --allow-elsewhere and --storage-option."""
-    return click.option("--allow-elsewhere", expose_value=False, **_about_elsewhere)(storage_option(command))
+    """Decorator that adds the options by which data sets are opened: --allow-elsewhere and --storage-option."""
+    command = click.option(
+        "--storage-option",
+        metavar="KEY=VALUE",
+        multiple=True,
+        expose_value=False,
+        callback=_keep_storage_options,
+        help="An option of the client of the store, as storage_options has it: anon=true, profile=NAME. A dot leads "
+        "into a mapping: client_kwargs.region_name=eu. Others can read the arguments of a command: keep secrets in a "
+        "profile.",
+    )(command)
+    return click.option(
+        "--allow-elsewhere",
+        is_flag=True,
+        expose_value=False,
+        callback=_keep_elsewhere,
+        help="Let an index.json name shards outside its own folder or store.",
+    )(command)
 
 
-def storage_options() -> dict[str, Any] | None:
-    """Return what the options ``--storage-option`` of this command gave, as fsspec takes it; ``None`` without any."""
-    found: dict[str, Any] | None = click.get_current_context().meta.get(_STORAGE_OPTIONS)
-    return found
+def how_to_open() -> dict[str, Any]:
+    """Return what the options of `access` say, as `wdsdist.open` takes it: ``allow_elsewhere``, ``storage_options``."""
+    return dict(click.get_current_context().meta[_ACCESS])
 
 
 key_rule = click.option(
@@ -108,10 +101,7 @@ def opened(*shards: str) -> Manifest:
     """Open the data set that SHARDS on the command line mean, as the options of `access` say."""
     from wdsdist.shards.open import open as open_shards
 
-    allowed = bool(click.get_current_context().meta.get(_ELSEWHERE))
-    return open_shards(
-        shards[0] if len(shards) == 1 else shards, allow_elsewhere=allowed, storage_options=storage_options()
-    )
+    return open_shards(shards[0] if len(shards) == 1 else shards, **how_to_open())
 
 
 FIELDS_HELP = "What each sample must have, and not empty, as in 'jpg;png,cls,txt?'."

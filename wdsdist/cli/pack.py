@@ -12,13 +12,13 @@ import click
 from wdsdist._util.validation import human
 from wdsdist.cli.options import (
     FIELDS_HELP,
-    allow_elsewhere,
+    access,
     byte_count,
     field_list,
+    how_to_open,
     key_rule,
     on_damage,
-    storage_option,
-    storage_options,
+    opened,
 )
 from wdsdist.cli.output import contents, counted, say
 from wdsdist.cli.progress import meter
@@ -100,8 +100,7 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
 @click.option(
     "--compress", metavar="zst[:LEVEL]", help="Compress the shards, as .tar.zst.  [default level: 3, of 1 to 22]"
 )
-@allow_elsewhere
-@storage_option
+@access
 @click.option("--overwrite", is_flag=True, help="Replace another data set that wdsdist packed into DEST.")
 @click.option("--append", is_flag=True, help="Add the samples to the data set in DEST, as further shards.")
 @on_damage
@@ -136,7 +135,7 @@ def pack(
     my_module:make_dataset. An interrupted command goes on where it stopped when it is run again; a finished one
     returns at once.
     """
-    given["storage_options"] = storage_options()
+    given |= how_to_open()
     given["shuffle_seed"] = None if no_shuffle else "auto" if seed is None else seed
     if not splits:
         _pack_one(source, dest, given, engine, address, scope, quiet=quiet)
@@ -163,9 +162,7 @@ def pack(
 
 def _with_classes(dest: str) -> str | None:
     """Return a packed data set where it has classes."""
-    from wdsdist.shards.open import open as open_shards
-
-    return dest if open_shards(dest, storage_options=storage_options()).extra.get("classes") else None
+    return dest if opened(dest).extra.get("classes") else None
 
 
 def _pack_one(

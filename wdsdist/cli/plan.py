@@ -84,9 +84,8 @@ def plan(rank: int | None, workers: int, step: float | None, as_json: bool, plot
 
 
 def _world(
-    *, shards: tuple[str, ...], num_shards: int | None, samples: int | None, shard_bytes: int, ranks_per_node: int,
-    epoch: int, **epoch_given: Any,
-) -> tuple[World, Manifest | None]:  # fmt: skip
+    *, shards: tuple[str, ...], num_shards: int | None, samples: int | None, shard_bytes: int, **given: Any
+) -> tuple[World, Manifest | None]:
     import numpy as np
 
     from wdsdist.diagnostics.epoch_report import World
@@ -106,10 +105,10 @@ def _world(
         counts[:more] += 1
         sizes = np.full(many, shard_bytes)
     is_local = manifest is not None and not manifest.is_copied.any()
-    settings, plan = epoch_of(counts, is_local=is_local, **epoch_given)
+    settings, plan = epoch_of(counts, is_local=is_local, **given)
     return World(
-        counts=counts, sizes=sizes, settings=settings, plan=plan, ranks_per_node=ranks_per_node, epoch=epoch,
-        records=None if manifest is None else manifest.records,
+        counts=counts, sizes=sizes, settings=settings, plan=plan, ranks_per_node=given["ranks_per_node"],
+        epoch=given["epoch"], records=None if manifest is None else manifest.records,
     ), manifest  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,10 +110,12 @@ def _transport(group: list[Any], batch_bytes: int, seconds: float) -> float:
     def cross() -> None:
         message = pickle.dumps(send(group))
         if len(message) > _PIPE:  # no slot was free: a write to the pipe would deadlock without a reader
-            _touch_all(pickle.loads(message))
-            return
-        theirs.send_bytes(message)
-        _touch_all(pickle.loads(ours.recv_bytes()))
+            crossed = message
+        else:
+            theirs.send_bytes(message)
+            crossed = ours.recv_bytes()
+        for batch in pickle.loads(crossed):
+            _touch(batch)
 
     with ours, theirs:
         return _time_of(cross, seconds / 4)
@@ -124,7 +126,6 @@ def rate(
     batch_size: int = 64,
     *,
     workers: int,
-    collate_fn: Collate | None = None,
     seconds: float = 3.0,
     step: float = 0.0,
 ) -> Rate:
@@ -134,7 +135,6 @@ def rate(
         dataset: what is to be loaded.
         batch_size: samples a batch.
         workers: ``num_workers`` of the loader.
-        collate_fn: as of the loader.
         seconds: how long to measure, after a warm-up of a quarter of that.
         step: seconds that the training loop spends on each batch; it sleeps for them.
 
@@ -142,7 +142,7 @@ def rate(
         ArgumentError: the data set has fewer samples than one batch.
     """
     _check(dataset, batch_size)
-    batches = _endless(StreamingDataLoader(dataset, batch_size, num_workers=workers, collate_fn=collate_fn))
+    batches = _endless(StreamingDataLoader(dataset, batch_size, num_workers=workers))
     first_batch = _time_of(lambda: _touch(next(batches)), 0)
     waits: list[float] = []
 
@@ -199,11 +199,6 @@ def _time_of(action: Callable[[], object], seconds: float) -> float:
         spent = time.perf_counter() - started
         if spent >= seconds:
             return spent / count
-
-
-def _touch_all(batches: Iterable[Any]) -> None:
-    for batch in batches:
-        _touch(batch)
 
 
 def _touch(batch: Any) -> int:

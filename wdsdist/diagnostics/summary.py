@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,7 +70,7 @@ class _Spread:
         return {"min": least, "median": int(median) if median.is_integer() else median, "max": most}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Members:
     """What the indexes of the shards that were looked at say."""
 
@@ -79,10 +79,10 @@ class _Members:
     """int64 [shards looked at]: samples of each."""
     sizes: _Spread
     """Bytes of samples."""
-    fields: dict[str, _Spread]
+    fields: dict[str, _Spread] = field(default_factory=dict)
     """Bytes of members, by their extension in lower case."""
-    classes: Column | None
-    """Values of ``cls`` members, as far as they were read."""
+    classes: list[Column] = field(default_factory=list)
+    """Values of ``cls`` members of each shard, as far as they were read."""
 
 
 def summary(manifest: Manifest, *, everything: bool = False, limits: Limits = Limits()) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def summary(manifest: Manifest, *, everything: bool = False, limits: Limits = Li
         if "fields" not in extra or "payload_bytes" not in extra:
             raise
         problems.append(f"members were not looked at: {error}")
-        found = _Members(0, np.zeros(0, np.int64), _Spread(0), {}, None)
+        found = _Members(0, np.zeros(0, np.int64), _Spread(0))
     samples, sizes = int(found.samples.sum()), found.sizes
     is_whole = samples == manifest.num_samples
     payload = extra.get("payload_bytes", sizes.total if is_whole else None)
@@ -146,8 +146,7 @@ def _look(manifest: Manifest, problems: list[str], limits: Limits, *, everything
     """Read indexes, and where there are no columns of classes, some of the members that name them."""
     numbers = np.flatnonzero(manifest.counts) if everything else _chosen(manifest, limits)
     total = int(manifest.counts[numbers].sum())
-    found = _Members(len(numbers), manifest.counts[numbers], _Spread(total), {}, None)
-    classes: list[Column] = []
+    found = _Members(len(numbers), manifest.counts[numbers], _Spread(total))
     budget = limits.members if total <= limits.members else max(1, limits.members // len(numbers))
     has_column = "cls" in manifest.columns
     for number, index in from_index.shard_indexes(manifest, numbers.tolist()):
@@ -157,15 +156,14 @@ def _look(manifest: Manifest, problems: list[str], limits: Limits, *, everything
         found.sizes.add(from_index.of_index(index, from_index.BYTES).values)
         for name, sizes in _sizes(index):
             found.fields.setdefault(name, _Spread(total)).add(sizes)
-        if not has_column and len(classes) < limits.members and not manifest.is_copied[number]:
+        if not has_column and len(found.classes) < limits.members and not manifest.is_copied[number]:
             try:
-                classes.append(_cls(part, place, index, budget))
+                found.classes.append(_cls(part, place, index, budget))
             except WdsdistError as error:
                 problems.append(f"classes were not counted in all shards: {error}")
                 has_column = True  # as it would be with the next shards
-    fields = dict(sorted(found.fields.items()))
-    known = [one for one in classes if not one.is_empty]
-    return _Members(found.shards, found.samples, found.sizes, fields, Column.joined(known) if known else None)
+    found.fields = dict(sorted(found.fields.items()))
+    return found
 
 
 def _chosen(manifest: Manifest, limits: Limits) -> Int64s:
@@ -197,11 +195,12 @@ def _cls(part: Manifest, number: int, index: ShardIndex, budget: int) -> Column:
 
 
 def _class_counts(
-    manifest: Manifest, read: Column | None, problems: list[str]
+    manifest: Manifest, read: list[Column], problems: list[str]
 ) -> tuple[dict[str, int] | None, int | None]:
     """Return the samples of each class by its name or number, and the samples that were counted; ``None`` for both
     where that is not known, and the first for more classes than anybody reads."""
-    column = read
+    known = [one for one in read if not one.is_empty]
+    column = Column.joined(known) if known else None
     if "cls" in manifest.columns:
         try:
             column = manifest._column("cls")

@@ -236,22 +236,16 @@ def _is_integer(value: Any) -> bool:
 def _node(value: Any, left: list[int], most_text: int, depth: int) -> list[Any]:
     """Return a value as ``[kind, content, total]``: kinds are ``object``, ``list``, ``text`` and ``plain``."""
     left[0] -= 1
-    if isinstance(value, Mapping) and depth < _DEEPEST:
-        shown = []
-        for key, one in value.items():
+    if isinstance(value, (Mapping, list, tuple)) and depth < _DEEPEST:
+        names = value if isinstance(value, Mapping) else None
+        shown: list[Any] = []
+        for key, one in enumerate(value) if names is None else names.items():
             if left[0] <= 0:
                 left[0] = -1
                 break
-            shown.append([str(key)[:_DIGITS], _node(one, left, most_text, depth + 1)])
-        return ["object", shown, len(value)]
-    if isinstance(value, (list, tuple)) and depth < _DEEPEST:
-        shown = []
-        for one in value:
-            if left[0] <= 0:
-                left[0] = -1
-                break
-            shown.append(_node(one, left, most_text, depth + 1))
-        return ["list", shown, len(value)]
+            node = _node(one, left, most_text, depth + 1)
+            shown.append(node if names is None else [str(key)[:_DIGITS], node])
+        return ["list" if names is None else "object", shown, len(value)]
     if isinstance(value, str) and not isinstance(value, _Literal):
         return ["text", value[:most_text], len(value)]
     if value is None or isinstance(value, bool):

@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.diagnostics.epoch_report import evenly
-from wdsdist.shards.columns.column import Column
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.views import query
 
@@ -48,7 +47,8 @@ def of_column(
     missing = int(column.missing.sum())
     about = {"name": name, "kind": column.kind, "samples": len(column), "missing": missing, "of": total}
     if column.kind == "text" or column.kind == "bool":
-        return about | _bars(_texts(column))
+        texts = [str(one) for one in column.array()[column.missing == 0].tolist()]
+        return about | _bars(np.array(texts, object))
     values = column.typed()[column.missing == 0]
     values = values[np.isfinite(values)]
     if not len(values):
@@ -63,11 +63,6 @@ def of_column(
             labels = np.array([_label(one, classes) for one in values.tolist()] if name == "cls" else [], object)
             return facts | _bars(labels if len(labels) else values)
     return facts | _bins(values)
-
-
-def _texts(column: Column) -> npt.NDArray[Any]:
-    values = column.array()
-    return np.array([str(one) for one in values[column.missing == 0].tolist()], object)
 
 
 def _label(number: int, classes: tuple[str, ...]) -> str:

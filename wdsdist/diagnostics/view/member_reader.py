@@ -25,7 +25,7 @@ from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.order import split_line
 from wdsdist.shards import scan_local
 from wdsdist.shards.columns import from_index
-from wdsdist.shards.index import ShardIndex, checksums
+from wdsdist.shards.index import checksums
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.tar import BLOCK
 
@@ -70,12 +70,24 @@ class Place:
         return self.key if self.part is None else f"{self.key} part {self.part.number} of {self.part.total}"
 
 
+def shard_of(manifest: Manifest, number: int) -> tuple[int, int]:
+    """Return the shard of a sample, and its number among those that the data set has of it.
+
+    Raises `SampleIndexError` outside the data set.
+    """
+    total = manifest.num_samples
+    if not 0 <= number < total:
+        raise SampleIndexError(f"there is no sample {number:,}: the data set has {total:,}, numbered from 0")
+    shards, samples = split_line(manifest.ends, np.array([number]))
+    return int(shards[0]), int(samples[0])
+
+
 class MemberReader:
     """Reads single members of a data set."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        self.index = functools.lru_cache(_INDEXES)(self._index)
+        self.index = functools.lru_cache(_INDEXES)(functools.partial(from_index.shard_index, manifest))
         """Returns the index of a shard, by its number."""
         self._shards = ShardReader(manifest)
         self._whole: set[int] = set()  # remote shards that cannot be read in parts
@@ -87,7 +99,7 @@ class MemberReader:
 
         Raises `SampleIndexError` outside the data set, and what reading the index of its shard raises.
         """
-        shard, sample = self.shard_of(number)
+        shard, sample = shard_of(self.manifest, number)
         part, own = self.manifest.part(shard)
         stored = sample if part.picks is None else int(part.picks.of_shard(own)[sample])
         index = self.index(shard)
@@ -95,14 +107,6 @@ class MemberReader:
         members = tuple(Member(*one, first + place) for place, one in enumerate(index.members(stored)))
         which = self._shards.parts(np.array([shard]), np.array([sample]))[0]
         return Place(number, shard, stored, index.key(stored), members, which)
-
-    def shard_of(self, number: int) -> tuple[int, int]:
-        """Return the shard of a sample, and its number among those that the data set has of it."""
-        total = self.manifest.num_samples
-        if not 0 <= number < total:
-            raise SampleIndexError(f"there is no sample {number:,}: the data set has {total:,}, numbered from 0")
-        shards, samples = split_line(self.manifest.ends, np.array([number]))
-        return int(shards[0]), int(samples[0])
 
     def read(self, place: Place, member: Member, start: int = 0, stop: int | None = None) -> bytes:
         """Return the bytes of a member, or those from ``start`` up to ``stop``.
@@ -120,12 +124,6 @@ class MemberReader:
                 manifest, number = self.manifest.part(place.shard)
                 raise checksums.damage(known, member.number, manifest.shown_name(number))
             return bytes(content[first:last])
-
-    def _index(self, shard: int) -> ShardIndex:
-        index = from_index.shard_index(self.manifest, shard)
-        part, number = self.manifest.part(shard)
-        part.check_count(number, index.num_samples, part.shown_name(number))
-        return index
 
     @contextlib.contextmanager
     def _content(self, place: Place, first: int, last: int) -> Iterator[checksums.Content]:

@@ -18,6 +18,7 @@ from wdsdist.diagnostics.view.member_reader import MemberReader
 from wdsdist.errors import WdsdistError
 from wdsdist.shards.columns import from_index
 from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.quarantine import BadEntry
 
 _SECONDS = 0.4
@@ -45,7 +46,7 @@ def keys(reader: MemberReader, text: str, *, shard: int, seconds: float = _SECON
             index = reader.index(number)
         except WdsdistError:
             return []  # `problems` names it
-        return [one for stored in _with_text(index, wanted) for one in _numbers(reader, number, stored)]
+        return [one for stored in _with_text(index, wanted) for one in numbers_of(reader.manifest, number, stored)]
 
     return _walk(reader, in_shard, shard, seconds)
 
@@ -75,7 +76,9 @@ def problems(reader: MemberReader, quarantined: Sequence[BadEntry], *, shard: in
             return [problem("damaged", "", str(error))]
         found = [problem("left out", key, reason) for key, reason in index.left_out]
         for entry in by_shard.get(storage.split(name)[1], ()):
-            numbers = [one for stored in with_key(index, entry.key) for one in _numbers(reader, number, stored)]
+            numbers = [
+                one for stored in with_key(index, entry.key) for one in numbers_of(reader.manifest, number, stored)
+            ]
             reason = f"{entry.field}: {entry.reason}" if entry.field else entry.reason
             found.append(problem("quarantined", entry.key, reason, numbers[0] if numbers else None))
         return found
@@ -94,11 +97,11 @@ def _walk(reader: MemberReader, in_shard: Callable[[int], list[Any]], first: int
     return Found(found, None, total)
 
 
-def _numbers(reader: MemberReader, shard: int, stored: int) -> list[int]:
+def numbers_of(manifest: Manifest, shard: int, stored: int) -> list[int]:
     """Return the numbers in the data set of a sample of a shard: of a view none, one or several."""
-    part, own = reader.manifest.part(shard)
+    part, own = manifest.part(shard)
     picked = [stored] if part.picks is None else np.flatnonzero(part.picks.of_shard(own) == stored).tolist()
-    first = int(reader.manifest.ends[shard] - reader.manifest.counts[shard])
+    first = int(manifest.ends[shard] - manifest.counts[shard])
     return [first + place for place in picked]
 
 

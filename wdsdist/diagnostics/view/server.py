@@ -11,7 +11,7 @@ import re
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from wdsdist._util.extras import extra
 from wdsdist.diagnostics.view import describe, figures, pictures, search
 from wdsdist.diagnostics.view.epoch import EpochChoice, EpochPages
-from wdsdist.diagnostics.view.member_reader import Member, MemberReader, Place
+from wdsdist.diagnostics.view.member_reader import Member, MemberReader, Place, shard_of
 from wdsdist.errors import ArgumentError, DestinationExistsError, SampleIndexError, WdsdistError
 from wdsdist.shards.columns import from_index
 from wdsdist.shards.manifest import Manifest
@@ -119,7 +119,7 @@ class _Pages:
         else:
             total = self.view.manifest.num_samples
             numbers = range(start, min(start + count, total))
-        return {"total": total, "start": start, "samples": list(self._readers.map(self._tile, numbers))}
+        return {"total": total, "start": start, "samples": list(self._readers.map(self._described, numbers))}
 
     def sample(self, request: Request) -> Any:
         """Return all of one sample; with ``where``, its neighbours among those for which it is true."""
@@ -149,7 +149,8 @@ class _Pages:
             headers["content-disposition"] = f'attachment; filename="{name}"'
         span = _range(request.headers.get("range"), member.size)
         if span is None:
-            pieces = self._pieces(place, member)
+            starts = range(0, member.size, _PIECE)
+            pieces = (self.reader.read(place, member, start, start + _PIECE) for start in starts)
             headers["content-length"] = str(member.size)
             return StreamingResponse(pieces, media_type=kind, headers=headers)
         start, stop = span
@@ -229,17 +230,14 @@ class _Pages:
         path = made.save(folder / name)
         return {"path": str(path), "samples": made.num_samples}
 
-    def _tile(self, number: int) -> dict[str, Any]:
-        return self._described(number, describe.TILE)
-
-    def _described(self, number: int, limits: describe.Limits) -> dict[str, Any]:
+    def _described(self, number: int, limits: describe.Limits = describe.TILE) -> dict[str, Any]:
         """Return a sample as JSON has it; where its shard cannot be read, the error in its place."""
         try:
             place = self.reader.place(number)
         except SampleIndexError:
             raise
         except WdsdistError as error:
-            shard = self.reader.shard_of(number)[0]
+            shard, _ = shard_of(self.view.manifest, number)
             part, own = self.view.manifest.part(shard)
             return {"number": number, "key": "", "shard": part.shown_name(own), "error": str(error), "members": []}
         part, own = self.view.manifest.part(place.shard)
@@ -264,10 +262,6 @@ class _Pages:
         if member >= len(place.members):
             raise SampleIndexError(f"sample {place.number:,} has {len(place.members)} members, and no number {member}")
         return place, place.members[member]
-
-    def _pieces(self, place: Place, member: Member) -> Iterator[bytes]:
-        for start in range(0, member.size, _PIECE):
-            yield self.reader.read(place, member, start, start + _PIECE)
 
 
 def app(view: View, *, hosts: Sequence[str] | None = None, token: str = "") -> ASGIApp:
