@@ -170,6 +170,18 @@ def test_the_first_batch_does_not_wait_for_its_shards(
     assert sorted(int(key) for batch in taken for key in batch["__key__"]) == list(range(SHARDS * SAMPLES))
 
 
+def test_only_of_the_shards_of_the_first_batch_parts_are_fetched(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore
+) -> None:
+    store.requests.clear()
+    taken = [key for batch in wdsdist.StreamingDataLoader(open_dataset(), 6, num_workers=0) for key in batch["__key__"]]
+    assert sorted(map(int, taken)) == list(range(SHARDS * SAMPLES))
+    first = f"train/{int(taken[0]) // SAMPLES:02}.tar"
+    of_others = [one for one in store.requests if one.path.endswith(".tar") and one.path != first]
+    assert len(of_others) == SHARDS - 1
+    assert all(one.start is None for one in of_others)
+
+
 def test_an_epoch_moves_each_byte_and_each_index_once(
     open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore
 ) -> None:
