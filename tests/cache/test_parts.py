@@ -25,7 +25,7 @@ from tests.support.tars import plain_tar
 from tests.support.web import Web, served
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.cache import FetchAhead, PinnedPart, ShardCache, cached_path, shard_cache
+from wdsdist.cache import FetchAhead, Need, PinnedPart, ShardCache, cached_path, copy_key, shard_cache
 from wdsdist.cache.extents import ExtentMap
 from wdsdist.cache.fetch import Fetched, fetch
 from wdsdist.cache.locks import LockableFile, pauses
@@ -168,6 +168,14 @@ def test_the_first_batch_does_not_wait_for_its_shards(
     assert all(is_right({"__key__": key, "bin": data}) for batch in taken for key, data in
                zip(batch["__key__"], batch["bin"], strict=True))  # fmt: skip
     assert sorted(int(key) for batch in taken for key in batch["__key__"]) == list(range(SHARDS * SAMPLES))
+
+
+def test_of_shards_that_are_coming_only_the_first_batch_takes_parts(remote: Manifest, tmp_path: Path) -> None:
+    cache, needs = ShardCache(tmp_path / "cache"), PartNeeds(lambda _: np.arange(2))
+    cache.expect([Need(copy_key(remote, number), number) for number in range(SHARDS)])
+    cache.when_asked(lambda: None)
+    with closing(cache.pin_parts(remote, {0: needs})[0]):
+        assert cache.pin_parts(remote, {1: needs}) == {}
 
 
 def test_an_epoch_moves_each_byte_and_each_index_once(

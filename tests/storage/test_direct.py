@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import http.client
+import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -211,3 +212,18 @@ def test_a_body_that_drips_ends_in_time_also_on_a_connection_that_is_not_kept() 
         found._until = 0.0
         with pytest.raises(TimeoutError):
             found.piece()
+
+
+def test_packets_that_come_together_are_given_in_few_pieces() -> None:
+    class Packets(direct.Answer):
+        is_read = False
+
+        def __init__(self, packets: list[bytes]) -> None:
+            self.piece = itertools.chain(packets, itertools.repeat(b"")).__next__  # type: ignore[method-assign]
+            self._giving, self._is_abandoned = threading.Lock(), False
+
+    packets, pieces = [bytes([number % 256]) * 1000 for number in range(2000)], list[bytes]()
+    Packets(packets).each(pieces.append, lambda: None)
+    assert b"".join(pieces) == b"".join(packets)
+    assert len(pieces) < len(packets) / 2
+    assert max(map(len, pieces)) < direct._PIECE + 1000

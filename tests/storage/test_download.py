@@ -41,6 +41,7 @@ from wdsdist.storage import (
     use_policy,
     waits,
 )
+from wdsdist.storage.memory import Fault, MemoryStore
 
 PART = 1 << 16
 CONTENT = secrets.token_bytes(20 * PART + 1000)
@@ -173,6 +174,18 @@ def test_what_is_known_of_a_file_does_not_enter_its_digest_twice(tmp_path: Path)
     assert done.sha256 == hashlib.sha256(CONTENT).hexdigest()
     assert done.known == 0
     assert copy.read_bytes() == CONTENT
+
+
+def test_a_range_that_has_come_is_not_asked_for_again_where_the_next_one_fails(tmp_path: Path) -> None:
+    ranges = [range(1000), range(2000, len(CONTENT))]
+    with MemoryStore({"a.tar": CONTENT}) as store, storage.use_policy(storage.RequestPolicy(first_pause=0.01)):
+        store.plant(Fault("a.tar", "cut", times=1, after=1))
+        fetching = storage.begin_fetch(f"{store.url}/a.tar", tmp_path / "a", size=len(CONTENT), known=lambda _: ranges)
+        with fetching:
+            done = fetching.result()
+            assert fetching._copy.request.bytes == sum(map(len, ranges))
+        assert [(one.start, one.stop) for one in store.requests] == [(0, 1000), *[(2000, len(CONTENT))] * 2]
+    assert (done.known, done.retries) == (1000, 1)
 
 
 @pytest.mark.skipif(NO_S3, reason="needs s3fs")
@@ -492,7 +505,7 @@ def test_s3_is_read_without_the_clients_that_take_long_to_import(s3: Store, tmp_
         f"options = storage.named({s3.options!r}, [{s3.location!r}])\n"
         f"storage.read({s3.location!r}, options)\n"
         f"storage.fetch({s3.location!r}, Path({str(tmp_path / 'a.tar')!r}), options)\n"
-        "print({'aiohttp', 's3fs', 'botocore'} & set(sys.modules))\n"
+        "print({'aiohttp', 's3fs', 'botocore', 'fsspec'} & set(sys.modules))\n"
     )
     s3.proxy.rules()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

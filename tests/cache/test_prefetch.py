@@ -1,0 +1,81 @@
+"""Prefetch: which shards its threads fetch, when, and how many of them at once."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from wdsdist.cache import FetchAhead, ShardCache
+from wdsdist.cache.prefetch import Prefetch
+from wdsdist.sampling.shard_schedule import Use
+from wdsdist.shards.manifest import Manifest
+
+
+class Fetches(ShardCache):
+    """A cache that notes the shards that are fetched ahead, and has each when it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.let_go = threading.Semaphore(0)
+
+    def expect(self, *_: Any) -> None: ...
+
+    def fetch_ahead(self, _: Manifest, number: int, *_more: Any) -> FetchAhead:
+        self.begun.put(number)
+        assert self.let_go.acquire(timeout=60)
+        return FetchAhead.THERE
+
+
+@pytest.fixture
+def prefetching(remote: Manifest) -> Iterator[Callable[..., tuple[Prefetch, Fetches]]]:
+    """Make a prefetch of shards 2, 0 and 1, of which the first is needed at once."""
+    made: list[tuple[Prefetch, Fetches]] = []
+
+    def make(**more: Any) -> tuple[Prefetch, Fetches]:
+        cache, uses = Fetches(), [Use(0, 3, 2), Use(2, 3, 0), Use(3, 5, 1)]
+        made.append((Prefetch(cache, remote, iter(uses), room=10**9, **more), cache))
+        return made[-1]
+
+    yield make
+    for prefetch, cache in made:
+        prefetch.close()
+        cache.let_go.release(10)
+
+
+def test_shards_of_later_batches_are_fetched_before_the_first_batch_has_its_parts(
+    prefetching: Callable[..., tuple[Prefetch, Fetches]],
+) -> None:
+    prefetch, cache = prefetching()
+    prefetch.reach(0)
+    assert {cache.begun.get(timeout=60) for _ in range(2)} == {0, 1}
+    cache.let_go.release(2)
+    assert cache.begun.empty()
+    cache._asked()
+    assert cache.begun.get(timeout=60) == 2
+
+
+def test_a_first_batch_that_finds_all_in_the_cache_leaves_its_shards_to_the_next_one(
+    prefetching: Callable[..., tuple[Prefetch, Fetches]],
+) -> None:
+    prefetch, cache = prefetching()
+    prefetch.reach(0)
+    cache.let_go.release(3)
+    prefetch.reach(1)
+    assert {cache.begun.get(timeout=60) for _ in range(3)} == {0, 1, 2}
+
+
+def test_many_workers_of_a_rank_fetch_one_shard_each_at_a_time(
+    prefetching: Callable[..., tuple[Prefetch, Fetches]],
+) -> None:
+    prefetch, cache = prefetching(num_workers=10**6)
+    prefetch.reach(0)
+    prefetch.release()
+    for shard in (2, 0, 1):  # the first may be one that was begun before all of them were known
+        assert cache.begun.get(timeout=60) in (shard, 0, 2)
+        assert cache.begun.empty()
+        cache.let_go.release()
