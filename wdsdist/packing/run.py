@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -292,8 +293,11 @@ def _write(
     found: Source | Stream, place: Place, job: Job, how: Writing, known: Manifest | None, *, overwrite: bool
 ) -> list[WrittenShard]:
     """Write the shards of a source: all of a data set, or what is appended to a known one."""
-    plan, options, first = None, job.options, 0
-    if isinstance(found, Source):
+    options, first = job.options, 0
+    write: Callable[[int], list[WrittenShard]]
+    if isinstance(found, Stream):
+        shards, write = 0, partial(write_in_order, place, found, options, how.on_error, how.progress)
+    else:
         plan = make_plan(
             found.contents.sizes,
             shuffle_seed=options.shuffle_seed,
@@ -302,14 +306,13 @@ def _write(
             blocks=found.contents.blocks,
             compressed=options.compress is not None,
         )
+        shards, write = len(plan), lambda first: write_planned(found, replace(plan, first=first), place, job, how)
     if known is None:
-        destination.claim(place, Record(job, len(plan or ())), overwrite=overwrite)
+        destination.claim(place, Record(job, shards), overwrite=overwrite)
     else:
         destination.tidy(place)
         first = appending.claim(place, known, job, found.notes.get("classes"), overwrite=overwrite)
-    if plan is None or isinstance(found, Stream):
-        return write_in_order(place, found, options, how.on_error, how.progress, first)
-    return write_planned(found, replace(plan, first=first), place, job, how)
+    return write(first)
 
 
 def _manifest(source: Source | Stream, job: Job, shards: list[WrittenShard], place: Place, *, added: bool) -> Manifest:
