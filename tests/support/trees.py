@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from wdsdist.packing.sources.source import BrokenPayload, FilePayload, Source
+from wdsdist.packing.sources.source import BrokenPayload, Source
 
 PHOTOS = {
     f"{name}/{number:03}{extension}": f"{name} {number} {extension} ".encode() * (1 + 97 * number)
@@ -93,7 +93,7 @@ def contents(source: Source) -> dict[str, bytes]:
             assert not isinstance(payload, BrokenPayload), payload.reason
             if isinstance(payload, bytes):
                 data = payload
-            elif isinstance(payload, FilePayload):
+            elif payload.offset is None:
                 data = Path(payload.path).read_bytes()
             else:
                 with Path(payload.path).open("rb") as stream:

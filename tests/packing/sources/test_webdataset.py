@@ -36,6 +36,12 @@ def read_all(folder: Path) -> dict[str, bytes]:
     return found
 
 
+def test_a_file_that_begins_like_a_view_and_is_none_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b"wds-view,label\n1,2\n")
+    with pytest.raises(SourceError, match=r"t\.csv is not a view of version .*make it anew"):
+        find(tmp_path / "t.csv")
+
+
 def test_what_wdsdist_packed_is_packed_anew_with_its_classes(tmp_path: Path) -> None:
     packed = pack(unpack(tmp_path / "photos", PHOTOS), tmp_path / "small", shard_samples=5)
     merged = [

@@ -44,6 +44,12 @@ class Length(int):
     """Stands in a row for bytes of this length, while samples are listed: their sizes are asked for, not the data."""
 
 
+class _Loose(str):
+    """A path that stands where bytes are usual: listing a Parquet file does not read it, so no size is kept."""
+
+    __slots__ = ()
+
+
 class Rows(Protocol):
     """Some rows of a table: small, and picklable."""
 
@@ -154,7 +160,7 @@ class RowSamples:
     def _payload(self, data: bytes | str | Length, sizes: Iterator[int]) -> Payload:
         if isinstance(data, bytes):
             return data
-        return FilePayload(str(data), next(sizes))
+        return FilePayload(str(data), _status(data).st_size if isinstance(data, _Loose) else next(sizes))
 
 
 @dataclass
@@ -177,9 +183,7 @@ class TableListing:
     def add(self, rows: Iterable[Row]) -> None:
         """Look at all rows."""
         layout, finder = self.layout, self.finder
-        of_files = sum(
-            member.form == "file" or layout.columns[member.columns[0]].content == "bytes" for member in layout.members
-        )
+        of_files = sum(member.form == "file" for member in layout.members)
         for row in rows:
             index = len(self.sizes)
             try:
@@ -260,7 +264,8 @@ class TableListing:
         root = self.finder.root
         relative = os.path.relpath(data, root) if data.startswith(root + os.sep) else data
         self.state.update(f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
-        sizes.append(status.st_size)
+        if not isinstance(data, _Loose):
+            sizes.append(status.st_size)
         return FilePayload(data, status.st_size)
 
 
@@ -291,7 +296,7 @@ def _media(extension: str, value: Any, finder: Finder, column: Column) -> Iterat
     if data is not None:
         yield extension, data
     elif path is not None:
-        yield extension, _path(finder, path, column)
+        yield extension, _Loose(_path(finder, path, column))
 
 
 def _plain(column: Column, value: Any) -> Any:

@@ -166,6 +166,10 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
         return _source(_opened(tars or location, options), options)
     except IndexNotFoundError as error:
         raise SourceNotFoundError(str(error)) from error
+    except ManifestError:
+        raise
+    except IndexFormatError as error:  # of a view that is damaged, or a file that begins like one
+        raise SourceError(str(error)) from error
 
 
 def _opened(shards: spellings.Shards, options: SourceOptions) -> Manifest:
