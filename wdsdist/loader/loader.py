@@ -210,16 +210,16 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         begins, whose workers go on with it, and which raises what could not be fetched.
         """
         self._heed_set_epoch()
-        here, position, planner = self.dataset.identity(), self._progress.position, self._planner
-        left = planner.left(position, here, planner.known_at(position))
+        position, planner = self._progress.position, self._planner
+        left = planner.left(position, planner.known_at(position))
         if left.is_over:
             position = Position(position.epoch + 1, 0)
-            left = planner.left(position, here, planner.latest)
+            left = planner.left(position, planner.latest)
         self._end_prefetch()
         planned = left.epoch if isinstance(left, PlannedProgress) else None
         self._prefetch = fetch_ahead(
             planner.known_at(position), self.dataset.cache, self.dataset.sample_reader,
-            start=planner.start(position, left, here), planned=planned,
+            start=planner.start(position, left), planned=planned,
         )  # fmt: skip
 
     def _end_prefetch(self) -> None:
@@ -282,17 +282,17 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             self._meter.finish()
         self._end_prefetch()
         self._heed_set_epoch()
-        here, planner = self.dataset.identity(), self._planner
-        position, left = self._progress.start(lambda place: planner.left(place, here))
-        config = planner.begin(position, here, is_first=self._meter is None)
-        start = planner.start(position, left, here)
+        planner = self._planner
+        position, left = self._progress.start(planner.left)
+        config = planner.begin(position, is_first=self._meter is None)
+        start = planner.start(position, left)
         self._renew_workers(config)
         self._meter = EpochMeter(
             position.epoch,
             plan=left,
             sample_bytes=config.mean_sample_bytes,
             count=self._worker_dataset.counters.total if self.num_workers else self.dataset.cache.counters,
-            label=Label(config.manifest.shown, here.rank),
+            label=Label(config.manifest.shown, start.rank),
             log_interval=self._log_interval,
         )
         if self.num_workers and self._iterator is None:
