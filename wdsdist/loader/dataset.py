@@ -26,7 +26,7 @@ from wdsdist.loader.framework_guards import is_counted_by_fabric, refuse_wrapper
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.plain_dataloader import PlainProgress, SampleStream
 from wdsdist.loader.worker_iterator import WorkerIterator
-from wdsdist.loader.worker_state import ChosenEpoch
+from wdsdist.loader.worker_state import ChosenEpoch, EpochStart
 from wdsdist.samples.bad_samples import BadSamplePolicy, OnError, check_budget
 from wdsdist.samples.collate import Sample
 from wdsdist.samples.fields import Fields
@@ -299,18 +299,11 @@ class StreamingDataset(IterableDataset[Any]):
         self, here: Identity, settings: OrderSettings, epoch: int, worker: int, num_workers: int
     ) -> WorkerIterator:
         """Return what one worker makes of an epoch."""
+        start = EpochStart(epoch=epoch, rank=here.rank, settings=settings, plan=self._plan(here))
         return WorkerIterator(
-            self.order_config,
-            self.cache,
-            self.sample_reader,
-            settings=settings,
-            epoch=epoch,
-            plan=self._plan(here),
-            rank=here.rank,
-            worker=worker,
-            num_workers=num_workers,
+            self.order_config, self.cache, self.sample_reader, start, worker=worker, num_workers=num_workers,
             bad_samples=self.bad_samples,
-        )
+        )  # fmt: skip
 
     def _plan(self, here: Identity) -> EpochPlan:
         """Return the plan of an epoch that no `StreamingDataLoader` makes batches of."""

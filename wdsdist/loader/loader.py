@@ -219,7 +219,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         planned = left.epoch if isinstance(left, PlannedProgress) else None
         self._prefetch = fetch_ahead(
             planner.known_at(position), self.dataset.cache, self.dataset.sample_reader,
-            start=planner.start(position, left), planned=planned,
+            planner.start(position, left), planned=planned,
         )  # fmt: skip
 
     def _end_prefetch(self) -> None:
