@@ -32,6 +32,7 @@ from wdsdist.errors import (
     ShardNotFoundError,
 )
 from wdsdist.loader.epoch_planner import EpochPlanner
+from wdsdist.loader.planned_batches import BatchOptions
 
 TOTAL = 103
 
@@ -293,7 +294,7 @@ class TestEpochs:
         def counted() -> StreamingDataLoader:
             dataset = StreamingDataset(shards, decode=True)
             loader = StreamingDataLoader(dataset, 8, num_workers=workers)
-            loader._planner = Counting(dataset, 8, drop_last=True, planned=None)
+            loader._planner = Counting(dataset, BatchOptions(batch_size=8), None)
             return loader
 
         loader = counted()

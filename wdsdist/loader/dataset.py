@@ -169,12 +169,7 @@ class StreamingDataset(IterableDataset[Any]):
             shards, follow, is_virtual=samples_per_epoch is not None, explode=explode, stage=stage,
             storage_options=storage_options, download_timeout=download_timeout, allow_elsewhere=allow_elsewhere,
         )  # fmt: skip
-        if mark_padding and drop_last:
-            raise ArgumentError(
-                "mark_padding is True and drop_last too: samples that are dropped cannot be counted, and nothing is "
-                "repeated; pass drop_last=False"
-            )
-        self.drop_last, self.mark_padding = bool(drop_last), bool(mark_padding)
+        self.drop_last, self.mark_padding = _padding(drop_last, mark_padding)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
         self.order_config = OrderConfig(
@@ -373,6 +368,16 @@ class EpochSampler(Sampler[None]):
     def __iter__(self) -> Iterator[None]:
         # torch asks for one index a batch; the data set needs none.
         return itertools.repeat(None)
+
+
+def _padding(drop_last: bool, mark_padding: bool) -> tuple[bool, bool]:
+    """Return both options, checked."""
+    if mark_padding and drop_last:
+        raise ArgumentError(
+            "mark_padding is True and drop_last too: samples that are dropped cannot be counted, and nothing is "
+            "repeated; pass drop_last=False"
+        )
+    return bool(drop_last), bool(mark_padding)
 
 
 def _length(samples_per_epoch: int | None, manifest: Manifest) -> int | None:

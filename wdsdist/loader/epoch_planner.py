@@ -12,7 +12,7 @@ from wdsdist.loader.checkpoint import Position, State, check_state, read_state
 from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.loader.framework_guards import refuse_first_length
 from wdsdist.loader.order_config import OrderConfig, check_ranks_agree
-from wdsdist.loader.planned_batches import PlannedBatches, PlannedProgress, planned_position
+from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches, PlannedProgress, planned_position
 from wdsdist.loader.worker_state import EpochStart, PlannedStart
 from wdsdist.sampling.block_plan import World
 from wdsdist.sampling.epoch_plan import EpochPlan
@@ -28,17 +28,14 @@ class EpochPlanner:
 
     Args:
         dataset: of the loader; its epochs have the samples that are found when they start.
-        batch_size, drop_last: of the loader.
+        options: of its batches.
         planned: makes planned batches; ``None`` for batches of so many samples.
     """
 
-    def __init__(
-        self, dataset: StreamingDataset, batch_size: int, *, drop_last: bool, planned: PlannedBatches | None
-    ) -> None:
+    def __init__(self, dataset: StreamingDataset, options: BatchOptions, planned: PlannedBatches | None) -> None:
         self.planned = planned
         self._dataset = dataset
-        self._batch_size = batch_size
-        self._drop_last = drop_last
+        self._options = options
         # Of planned batches: columns may not have values for what is added to a data set.
         self._fixed = None if planned is None else dataset.order_config
         self._settings: OrderSettings | None = None
@@ -87,13 +84,13 @@ class EpochPlanner:
         return PlannedProgress(self._planned_epoch(self.planned, position), self.planned.block_steps)
 
     def _plan(self, position: Position, config: OrderConfig) -> EpochPlan:
-        size, world = self._batch_size, self._dataset.identity().world_size
+        size, world = self._options.batch_size, self._dataset.identity().world_size
         plan = EpochPlan(
             num_samples=config.num_samples,
             num_replicas=world,
             batch_size=size,
             drop_last=self._dataset.drop_last,
-            drop_last_batch=self._drop_last,
+            drop_last_batch=self._options.drop_last,
             start=position.consumed,
             mark_padding=self._dataset.mark_padding,
         )
@@ -184,7 +181,7 @@ class EpochPlanner:
             num_replicas=self._dataset.identity().world_size,
             batch_size=self.planned.usual_batch,
             drop_last=self._dataset.drop_last,
-            drop_last_batch=self._drop_last,
+            drop_last_batch=self._options.drop_last,
         )
 
     def state(self, position: Position) -> State:

@@ -123,19 +123,17 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         if not isinstance(dataset, StreamingDataset):
             raise ArgumentTypeError(f"dataset is a {type(dataset).__name__}: it must be a wdsdist.StreamingDataset")
         workers = default_workers() if num_workers is None else check_integer("num_workers", num_workers, 0)
-        size = check_integer("batch_size", batch_size, 1)
-        drops = not dataset.mark_padding if drop_last is None else bool(drop_last)
         options = BatchOptions(
-            batch_size=size, max_tokens=max_tokens, max_samples=max_samples, length=length, cost=cost,
-            oversize=oversize, group_by=group_by, bucket_by=bucket_by, pack_to=pack_to, long=long, labels=labels,
-            drop_last=drops, mark_padding=dataset.mark_padding,
+            batch_size=check_integer("batch_size", batch_size, 1), max_tokens=max_tokens, max_samples=max_samples,
+            length=length, cost=cost, oversize=oversize, group_by=group_by, bucket_by=bucket_by, pack_to=pack_to,
+            long=long, labels=labels, drop_last=not dataset.mark_padding if drop_last is None else bool(drop_last),
+            mark_padding=dataset.mark_padding,
         )  # fmt: skip
         planned = PlannedBatches.of(dataset.manifest, options, dataset.sample_reader.itemsizes, collate_fn)
-        self._planner = EpochPlanner(dataset, size, drop_last=drops, planned=planned)
+        self._planner = EpochPlanner(dataset, options, planned)
         self._make_workers = functools.partial(
-            WorkerDataset, collate_fn=collate_fn, num_workers=workers, shared_memory=bool(shared_memory),
-            planned=planned,
-        )  # fmt: skip
+            WorkerDataset, collate_fn=collate_fn, num_workers=workers, shared_memory=shared_memory, planned=planned
+        )
         self._worker_dataset = self._make_workers(dataset.order_config, dataset.cache, dataset.sample_reader)
         self._progress = Progress()
         self._log_interval = None if log_interval is None else check_seconds("log_interval", log_interval)
@@ -153,7 +151,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             generator=generator,
         )
         # Frameworks read these; torch refuses to have them set once it has been initialised.
-        self.__dict__.update(batch_size=size, drop_last=drops, sampler=EpochSampler(dataset))
+        self.__dict__.update(batch_size=options.batch_size, drop_last=options.drop_last, sampler=EpochSampler(dataset))
         framework_guards.expect_a_length()
 
     def __repr__(self) -> str:
