@@ -32,7 +32,6 @@ from wdsdist.errors import (
     ShardNotFoundError,
 )
 from wdsdist.loader.epoch_planner import EpochPlanner
-from wdsdist.loader.planned_batches import BatchOptions
 
 TOTAL = 103
 
@@ -294,7 +293,7 @@ class TestEpochs:
         def counted() -> StreamingDataLoader:
             dataset = StreamingDataset(shards, decode=True)
             loader = StreamingDataLoader(dataset, 8, num_workers=workers)
-            loader._planner = Counting(dataset, BatchOptions(batch_size=8), None)
+            loader._planner = Counting(dataset, None, batch_size=8, drop_last=None)
             return loader
 
         loader = counted()

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from wdsdist._util.validation import check_integer
 from wdsdist.distributed import check_same
 from wdsdist.errors import DatasetTooSmallError, LoaderStateError
 from wdsdist.loader.checkpoint import Position, State, check_state, read_state
@@ -28,16 +29,26 @@ class EpochPlanner:
 
     Args:
         dataset: of the loader; its epochs have the samples that are found when they start.
-        options: of its batches.
-        planned: makes planned batches; ``None`` for batches of so many samples.
+        collate_fn, batch_size, drop_last, batches: arguments of the loader about its batches.
+
+    Raises `ArgumentError` where these cannot work.
     """
 
-    def __init__(self, dataset: StreamingDataset, options: BatchOptions, planned: PlannedBatches | None) -> None:
-        self.planned = planned
+    def __init__(
+        self, dataset: StreamingDataset, collate_fn: object, *, batch_size: int, drop_last: bool | None, **batches: Any
+    ) -> None:
         self._dataset = dataset
-        self._options = options
+        self.options = BatchOptions(
+            batch_size=check_integer("batch_size", batch_size, 1),
+            drop_last=not dataset.mark_padding if drop_last is None else bool(drop_last),
+            mark_padding=dataset.mark_padding,
+            **batches,
+        )
+        itemsizes = dataset.sample_reader.itemsizes
+        self.planned = PlannedBatches.of(dataset.manifest, self.options, itemsizes, collate_fn)
+        """Makes planned batches; ``None`` for batches of so many samples."""
         # Of planned batches: columns may not have values for what is added to a data set.
-        self._fixed = None if planned is None else dataset.order_config
+        self._fixed = None if self.planned is None else dataset.order_config
         self._settings: OrderSettings | None = None
         self._config: OrderConfig | None = None  # of the epoch that has begun, or of a state that was loaded
         self._block = 0
@@ -84,13 +95,13 @@ class EpochPlanner:
         return PlannedProgress(self._planned_epoch(self.planned, position), self.planned.block_steps)
 
     def _plan(self, position: Position, config: OrderConfig) -> EpochPlan:
-        size, world = self._options.batch_size, self._dataset.identity().world_size
+        size, world = self.options.batch_size, self._dataset.identity().world_size
         plan = EpochPlan(
             num_samples=config.num_samples,
             num_replicas=world,
             batch_size=size,
             drop_last=self._dataset.drop_last,
-            drop_last_batch=self._options.drop_last,
+            drop_last_batch=self.options.drop_last,
             start=position.consumed,
             mark_padding=self._dataset.mark_padding,
         )
@@ -181,7 +192,7 @@ class EpochPlanner:
             num_replicas=self._dataset.identity().world_size,
             batch_size=self.planned.usual_batch,
             drop_last=self._dataset.drop_last,
-            drop_last_batch=self._options.drop_last,
+            drop_last_batch=self.options.drop_last,
         )
 
     def state(self, position: Position) -> State:
