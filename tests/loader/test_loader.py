@@ -295,7 +295,7 @@ class TestEpochs:
         def counted() -> StreamingDataLoader:
             dataset = StreamingDataset(shards, decode=True)
             loader = StreamingDataLoader(dataset, 8, num_workers=workers)
-            loader._planner = Counting(dataset, 8, drop_last=True, planned=None)
+            loader._planner = Counting(dataset, None, batch_size=8, drop_last=None)
             return loader
 
         loader = counted()

@@ -411,7 +411,7 @@ def test_a_state_of_an_epoch_before_data_grew_is_counted_on(tmp_path: Path) -> N
 def test_a_piece_of_a_document_costs_by_its_own_length(data: Manifest) -> None:
     for cost, expected in (("linear", 1.0), ("quadratic", 2.0), ("ids.bytes", 1.0)):
         one = loader(data, pack_to=64, length="ids.tokens", batch_size=4, cost=cost)
-        block = one._planner.left(Position(0, 0), one.dataset.identity()).epoch.block(0)  # type: ignore[union-attr]
+        block = one._planner.left(Position(0, 0)).epoch.block(0)  # type: ignore[union-attr]
         sizes = (block.stops - block.starts).astype(float)
         assert (sizes == 64).any()
         scale = 4 if cost == "ids.bytes" else 1

@@ -87,7 +87,7 @@ def costs(
     read = _time_of(lambda: sizes.append(_touch(next(raw))), seconds) / batch_size
     whole = read
     made = _endless(StreamingDataLoader(dataset, batch_size, num_workers=0, collate_fn=collate_fn))
-    if collate_fn is not None or not all(spec.is_raw for spec in dataset.sample_reader.specs.values()):
+    if collate_fn is not None or not dataset.sample_reader.is_raw:
         whole = _time_of(lambda: next(made), seconds) / batch_size
     batch_bytes = dataset.order_config.mean_sample_bytes * batch_size
     is_light = collate_fn is None and dataset.sample_reader.is_light

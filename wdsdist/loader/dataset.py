@@ -26,7 +26,7 @@ from wdsdist.loader.framework_guards import is_counted_by_fabric, refuse_wrapper
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.plain_dataloader import PlainProgress, SampleStream
 from wdsdist.loader.worker_iterator import WorkerIterator
-from wdsdist.loader.worker_state import ChosenEpoch
+from wdsdist.loader.worker_state import ChosenEpoch, EpochStart
 from wdsdist.samples.bad_samples import BadSamplePolicy, OnError, check_budget
 from wdsdist.samples.collate import Sample
 from wdsdist.samples.fields import Fields
@@ -169,12 +169,7 @@ class StreamingDataset(IterableDataset[Any]):
             shards, follow, is_virtual=samples_per_epoch is not None, explode=explode, stage=stage,
             storage_options=storage_options, download_timeout=download_timeout, allow_elsewhere=allow_elsewhere,
         )  # fmt: skip
-        if mark_padding and drop_last:
-            raise ArgumentError(
-                "mark_padding is True and drop_last too: samples that are dropped cannot be counted, and nothing is "
-                "repeated; pass drop_last=False"
-            )
-        self.drop_last, self.mark_padding = bool(drop_last), bool(mark_padding)
+        self.drop_last, self.mark_padding = _padding(drop_last, mark_padding)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
         self.order_config = OrderConfig(
@@ -299,18 +294,11 @@ class StreamingDataset(IterableDataset[Any]):
         self, here: Identity, settings: OrderSettings, epoch: int, worker: int, num_workers: int
     ) -> WorkerIterator:
         """Return what one worker makes of an epoch."""
+        start = EpochStart(epoch=epoch, rank=here.rank, settings=settings, plan=self._plan(here))
         return WorkerIterator(
-            self.order_config,
-            self.cache,
-            self.sample_reader,
-            settings=settings,
-            epoch=epoch,
-            plan=self._plan(here),
-            rank=here.rank,
-            worker=worker,
-            num_workers=num_workers,
+            self.order_config, self.cache, self.sample_reader, start, worker=worker, num_workers=num_workers,
             bad_samples=self.bad_samples,
-        )
+        )  # fmt: skip
 
     def _plan(self, here: Identity) -> EpochPlan:
         """Return the plan of an epoch that no `StreamingDataLoader` makes batches of."""
@@ -380,6 +368,16 @@ class EpochSampler(Sampler[None]):
     def __iter__(self) -> Iterator[None]:
         # torch asks for one index a batch; the data set needs none.
         return itertools.repeat(None)
+
+
+def _padding(drop_last: bool, mark_padding: bool) -> tuple[bool, bool]:
+    """Return both options, checked."""
+    if mark_padding and drop_last:
+        raise ArgumentError(
+            "mark_padding is True and drop_last too: samples that are dropped cannot be counted, and nothing is "
+            "repeated; pass drop_last=False"
+        )
+    return bool(drop_last), bool(mark_padding)
 
 
 def _length(samples_per_epoch: int | None, manifest: Manifest) -> int | None:

@@ -6,13 +6,14 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from wdsdist.distributed import Identity, check_same
+from wdsdist._util.validation import check_integer
+from wdsdist.distributed import check_same
 from wdsdist.errors import DatasetTooSmallError, LoaderStateError
 from wdsdist.loader.checkpoint import Position, State, check_state, read_state
 from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.loader.framework_guards import refuse_first_length
 from wdsdist.loader.order_config import OrderConfig, check_ranks_agree
-from wdsdist.loader.planned_batches import PlannedBatches, PlannedProgress, planned_position
+from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches, PlannedProgress, planned_position
 from wdsdist.loader.worker_state import EpochStart, PlannedStart
 from wdsdist.sampling.block_plan import World
 from wdsdist.sampling.epoch_plan import EpochPlan
@@ -28,19 +29,26 @@ class EpochPlanner:
 
     Args:
         dataset: of the loader; its epochs have the samples that are found when they start.
-        batch_size, drop_last: of the loader.
-        planned: makes planned batches; ``None`` for batches of so many samples.
+        collate_fn, batch_size, drop_last, batches: arguments of the loader about its batches.
+
+    Raises `ArgumentError` where these cannot work.
     """
 
     def __init__(
-        self, dataset: StreamingDataset, batch_size: int, *, drop_last: bool, planned: PlannedBatches | None
+        self, dataset: StreamingDataset, collate_fn: object, *, batch_size: int, drop_last: bool | None, **batches: Any
     ) -> None:
-        self.planned = planned
         self._dataset = dataset
-        self._batch_size = batch_size
-        self._drop_last = drop_last
+        self.options = BatchOptions(
+            batch_size=check_integer("batch_size", batch_size, 1),
+            drop_last=not dataset.mark_padding if drop_last is None else bool(drop_last),
+            mark_padding=dataset.mark_padding,
+            **batches,
+        )
+        itemsizes = dataset.sample_reader.itemsizes
+        self.planned = PlannedBatches.of(dataset.manifest, self.options, itemsizes, collate_fn)
+        """Makes planned batches; ``None`` for batches of so many samples."""
         # Of planned batches: columns may not have values for what is added to a data set.
-        self._fixed = None if planned is None else dataset.order_config
+        self._fixed = None if self.planned is None else dataset.order_config
         self._settings: OrderSettings | None = None
         self._config: OrderConfig | None = None  # of the epoch that has begun, or of a state that was loaded
         self._block = 0
@@ -61,41 +69,39 @@ class EpochPlanner:
             return self._config
         return self._fixed or self._dataset.at_epoch(position.epoch)
 
-    def settings(self, here: Identity) -> OrderSettings:
-        """Return the settings of the order."""
-        return self._settings or self.latest.settings(here)
+    @property
+    def settings(self) -> OrderSettings:
+        """The settings of the order."""
+        return self._settings or self.latest.settings(self._dataset.identity())
 
     @property
     def block_samples(self) -> int:
         """Positions of a block of planned batches, the same in all later runs."""
         if self.planned is not None and not self._block:
-            here = self._dataset.identity()
-            settings = self.settings(here)
+            settings = self.settings
             bounded = self._dataset.cache.limit is not None and bool(self._dataset.manifest.is_copied.any())
             window = settings.window * settings.num_canonical_replicas if bounded else None
-            self._block = self.planned.usual_block(here.world_size, window)
+            self._block = self.planned.usual_block(self._dataset.identity().world_size, window)
         return self._block
 
-    def left(
-        self, position: Position, here: Identity, config: OrderConfig | None = None
-    ) -> EpochPlan | PlannedProgress:
+    def left(self, position: Position, config: OrderConfig | None = None) -> EpochPlan | PlannedProgress:
         """Return the batches from a position on, of an order where that is known.
 
         Raises `DatasetTooSmallError` where a whole epoch would have no batch.
         """
         if self.planned is None:
-            return self._plan(position, here, config or self.config_at(position))
+            return self._plan(position, config or self.config_at(position))
         refuse_first_length()
-        return PlannedProgress(self._planned_epoch(self.planned, position, here), self.planned.block_steps)
+        return PlannedProgress(self._planned_epoch(self.planned, position), self.planned.block_steps)
 
-    def _plan(self, position: Position, here: Identity, config: OrderConfig) -> EpochPlan:
-        size, world = self._batch_size, here.world_size
+    def _plan(self, position: Position, config: OrderConfig) -> EpochPlan:
+        size, world = self.options.batch_size, self._dataset.identity().world_size
         plan = EpochPlan(
             num_samples=config.num_samples,
             num_replicas=world,
             batch_size=size,
             drop_last=self._dataset.drop_last,
-            drop_last_batch=self._drop_last,
+            drop_last_batch=self.options.drop_last,
             start=position.consumed,
             mark_padding=self._dataset.mark_padding,
         )
@@ -112,8 +118,8 @@ class EpochPlanner:
         if not config.num_samples:
             raise DatasetTooSmallError(f"the data set {self._dataset.manifest!r} has no samples: nothing can be read")
 
-    def _planned_epoch(self, planned: PlannedBatches, position: Position, here: Identity) -> PlannedEpoch:
-        settings = self.settings(here)
+    def _planned_epoch(self, planned: PlannedBatches, position: Position) -> PlannedEpoch:
+        settings, here = self.settings, self._dataset.identity()
         return planned.epoch(
             self.config_at(position).order(settings, position.epoch),
             seed=settings.seed,
@@ -127,20 +133,19 @@ class EpochPlanner:
         """Return the batches that the whole epoch of a position has on each rank."""
         if self.planned is not None:
             return self.planned_length(position.epoch)
-        return self._plan(Position(0, 0), self._dataset.identity(), self.config_at(position)).batches_per_rank
+        return self._plan(Position(0, 0), self.config_at(position)).batches_per_rank
 
     def planned_length(self, epoch: int) -> int:
         """Return the planned batches that a whole epoch has on each rank, which differs by epoch."""
         if self.planned is None:
             raise LoaderStateError("this loader has batches of a fixed number of samples: ask for its len()")
-        here = self._dataset.identity()
-        planned = self._planned_epoch(self.planned, Position(epoch, 0), here)
-        return self.planned.count_steps(planned, f"{self.settings(here)} {self.latest.notes}")
+        planned = self._planned_epoch(self.planned, Position(epoch, 0))
+        return self.planned.count_steps(planned, f"{self.settings} {self.latest.notes}")
 
     def is_at_end(self, position: Position) -> bool:
         """Return whether no batch is left of the epoch of a position."""
         if self.planned is not None and position.place is not None and not position.place.segments:
-            left = self._planned_epoch(self.planned, position, self._dataset.identity())
+            left = self._planned_epoch(self.planned, position)
             if position.place.block == left.num_blocks - 1:  # which may have too few samples for a batch on each rank
                 return not any(left.steps())
         return position.has_begun and position.consumed >= self.config_at(position).num_samples
@@ -149,14 +154,15 @@ class EpochPlanner:
         """Return the samples in the blocks of planned batches before a place in the epoch that has begun."""
         return min(place.block * self.block_samples, (self._config or self.latest).num_samples)
 
-    def begin(self, position: Position, here: Identity, *, is_first: bool) -> OrderConfig:
+    def begin(self, position: Position, *, is_first: bool) -> OrderConfig:
         """Return the order of an epoch that begins, or goes on, at a position; the first one is compared with others'.
 
         Raises `DataMismatchError` where this rank would read other samples than other ranks, and `ArgumentError` where
         the cache has too little room.
         """
         config = self._config = self.config_at(position)
-        settings = self._settings = self.settings(here)
+        settings, here = self.settings, self._dataset.identity()
+        self._settings = settings
         if is_first and here.world_size > 1:
             is_one_version = self._fixed or not self._dataset.follows
             check_ranks_agree(self._dataset.manifest.versions if is_one_version else {}, settings)
@@ -167,32 +173,31 @@ class EpochPlanner:
             self._checked = config, settings
         return config
 
-    def start(self, position: Position, left: EpochPlan | PlannedProgress, here: Identity) -> EpochStart:
+    def start(self, position: Position, left: EpochPlan | PlannedProgress) -> EpochStart:
         """Return what workers are told of the batches that are left at a position."""
-        start = functools.partial(EpochStart, epoch=position.epoch, rank=here.rank, settings=self.settings(here))
+        rank = self._dataset.identity().rank
+        start = functools.partial(EpochStart, epoch=position.epoch, rank=rank, settings=self.settings)
         if isinstance(left, EpochPlan):
             return start(plan=left)
         epoch = left.epoch
-        return start(
-            plan=self._about(here), planned=PlannedStart(epoch.world, epoch.start, epoch.batching.block_samples)
-        )
+        return start(plan=self._about(), planned=PlannedStart(epoch.world, epoch.start, epoch.batching.block_samples))
 
-    def _about(self, here: Identity) -> EpochPlan:
+    def _about(self) -> EpochPlan:
         """Return about as many batches as an epoch of planned ones has, by which memory is shared out."""
         assert self.planned is not None
         self.planned.check_lengths()
         self._check_samples(self.latest)
         return EpochPlan(
             num_samples=self.latest.num_samples,
-            num_replicas=here.world_size,
+            num_replicas=self._dataset.identity().world_size,
             batch_size=self.planned.usual_batch,
             drop_last=self._dataset.drop_last,
-            drop_last_batch=self._drop_last,
+            drop_last_batch=self.options.drop_last,
         )
 
     def state(self, position: Position) -> State:
         """Return the state of a loader at a position."""
-        state = self.known_at(position).state(position, self.settings(self._dataset.identity()))
+        state = self.known_at(position).state(position, self.settings)
         if self.planned is None:
             return state
         place = position.place if state["epoch"] == position.epoch else None  # else the epoch is over

@@ -22,7 +22,7 @@ from wdsdist.loader.epoch_planner import EpochPlanner
 from wdsdist.loader.ipc.channel import group_size
 from wdsdist.loader.ipc.workers import default_workers, end_workers, has_lost_workers, iterate, preload
 from wdsdist.loader.order_config import OrderConfig
-from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches, PlannedProgress
+from wdsdist.loader.planned_batches import PlannedProgress
 from wdsdist.loader.stats import LoaderStats
 from wdsdist.loader.worker_iterator import WorkerDataset, fetch_ahead
 from wdsdist.samples.collate import BatchT
@@ -123,18 +123,14 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         if not isinstance(dataset, StreamingDataset):
             raise ArgumentTypeError(f"dataset is a {type(dataset).__name__}: it must be a wdsdist.StreamingDataset")
         workers = default_workers() if num_workers is None else check_integer("num_workers", num_workers, 0)
-        size = check_integer("batch_size", batch_size, 1)
-        drops = not dataset.mark_padding if drop_last is None else bool(drop_last)
-        options = BatchOptions(
-            batch_size=size, max_tokens=max_tokens, max_samples=max_samples, length=length, cost=cost,
-            oversize=oversize, group_by=group_by, bucket_by=bucket_by, pack_to=pack_to, long=long, labels=labels,
-            drop_last=drops, mark_padding=dataset.mark_padding,
+        self._planner = EpochPlanner(
+            dataset, collate_fn, batch_size=batch_size, drop_last=drop_last, max_tokens=max_tokens,
+            max_samples=max_samples, length=length, cost=cost, oversize=oversize, group_by=group_by,
+            bucket_by=bucket_by, pack_to=pack_to, long=long, labels=labels,
         )  # fmt: skip
-        planned = PlannedBatches.of(dataset.manifest, options, dataset.sample_reader.itemsizes, collate_fn)
-        self._planner = EpochPlanner(dataset, size, drop_last=drops, planned=planned)
         self._make_workers = functools.partial(
             WorkerDataset, collate_fn=collate_fn, num_workers=workers, shared_memory=bool(shared_memory),
-            planned=planned,
+            planned=self._planner.planned,
         )  # fmt: skip
         self._worker_dataset = self._make_workers(dataset.order_config, dataset.cache, dataset.sample_reader)
         self._progress = Progress()
@@ -153,12 +149,12 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             generator=generator,
         )
         # Frameworks read these; torch refuses to have them set once it has been initialised.
-        self.__dict__.update(batch_size=size, drop_last=drops, sampler=EpochSampler(dataset))
+        options = self._planner.options
+        self.__dict__.update(batch_size=options.batch_size, drop_last=options.drop_last, sampler=EpochSampler(dataset))
         framework_guards.expect_a_length()
 
     def __repr__(self) -> str:
-        planned = self._planner.planned
-        batches = f"batch_size={self.batch_size}" if planned is None else given(planned.options)
+        batches = given(self._planner.options) if self.planned_by else f"batch_size={self.batch_size}"
         place = self._progress.position
         at = f"epoch={place.epoch}" + (f" after {place.consumed:,} samples" if place.consumed else "")
         return f"{type(self).__name__}({self.dataset!r}, {batches}, num_workers={self.num_workers}, {at})"
@@ -196,8 +192,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
     @property
     def planned_by(self) -> str:
         """How batches are planned, by lengths or categories, so that epochs may differ in their number; else empty."""
-        planned = self._planner.planned
-        return "" if planned is None else str(planned.options)
+        return "" if self._planner.planned is None else str(self._planner.options)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays; also counts between ``iter()`` and the first batch."""
@@ -210,16 +205,16 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         begins, whose workers go on with it, and which raises what could not be fetched.
         """
         self._heed_set_epoch()
-        here, position, planner = self.dataset.identity(), self._progress.position, self._planner
-        left = planner.left(position, here, planner.known_at(position))
+        position, planner = self._progress.position, self._planner
+        left = planner.left(position, planner.known_at(position))
         if left.is_over:
             position = Position(position.epoch + 1, 0)
-            left = planner.left(position, here, planner.latest)
+            left = planner.left(position, planner.latest)
         self._end_prefetch()
         planned = left.epoch if isinstance(left, PlannedProgress) else None
         self._prefetch = fetch_ahead(
             planner.known_at(position), self.dataset.cache, self.dataset.sample_reader,
-            start=planner.start(position, left, here), planned=planned,
+            planner.start(position, left), planned=planned,
         )  # fmt: skip
 
     def _end_prefetch(self) -> None:
@@ -282,17 +277,17 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             self._meter.finish()
         self._end_prefetch()
         self._heed_set_epoch()
-        here, planner = self.dataset.identity(), self._planner
-        position, left = self._progress.start(lambda place: planner.left(place, here))
-        config = planner.begin(position, here, is_first=self._meter is None)
-        start = planner.start(position, left, here)
+        planner = self._planner
+        position, left = self._progress.start(planner.left)
+        config = planner.begin(position, is_first=self._meter is None)
+        start = planner.start(position, left)
         self._renew_workers(config)
         self._meter = EpochMeter(
             position.epoch,
             plan=left,
             sample_bytes=config.mean_sample_bytes,
             count=self._worker_dataset.counters.total if self.num_workers else self.dataset.cache.counters,
-            label=Label(config.manifest.shown, here.rank),
+            label=Label(config.manifest.shown, start.rank),
             log_interval=self._log_interval,
         )
         if self.num_workers and self._iterator is None:

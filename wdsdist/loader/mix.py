@@ -258,18 +258,13 @@ def _warn_of_classes(parts: list[Manifest], labels: list[str]) -> None:
     for label, classes in listed[1:]:
         first, known = listed[0]
         numbered = enumerate(zip_longest(known, classes, fillvalue="no class"))
-        for number, (one, other) in numbered:
-            if one != other:
-                _log.warning(
-                    "%s and %s have different classes: cls %d is %r in the one, %r in the other. If they belong "
-                    "together, pack the second with --classes-from the first",
-                    first,
-                    label,
-                    number,
-                    one,
-                    other,
-                )
-                return
+        odd = next(((number, *names) for number, names in numbered if names[0] != names[1]), None)
+        if odd is not None:
+            _log.warning(
+                "%s and %s have different classes: cls %d is %r in the one, %r in the other. If they belong "
+                "together, pack the second with --classes-from the first", first, label, *odd,
+            )  # fmt: skip
+            return
 
 
 def _check_part(dataset: StreamingDataset, label: str, options: Mapping[str, Any]) -> None:

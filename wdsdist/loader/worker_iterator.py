@@ -22,8 +22,8 @@ from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.planned_batches import Finish, PlannedBatches
 from wdsdist.loader.worker_state import EpochStart, SharedValue, WorkerCounters, WorkerReports, enter_worker
 from wdsdist.samples.sample_reader import SampleReader
-from wdsdist.sampling.epoch_plan import EpochPlan, Places
-from wdsdist.sampling.order import Order, OrderSettings
+from wdsdist.sampling.epoch_plan import Places
+from wdsdist.sampling.order import Order
 from wdsdist.sampling.planned_epoch import OnBlock, PlannedBatch, PlannedEpoch
 from wdsdist.sampling.shard_schedule import Use, upcoming
 from wdsdist.storage import waits
@@ -105,7 +105,7 @@ class WorkerDataset(IterableDataset[Any]):
     def _batches(self, start: EpochStart, worker: int, num_workers: int) -> WorkerIterator:
         config, planned = self._order_config, self._planned
         batches = WorkerIterator(
-            config, self._cache, self._sample_reader, **_of_start(start), worker=worker, num_workers=num_workers
+            config, self._cache, self._sample_reader, start, worker=worker, num_workers=num_workers
         )
         if planned is not None and start.planned is not None:
             epoch = planned.epoch(batches.order, seed=start.settings.seed, epoch=start.epoch, **start.planned._asdict())
@@ -122,15 +122,10 @@ class WorkerIterator:
     order_config: OrderConfig
     cache: ShardCache
     sample_reader: SampleReader
+    start: EpochStart
     _: dataclasses.KW_ONLY
-    settings: OrderSettings
-    epoch: int
-    plan: EpochPlan
-    rank: int
     worker: int
     num_workers: int
-    group: int = 1
-    """Batches that the worker makes one after another."""
     planned: PlannedEpoch | None = None
     """The epoch, where batches are planned."""
     on_block: OnBlock = lambda block, steps, fill: None
@@ -145,18 +140,19 @@ class WorkerIterator:
     @property
     def num_samples(self) -> int:
         """Samples of this worker, where batches are dealt to workers one by one."""
-        mine = range(self.worker, self.plan.batches_per_rank, self.num_workers)
-        missing = self.plan.batches_per_rank * self.plan.batch_size - self.plan.samples_per_rank
-        is_last = bool(mine) and mine[-1] == self.plan.batches_per_rank - 1
-        return len(mine) * self.plan.batch_size - missing * is_last
+        plan = self.start.plan
+        mine = range(self.worker, plan.batches_per_rank, self.num_workers)
+        missing = plan.batches_per_rank * plan.batch_size - plan.samples_per_rank
+        is_last = bool(mine) and mine[-1] == plan.batches_per_rank - 1
+        return len(mine) * plan.batch_size - missing * is_last
 
     def samples(self, skipped: int = 0) -> Iterator[Any]:
         """Yield the samples one by one, after the first ``skipped``, which are not read."""
         # Only the last batch of an epoch is not full, so that what was skipped are whole batches and a rest.
-        whole, rest = divmod(skipped, self.plan.batch_size)
+        whole, rest = divmod(skipped, self.start.plan.batch_size)
         left = dataclasses.replace(self, worker=self.worker + whole * self.num_workers)
         places = chain.from_iterable(_one_by_one(batch.places) for batch in left._fetched())
-        bad = None if self.bad_samples is None else self.bad_samples.epoch(self.epoch, self.num_samples - skipped)
+        bad = None if self.bad_samples is None else self.bad_samples.epoch(self.start.epoch, self.num_samples - skipped)
         for taken, place in enumerate(islice(places, rest, None), 1):
             sample = self.sample_reader.sample(*place)
             replaced = self.sample_reader.replaced()
@@ -168,7 +164,7 @@ class WorkerIterator:
         """Yield the batches in groups; with ``deferred`` as pieces that last until the shards are released."""
         # Not a loop, which would hold each batch, and with it its shards in the cache, until the next one is made.
         made = map(functools.partial(self._batch, collate_fn, deferred), self._fetched())
-        return grouped(made, self.group, self.worker)
+        return grouped(made, self.start.group, self.worker)
 
     def _batch(self, collate_fn: Collate | None, deferred: bool, batch: PlannedBatch) -> Any:
         if batch.pieces is not None and self.finish is not None:
@@ -185,8 +181,8 @@ class WorkerIterator:
             self.sample_reader.release()
             if self._prefetch is not None:
                 following = self._latest + 1
-                if following % self.group == 0:  # the other workers have their groups before this one's next
-                    following += (self.num_workers - 1) * self.group
+                if following % self.start.group == 0:  # the other workers have their groups before this one's next
+                    following += (self.num_workers - 1) * self.start.group
                 self._prefetch.reach(following)  # now, for it may be long until the next batch is asked for
             yield message
 
@@ -205,23 +201,24 @@ class WorkerIterator:
 
     def _numbered(self) -> Iterator[tuple[int, PlannedBatch]]:
         """Yield the number of each batch of this worker, and where its samples lie."""
-        mine = {"worker": self.worker, "num_workers": self.num_workers, "group": self.group}
+        mine = {"worker": self.worker, "num_workers": self.num_workers, "group": self.start.group}
         if self.planned is not None:
-            return self.planned.batches(rank=self.rank, **mine, on_block=self.on_block)
-        batches = self.plan.batches(self.order, rank=self.rank, **mine)
-        return zip(self.plan.batch_numbers(**mine), (PlannedBatch(places, None) for places in batches), strict=True)
+            return self.planned.batches(rank=self.start.rank, **mine, on_block=self.on_block)
+        plan = self.start.plan
+        batches = plan.batches(self.order, rank=self.start.rank, **mine)
+        return zip(plan.batch_numbers(**mine), (PlannedBatch(places, None) for places in batches), strict=True)
 
     def uses(self) -> Iterator[Use | None]:
         """Yield the shards that the rank needs from the first batch of this worker on."""
-        first = self.worker * self.group
+        first = self.worker * self.start.group
         if self.planned is not None:
-            return self.planned.uses(rank=self.rank, batch=first)
-        return upcoming(self.order, self.plan, rank=self.rank, batch=first)
+            return self.planned.uses(rank=self.start.rank, batch=first)
+        return upcoming(self.order, self.start.plan, rank=self.start.rank, batch=first)
 
     @functools.cached_property
     def order(self) -> Order:
         """The order of the epoch."""
-        return self.order_config.order(self.settings, self.epoch)
+        return self.order_config.order(self.start.settings, self.start.epoch)
 
     def prefetching(self, uses: Iterator[Use | None]) -> Prefetch:
         """Return the prefetch of what is needed from the first batch on."""
@@ -233,15 +230,17 @@ class WorkerIterator:
 
     def _job(self) -> str:
         """Return what all who go through the same batches have in common."""
-        text = f"{self.order_config.manifest!r} {self.order_config.notes} {self.settings} {self.plan} {self.epoch}"
+        start, config = self.start, self.order_config
+        text = f"{config.manifest!r} {config.notes} {start.settings} {start.plan} {start.epoch}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _room(self) -> int:
         """Return the bytes of shards to look ahead: what the cache holds, or about the current and the next window."""
         if self.cache.limit is not None:
             return self.cache.limit
-        lanes = max(1, self.settings.num_canonical_replicas // self.plan.num_replicas)
-        window = lanes * self.settings.window * self.order_config.mean_sample_bytes
+        settings = self.start.settings
+        lanes = max(1, settings.num_canonical_replicas // self.start.plan.num_replicas)
+        window = lanes * settings.window * self.order_config.mean_sample_bytes
         return 2 * window + _BYTES_AHEAD
 
 
@@ -251,22 +250,15 @@ def _one_by_one(batch: Places) -> Iterator[tuple[int, int, int, bool | None]]:
     return zip(batch.shards.tolist(), batch.samples.tolist(), batch.epochs.tolist(), padding, strict=False)
 
 
-def fetch_ahead(
-    order_config: OrderConfig, *of: Any, start: EpochStart, planned: PlannedEpoch | None
-) -> Prefetch | None:
+def fetch_ahead(order_config: OrderConfig, *of: Any, planned: PlannedEpoch | None) -> Prefetch | None:
     """Start to prefetch for the first batches of a rank, before its workers do; ``None`` where all is local.
 
     Takes what `WorkerIterator` takes, and the planned batches where they are planned.
     """
     if not order_config.manifest.is_copied.any():
         return None
-    first = WorkerIterator(order_config, *of, **_of_start(start), worker=0, num_workers=1, planned=planned)
+    first = WorkerIterator(order_config, *of, worker=0, num_workers=1, planned=planned)
     prefetch = first.prefetching(first.uses())
     prefetch.reach(0)
     prefetch.release()
     return prefetch
-
-
-def _of_start(start: EpochStart) -> dict[str, Any]:
-    """Return the arguments of `WorkerIterator` that an epoch's start has."""
-    return {name: getattr(start, name) for name in ("settings", "epoch", "plan", "rank", "group")}

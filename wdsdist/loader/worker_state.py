@@ -27,7 +27,7 @@ from wdsdist.sampling.planned_epoch import Place
 _WIDTH = len(Counters._fields)
 
 _REPORT_BYTES = 1024
-_VALUE_BYTES = 16 << 10
+_VALUE_BYTES = 8 << 10
 """Of a `SharedValue`: an epoch start has some 500, and 20 for each world on which a block was resumed."""
 
 
@@ -226,7 +226,7 @@ class SharedNumbers:
         _held.add(self)
 
     def read(self) -> list[int]:
-        return list(self._mine())
+        return list(self._mine()[:])
 
     def write(self, numbers: Sequence[int], first: int = 0) -> None:
         """Replace the numbers from ``first`` on."""

@@ -67,7 +67,7 @@ class OpenedShard:
         except SampleError as error:
             where = f"sample {self.shard.key(sample)!r} of {self.shard.name}"
             raise self._blamed(SampleError(f"{where} {error}{self._advice}"), error.field, error.reason) from None
-        if self.shard.index.is_uniform:
+        if self.shard.is_uniform:
             self.only_members = chosen
         return chosen
 

@@ -106,6 +106,11 @@ class SampleReader:
         self._mark: bool | None = None  # of a sample that is no padding, where that is told
         self._last_record = LastRecord()
 
+    @property
+    def is_raw(self) -> bool:
+        """Whether members are left as they are."""
+        return all(spec.is_raw for spec in self._specs)
+
     def over(self, reader: ShardReader) -> SampleReader:
         """Return a reader that makes such samples of other shards."""
         return SampleReader(reader, self.specs, self._seed)

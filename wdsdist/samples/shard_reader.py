@@ -66,7 +66,8 @@ class MappedShard:
         self._key_starts = index.key_starts.data
         self._key_bytes = index.key_bytes.data
         self._extensions = tuple(extension.lower() for extension in index.extensions)
-        self._only_layout = self._layout(0) if index.is_uniform else None
+        self.is_uniform = index.is_uniform  # which the index looks for in all samples
+        self._only_layout = self._layout(0) if self.is_uniform else None
 
     @property
     def is_held(self) -> bool:

@@ -1,0 +1,35 @@
+"""A worker's iterator tells its prefetch which batch it makes next, as soon as it has sent one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from wdsdist import StreamingDataset
+from wdsdist.loader.worker_iterator import WorkerIterator
+from wdsdist.loader.worker_state import EpochStart
+from wdsdist.sampling.epoch_plan import EpochPlan
+
+
+@pytest.mark.parametrize(
+    ("worker", "group", "sent", "reached"),
+    [(0, 1, 6, [2, 4, 6, 8, 10, 12]), (1, 1, 5, [3, 5, 7, 9, 11]), (1, 2, 3, [6, 10, 11]), (0, 32, 1, [11])],
+)
+def test_the_next_batch_is_reached_when_a_group_is_sent(
+    shards: Path, worker: int, group: int, sent: int, reached: list[int]
+) -> None:
+    dataset = StreamingDataset(shards, num_replicas=1, rank=0)
+    settings = dataset.order_config.settings(dataset.identity())
+    plan = EpochPlan(num_samples=103, num_replicas=1, batch_size=10, drop_last=False, drop_last_batch=False)
+    start = EpochStart(epoch=0, rank=0, settings=settings, plan=plan, group=group)
+    batches = WorkerIterator(
+        dataset.order_config, dataset.cache, dataset.sample_reader, start, worker=worker, num_workers=2
+    )
+    found: list[int] = []
+    prefetch: Any = SimpleNamespace(reach=found.append)
+    batches._prefetch = prefetch
+    assert len(list(batches.messages(None, len))) == sent
+    assert found == reached
