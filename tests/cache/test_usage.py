@@ -45,7 +45,7 @@ def test_the_sum_is_that_of_all_that_is_there(
     remote: Manifest, tmp_path: Path, room: int, steps: list[tuple[int, str, int]]
 ) -> None:
     folder = Path(tempfile.mkdtemp(dir=tmp_path))
-    caches = [ShardCache(folder, limit=int(3.5 * room), timeout=5) for _ in range(2)]
+    caches = [ShardCache(folder, limit=int(3.5 * room), timeout=60) for _ in range(2)]
     for which, action, number in steps:
         with contextlib.suppress(FileNotFoundError):
             ACTIONS[action](caches[which], remote, number)
@@ -143,7 +143,7 @@ def test_one_without_a_limit_keeps_no_sum_and_leaves_none(remote: Manifest, tmp_
 def test_what_is_discarded_or_given_up_counts_no_more(
     store: MemoryStore, remote: Manifest, tmp_path: Path, room: int
 ) -> None:
-    cache = ShardCache(tmp_path, limit=3 * room, timeout=1)
+    cache = ShardCache(tmp_path, limit=3 * room, timeout=60)
     cache.pin(remote, 0).close()
     cache.pin(remote, 1).close()
     flip(cache.path(remote, 1))
