@@ -102,10 +102,10 @@ def test_two_folders_are_two_caches(remote: Manifest, tmp_path: Path, fetched: C
 
 
 def test_a_copy_that_agrees_with_its_stamp_is_not_hashed(
-    cache: ShardCache, remote: Manifest, monkeypatch: pytest.MonkeyPatch
+    cache: ShardCache, remote: Manifest, no_hash: Callable[[], None]
 ) -> None:
     cache.pin(remote, 0).close()
-    folders.hash_no_file(monkeypatch)
+    no_hash()
     cache.pin(remote, 0).close()
 
 

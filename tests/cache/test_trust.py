@@ -298,7 +298,7 @@ class TestWhatIsPlanted:
 
 
 def test_a_cache_of_an_earlier_version_is_used_and_closed(
-    store: MemoryStore, remote: Manifest, folder: Path, monkeypatch: pytest.MonkeyPatch
+    store: MemoryStore, remote: Manifest, folder: Path, no_hash: Callable[[], None]
 ) -> None:
     """Its files had the mode that the umask left, which let a group write them in a folder that it could not enter."""
     pin(remote, folder)
@@ -311,7 +311,7 @@ def test_a_cache_of_an_earlier_version_is_used_and_closed(
     store.requests.clear()
     for hashed in (True, False):
         if not hashed:
-            folders.hash_no_file(monkeypatch)
+            no_hash()
         assert ShardReader(remote, ShardCache(folder)).shard(0).key(0) == "shard00-0000"
     assert store.requests == []
     assert {path.name for path in folder.rglob("*") if why_not_own(path.stat())} == {".lock", ".waiting"}

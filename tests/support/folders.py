@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 SHARDS = 30
 """In the data set of these tests."""
@@ -87,14 +84,3 @@ def forked(action: Callable[[], object]) -> int:
 def status(process: int) -> int:
     """Wait for a forked process, and return how it ended."""
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-
-
-def hash_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make it an error to hash a file, which is done piece by piece; texts are hashed at once."""
-    sha256 = hashlib.sha256
-
-    def at_once(*data: bytes) -> object:
-        assert data, "a file is hashed"
-        return sha256(*data)
-
-    monkeypatch.setattr(hashlib, "sha256", at_once)
