@@ -105,7 +105,7 @@ def test_who_dies_at_it_leaves_no_sum(remote: Manifest, tmp_path: Path, room: in
         def die(*arguments: Any) -> Any:
             if owner is Path and arguments[1].suffix != ".tar":
                 return replace(*arguments)
-            os.kill(os.getpid(), signal.SIGKILL)
+            return os.kill(os.getpid(), signal.SIGKILL)
 
         setattr(owner, name, die)
         cache.pin(remote, 2)
