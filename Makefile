@@ -42,14 +42,14 @@ types: $(INSTALLED)
 
 check: $(INSTALLED)
 	@echo "== layers, doctests and tests"
-	@$(BIN)/python -m pytest --numprocesses auto --dist worksteal --durations 5
+	@$(BIN)/python -m pytest --numprocesses auto --dist worksteal --costliest 10
 
-# What the default run leaves out because it takes minutes, and more examples of each property: each test by itself to
-# the next process that is free.
+# What the default run leaves out because it takes long, and more examples of each property: each test by itself to the
+# next process that is free.
 slow: $(INSTALLED)
 	@echo "== slow tests"
 	@$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile more --numprocesses auto --dist loadgroup \
-	    --timeout 600 --durations 5
+	    --timeout 600 --costliest 10
 
 # Every link and anchor is checked. Nothing is fetched while it is built.
 docs: $(WRITERS)
@@ -77,7 +77,9 @@ $(PEERS) $(WRITERS):
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps --requirement $<
 	@touch $@
 
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS) --constraint constraints.txt
+# Modules are compiled as they are imported: most never are, and compiling all takes longer than all of the demo.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile $(PIP_ARGS) \
+    --constraint constraints.txt
 
 $(PACKAGE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

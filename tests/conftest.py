@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from wdsdist.shards import scan_local
 from wdsdist.storage import compression
 
 
@@ -24,9 +23,23 @@ def limit_expansion(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture
 def no_scan(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Call it, and from then on reading a whole tar for its index is an error."""
+    """Call it, and from then on reading a whole tar for its index, whose digest is in it, is an error."""
+    sha256 = hashlib.sha256
 
-    def scan(path: Path) -> None:
-        raise AssertionError(f"{path} was scanned")
+    def of_no_map(*data: object) -> object:
+        assert not data or isinstance(data[0], bytes), "a mapped tar is hashed"
+        return sha256(*data)
 
-    return lambda: monkeypatch.setattr(scan_local, "scan_shard", scan)
+    return lambda: monkeypatch.setattr(hashlib, "sha256", of_no_map)
+
+
+@pytest.fixture
+def no_hash(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Call it, and from then on hashing a file, which is done piece by piece, is an error."""
+    sha256 = hashlib.sha256
+
+    def at_once(*data: object) -> object:
+        assert data, "a file is hashed"
+        return sha256(*data)
+
+    return lambda: monkeypatch.setattr(hashlib, "sha256", at_once)

@@ -137,7 +137,7 @@ def test_warming_fetches_of_a_thin_view_its_samples_alone(web: Web, tmp_path: Pa
 @pytest.mark.parametrize("spare", [0, 64 * KB])
 def test_the_parts_of_a_shard_do_not_keep_all_of_it_out(spare: int, remote: Manifest, tmp_path: Path) -> None:
     room = int(remote.read_sizes[0]) + len(storage.read(f"{remote.location(0)}.wdsindex")) + 512
-    cache = ShardCache(tmp_path / "cache", limit=room + spare, timeout=20)
+    cache = ShardCache(tmp_path / "cache", limit=room + spare, timeout=60)
     with closing(cache.pin_parts(remote, {0: PartNeeds(lambda _: np.arange(8))})[0]):
         pass
     cache.rest()
@@ -146,7 +146,7 @@ def test_the_parts_of_a_shard_do_not_keep_all_of_it_out(spare: int, remote: Mani
 
 
 def test_parts_that_were_had_do_not_keep_other_processes_out(remote: Manifest, tmp_path: Path) -> None:
-    job, another = (ShardCache(tmp_path / "cache", limit=1_700 * KB, timeout=10) for _ in range(2))
+    job, another = (ShardCache(tmp_path / "cache", limit=1_700 * KB, timeout=60) for _ in range(2))
     job.pin_parts(remote, {0: PartNeeds(lambda _: np.arange(8))})[0].close()
     another.pin(remote, 1).close()
 
@@ -261,7 +261,7 @@ def test_a_sparse_copy_of_a_shard_that_was_replaced_is_not_used(
 
 
 def test_an_error_leaves_no_sparse_copy_locked(store: MemoryStore, tmp_path: Path, remote: Manifest) -> None:
-    cache = ShardCache(tmp_path / "cache", timeout=5)
+    cache = ShardCache(tmp_path / "cache", timeout=60)
     store.plant(Fault("train/01.tar", "not-found"))
     with pytest.raises(ShardNotFoundError) as error:
         cache.pin_parts(remote, {number: PartNeeds(lambda _: np.array([1])) for number in (0, 1)})

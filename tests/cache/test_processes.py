@@ -137,14 +137,14 @@ DEATHS: dict[str, list[tuple[object, str, Callable[..., Any]]]] = {
 def test_killed_at_each_step_they_leave_nothing_that_hurts(
     moment: str, remote: Manifest, tmp_path: Path, room: int, packed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = ShardCache(tmp_path / "cache", limit=2 * room, timeout=10)
+    cache = ShardCache(tmp_path / "cache", limit=2 * room, timeout=60)
     for number in (0, 1):
         cache.pin(remote, number).close()
 
     def fetch() -> None:
         for owner, name, replacement in DEATHS[moment]:
             setattr(owner, name, replacement)
-        ShardCache(tmp_path / "cache", limit=2 * room, timeout=10).pin(remote, 2)
+        ShardCache(tmp_path / "cache", limit=2 * room, timeout=60).pin(remote, 2)
 
     assert folders.status(folders.forked(fetch)) == -signal.SIGKILL
     assert folders.use(tmp_path / "cache") <= 2 * room
@@ -207,7 +207,7 @@ def test_a_lock_ends_with_its_process_though_a_fork_of_it_lives_on(remote: Manif
 
 def test_a_program_ends_though_a_thread_that_is_fetching_ends_with_it(tmp_path: Path) -> None:
     """It is stopped wherever it is, also while it opens or closes a file."""
-    assert subprocess.run(command("ending_while_locked", tmp_path / "file"), timeout=20).returncode == 0
+    assert subprocess.run(command("ending_while_locked", tmp_path / "file"), timeout=100).returncode == 0
 
 
 def test_a_fork_holds_nothing_and_takes_nothing_from_its_parent(remote: Manifest, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from wdsdist.shards.manifest import Manifest
 
 
 def test_what_is_released_may_be_evicted_and_is_mapped_anew(remote: Manifest, tmp_path: Path, room: int) -> None:
-    reader = ShardReader(remote, ShardCache(tmp_path, limit=room, timeout=10))
+    reader = ShardReader(remote, ShardCache(tmp_path, limit=room, timeout=60))
     for number in (0, 1, 0, 0, 1):
         assert bytes(reader.shard(number).member(1, 0)) == f"shard{number:02}-0001.txt".encode()
         reader.release()
@@ -98,7 +98,7 @@ def test_batches_that_each_need_all_the_room_take_turns(remote: Manifest, tmp_pa
     errors = []
 
     def read(seed: int) -> None:
-        reader = ShardReader(remote, ShardCache(tmp_path, limit=3 * room, timeout=30))
+        reader = ShardReader(remote, ShardCache(tmp_path, limit=3 * room, timeout=60))
         try:
             for start in range(5):
                 batch = [(seed * 10 + start + 3 * step) % len(remote.counts) for step in range(3)]
@@ -129,7 +129,7 @@ def test_a_copy_that_is_altered_while_it_is_mapped_is_fetched_again(
     """In a process of its own: to read what was cut off kills it."""
 
     def read() -> None:
-        cache = ShardCache(tmp_path, timeout=10)
+        cache = ShardCache(tmp_path, timeout=60)
         reader = ShardReader(remote, cache)
         reader.hold([0, 1])
         kept = [reader.shard(number).member(1, 0) for number in (0, 1) if are_views_kept]

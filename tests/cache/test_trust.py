@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import grp
-import hashlib
 import json
 import os
 import pwd
@@ -46,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def pin(remote: Manifest, folder: Path) -> None:
-    ShardCache(folder, timeout=1).pin(remote, 0).close()
+    ShardCache(folder, timeout=60).pin(remote, 0).close()
 
 
 class TestAFolder:
@@ -267,7 +266,7 @@ class TestWhatIsPlanted:
         path = cached_path(remote, 0, folder).with_name(name)
         path.unlink()
         os.mkfifo(path)
-        with ShardCache(folder, timeout=10).pin(remote, 0) as pinned:
+        with ShardCache(folder, timeout=30).pin(remote, 0) as pinned:
             assert pinned.index.key(0) == "shard00-0000"
 
     def test_as_a_part_is_swept(self, remote: Manifest, folder: Path, tmp_path: Path) -> None:
@@ -294,12 +293,12 @@ class TestWhatIsPlanted:
             truncate(path, size)
 
         monkeypatch.setattr(os, "truncate", planted)
-        ShardCache(folder, limit=room, timeout=5).pin(remote, 1).close()
+        ShardCache(folder, limit=room, timeout=60).pin(remote, 1).close()
         assert precious.read_bytes() == b"precious"
 
 
 def test_a_cache_of_an_earlier_version_is_used_and_closed(
-    store: MemoryStore, remote: Manifest, folder: Path, monkeypatch: pytest.MonkeyPatch
+    store: MemoryStore, remote: Manifest, folder: Path, no_hash: Callable[[], None]
 ) -> None:
     """Its files had the mode that the umask left, which let a group write them in a folder that it could not enter."""
     pin(remote, folder)
@@ -312,7 +311,7 @@ def test_a_cache_of_an_earlier_version_is_used_and_closed(
     store.requests.clear()
     for hashed in (True, False):
         if not hashed:
-            monkeypatch.setattr(hashlib, "sha256", None)
+            no_hash()
         assert ShardReader(remote, ShardCache(folder)).shard(0).key(0) == "shard00-0000"
     assert store.requests == []
     assert {path.name for path in folder.rglob("*") if why_not_own(path.stat())} == {".lock", ".waiting"}

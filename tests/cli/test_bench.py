@@ -80,7 +80,7 @@ def test_a_loop_that_trains_waits_less(shards: Path) -> None:
     dataset = StreamingDataset(shards, fields=("bin",))
     idle = profiling.rate(dataset, 8, workers=0, seconds=0.1)
     busy = profiling.rate(dataset, 8, workers=0, seconds=0.1, step=0.01)
-    assert busy.waiting < min(0.5, idle.waiting)
+    assert busy.waiting < idle.waiting
     assert busy.samples_per_second < 8 / 0.01
 
 

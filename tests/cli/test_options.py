@@ -2,49 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
+import fsspec
 import pytest
 from click.testing import CliRunner
+from fsspec import AbstractFileSystem
 
-import wdsdist.shards.open
 from wdsdist.cli import _wdsdist
-from wdsdist.errors import ArgumentError
 
 OPENING = [["info"], ["ls"], ["verify"], ["plan", "--ranks", "2"], ["columns", "--field", "cls"], ["bench"]]
 
 
+class Probe(AbstractFileSystem):  # type: ignore[misc]
+    """A store that notes what its clients are made with, and has none."""
+
+    protocol = "probe"
+    given: ClassVar[list[Any]] = []
+
+    def __init__(self, **options: Any) -> None:
+        self.given.append(options)
+        raise PermissionError("seen")
+
+
 @pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What commands open data sets with; none is opened."""
-    found: list[Any] = []
-
-    def note(shards: Any, *, storage_options: Any = None, **_: Any) -> None:
-        found.append(storage_options)
-        raise ArgumentError("seen")
-
-    monkeypatch.setattr(wdsdist.shards.open, "open", note)
-    return found
+def given() -> list[Any]:
+    """What commands make clients of ``probe://`` with."""
+    fsspec.register_implementation("probe", Probe, clobber=True)
+    Probe.given.clear()
+    return Probe.given
 
 
 @pytest.mark.parametrize("command", OPENING, ids=lambda command: command[0])
 def test_storage_options_reach_the_store(command: list[str], given: list[Any]) -> None:
     options = ["anon=true", "client_kwargs.region_name=eu", "client_kwargs.retries=3", "profile=a=b", 'token="5"']
-    words = [*command, "s3://bucket/train", *(word for option in options for word in ("--storage-option", option))]
+    words = [*command, "probe://bucket/train", *(word for option in options for word in ("--storage-option", option))]
     CliRunner().invoke(_wdsdist, words)
     client = {"region_name": "eu", "retries": 3}
     assert given == [{"anon": True, "client_kwargs": client, "profile": "a=b", "token": "5"}]
 
 
 def test_without_options_clients_have_their_own(given: list[Any]) -> None:
-    CliRunner().invoke(_wdsdist, ["ls", "s3://bucket/train"])
-    assert given == [None]
+    CliRunner().invoke(_wdsdist, ["ls", "probe://bucket/train"])
+    assert given == [{}]
 
 
 @pytest.mark.parametrize("option", ["hush", "=hush", "a=1,a.b=hush"])
 def test_what_is_no_option_is_refused_without_showing_it(option: str, given: list[Any]) -> None:
     words = [word for one in option.split(",") for word in ("--storage-option", one)]
-    refused = CliRunner().invoke(_wdsdist, ["ls", "s3://bucket/train", *words])
+    refused = CliRunner().invoke(_wdsdist, ["ls", "probe://bucket/train", *words])
     assert refused.exit_code == 2
     assert "--storage-option" in refused.stderr
     assert "hush" not in refused.stderr

@@ -25,7 +25,7 @@ def served(*args: object) -> tuple[subprocess.Popen[str], str]:
 
 def ended(process: subprocess.Popen[str]) -> int:
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=110)
     return process.returncode
 
 

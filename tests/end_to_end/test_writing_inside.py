@@ -56,7 +56,7 @@ def test_repair_does_not_replace_what_an_index_names_elsewhere(world: World, nam
     with pytest.raises(ManifestError):
         wdsdist.repair(folder, [], source=world.whole)
     command = [sys.executable, "-m", "wdsdist", "verify", folder, "--repair", "--source", world.whole]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 2
     assert "lies outside" in done.stderr
     world.check()

@@ -239,9 +239,12 @@ def test_a_data_set_on_the_web_is_followed(growing: Growing, tmp_path: Path) -> 
 def test_what_has_just_been_opened_is_asked_for_once(
     growing: Growing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_fresh: bool
 ) -> None:
-    monkeypatch.setattr(growth, "_FRESH", 300.0 if is_fresh else -1.0)
+    now = time.monotonic()
     with served(growing.folder) as web:
-        assert len(played(growing.loader(shards=web.url, cache_dir=tmp_path / "cache"))) == 23
+        monkeypatch.setattr(time, "monotonic", lambda: now)  # however long it takes here
+        loader = growing.loader(shards=web.url, cache_dir=tmp_path / "cache")
+        now += 0.5 if is_fresh else 1.5
+        assert len(played(loader)) == 23
         assert (web.asked.count("/index.json") == 1) is is_fresh
 
 

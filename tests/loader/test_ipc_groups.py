@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+import wdsdist
 from tests.support import tars
+from tests.support.tars import plain_tar
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist._util.shared_memory import AnonymousMemory
-from wdsdist.shards.manifest import Manifest
+from wdsdist.loader.ipc.channel import Channel
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +45,18 @@ def test_batches_that_are_work_cross_one_by_one(many: Path) -> None:
     assert batches_together(StreamingDataLoader(StreamingDataset(many), 4, num_workers=1, collate_fn=len)) == 1
 
 
-def test_large_batches_cross_one_by_one(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Manifest, "mean_sample_bytes", 4 << 20)
-    assert batches_together(StreamingDataLoader(StreamingDataset(many), 4, num_workers=1)) == 1
+def test_large_batches_cross_one_by_one(tmp_path: Path) -> None:
+    large = plain_tar((f"{number:03}.bin", bytes(1 << 20)) for number in range(40))
+    (tmp_path / "0.tar").write_bytes(large)
+    wdsdist.index(tmp_path)
+    assert batches_together(StreamingDataLoader(StreamingDataset(tmp_path), 1, num_workers=1)) > 1
+    assert batches_together(StreamingDataLoader(StreamingDataset(tmp_path), 10, num_workers=1)) == 1
 
 
-def test_where_memory_is_short_batches_cross_one_by_one(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AnonymousMemory, "available", 1_000_000)
-    assert batches_together(StreamingDataLoader(StreamingDataset(many), 4, num_workers=1)) == 1
+def test_where_memory_is_short_batches_cross_one_by_one() -> None:
+    a_twentieth = AnonymousMemory().available // 20
+    assert Channel(shared_memory=True).prepare(1, 2, a_twentieth, group=32) == 1
+    assert Channel(shared_memory=True).prepare(1, 2, 1000, group=32) == 32
 
 
 def frozen(samples: list[Any]) -> int:

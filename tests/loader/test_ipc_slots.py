@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import hashlib
 import os
@@ -16,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 
-from wdsdist._util.shared_memory import AnonymousMemory
 from wdsdist.errors import SharedMemoryError
 from wdsdist.loader.ipc.channel import Channel
 from wdsdist.loader.ipc.slots import SlotTable
@@ -155,27 +155,26 @@ def test_a_forked_child_that_drops_a_batch_frees_no_slot() -> None:
         assert batch["x"].tolist() == [1] * 10
 
 
-def test_too_little_memory_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AnonymousMemory, "available", 10_000_000)
+def test_too_little_memory_is_refused_before_anything_starts() -> None:
     channel = Channel(shared_memory=True)
     channel.prepare(4, 2, 600_000, group=1)
     with pytest.raises(
         SharedMemoryError,
-        match=r"4 workers with 4 batches of about 1,000,000 bytes each need 16,000,000 bytes of shared memory, and "
-        r"10,000,000 are left: lower batch_size, .* shared_memory=False",
+        match=r"4 workers with 4 batches of about 1,000,000,000,000 bytes each need 16,000,000,000,000 bytes of shared "
+        r"memory, and [\d,]+ are left: lower batch_size, .* shared_memory=False",
     ):
-        channel.prepare(4, 2, 1_000_000, group=1)
-    Channel(shared_memory=False).prepare(4, 2, 1_000_000, group=1)
+        channel.prepare(4, 2, 10**12, group=1)
+    Channel(shared_memory=False).prepare(4, 2, 10**12, group=1)
 
 
 def test_a_batch_that_does_not_fit_names_both_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_room(self: AnonymousMemory, offset: int, length: int) -> None:
-        raise SharedMemoryError(f"{length:,} bytes of shared memory were asked for and 5,000 are left")
+    def no_room(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     channel = Channel(shared_memory=True)
     channel.prepare(1, 2, 0, group=1)
-    monkeypatch.setattr(AnonymousMemory, "allocate", no_room)
-    with pytest.raises(SharedMemoryError, match=r"a batch of 8,000 bytes does not fit: .* 5,000 are left: lower"):
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    with pytest.raises(SharedMemoryError, match=r"a batch of 8,000 bytes does not fit: .* [\d,]+ are left: lower"):
         channel.sender(0)({"x": torch.zeros(1000, dtype=torch.int64)})
 
 

@@ -52,7 +52,7 @@ def test_the_bytes_are_the_same_for_any_number_of_workers(
 def test_one_process_writes_two_shards_of_files_at_a_time(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both, fsync = threading.Barrier(2, timeout=60), os.fsync
+    both, fsync = threading.Barrier(2, timeout=110), os.fsync
 
     def synced(descriptor: int) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -98,7 +98,7 @@ def test_a_script_without_a_main_guard_may_pack_beside_a_thread(source: Path, tm
     )
     done = subprocess.run(
         [sys.executable, str(script), str(source), str(tmp_path / "dest")],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=110, check=False,
     )  # fmt: skip
     assert (done.stdout, done.stderr) == ("40\n", "")
 
@@ -110,7 +110,7 @@ def test_the_worker_of_a_loader_may_pack(source: Path, tmp_path: Path) -> None:
         "process = multiprocessing.get_context('fork').Process(target=run, daemon=True)\n"
         "process.start(); process.join(); sys.exit(process.exitcode)\n"
     )
-    subprocess.run([sys.executable, "-c", script, str(source), str(tmp_path / "dest")], timeout=60, check=True)
+    subprocess.run([sys.executable, "-c", script, str(source), str(tmp_path / "dest")], timeout=110, check=True)
     assert catalog.open(tmp_path / "dest").num_samples == 40
 
 

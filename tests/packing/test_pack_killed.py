@@ -97,16 +97,15 @@ def test_a_worker_that_is_killed_is_an_error_that_says_so(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from wdsdist.errors import WdsdistError
-    from wdsdist.packing.sources import folder
 
-    parent = os.getpid()
+    parent, fsync = os.getpid(), os.fsync
 
-    def die(self: object) -> object:
-        assert os.getpid() != parent
-        os.kill(os.getpid(), signal.SIGKILL)
-        return iter(())
+    def die(descriptor: int) -> None:
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        fsync(descriptor)
 
-    monkeypatch.setattr(folder.FolderSamples, "__iter__", die)
+    monkeypatch.setattr(os, "fsync", die)
     with pytest.raises(WdsdistError, match="a process that was writing shards died"):
         pack(source, tmp_path / "dest", shard_samples=5, workers=2)
     assert not (tmp_path / "dest" / "index.json").exists()

@@ -34,7 +34,7 @@ def launch(source: Path, dest: Path, *, ranks: int) -> subprocess.CompletedProce
 
 def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
     """Return status, output and errors of each process."""
-    outputs = [process.communicate(timeout=60) for process in processes]
+    outputs = [process.communicate(timeout=110) for process in processes]
     return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
 
 

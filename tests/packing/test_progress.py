@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 import wdsdist
-from wdsdist.packing import PackProgress, parallel, writer
+from wdsdist.packing import PackProgress
 
 
 def test_one_large_shard_shows_progress_before_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,14 +27,13 @@ def test_one_large_shard_shows_progress_before_it_is_whole(tmp_path: Path, monke
         if 0 < progress.bytes_done < (progress.bytes or 0):
             under_way.set()
 
-    def held(*args: Any) -> Any:
-        if next(calls) == 7:  # of 14 buffers; those before are on their way to the disk
+    def held(descriptor: int, data: Any) -> int:
+        if len(data) > 300_000 and next(calls) == 7:  # of 14 buffers
             assert under_way.wait(60)
-        return read_all(*args)
+        return write(descriptor, data)
 
-    calls, read_all = count(), writer.read_all
-    monkeypatch.setattr(writer, "read_all", held)
-    monkeypatch.setattr(parallel, "_LOOK", 0.01)
+    calls, write = count(), os.write
+    monkeypatch.setattr(os, "write", held)
     with ThreadPoolExecutor(1) as executor:
         wdsdist.pack(tmp_path / "files", tmp_path / "shards", executor=executor, progress=show)
     assert [progress.shards_done for progress in (seen[0], seen[-1])] == [0, 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import pickle
@@ -54,16 +55,23 @@ FILES = {
 PACKAGES = ("simplejpeg", "cv2")
 
 
+@contextlib.contextmanager
+def without_packages() -> Iterator[None]:
+    """Be as if neither simplejpeg nor OpenCV were installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        for package in PACKAGES:
+            patch.setitem(sys.modules, package, None)
+        images._optional.cache_clear()
+        images._opencv.cache_clear()
+        yield
+    images._optional.cache_clear()
+    images._opencv.cache_clear()
+
+
 @pytest.fixture
-def pillow_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As if neither simplejpeg nor OpenCV were installed."""
-    for package in PACKAGES:
-        monkeypatch.setitem(sys.modules, package, None)
-    images._optional.cache_clear()
-    images._opencv.cache_clear()
-    yield
-    images._optional.cache_clear()
-    images._opencv.cache_clear()
+def pillow_only() -> Iterator[None]:
+    with without_packages():
+        yield
 
 
 def assert_as_webdataset(specification: str, name: str) -> None:
@@ -135,16 +143,13 @@ def test_memoryviews_are_decoded_like_bytes() -> None:
 
 @pytest.mark.parametrize("progressive", [False, True])
 @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0", "4:1:1"])
-def test_jpegs_have_pillows_values_at_every_size_and_scale(
-    subsampling: str, progressive: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jpegs_have_pillows_values_at_every_size_and_scale(subsampling: str, progressive: bool) -> None:
     for height, width in ((1, 1), (1, 40), (3, 50), (17, 33), (64, 96), (121, 187)):
         pixels = np.random.default_rng(1).integers(0, 256, (height, width, 3)).astype(np.uint8)
         data = encode(pixels, quality=90, subsampling=subsampling, progressive=progressive)
         wanted = [{"min_width": -(-width // scale), "min_height": -(-height // scale)} for scale in (1, 2, 4, 8)]
         fast = [decode_rgb(data, **sizes) for sizes in wanted]
-        with monkeypatch.context() as context:
-            context.setattr(images, "_optional", lambda package: None)
+        with without_packages():
             slow = [decode_rgb(data, **sizes) for sizes in wanted]
         for one, other in zip(fast, slow, strict=True):
             np.testing.assert_array_equal(one, other)

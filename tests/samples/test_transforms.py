@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import simplejpeg
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,8 +21,6 @@ from PIL import Image
 
 from tests.support.photos import encode, photo, psnr
 from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
-from wdsdist.samples.images import decode as images
-from wdsdist.samples.images import resize as resizing
 from wdsdist.samples.images.resize import Window
 from wdsdist.samples.images.transforms import Crop, RandomResizedCrop, ResizeCenterCrop
 from wdsdist.samples.marks import is_seeded, seeded
@@ -321,13 +320,13 @@ def test_a_crop_of_a_scaled_jpeg_has_about_pillows_pixels(seed: int, packages: s
 
 def test_a_jpeg_is_decoded_no_larger_than_its_crop_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    real = images.decode_rgb
+    real = simplejpeg.decode_jpeg
 
-    def spy(data: bytes, **sizes: int) -> npt.NDArray[np.uint8]:
-        seen.append(real(data, **sizes))
+    def spy(data: bytes, *args: Any, **options: Any) -> npt.NDArray[np.uint8]:
+        seen.append(real(data, *args, **options))
         return seen[-1]
 
-    monkeypatch.setattr(resizing, "decode_rgb", spy)
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", spy)
     RandomResizedCrop(224, scale=(0.95, 1.0), ratio=(1.3, 1.4))(large_jpeg(), 1)
     RandomResizedCrop(224, scale=(0.01, 0.02))(large_jpeg(), 1)
     ResizeCenterCrop(64)(large_jpeg())

@@ -19,7 +19,7 @@ from wdsdist.errors import IndexFormatError, IndexNotFoundError, StorageError
 from wdsdist.shards import manifest as manifests
 from wdsdist.storage import RequestPolicy, use_policy
 
-SLACK = 10.0
+SLACK = 60.0
 """Seconds, on a busy machine."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from tests.support.tars import write_shard
 from tests.support.web import served
 from wdsdist.errors import ArgumentError, DestinationExistsError, IndexNotFoundError, ShardDamagedError, SourceError
 from wdsdist.samples.shard_reader import ShardReader
-from wdsdist.shards import scan_local
 from wdsdist.shards.build_index import index_splits
 from wdsdist.shards.unindexed import find_splits
 from wdsdist.storage import named
@@ -57,13 +56,13 @@ def tars(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("tool", COUNTS)
 def test_counts_of_another_tool_open_a_data_set_without_reading_a_tar(
-    tars: Path, tool: str, monkeypatch: pytest.MonkeyPatch
+    tars: Path, tool: str, no_scan: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tars, COUNTS[tool])
-    with monkeypatch.context() as patched:
-        patched.setattr(scan_local, "scan_shard", None)
-        made = wdsdist.open(tars)
-        some = wdsdist.open([tars / NAMES[1]])
+    no_scan()
+    made = wdsdist.open(tars)
+    some = wdsdist.open([tars / NAMES[1]])
+    monkeypatch.undo()
     assert [(shard.name, shard.num_samples) for shard in made.shards] == list(zip(NAMES, (2, 3), strict=True))
     assert (made.num_bytes, some.num_samples) == (sum(path.stat().st_size for path in tars.glob("*.tar")), 3)
     assert ShardReader(made).shard(1).key(2) == "sample0002"

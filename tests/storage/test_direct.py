@@ -6,6 +6,7 @@ import gzip
 import http.client
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from tests.support.web import Answer, Asked, answering
 from wdsdist import storage
 from wdsdist.errors import StorageError
-from wdsdist.storage import RequestPolicy, direct, use_policy
+from wdsdist.storage import RequestPolicy, use_policy
 from wdsdist.storage.direct import Direct, reader
 
 A_TAR = (200, {"ETag": '"x"'}, b"content")
@@ -196,9 +197,10 @@ def test_a_connection_that_was_idle_for_long_is_not_used_again(monkeypatch: pyte
         connections.add(threading.current_thread())
         return A_TAR
 
+    now = time.monotonic
     with answering(answer) as (url, _):
-        for idle in (100.0, 0.0):
-            monkeypatch.setattr(direct, "_LONGEST_IDLE", idle)
+        for later in (0.0, 0.0, 100.0):
+            monkeypatch.setattr(time, "monotonic", lambda later=later: now() + later)
             assert storage.read(f"{url}/a.tar") == b"content"
     assert len(connections) == 2
 

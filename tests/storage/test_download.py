@@ -368,7 +368,7 @@ def test_faults_that_stay_are_an_error_within_the_deadline(store: Store, tmp_pat
     began = time.monotonic()
     with pytest.raises(StorageError) as caught:
         store.fetch(tmp_path / "a.tar", seconds=1.5)
-    assert time.monotonic() - began < 10  # on a busy machine too
+    assert time.monotonic() - began < 60  # on a busy machine too
     assert str(caught.value).startswith(f"{store.location} cannot be read: ")
     assert "attempts in 1.5 s)" in str(caught.value)
 
@@ -388,8 +388,8 @@ def test_what_trying_again_does_not_mend_is_an_error_at_once(
     for size in (len(CONTENT), None):
         began = time.monotonic()
         with pytest.raises(error, match=message):
-            store.fetch(tmp_path / "a.tar", seconds=60, size=size)
-        assert time.monotonic() - began < 10
+            store.fetch(tmp_path / "a.tar", seconds=300, size=size)
+        assert time.monotonic() - began < 60
 
 
 def test_a_server_that_is_gone_is_an_error_within_the_deadline(web: Store, tmp_path: Path) -> None:
@@ -404,8 +404,8 @@ def test_a_store_that_asks_to_wait_is_heeded(store: Store, tmp_path: Path) -> No
     assert time.monotonic() - began >= 1
     store.proxy.rules(Rule("status", 503, retry_after=1000))
     with pytest.raises(StorageError, match=r"503|SlowDown|on purpose"):
-        store.fetch(tmp_path / "a.tar", seconds=30)
-    assert time.monotonic() - began < 10, "an error now is better than one later"
+        store.fetch(tmp_path / "a.tar", seconds=300)
+    assert time.monotonic() - began < 60, "an error now is better than one later"
 
 
 def test_an_answer_that_stalls_leaves_time_to_ask_again(store: Store) -> None:
@@ -495,7 +495,7 @@ def test_a_profile_that_does_not_exist_is_an_error_at_once() -> None:
     began = time.monotonic()
     with pytest.raises(StorageError, match=r"s3://bucket/a\.tar cannot be read: ProfileNotFound: .*\(nope\)"):
         storage.read("s3://bucket/a.tar", storage.named({"profile": "nope"}, ["s3://bucket"]))
-    assert time.monotonic() - began < 10, "trying again would not mend it"
+    assert time.monotonic() - began < 60, "trying again would not mend it"
 
 
 def test_s3_is_read_without_the_clients_that_take_long_to_import(s3: Store, tmp_path: Path) -> None:
@@ -508,7 +508,7 @@ def test_s3_is_read_without_the_clients_that_take_long_to_import(s3: Store, tmp_
         "print({'aiohttp', 's3fs', 'botocore', 'fsspec'} & set(sys.modules))\n"
     )
     s3.proxy.rules()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=110)
     assert (done.stdout.strip(), done.stderr) == ("set()", "")
     assert (tmp_path / "a.tar").read_bytes() == CONTENT
 
@@ -522,5 +522,5 @@ def test_a_stalled_fetch_keeps_no_process_from_ending(web: Store, tmp_path: Path
         while not web.proxy.count(web.path).requests:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT) if way == "interrupted" else None
-        _, printed = process.communicate("x", timeout=60)
+        _, printed = process.communicate("x", timeout=110)
     assert ("KeyboardInterrupt" in printed) == (way == "interrupted")

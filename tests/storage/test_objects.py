@@ -111,7 +111,7 @@ def test_what_a_blocked_back_end_gives_too_late_is_not_written(tmp_path: Path) -
 
 
 def test_a_blocked_back_end_keeps_no_process_from_ending() -> None:
-    subprocess.run(command("blocked_back_end"), check=True, timeout=20)
+    subprocess.run(command("blocked_back_end"), check=True, timeout=100)
 
 
 def test_a_file_whose_fetch_fails_keeps_its_room(store: MemoryStore, tmp_path: Path) -> None:

@@ -47,14 +47,14 @@ def start(
 
 
 def run(
-    *command: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 110
+    *command: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 580
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python COMMAND`` to its end and return its status and output, as `subprocess.run` does."""
     return together(command, [dict(env or os.environ)], cwd=cwd, timeout=timeout)
 
 
 def launch(
-    *command: object, ranks: int, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 110
+    *command: object, ranks: int, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 580
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python COMMAND`` on some ranks of one node, in an environment as torchrun makes it."""
     from torch.distributed import TCPStore
@@ -78,19 +78,21 @@ def launch(
 
 
 def together(
-    command: Sequence[object], environments: list[dict[str, str]], *, cwd: Path | None = None, timeout: float = 110
+    command: Sequence[object], environments: list[dict[str, str]], *, cwd: Path | None = None, timeout: float = 580
 ) -> subprocess.CompletedProcess[str]:
     """Run a program in several environments at once; the status is the first that is not 0."""
     with tempfile.TemporaryDirectory() as folder:
         stdout, stderr = Path(folder, "stdout"), Path(folder, "stderr")
         started = [start(*command, stdout=str(stdout), stderr=str(stderr), cwd=cwd, env=env) for env in environments]
         end = time.monotonic() + timeout
-        for process in started:
-            process.join(max(0.0, end - time.monotonic()))
-        late = [process for process in started if process.exitcode is None]
-        for process in late:
-            process.kill()
-            process.join()
+        try:
+            for process in started:
+                process.join(max(0.0, end - time.monotonic()))
+        finally:  # also where the time of the test is over
+            late = [process for process in started if process.exitcode is None]
+            for process in late:
+                process.kill()
+                process.join()
         said = stdout.read_text() if stdout.exists() else "", stderr.read_text() if stderr.exists() else ""
         if late:
             raise subprocess.TimeoutExpired(list(map(str, command)), timeout, *said)

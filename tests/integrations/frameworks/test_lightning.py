@@ -47,7 +47,7 @@ def test_all_samples_come_once_an_epoch_and_epochs_differ(whole: tuple[Path, lis
     assert samples([{"validated": rank["validated"][2:]} for rank in found], 1, "validated") == list(range(TOTAL))
 
 
-@pytest.mark.parametrize("step", [3, 9, 15])
+@pytest.mark.parametrize("step", [pytest.param(3, marks=pytest.mark.slow), 9, pytest.param(15, marks=pytest.mark.slow)])
 def test_a_checkpoint_continues_with_exactly_what_was_left(
     step: int, ranks: Ranks, shards: Path, whole: tuple[Path, list[dict[str, Any]]]
 ) -> None:

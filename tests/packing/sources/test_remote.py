@@ -185,5 +185,5 @@ def test_a_script_may_pack_from_a_web_server_with_several_processes(server: Simp
     unpack(server.folder / "photos", PHOTOS)
     script = "import sys, wdsdist; print(wdsdist.pack(*sys.argv[1:], shard_samples=12, workers=2).num_samples)"
     command = [sys.executable, "-c", script, f"{server.url}/photos", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert (done.stdout, done.stderr) == ("36\n", "")

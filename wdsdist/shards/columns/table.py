@@ -158,7 +158,9 @@ def _content(path: Path, location: str) -> bytes:
     return content
 
 
-def _parquet(path: Path, location: str, on: str, only: set[str] | None) -> Iterator[dict[str, Column]]:
+def _parquet(
+    path: Path, location: str, on: str, only: set[str] | None, *, rows: int = _ROWS
+) -> Iterator[dict[str, Column]]:
     parquet = _pyarrow(location, ".parquet")
     pyarrow = _pyarrow(location)
     try:
@@ -170,7 +172,7 @@ def _parquet(path: Path, location: str, on: str, only: set[str] | None) -> Itera
                 names = [name for name in names if any(one.startswith(f"{name}.") for one in wanted)]
             if not file.metadata.num_rows:
                 yield _flat(file.read(columns=names))
-            for batch in file.iter_batches(_ROWS, columns=names):
+            for batch in file.iter_batches(rows, columns=names):
                 yield _flat(pyarrow.Table.from_batches([batch]))
     except FileNotFoundError:
         raise
