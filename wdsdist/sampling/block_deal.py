@@ -21,12 +21,6 @@ FILLED = 0.9995
 _UNEVEN = 1.005
 """How many times the mean of all ranks one may have in tokens before it gives samples to others."""
 
-_MOST_STRATA = 4
-_SHARDS_EACH = 16
-"""Shards that a node reads for each stratum, at least."""
-_ALIKE = 1 << 18
-"""Samples of a node and a bucket with which nodes are alike."""
-
 _BY_CHANCE = 32
 """Of so many samples of a category one more may stay with a node; at most the standard deviation of their number."""
 
@@ -40,6 +34,8 @@ class Locality:
 
     nodes: Int64s
     """int64 [ranks]."""
+    names: Int64s
+    """int64 [shards]: the number of each in the data set."""
     shards: Int64s
     """int64 [n]: the shard of each sample, numbered from 0 in this block."""
     reads: npt.NDArray[np.bool_]
@@ -49,19 +45,10 @@ class Locality:
     def of(cls, owners: Int64s, shards: Int64s | None, num_replicas: int, per_node: int) -> Locality:
         """Return what is known before anything moves; without ``shards``, all samples are of one."""
         nodes = np.arange(num_replicas) // max(1, per_node)
-        numbers = np.zeros_like(owners) if shards is None else np.unique(shards, return_inverse=True)[1]
-        reads = np.zeros((int(nodes[-1]) + 1, int(numbers.max(initial=0)) + 1), np.bool_)
+        names, numbers = np.unique(np.zeros_like(owners) if shards is None else shards, return_inverse=True)
+        reads = np.zeros((int(nodes[-1]) + 1, max(1, len(names))), np.bool_)
         reads[nodes[owners], numbers] = True
-        return cls(nodes, numbers, reads)
-
-    def strata(self, samples: int, buckets: int) -> int:
-        """Return in how many parts by length each bucket is made even over the nodes.
-
-        Nodes open about a shard for each two strata; those with many samples have like lengths anyway.
-        """
-        nodes = len(self.reads)
-        opened = int(self.reads.sum()) // (nodes * buckets * _SHARDS_EACH)
-        return max(1, min(_MOST_STRATA, opened, _ALIKE * nodes // samples))
+        return cls(nodes, names, numbers, reads)
 
 
 def level(locality: Locality, lengths: Int64s, owners: Int64s, shards: Int64s, least: int, room: int) -> Int64s:
