@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util.array_types import Int64s
+from wdsdist._util.array_types import Int64s, radix_order
 from wdsdist.sampling.block_deal import Locality
 from wdsdist.sampling.permutation import mix_key, mix_keys, shuffled
 
@@ -81,7 +81,7 @@ def exchange(locality: Locality, owners: Int64s, buckets: Int64s, strata: Int64s
         _settle(_left(counts - goals, rings, flows), flows[0], pools[0], each)
         for number, ring in enumerate(rings):
             here = np.flatnonzero(ring_of[chosen] == number)
-            here = here[np.argsort(cells[here], kind="stable")]
+            here = here[radix_order(cells[here])]
             own = cells[here]
             moved = chosen[here[np.arange(len(own)) - np.searchsorted(own, own) < flows[number].ravel()[own]]]
             ranks[moved] = firsts[ring.takers[nodes[moved]]]

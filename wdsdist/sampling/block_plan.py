@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util.array_types import Int64s
+from wdsdist._util.array_types import Int64s, radix_order
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.block_deal import FILLED, Locality, even, in_parts, level
 from wdsdist.sampling.block_exchange import exchange
@@ -371,7 +371,8 @@ def _ordered(
     rows, tiers = np.divmod(bins, steps)
     step = shuffled(steps, key)[tiers]
     batch = step * ranks + dealt
-    order = np.argsort((batch * in_batch + rows) * (int(numbers.max()) + 1) + numbers)
+    order = np.argsort(numbers, kind="stable")  # they are nearly in order
+    order = order[radix_order((batch * in_batch + rows)[order])]
     bounds = np.searchsorted(batch[order], np.arange(steps * ranks + 1))
     return BlockPlan(steps, numbers[order], rows[order], bounds.astype(np.int64), ranks)
 
