@@ -122,7 +122,10 @@ def _ring_of_each(reads: npt.NDArray[np.bool_], rings: list[_Ring], nodes: Int64
 
 def _left(excess: Int64s, rings: list[_Ring], flows: npt.NDArray[np.float64] | Int64s) -> npt.NDArray[np.float64]:
     """Return [nodes, categories]: the excess that flows leave."""
-    return excess + sum(flow[ring.givers] - flow for flow, ring in zip(flows, rings, strict=True))
+    left = excess.astype(np.float64)
+    for flow, ring in zip(flows, rings, strict=True):
+        left += flow[ring.givers] - flow
+    return left
 
 
 def _level(counts: Int64s, goals: Int64s, rings: list[_Ring], pools: Int64s, each: int) -> Int64s:
@@ -136,7 +139,8 @@ def _level(counts: Int64s, goals: Int64s, rings: list[_Ring], pools: Int64s, eac
         flows = np.clip(before + step * more, 0, pools)
         if np.abs(flows - before).max(initial=0) < _STILL:
             break
-    return np.rint(flows).astype(np.int64)
+    found: Int64s = np.rint(flows).astype(np.int64)
+    return found
 
 
 def _settle(left: npt.NDArray[np.float64], flow: Int64s, pool: Int64s, strata: int) -> None:
