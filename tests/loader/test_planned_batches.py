@@ -261,19 +261,30 @@ def test_a_state_inside_a_block_that_was_dealt_in_another_way_is_refused(data: M
     assert Counter(keys(iterator)) == Counter(keys(then))
 
 
-def test_a_state_of_an_older_plan_is_refused_inside_a_block_only(data: Manifest) -> None:
-    one, then = loader(data, **TOKENS), loader(data, **TOKENS)
+@pytest.mark.parametrize(
+    ("way", "version"), [(TOKENS, 1), ({"group_by": "ids.tokens", "batch_size": 8}, 2), (TOKENS, 2)]
+)
+def test_a_state_of_an_older_plan_is_refused_inside_a_block_only(
+    data: Manifest, way: dict[str, Any], version: int
+) -> None:
+    one, then = loader(data, **way), loader(data, **way)
     iterator = iter(one)
     next(iterator)
-    state = one.state_dict()
-    del state["plan_version"]  # states of before have none
+    # States of the first version do not tell it.
+    old = {"plan_version": version} if version > 1 else {}
+    state = {name: value for name, value in one.state_dict().items() if name != "plan_version"} | old
+    if (way, version) == (TOKENS, 2):  # which deals these batches alike
+        then.load_state_dict(state)
+        assert [batch["__key__"] for batch in then] == [batch["__key__"] for batch in iterator]
+        return
     with pytest.raises(
-        StateMismatchError, match=r"plan version 1, and this wdsdist plans version 2.*finish that epoch"
+        StateMismatchError, match=rf"plan version {version}, and this wdsdist plans version 3.*finish that epoch"
     ):
         then.load_state_dict(state)
     while one.state_dict()["segments"]:
         next(iterator)
-    then.load_state_dict({name: value for name, value in one.state_dict().items() if name != "plan_version"})
+    state = {name: value for name, value in one.state_dict().items() if name != "plan_version"} | old
+    then.load_state_dict(state)
     assert Counter(keys(iterator)) == Counter(keys(then))
 
 

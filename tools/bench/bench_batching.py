@@ -16,6 +16,8 @@ Lengths are lognormal (sigma 1). Measured in one process:
   documents that do not lie in one row.
 - *shards opened*: by all nodes of an epoch of 32 shards of 1,000 samples for each rank, over those that batches of a
   fixed number of samples open; by ``max_tokens``, ``group_by`` and ten equally frequent categories in ``bucket_by``;
+- *waits*: how long a loop that rests 5 ms a step waits for its batches, at the start of a block and elsewhere, as one
+  of 32 ranks in blocks of 65,000 samples: in its own process, and with 2 workers;
 - *transport*: tokens a second that a loader with 2 workers hands over, in batches of a fixed number of samples, of a
   number of tokens, and in packed rows of the same data.
 
@@ -274,6 +276,34 @@ def transport(folder: Path, count: int) -> list[dict[str, Any]]:
     return found
 
 
+def waits(folder: Path, ranks: int = 32, samples: int = 16, steps: int = 300) -> list[dict[str, Any]]:
+    """Measure how long a loop waits for its batches, in milliseconds, where blocks are planned beside it."""
+    lengths = np.minimum(lengths_of(ranks * samples * steps) // 16, 200)
+    wdsdist.pack(({"ids": bytes(length)} for length in lengths.tolist()), folder, shard_samples=1000)
+    found = []
+    for workers in (0, 2):
+        dataset = wdsdist.StreamingDataset(folder, decode={"ids": np.uint8}, num_replicas=ranks, rank=0)
+        budget = int(samples * lengths.mean())
+        loader = wdsdist.StreamingDataLoader(
+            dataset, max_tokens=budget, length="ids.tokens", collate_fn=ragged, num_workers=workers
+        )
+        ordinary, at_blocks = [], []
+        for epoch in range(3):
+            loader.set_epoch(epoch)
+            block, ended, batches = 0, time.perf_counter(), iter(loader)
+            for number, _ in enumerate(batches):
+                took = time.perf_counter() - ended
+                if number:  # the first batch of an epoch waits for its plan
+                    (at_blocks if block != (block := loader.state_dict()["block"]) else ordinary).append(took * 1e3)
+                time.sleep(0.005)
+                ended = time.perf_counter()
+        found.append(
+            {"workers": workers, "blocks": len(at_blocks), "median": float(np.median(ordinary)),
+             "p99": float(np.quantile(ordinary, 0.99)), "most": max(ordinary), "at_blocks": max(at_blocks)}
+        )  # fmt: skip
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 8, 64], help="world sizes")
@@ -307,11 +337,18 @@ def main() -> None:
         print(f"| {row['what']} | {row['ranks']} | {row['a_node']} | {row['shards']:.3f} | {row['balance']:.4f} |")
     with tempfile.TemporaryDirectory() as folder:
         moved = transport(Path(folder) / "tokens", options.documents)
+        waited = waits(Path(folder) / "waits")
     print("\n| transport | million tokens a second |\n| --- | --- |")
     for row in moved:
         print(f"| {row['what']} | {row['tokens_a_second'] / 1e6:.1f} |")
+    print("\n| workers | wait, median | 99 % | longest | longest at the start of a block, ms |")
+    print("| --- | --- | --- | --- | --- |")
+    for row in waited:
+        shown = " | ".join(f"{row[name]:.1f}" for name in ("median", "p99", "most", "at_blocks"))
+        print(f"| {row['workers']} | {shown} |")
     if options.json:
-        options.json.write_text(json.dumps({"batching": rows, "opened": near, "transport": moved}, indent=1))
+        everything = {"batching": rows, "opened": near, "transport": moved, "waits": waited}
+        options.json.write_text(json.dumps(everything, indent=1))
 
 
 if __name__ == "__main__":

@@ -333,7 +333,8 @@ def planned_position(
             f"{planned.options.dealing}: finish that epoch with its own, or begin an epoch"
         )
     version = state.get("plan_version", 1)
-    if state.get("segments") and version != VERSION:
+    known = (2, VERSION) if planned.options.rule.budget else (VERSION,)
+    if state.get("segments") and version not in known:
         raise StateMismatchError(
             f"the state was taken inside a block of batches of plan version {version}, and this wdsdist plans version "
             f"{VERSION}, in which other samples would be left: finish that epoch with the release that saved it, or "

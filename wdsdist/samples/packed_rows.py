@@ -138,8 +138,10 @@ def _packed(
 ) -> torch.Tensor:
     import torch
 
-    first = torch.as_tensor(values[0])
-    flat = torch.zeros(num_rows * length, dtype=first.dtype)
+    # A stretch of a numpy array is copied in a tenth of the time that one of a tensor takes.
+    is_numpy = isinstance(values[0], np.ndarray)
+    library: Any = np if is_numpy else torch
+    flat, convert = library.zeros(num_rows * length, dtype=values[0].dtype), np.asarray if is_numpy else torch.as_tensor
     for value, begin, start, stop in zip(values, begins.tolist(), starts.tolist(), stops.tolist(), strict=True):
-        flat[begin : begin + stop - start] = torch.as_tensor(value[start:stop])
-    return flat.reshape(num_rows, length)
+        flat[begin : begin + stop - start] = convert(value[start:stop])
+    return torch.as_tensor(flat).reshape(num_rows, length)

@@ -13,19 +13,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util.array_types import Int64s
+from wdsdist._util.array_types import Int64s, radix_order
 
 FILLED = 0.9995
 """Share of the room of all bins up to which they are planned to be filled; whole samples leave gaps."""
 
 _UNEVEN = 1.005
 """How many times the mean of all ranks one may have in tokens before it gives samples to others."""
-
-_MOST_STRATA = 4
-_SHARDS_EACH = 16
-"""Shards that a node reads for each stratum, at least."""
-_ALIKE = 1 << 18
-"""Samples of a node and a bucket with which nodes are alike."""
 
 _BY_CHANCE = 32
 """Of so many samples of a category one more may stay with a node; at most the standard deviation of their number."""
@@ -40,6 +34,8 @@ class Locality:
 
     nodes: Int64s
     """int64 [ranks]."""
+    names: Int64s
+    """int64 [shards]: the number of each in the data set."""
     shards: Int64s
     """int64 [n]: the shard of each sample, numbered from 0 in this block."""
     reads: npt.NDArray[np.bool_]
@@ -49,19 +45,13 @@ class Locality:
     def of(cls, owners: Int64s, shards: Int64s | None, num_replicas: int, per_node: int) -> Locality:
         """Return what is known before anything moves; without ``shards``, all samples are of one."""
         nodes = np.arange(num_replicas) // max(1, per_node)
-        numbers = np.zeros_like(owners) if shards is None else np.unique(shards, return_inverse=True)[1]
-        reads = np.zeros((int(nodes[-1]) + 1, int(numbers.max(initial=0)) + 1), np.bool_)
+        shards = np.zeros_like(owners) if shards is None else shards
+        is_here = np.zeros(int(shards.max(initial=0)) + 1, np.bool_)
+        is_here[shards] = True
+        names, numbers = np.flatnonzero(is_here), (np.cumsum(is_here) - 1)[shards]
+        reads = np.zeros((int(nodes[-1]) + 1, max(1, len(names))), np.bool_)
         reads[nodes[owners], numbers] = True
-        return cls(nodes, numbers, reads)
-
-    def strata(self, samples: int, buckets: int) -> int:
-        """Return in how many parts by length each bucket is made even over the nodes.
-
-        Nodes open about a shard for each two strata; those with many samples have like lengths anyway.
-        """
-        nodes = len(self.reads)
-        opened = int(self.reads.sum()) // (nodes * buckets * _SHARDS_EACH)
-        return max(1, min(_MOST_STRATA, opened, _ALIKE * nodes // samples))
+        return cls(nodes, names, numbers, reads)
 
 
 def level(locality: Locality, lengths: Int64s, owners: Int64s, shards: Int64s, least: int, room: int) -> Int64s:
@@ -159,7 +149,8 @@ class _Offers(NamedTuple):
         """Return the pieces of some samples; ``shape`` is the numbers of shards and of categories."""
         nodes, categories = np.divmod(cells[offered], shape[1])
         keys = (nodes * shape[0] + shards[offered]) * shape[1] + categories
-        order = np.lexsort((-weights[offered], keys))
+        order = radix_order(weights.max(initial=0) - weights[offered])
+        order = order[radix_order(keys[order])]
         keys = keys[order]
         pieces = np.unique(keys // shape[1])
         bounds = np.searchsorted(keys, pieces[:, None] * shape[1] + np.arange(shape[1] + 1))
@@ -227,9 +218,9 @@ def _between_nodes(
 
 def in_parts(lengths: Int64s, dealt: Int64s, parts: int) -> list[Int64s]:
     """Return the samples of each part that they are dealt to, the longest first."""
-    order = np.argsort(dealt.astype(np.min_scalar_type(parts)), kind="stable")  # of small numbers a radix sort
-    found = np.split(order, np.cumsum(np.bincount(dealt, minlength=parts))[:-1])
-    return [own[np.argsort(-lengths[own], kind="stable")] for own in found]
+    longest_first = radix_order(lengths.max(initial=0) - lengths)
+    order = longest_first[radix_order(dealt[longest_first])]
+    return np.split(order, np.cumsum(np.bincount(dealt, minlength=parts))[:-1])
 
 
 def _give_tokens(

@@ -20,15 +20,19 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util.array_types import Int64s
+from wdsdist._util.array_types import Int64s, radix_order
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.block_deal import FILLED, Locality, even, in_parts, level
+from wdsdist.sampling.block_exchange import exchange
 from wdsdist.sampling.permutation import shuffled
 
-VERSION = 2
-"""Of the plan of a block: another one deals the same samples in another way."""
+VERSION = 3
+"""Of the plan of a block: another one deals the same samples in another way. Budgets are planned as in version 2."""
 
 Kind = Literal["tokens", "groups", "buckets", "rows"]
+
+_STRATA = 8
+"""Parts by length of which nodes get alike many where batches are of like lengths."""
 
 _FITTED = 4
 """Samples for each bin, the shortest, that are put where they fit best when bins get full."""
@@ -299,17 +303,15 @@ def _of_like(samples: BlockSamples, rule: BatchRule, world: World, key: int) -> 
         return _empty(world)
     numbers, lengths = np.concatenate(each), samples.lengths[np.concatenate(each)]
     locality = samples.locality(world)
-    strata = locality.strata(len(numbers), len(each))
     bounds = np.cumsum([0, *map(len, each)])
     parts = [slice(*part) for part in itertools.pairwise(bounds.tolist())]
-    categories = np.concatenate(
-        [number * strata + _stratum(lengths[part], strata) for number, part in enumerate(parts)]
-    )
+    of_buckets = np.repeat(np.arange(len(each)), np.diff(bounds))
+    strata = np.concatenate([_stratum(lengths[part], _STRATA) for part in parts])
     steps_each = -(-np.diff(bounds) // (world.num_replicas * rule.most))
-    of_nodes = even(
-        locality, samples.owners[numbers], categories, locality.shards[numbers],
-        steps_each if strata == 1 else None, rule.most,
-    )  # fmt: skip
+    owners, shards = samples.owners[numbers], locality.shards[numbers]
+    if len(locality.reads) > 1:
+        owners = exchange(locality, owners, of_buckets, strata, shards)
+    of_nodes = even(locality, owners, of_buckets, shards, steps_each, rule.most)
     dealt, bins = np.empty((2, len(numbers)), np.int64)
     steps, sizes = 0, np.bincount(locality.nodes).tolist()
     for part, more in zip(parts, steps_each.tolist(), strict=True):
@@ -337,9 +339,9 @@ def _played(numbers: Int64s, rule: BatchRule, world: World) -> Int64s:
 
 
 def _stratum(lengths: Int64s, strata: int) -> Int64s:
-    """Return in which part of the lengths each is, where so many parts have about equally many."""
+    """Return in which part of the lengths each is; so many parts have about equally many, and lengths alike are one."""
     inner = np.sort(lengths)[np.arange(1, strata) * len(lengths) // strata]
-    return np.searchsorted(inner, lengths, side="right")
+    return np.searchsorted(np.unique(inner), lengths, side="left")
 
 
 # Bins to steps.
@@ -369,7 +371,8 @@ def _ordered(
     rows, tiers = np.divmod(bins, steps)
     step = shuffled(steps, key)[tiers]
     batch = step * ranks + dealt
-    order = np.argsort((batch * in_batch + rows) * (int(numbers.max()) + 1) + numbers)
+    order = np.argsort(numbers, kind="stable")  # they are nearly in order
+    order = order[radix_order((batch * in_batch + rows)[order])]
     bounds = np.searchsorted(batch[order], np.arange(steps * ranks + 1))
     return BlockPlan(steps, numbers[order], rows[order], bounds.astype(np.int64), ranks)
 
