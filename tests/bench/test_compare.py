@@ -80,6 +80,18 @@ def test_the_page_shows_losses_and_failures_and_keeps_what_was_written_by_hand()
     assert "Why it is so." in markdown({}, [Cell("pack", "jpeg70k", 0)], before=written)
 
 
+def test_a_system_that_is_not_installed_is_told_and_has_not_failed() -> None:
+    from peers.report import markdown
+    from peers.runs import Cell, TrialError
+
+    missing = "ModuleNotFoundError: No module named 'grain'"
+    rounds = [{"wdsdist": {"value": 100.0}}]
+    page = markdown({}, [Cell("rate", "jpeg70k", 2, rounds, {"grain": missing, "spdl": "ValueError: no"})])
+    assert f"| Grain | not installed: `{missing}` |" in page
+    assert "| SPDL | failed: `ValueError: no` |" in page
+    assert TrialError(missing).is_of_install
+
+
 def test_the_page_opens_with_the_picture_and_the_result_then_conditions_then_caveats() -> None:
     from peers.report import markdown
 

@@ -33,7 +33,7 @@ sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
 
 from peers import data, flat, report  # noqa: E402 - found only by the line above
 from peers.kinds import KINDS  # noqa: E402 - found only by the line above
-from peers.registry import SYSTEMS, system  # noqa: E402 - found only by the line above
+from peers.registry import SYSTEMS, THREADED, UNPACKED, system  # noqa: E402 - found only by the line above
 from peers.runs import Cell, Data, TrialError, run_cell, run_trial  # noqa: E402 - found only by the line above
 
 DEFAULT_MEASURES = ("rate", "first", "pack", "memory", "resume", "flat")
@@ -89,7 +89,8 @@ def plan(chosen: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
 def systems_of(chosen: argparse.Namespace, measure: str, kind: str) -> list[str]:
     """Return the systems that have such a cell."""
     skipped = set() if measure == "rate" and KINDS[kind].form == "images" else {"bare"}
-    return [name for name in chosen.systems if name not in skipped and not (measure == "pack" and name == "folder")]
+    skipped |= {"pack": UNPACKED, "memory": THREADED}.get(measure, set())
+    return [name for name in chosen.systems if name not in skipped]
 
 
 def prepare(chosen: argparse.Namespace, kind: str, failed: dict[tuple[str, str], str]) -> Data:
@@ -100,15 +101,15 @@ def prepare(chosen: argparse.Namespace, kind: str, failed: dict[tuple[str, str],
     made = Data(KINDS[kind], files, tally)
     for name in chosen.systems:
         done = files.parent / f".packed-{name}"
-        if done.exists() or name in ("folder", "bare"):
+        if done.exists() or name in UNPACKED:
             continue
         try:
             figures = run_trial(chosen.python, made.order("pack", name, 0, 0), chosen.limit * 4)
             say(f"packed {kind} with {name}: {figures}")
             done.touch()
         except TrialError as error:
-            failed[name, kind] = f"pack: {error}"
-            say(f"packing {kind} with {name} FAILED: {error}")
+            failed[name, kind] = str(error) if error.is_of_install else f"pack: {error}"
+            say(f"packing {kind} with {name} {'is left out' if error.is_of_install else 'FAILED'}: {error}")
     return made
 
 

@@ -28,7 +28,7 @@ def crop_image(data: bytes, random: np.random.Generator) -> np.ndarray:
     import simplejpeg
 
     height, width, *_ = simplejpeg.decode_jpeg_header(data)
-    top, left, high, wide = _box(height, width, random)
+    top, left, high, wide = random_box(height, width, random)
     factor = max(1.0, min(high, wide) / CROP)
     image = simplejpeg.decode_jpeg(data, min_height=int(height / factor), min_width=int(width / factor))
     scale = image.shape[0] / height, image.shape[1] / width
@@ -38,7 +38,7 @@ def crop_image(data: bytes, random: np.random.Generator) -> np.ndarray:
     return made[:, ::-1] if random.random() < 0.5 else made
 
 
-def _box(height: int, width: int, random: np.random.Generator) -> tuple[int, int, int, int]:
+def random_box(height: int, width: int, random: np.random.Generator) -> tuple[int, int, int, int]:
     """Return torchvision's random box: top, left, height, width."""
     for _ in range(10):
         area = height * width * random.uniform(0.08, 1.0)

@@ -9,7 +9,7 @@ from typing import Any
 
 from peers.kinds import KINDS
 from peers.registry import system
-from peers.runs import Cell
+from peers.runs import MISSING, Cell
 from peers.statistic import Spread, paired_ratio, spread, values
 
 OURS = "wdsdist"
@@ -25,6 +25,9 @@ MEASURES = {
     "resume": ("Resume at 90 % of an epoch: time to the next batch", "s", False),
     "flat": ("Memory over 20 epochs of 1,000,000 samples", "MiB", False),
 }
+
+_EXTRAS = {"pack": ("MiB on disk", "bytes", 2**20), "rate": ("CPU µs a sample", "cpu", 1e-6)}
+"""Of a measure: the title, name and unit of what its table says beside the figure."""
 
 
 def kept_by_hand(page: str) -> dict[str, str]:
@@ -62,23 +65,25 @@ def markdown(facts: Mapping[str, Any], cells: Sequence[Cell], *, before: str = "
 def _table(cell: Cell) -> list[str]:
     _, unit, more = MEASURES[cell.measure]
     names = dict.fromkeys([key for found in cell.rounds for key in found] + list(cell.errors))
-    extra = "bytes on disk | " if cell.measure == "pack" else ""
+    extra, own, unit_of_extra = _EXTRAS.get(cell.measure, ("", "", 1))
     lines = [
         _heading(cell),
         "",
-        f"| system | {unit}: median (min to max) | {extra}wdsdist's ratio to it | |",
+        f"| system | {unit}: median (min to max) | {f'{extra} | ' if extra else ''}wdsdist's ratio to it | |",
         f"| --- | ---: | {'---: | ' if extra else ''}---: | --- |",
     ]
     for name in sorted(names, key=list(_order()).index):
         title = system(name).name
         figures = values(cell.rounds, name)
         if not figures:
-            lines.append(f"| {title} | failed: `{_cell_text(cell.errors[name])}` | {'| ' if extra else ''}| |")
+            what = "not installed" if cell.errors[name].startswith(MISSING) else "failed"
+            lines.append(f"| {title} | {what}: `{_cell_text(cell.errors[name])}` | {'| ' if extra else ''}| |")
             continue
         ratio = None if name == OURS else paired_ratio(cell.rounds, OURS, name)
-        disk = f"{_short(values(cell.rounds, name, 'bytes')[0] / 2**20)} MiB | " if extra else ""
+        beside = values(cell.rounds, name, own)
+        also = f"{_short(spread(beside).median / unit_of_extra) if beside else ''} | " if extra else ""
         mark = _mark(ratio, more) + _left(cell, name) + _failed(cell, name)
-        lines.append(f"| {title} | {_figure(spread(figures), unit)} | {disk}{_ratio(ratio)} | {mark} |")
+        lines.append(f"| {title} | {_figure(spread(figures), unit)} | {also}{_ratio(ratio)} | {mark} |")
     return [*lines, ""]
 
 

@@ -19,6 +19,8 @@ from peers.kinds import Kind, Tally
 from peers.trial import PREFIX, Figures, Order
 
 HERE = Path(__file__).parent
+MISSING = ("ModuleNotFoundError", "ImportError")
+"""How the errors of systems begin that are not installed."""
 _GRACE = 20.0
 
 
@@ -52,6 +54,11 @@ class Data:
 
 class TrialError(Exception):
     """A trial gave no figures; the message is the last line that it wrote, or says that its time was up."""
+
+    @property
+    def is_of_install(self) -> bool:
+        """Whether the system, or a library that it needs, is not installed."""
+        return str(self).startswith(MISSING)
 
 
 def run_trial(python: str, order: Order, limit: float) -> Figures:
@@ -126,8 +133,9 @@ def run_cell(
                 found[order.system] = run_trial(python, order, limit)
                 say(f"{order.measure} {order.kind} {order.workers}w {order.system}: {found[order.system]}")
             except TrialError as error:
-                failures[order.system] += 1
+                failures[order.system] += 2 if error.is_of_install else 1
                 cell.errors[order.system] = str(error)
-                say(f"{order.measure} {order.kind} {order.workers}w {order.system} FAILED: {error}")
+                what = "is left out" if error.is_of_install else "FAILED"
+                say(f"{order.measure} {order.kind} {order.workers}w {order.system} {what}: {error}")
         cell.rounds.append(found)
     return cell

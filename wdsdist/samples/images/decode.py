@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -80,14 +80,38 @@ def image_decoder(specification: str, *, max_pixels: int | None = None) -> Calla
     return _ImageDecoder(frozenset(IMAGE_TYPES), kind, element == "float", mode.upper(), most)
 
 
-def decode_rgb(data: Encoded, *, min_width: int = 0, min_height: int = 0, max_pixels: int | None = None) -> Pixels:
+class JpegHeader(NamedTuple):
+    """What the header of a JPEG says that simplejpeg can read."""
+
+    width: int
+    """Of the image as it is stored, as the following."""
+    height: int
+    space: str
+    """Its colour space."""
+    turn: int
+    """Its orientation."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of the image once it is upright."""
+        return (self.height, self.width) if is_turned(self.turn) else (self.width, self.height)
+
+
+def decode_rgb(
+    data: Encoded,
+    *,
+    min_width: int = 0,
+    min_height: int = 0,
+    max_pixels: int | None = None,
+    header: JpegHeader | None = None,
+) -> Pixels:
     """Return an image's colours as a uint8 array [height, width, 3] that can be written to.
 
     Given ``min_width`` or ``min_height``, a JPEG is decoded at the smallest of 1/8, 1/4, 1/2 and full size that has
     at least so many pixels (full size where none has), which takes less time and is free of aliasing. At 1/s, ``width``
     pixels become ``ceil(width / s)``, and pixel ``i`` covers pixels ``s * i`` to ``s * (i + 1)`` of the full image.
     Other formats are decoded at full size. Grey, palette, CMYK and images with transparency become RGB. The image is
-    upright, and the sizes are those that it has then.
+    upright, and the sizes are those that it has then. ``header`` is that of a JPEG, where it was read before.
 
     Raises `DecodeError` for what is no image, for one that is cut short or damaged as far as the decoder can tell, and
     for one of more than ``max_pixels`` (by default 89,478,485); `ArgumentError` for limits below 0.
@@ -97,7 +121,7 @@ def decode_rgb(data: Encoded, *, min_width: int = 0, min_height: int = 0, max_pi
     """
     at_least = (check_integer("min_width", min_width, 0), check_integer("min_height", min_height, 0))
     most = check_max_pixels(max_pixels)
-    pixels = _turbo(data, "RGB", most, at_least)
+    pixels = _turbo(data, "RGB", most, at_least, header)
     if pixels is not None:
         return pixels
     with opened(data, most) as image:
@@ -117,10 +141,9 @@ def image_size(data: Encoded, *, max_pixels: int | None = None) -> tuple[int, in
     (3, 2)
     """
     most = check_max_pixels(max_pixels)
-    header = _turbo_header(data, most)
+    header = jpeg_header(data, most)
     if header is not None:
-        width, height, _ = header
-        return (height, width) if is_turned(orientation.of_jpeg(data)) else (width, height)
+        return header.size
     with opened(data, most) as image:
         width, height = image.size
         return (height, width) if is_turned(orientation.of_image(image)) else (width, height)
@@ -211,15 +234,16 @@ def _array(image: Image.Image) -> Pixels:
     return np.array(image)  # a copy: Pillow's own array cannot be written to, of which torch warns
 
 
-def _turbo(data: Encoded, mode: str, max_pixels: int, at_least: tuple[int, int] = (0, 0)) -> Pixels | None:
+def _turbo(
+    data: Encoded, mode: str, max_pixels: int, at_least: tuple[int, int] = (0, 0), header: JpegHeader | None = None
+) -> Pixels | None:
     """Decode a JPEG with simplejpeg; None where Pillow is to do it."""
-    header = _turbo_header(data, max_pixels)
-    if header is None or header[2] not in _TURBO_READS:
+    header = header or jpeg_header(data, max_pixels)
+    if header is None or header.space not in _TURBO_READS:
         return None
-    if mode == "L" and header[2] != "Gray":
-        return _grey_of(_turbo(data, "RGB", max_pixels, at_least))
-    width, height = header[:2]
-    turn = orientation.of_jpeg(data)
+    if mode == "L" and header.space != "Gray":
+        return _grey_of(_turbo(data, "RGB", max_pixels, at_least, header))
+    width, height, _, turn = header
     scale = _scale(width, height, at_least[::-1] if is_turned(turn) else at_least)
     arguments = {
         "colorspace": _TURBO_NAMES[mode],
@@ -247,8 +271,11 @@ def _grey_of(pixels: Pixels | None) -> Pixels | None:
     return None if pixels is None else _array(Image.fromarray(pixels).convert("L"))
 
 
-def _turbo_header(data: Encoded, max_pixels: int) -> tuple[int, int, str] | None:
-    """Return width, height and colour space of a JPEG that simplejpeg can read; None for everything else."""
+def jpeg_header(data: Encoded, max_pixels: int) -> JpegHeader | None:
+    """Return the header of a JPEG that simplejpeg can read; None for everything else.
+
+    Raises `DecodeError` for one of more than ``max_pixels``.
+    """
     turbo = _optional("simplejpeg")
     if turbo is None or data[:3] != _JPEG:
         return None
@@ -257,7 +284,7 @@ def _turbo_header(data: Encoded, max_pixels: int) -> tuple[int, int, str] | None
     except ValueError:  # odd, or cut short: Pillow reads it or says why not
         return None
     check_size(width, height, max_pixels)
-    return width, height, space
+    return JpegHeader(width, height, space, orientation.of_jpeg(data))
 
 
 def _scale(width: int, height: int, at_least: tuple[int, int]) -> int:

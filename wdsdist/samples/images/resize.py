@@ -9,8 +9,8 @@ import numpy as np
 
 from wdsdist._util.npy_header import NPY_PREFIX, npy_header_length, npy_layout
 from wdsdist.errors import ArgumentTypeError, DecodeError
-from wdsdist.samples.images.decode import Encoded, Pixels, decode_rgb, image_size, opencv
-from wdsdist.samples.images.limits import check_max_pixels, check_size
+from wdsdist.samples.images.decode import Encoded, JpegHeader, Pixels, decode_rgb, image_size, jpeg_header, opencv
+from wdsdist.samples.images.limits import MAX_PIXELS, check_size
 
 if TYPE_CHECKING:
     import torch
@@ -75,17 +75,20 @@ class Source:
     (3, 2, (2, 3, 3))
     """
 
-    __slots__ = ("_data", "_max_pixels", "height", "width")
+    __slots__ = ("_data", "_header", "_max_pixels", "height", "width")
 
-    def __init__(self, data: Any, max_pixels: int | None = None) -> None:
+    def __init__(self, data: Any, max_pixels: int = MAX_PIXELS) -> None:
         self._max_pixels = max_pixels
+        self._header: JpegHeader | None = None
         self._data: Encoded | Pixels
         if isinstance(data, (bytes, memoryview)) and data[:6] == _NPY:
-            self._data = pixels = _within_npy(data, check_max_pixels(max_pixels))
+            self._data = pixels = _within_npy(data, max_pixels)
             self.height, self.width = pixels.shape[:2]
         elif isinstance(data, (bytes, memoryview)):
             self._data = data
-            self.width, self.height = image_size(data, max_pixels=max_pixels)
+            self._header = jpeg_header(data, max_pixels)
+            size = self._header.size if self._header else image_size(data, max_pixels=max_pixels)
+            self.width, self.height = size
         else:
             self._data = pixels = _pixels_of(data)
             self.height, self.width = pixels.shape[:2]
@@ -94,7 +97,8 @@ class Source:
         """Return pixels, and by what their number was divided."""
         if isinstance(self._data, np.ndarray):
             return self._data, 1
-        pixels = decode_rgb(self._data, min_width=min_width, min_height=min_height, max_pixels=self._max_pixels)
+        at_least = {"min_width": min_width, "min_height": min_height}
+        pixels = decode_rgb(self._data, **at_least, max_pixels=self._max_pixels, header=self._header)
         for scale in (1, 2, 4):
             if pixels.shape[:2] == (-(-self.height // scale), -(-self.width // scale)):
                 return pixels, scale
@@ -145,19 +149,21 @@ def scaled(start: int, length: int, scale: int, limit: int) -> tuple[int, int]:
 
 
 def resize(pixels: Pixels, width: int, height: int, *, flip: bool = False) -> torch.Tensor:
-    """Return pixels [height, width, 3] at another size, mirrored if asked for, as a tensor of the same layout.
+    """Return pixels [height, width, 3] at another size, mirrored if asked for: [3, height, width], channels last.
 
-    >>> resize(np.full((9, 7, 3), 5, np.uint8), 2, 4).unique()
-    tensor([5], dtype=torch.uint8)
+    >>> resized = resize(np.full((9, 7, 3), 5, np.uint8), 2, 4)
+    >>> resized.shape, resized.unique()
+    (torch.Size([3, 4, 2]), tensor([5], dtype=torch.uint8))
     """
     import torch
 
     cv2 = opencv()
     if cv2 is None or max(pixels.shape[1] / width, pixels.shape[0] / height) > _LARGEST_LINEAR_STEP:
         result = antialiased(pixels, size=(height, width))
-        return result.flip(1) if flip else result
+        return (result.flip(1) if flip else result).permute(2, 0, 1)
     resized = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_LINEAR)
-    return torch.from_numpy(cv2.flip(resized, 1) if flip else resized)
+    # Numpy exchanges the dimensions: torch takes many times as long to.
+    return torch.from_numpy((cv2.flip(resized, 1) if flip else resized).transpose(2, 0, 1))
 
 
 def antialiased(pixels: Pixels, **how: Any) -> torch.Tensor:

@@ -120,7 +120,7 @@ class RandomResizedCrop:
         left, right = scaled(crop.left, crop.width, scale, pixels.shape[1])
         top, bottom = scaled(crop.top, crop.height, scale, pixels.shape[0])
         part = pixels[top:bottom, left:right]
-        return resize(part, self._width, self._height, flip=crop.flip).permute(2, 0, 1)
+        return resize(part, self._width, self._height, flip=crop.flip)
 
     def __repr__(self) -> str:
         scale, ratio = (tuple(round(limit, 4) for limit in limits) for limits in (self._scale, self._ratio))
