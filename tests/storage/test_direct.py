@@ -16,7 +16,7 @@ import pytest
 from tests.support.web import Answer, Asked, answering
 from wdsdist import storage
 from wdsdist.errors import StorageError
-from wdsdist.storage import RequestPolicy, use_policy
+from wdsdist.storage import RequestPolicy, direct, use_policy
 from wdsdist.storage.direct import Direct, reader
 
 A_TAR = (200, {"ETag": '"x"'}, b"content")
