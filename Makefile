@@ -77,7 +77,7 @@ $(PEERS) $(WRITERS):
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps --requirement $<
 	@touch $@
 
-# Modules are compiled as they are imported: most never are, and compiling all takes longer than all of the demo.
+# Modules are compiled as they are imported: two of three never are, and compiling those takes half a minute of a core.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile $(PIP_ARGS) \
     --constraint constraints.txt
 

@@ -43,16 +43,17 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List the costliest tests, those over `MUCH` with a mark."""
+    """List the costliest tests, with a mark at those over `MUCH` that are not slow by name."""
     count = terminalreporter.config.getoption("costliest")
-    reports = [
-        report for found in terminalreporter.stats.values() for report in found if isinstance(report, pytest.TestReport)
-    ]
-    costs = {report.nodeid: dict(report.user_properties).get("cpu") for report in reports if report.when == "teardown"}
-    found = sorted(((cost, name) for name, cost in costs.items() if cost is not None), reverse=True)
+    found = sorted(
+        (dict(report.user_properties)["cpu"], report.nodeid, "slow" in report.keywords)
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if isinstance(report, pytest.TestReport) and report.when == "teardown"
+    )
     if not count or not found:
         return
-    terminalreporter.section(f"costliest tests, of {sum(cost for cost, _ in found):,.0f} s of CPU in all")
-    for cost, name in found[:count]:
-        mark = f"  over {MUCH:g} s: make it cheaper, or slow" if cost > MUCH else ""
+    terminalreporter.section(f"costliest tests, of {sum(cost for cost, *_ in found):,.0f} s of CPU in all")
+    for cost, name, is_slow in reversed(found[-count:]):
+        mark = "" if is_slow or cost <= MUCH else f"  over {MUCH:g} s: make it cheaper, or slow"
         terminalreporter.line(f"{cost:6.1f} s {name}{mark}")
