@@ -114,7 +114,7 @@ class TestChecks:
         assert keys(tmp_path / "dest") == without(ZERO, CUT, PAGE)
 
     def test_options_that_cannot_work_are_refused(self, files: Path, tmp_path: Path) -> None:
-        with pytest.raises(ArgumentError, match="no image is decoded: give max_side or check_decode too"):
+        with pytest.raises(ArgumentError, match="no image is decoded: give max_side, store or check_decode too"):
             pack(files, tmp_path / "dest", max_pixels=10)
         with pytest.raises(SourceError, match="more than max_pixels, 10"):
             pack(files, tmp_path / "dest", max_pixels=10, check_decode=True, workers=1)

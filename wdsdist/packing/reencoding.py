@@ -185,6 +185,15 @@ class Reencoding:
         return buffer.getvalue()
 
 
+def default_quality(max_side: int | None, store: str | None) -> int | None:
+    """Return the quality of images that are encoded again, or ``None`` where none are.
+
+    >>> default_quality(None, "jpeg"), default_quality(512, None), default_quality(512, "raw")
+    (90, 90, None)
+    """
+    return DEFAULT_QUALITY if store == "jpeg" or (store is None and max_side is not None) else None
+
+
 def check_options(
     max_side: int | None, quality: int | None, max_pixels: int | None, check_decode: bool, store: str | None = None
 ) -> None:

@@ -20,7 +20,7 @@ from wdsdist.packing.destination import Place
 from wdsdist.packing.job import Job, PackOptions, Record
 from wdsdist.packing.parallel import PackProgress, Writing, refuse_to_travel, write_planned
 from wdsdist.packing.plan import make_plan
-from wdsdist.packing.reencoding import DEFAULT_QUALITY, Store, check_options
+from wdsdist.packing.reencoding import Store, check_options, default_quality
 from wdsdist.packing.sources.class_folders import known_classes
 from wdsdist.packing.sources.python import Made
 from wdsdist.packing.sources.source import (
@@ -199,13 +199,12 @@ def pack(
     3
     """
     excluded = _check_arguments(on_error, exclude, workers, max_side, quality, max_pixels, check_decode, store)
-    is_lossy = store == "jpeg" or (store is None and max_side is not None)
     options = PackOptions(
         shard_bytes=check_bytes("shard_bytes", shard_bytes),
         shard_samples=shard_samples,
         shuffle_seed=0 if shuffle_seed == "auto" else shuffle_seed,
         max_side=max_side,
-        quality=DEFAULT_QUALITY if is_lossy and quality is None else quality,
+        quality=default_quality(max_side, store) if quality is None else quality,
         store=store,
         compress=compression.checked(compress),
         max_pixels=max_pixels,
