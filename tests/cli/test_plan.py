@@ -87,7 +87,7 @@ def test_the_drawing_counts_requests_and_says_what_is_good(wdsdist: Run, tmp_pat
     plot = tmp_path / "plan.svg"
     wdsdist("plan", "--shards", 200, "--samples", 40_000, "--ranks", 16, "--batch-size", 8, "--plot", plot)
     drawn = plot.read_text()  # the texts are comments beside their outlines
-    assert "1,000 of 2,000 shards, 62.5 GiB, 9,000 requests" in drawn
+    assert "100 of 200 shards, 6.2 GiB, 900 requests" in drawn
     assert "Good: above, short bars in steps" in drawn
     assert "rank 7" in drawn
 

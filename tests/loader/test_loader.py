@@ -407,6 +407,7 @@ class TestForFrameworks:
         with pytest.raises(LoaderStateError, match=r"cannot make its batches.*load a state"):
             next(iter(copied))
 
+    @pytest.mark.slow
     def test_ranks_that_get_it_as_an_argument_keep_their_own_rank_and_epoch(self, shards: Path, tmp_path: Path) -> None:
         ended = forked.run(*command("spawned_ranks", shards, tmp_path)[1:])
         assert ended.returncode == 0, ended.stderr

@@ -71,6 +71,7 @@ def test_the_command_packs_on_the_cluster(
     assert contents(tmp_path / "dest") == alone
 
 
+@pytest.mark.slow
 def test_an_error_of_a_worker_is_the_line_that_one_machine_gives(
     cluster: tuple[str, str], source: Path, tmp_path: Path
 ) -> None:
