@@ -14,7 +14,7 @@ import pytest
 
 import wdsdist
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.errors import ArgumentError, StateMismatchError
+from wdsdist.errors import ArgumentError, LoaderStateError, StateMismatchError
 from wdsdist.loader import planned_batches
 from wdsdist.loader.checkpoint import Position
 from wdsdist.sampling.planned_epoch import Place, Segment
@@ -288,7 +288,7 @@ def test_a_state_of_an_older_plan_is_refused_inside_a_block_only(
     assert Counter(keys(iterator)) == Counter(keys(then))
 
 
-def test_an_epoch_goes_on_that_was_resumed_on_any_number_of_worlds_within_a_block(data: Manifest) -> None:
+def test_an_epoch_goes_on_that_was_resumed_on_many_worlds_within_a_block(data: Manifest) -> None:
     state = loader(data, **TOKENS).state_dict()
     state["block_samples"] = data.num_samples
     state["segments"] = ";".join(f"1,1,{budget},0,1" for budget in range(300, 320))
@@ -301,6 +301,28 @@ def test_an_epoch_goes_on_that_was_resumed_on_any_number_of_worlds_within_a_bloc
         each.load_state_dict(state)
         next(iter(each))
         assert each.state_dict()["segments"] == now
+        assert len(json.dumps(each.state_dict())) < 2048
+
+
+def test_a_sixty_fifth_world_within_a_block_is_refused_before_its_first_batch(data: Manifest) -> None:
+    state = loader(data, **TOKENS).state_dict()
+    state["segments"] = ";".join(f"{ranks},1,512,0,0" for ranks in range(64, 0, -1))
+    for ranks in (1, 2):
+        one = loader(data, ranks=ranks, **TOKENS)
+        one.load_state_dict(state)
+        if ranks == 1:
+            next(iter(one))
+            assert one.state_dict()["segments"] == state["segments"][:-1] + "1"
+            continue
+        with pytest.raises(LoaderStateError, match=r"on 64 worlds within one block.*the last one \(1 ranks, 1 a node"):
+            next(iter(one))
+
+
+@pytest.mark.parametrize("segments", ["0,1,512,0,1", "2,1,512,0,-1", f"{2**40},1,512,0,1", f"1,1,{10**1000},0,1"])
+def test_a_state_with_a_world_that_cannot_be_is_damaged(data: Manifest, segments: str) -> None:
+    one = loader(data, **TOKENS)
+    with pytest.raises(StateMismatchError, match="the state is damaged: its segments are"):
+        one.load_state_dict({**one.state_dict(), "segments": segments})
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -352,6 +353,19 @@ class TestAStoredDataSet:
         before = manifest.extra["images"]["source_bytes"]
         assert manifest.extra["images"] == {"store": "raw", "source_bytes": before}
         assert before < manifest.num_bytes / 4
+
+    def test_a_data_set_is_looked_at_before_in_a_process_of_its_own(self, tmp_path: Path) -> None:
+        class Photos:
+            process = os.getpid()
+
+            def __len__(self) -> int:
+                return 4
+
+            def __getitem__(self, index: int) -> Any:
+                assert os.getpid() != self.process, "workers would inherit what it opens"
+                return {"png": PHOTO, "cls": index}
+
+        assert pack(Photos(), tmp_path / "dest", store="raw", shard_samples=2, workers=2).num_samples == 4
 
     def test_every_image_gets_the_name_of_its_form(self, images: Path, tmp_path: Path) -> None:
         (images / "3.jpg").rename(images / "3.webp")

@@ -91,10 +91,13 @@ def _dask_client(address: str | None) -> Iterator[Client]:
     from distributed import Client
 
     if address is None:
-        with contextlib.suppress(ValueError):
-            yield Client.current()
+        try:
+            current = Client.current()
+        except ValueError:  # this process is connected to none
+            address = dask.config.get("scheduler-address", None)
+        else:
+            yield current  # outside of the `try`: errors of packing may be a ValueError too
             return
-        address = dask.config.get("scheduler-address", None)
     if address is None:
         raise ArgumentError(
             "engine dask has no address: name the scheduler, such as tcp://host:8786, or set DASK_SCHEDULER_ADDRESS"

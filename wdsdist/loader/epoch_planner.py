@@ -13,7 +13,13 @@ from wdsdist.loader.checkpoint import Position, State, check_state, read_state
 from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.loader.framework_guards import refuse_first_length
 from wdsdist.loader.order_config import OrderConfig, check_ranks_agree
-from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches, PlannedProgress, planned_position
+from wdsdist.loader.planned_batches import (
+    BatchOptions,
+    PlannedBatches,
+    PlannedProgress,
+    check_worlds,
+    planned_position,
+)
 from wdsdist.loader.worker_state import EpochStart, PlannedStart
 from wdsdist.sampling.block_plan import World
 from wdsdist.sampling.epoch_plan import EpochPlan
@@ -174,12 +180,16 @@ class EpochPlanner:
         return config
 
     def start(self, position: Position, left: EpochPlan | PlannedProgress) -> EpochStart:
-        """Return what workers are told of the batches that are left at a position."""
+        """Return what workers are told of the batches that are left at a position.
+
+        Raises `LoaderStateError` where a block was divided between too many worlds.
+        """
         rank = self._dataset.identity().rank
         start = functools.partial(EpochStart, epoch=position.epoch, rank=rank, settings=self.settings)
         if isinstance(left, EpochPlan):
             return start(plan=left)
         epoch = left.epoch
+        check_worlds(epoch)
         return start(plan=self._about(), planned=PlannedStart(epoch.world, epoch.start, epoch.batching.block_samples))
 
     def _about(self) -> EpochPlan:

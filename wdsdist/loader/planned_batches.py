@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.validation import check_integer
+from wdsdist._util.validation import MOST_PROCESSES, check_integer
 from wdsdist.distributed.kept import kept_arrays, kept_count
-from wdsdist.errors import ArgumentError, StateMismatchError
+from wdsdist.errors import ArgumentError, LoaderStateError, StateMismatchError
 from wdsdist.loader.batch_columns import Codes, CostColumn, Lengths, cost_of, lengths_of, ones
 from wdsdist.loader.checkpoint import Position
 from wdsdist.loader.worker_state import SharedNumbers
@@ -50,6 +50,9 @@ _LOOKED_AT = 16
 
 _SHARED = 1 << 18
 """Samples of a block from which on one process plans it for all of a node, some quarter of a second."""
+
+_MOST_WORLDS = 64
+"""On which the steps of one block can be taken: a state names each, and takes some 2 KB with so many."""
 
 _RING = 4096
 """Blocks of which the steps are remembered: no more can lie between the worker that is furthest and the loop."""
@@ -353,9 +356,22 @@ def _segments(text: Any) -> tuple[Segment, ...]:
         found = tuple(Segment(*map(int, one.split(","))) for one in text.split(";") if one)
     except (TypeError, ValueError, AttributeError):
         raise StateMismatchError(f"the state is damaged: its segments are {text!r}") from None
-    if any(one.num_replicas < 1 or one.per_node < 1 or one.steps < 0 for one in found):
-        raise StateMismatchError(f"the state is damaged: its segments are {text!r}")
+    for one in found:
+        if not (1 <= min(one[:2]) <= max(one[:2]) <= MOST_PROCESSES and 0 <= min(one[2:]) <= max(one[2:]) < 2**63):
+            raise StateMismatchError(f"the state is damaged: its segments are {text!r}")
     return found
+
+
+def check_worlds(epoch: PlannedEpoch) -> None:
+    """Raise `LoaderStateError` where a block would be divided between more worlds than a state may name."""
+    segments = epoch.start.segments
+    if len(joined((*segments, epoch.segment(0)))) > _MOST_WORLDS:
+        last = segments[-1]
+        raise LoaderStateError(
+            f"this epoch was resumed on {_MOST_WORLDS} worlds within one block of batches already: resume it on the "
+            f"last one ({last.num_replicas} ranks, {last.per_node} a node, with the same limits of a batch) up to the "
+            f"end of the block, or go back to an earlier checkpoint"
+        )
 
 
 class BlockSteps:

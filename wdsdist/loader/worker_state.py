@@ -19,6 +19,7 @@ from wdsdist._util.pools import follow_parent
 from wdsdist._util.shared_memory import is_spawning, leave_inherited_objects
 from wdsdist._util.validation import check_integer
 from wdsdist.cache.counters import Counters
+from wdsdist.errors import LoaderStateError
 from wdsdist.sampling.block_plan import World
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings
@@ -28,7 +29,7 @@ _WIDTH = len(Counters._fields)
 
 _REPORT_BYTES = 1024
 _VALUE_BYTES = 8 << 10
-"""Of a `SharedValue`: an epoch start has some 500, and 20 for each world on which a block was resumed."""
+"""Of a `SharedValue`: an epoch start has some 500, and 30 for each of the worlds on which a block was resumed."""
 
 
 def enter_worker() -> tuple[int, int]:
@@ -201,8 +202,14 @@ class SharedValue:
         self._pickle = SharedNumbers(bytes(_VALUE_BYTES), "B")
 
     def write(self, value: object) -> None:
-        """Replace the value."""
-        self._pickle.write(pickle.dumps(value))
+        """Replace the value. Raises `LoaderStateError` for one that is too large; the one before stays."""
+        pickled = pickle.dumps(value)
+        if len(pickled) > _VALUE_BYTES:
+            raise LoaderStateError(
+                f"what workers are told takes {len(pickled):,} bytes, and at most {_VALUE_BYTES:,} reach them: is a "
+                f"number among the arguments or in the state as large as it was meant to be?"
+            )
+        self._pickle.write(pickled)
 
     def read(self) -> Any:
         """Return the value that was written last."""

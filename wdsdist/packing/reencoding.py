@@ -17,6 +17,7 @@ import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.exif import UPRIGHT
+from wdsdist._util.pools import apart
 from wdsdist.errors import ArgumentError, DecodeError, SourceError
 from wdsdist.packing.reading import whole
 from wdsdist.packing.sources.source import BrokenPayload, Payload, Sample, Source, sample_size
@@ -115,9 +116,13 @@ class Reencoding:
         if self.store != "raw":
             return sizes
         probes = np.unique(np.linspace(0, len(sizes) - 1, _PROBES).astype(np.int64))
-        stored = np.array([sample_size(sample) for sample in self.of(source.take(probes))], np.int64)
-        planned: Int64s = np.ceil(sizes * (stored.sum() / sizes[probes].sum())).astype(np.int64)
+        stored = apart(self._stored_bytes, source.take(probes))  # data sets open files when they are asked for items
+        planned: Int64s = np.ceil(sizes * (stored / sizes[probes].sum())).astype(np.int64)
         return planned
+
+    def _stored_bytes(self, samples: Iterable[Sample]) -> int:
+        """Return the bytes that samples take in a tar as they are stored."""
+        return sum(map(sample_size, self.of(samples)))
 
     def _is_image(self, extension: str) -> bool:
         return extension.lower().rpartition(".")[2] in (_EXTENSIONS if self.store is None else IMAGE_TYPES)

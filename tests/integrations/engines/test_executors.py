@@ -7,6 +7,7 @@ import sys
 import threading
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -170,3 +171,13 @@ def test_a_missing_package_is_named_with_its_extra(engine: str, package: str, mo
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ArgumentError, match=rf'pip install "wdsdist\[{engine}\]"'), connect(engine):
         pass
+
+
+def test_an_error_of_packing_on_the_dask_cluster_of_this_process_is_raised_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    distributed = pytest.importorskip("distributed")
+    client = SimpleNamespace(get_executor=lambda pure: None, nthreads=lambda: {"worker": 1})
+    monkeypatch.setattr(distributed.Client, "current", staticmethod(lambda: client))
+    with pytest.raises(SourceError, match="holds no file"), connect("dask"):
+        raise SourceError("it holds no file")
