@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from wdsdist.cache import FetchAhead, ShardCache
@@ -79,3 +81,16 @@ def test_many_workers_of_a_rank_fetch_one_shard_each_at_a_time(
         assert cache.begun.get(timeout=60) in (shard, 0, 2)
         assert cache.begun.empty()
         cache.let_go.release()
+
+
+def test_a_lone_worker_fetches_the_next_shard_while_a_large_one_stalls_or_is_verified(remote: Manifest) -> None:
+    cache = Fetches()
+    large = dataclasses.replace(remote, sizes=np.full(len(remote.counts), 1 << 30, np.int64))
+    prefetch = Prefetch(cache, large, iter([Use(1, 3, 2), Use(2, 3, 0), Use(3, 5, 1)]), room=1 << 33)
+    prefetch.reach(0)
+    try:
+        assert {cache.begun.get(timeout=10) for _ in range(2)} == {2, 0}
+        assert cache.begun.empty()
+    finally:
+        prefetch.close()
+        cache.let_go.release(10)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.client
 import itertools
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -224,8 +226,34 @@ def test_packets_that_come_together_are_given_in_few_pieces() -> None:
             self.piece = itertools.chain(packets, itertools.repeat(b"")).__next__  # type: ignore[method-assign]
             self._giving, self._is_abandoned = threading.Lock(), False
 
+        def _has_more(self, seconds: float) -> bool:
+            return seconds > 0
+
     packets, pieces = [bytes([number % 256]) * 1000 for number in range(2000)], list[bytes]()
     Packets(packets).each(pieces.append, lambda: None)
     assert b"".join(pieces) == b"".join(packets)
     assert len(pieces) < len(packets) / 2
     assert max(map(len, pieces)) < direct._PIECE + 1000
+
+
+def test_bytes_of_a_slow_link_are_given_before_the_next_ones_arrive() -> None:
+    """Else a connection whose packets come seconds apart would count as stalled, and be dropped."""
+    ours, theirs = socket.socketpair()
+    connection = http.client.HTTPConnection("server")
+    connection.sock = ours
+    connection.request("GET", "/a.tar")
+    theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\none")
+    pieces = list[bytes]()
+
+    def take(piece: bytes) -> None:
+        pieces.append(piece)
+        if len(pieces) == 1:
+            theirs.sendall(b"two")
+
+    with (
+        use_policy(RequestPolicy(stall=1.0)),
+        contextlib.closing(theirs),
+        direct.Answer(connection, ("http", "server", 80), None) as answer,
+    ):
+        answer.each(take, lambda: None)
+    assert pieces == [b"one", b"two"]

@@ -29,10 +29,10 @@ from wdsdist.shards.manifest import Manifest
 from wdsdist.storage import waits
 
 _BYTES_AT_A_TIME = 128 << 20
-_MOST_THREADS = 8
-"""Bounds of the shards that are fetched at once, in bytes by all workers of a rank and in threads by one of them:
-enough for all connections of a process. With more, shards share the link that are needed one after another, and the
-first of them comes as late as the last."""
+_LEAST_SHARDS, _MOST_THREADS = 2, 8
+"""Bounds of the shards that are fetched at once, in bytes and shards by all workers of a rank and in threads by one of
+them: enough for all connections of a process. With more, shards share the link that are needed one after another, and
+the first of them comes as late as the last; with one, the link idles while it is verified, and where it stalls."""
 
 _PATIENCE = 50
 """Other processes may free space at any time. To check takes the lock of the whole cache, so a check is repeated only
@@ -174,8 +174,8 @@ class Prefetch:
         self._epoch = epoch
         sizes = copy_sizes(manifest.counts, manifest.needed_sizes)
         sizes = np.where(sizes > 0, sizes, _BYTES_AT_A_TIME)  # unknown sizes: look ahead, but not without limit
-        at_a_time = -(-_BYTES_AT_A_TIME // (max(1, int(sizes.mean())) * num_workers))
-        self._threads = max(1, min(_MOST_THREADS, at_a_time))
+        at_a_time = max(_LEAST_SHARDS, -(-_BYTES_AT_A_TIME // max(1, int(sizes.mean()))))  # of all workers
+        self._threads = min(_MOST_THREADS, -(-at_a_time // num_workers))
         self._schedule = PrefetchSchedule(uses, sizes, room=room)
         self._queue = FetchQueue()
         self._process = os.getpid()

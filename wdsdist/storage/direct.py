@@ -15,6 +15,7 @@ import http.client
 import itertools
 import os
 import re
+import select
 import socket
 import ssl
 import threading
@@ -205,10 +206,20 @@ class Answer:
         """Return what arrives within a moment of the first bytes; nothing at the end."""
         pieces = [self.piece()]
         size, until = len(pieces[0]), time.monotonic() + _GATHERING
-        while size < _PIECE and pieces[-1] and not self.is_read and time.monotonic() < until:
+        while size < _PIECE and pieces[-1] and not self.is_read and self._has_more(until - time.monotonic()):
             pieces.append(self.piece())
             size += len(pieces[-1])
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _has_more(self, seconds: float) -> bool:
+        """Return whether more arrives in time: bytes of a slow link must not be held back until the next ones come."""
+        if seconds <= 0 or self._socket is None:
+            return False
+        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+            return True
+        readable = select.poll()
+        readable.register(self._socket, select.POLLIN)
+        return bool(readable.poll(seconds * 1000))
 
     def content(self) -> bytes:
         """Return the rest of the body."""

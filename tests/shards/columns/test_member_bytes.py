@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.tars import plain_tar
+from tests.support.web import served
+from wdsdist.errors import ShardDamagedError
 from wdsdist.shards.columns import from_members as member_bytes
-from wdsdist.shards.index import ShardIndex, from_members
+from wdsdist.shards.index import ShardIndex, checksums, from_members
 from wdsdist.shards.tar import scan
 from wdsdist.storage import StorageOptions, named
 from wdsdist.storage.memory import Fault, MemoryStore
@@ -76,3 +80,17 @@ def test_a_store_that_gives_no_ranges_gives_the_whole() -> None:
         with member_bytes.opened(f"{store.url}/x.tar", index, OPTIONS, "x") as opened:
             opened.fill(index.offsets[:1], np.array([100]))
             assert bytes(opened[512:612]) == content[512:612]
+
+
+@pytest.mark.parametrize("count", [1, 10])
+def test_wrong_bytes_of_a_server_without_ranges_are_named(count: int, tmp_path: Path) -> None:
+    content, index = shard(10, 300_000)
+    index, members = checksums.added(index, memoryview(content)), np.arange(count)
+    tmp_path.joinpath("x.tar").write_bytes(content[:600] + bytes([content[600] ^ 1]) + content[601:])
+    with (
+        served(tmp_path, ranges=False) as web,
+        member_bytes.opened(f"{web.url}/x.tar", index, OPTIONS, "x.tar") as opened,
+    ):
+        opened.fill(*checksums.needed(index, members))
+        with pytest.raises(ShardDamagedError, match="member 'bin' of sample '0000'"):
+            opened.check(index, members, "x.tar")

@@ -86,16 +86,21 @@ class RemoteBytes(MemberBytes):
         ranges = coalesced(offsets, lengths)
         self._fetched += sum(stop - start for start, stop in ranges)
         if 2 * self._fetched <= len(self._content):
-            with contextlib.suppress(storage.NoRangesError):  # such a server gives the whole
-                self._fetch(ranges)
-                return
-        storage.fetch(self._location, self._path, self._options, size=len(self._content))
-        self.is_whole = True
+            self._fetch(ranges)
+        else:
+            self._fetch_whole()
 
     def _fetch(self, ranges: list[tuple[int, int]]) -> None:
         wanted, size = [range(*one) for one in ranges], len(self._content)
-        with storage.begin_fetch(self._location, self._path, self._options, size=size, ranges=wanted) as fetching:
-            fetching.result()
+        try:
+            with storage.begin_fetch(self._location, self._path, self._options, size=size, ranges=wanted) as fetching:
+                fetching.result()
+        except storage.NoRangesError:  # the server gives the whole only
+            self._fetch_whole()
+
+    def _fetch_whole(self) -> None:
+        storage.fetch(self._location, self._path, self._options, size=len(self._content))
+        self.is_whole = True
 
 
 def coalesced(offsets: Int64s, lengths: Int64s) -> list[tuple[int, int]]:
