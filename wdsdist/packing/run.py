@@ -212,18 +212,34 @@ def pack(
         check_decode=bool(check_decode),
         exclude=excluded.digest if excluded else None,
     )
-    place = Place(storage.normalise(dest), storage.named(storage_options, [os.fspath(dest)]))
-    index_target.refuse_tar_name("dest", place.location)
-    files: dict[str, Any] = {"key": key, "class_folders": class_folders, "split": split, "encode": encode}
+    place = _place(dest, storage_options)
+    files: dict[str, Any] = {"key": key, "class_folders": class_folders, "split": split, "encode": encode, "kind": kind}
     table: dict[str, Any] = {"columns": columns, "root": root, "allow_outside": allow_outside}
     kept = tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None
-    how_found: dict[str, Any] = {"on_error": on_error, "tolerance": kept, "allow_elsewhere": allow_elsewhere}
-    about = SourceOptions(kind=kind, classes=known_classes(classes_from), **files, **table, **how_found)
+    table |= {"on_error": on_error, "tolerance": kept, "allow_elsewhere": allow_elsewhere}
+    about = SourceOptions(classes=known_classes(classes_from), **files, **table)
     own = _options_of(source, place, storage_options, source_storage_options)
-    found = sources.find(source, about, scratch=place.folder, storage_options=own)
-    found = excluded.without(found) if excluded else found
+    found = _found(source, about, place, own, excluded)
     how = Writing(workers=workers, executor=executor, on_error=on_error, progress=progress)
     return _run(found, place, _ordered(options, found, shuffle_seed), how, overwrite=overwrite, append=append)
+
+
+def _place(dest: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> Place:
+    place = Place(storage.normalise(dest), storage.named(storage_options, [os.fspath(dest)]))
+    index_target.refuse_tar_name("dest", place.location)
+    return place
+
+
+def _found(
+    source: str | os.PathLike[str] | Made,
+    about: SourceOptions,
+    place: Place,
+    options: storage.StorageOptions,
+    excluded: Excluded | None,
+) -> Source | Stream:
+    """Return what is to be packed, less the samples that are to be left out."""
+    found = sources.find(source, about, scratch=place.folder, storage_options=options)
+    return excluded.without(found) if excluded else found
 
 
 def _run(
