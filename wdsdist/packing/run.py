@@ -234,7 +234,7 @@ def _found(
     source: str | os.PathLike[str] | Made,
     about: SourceOptions,
     place: Place,
-    options: storage.StorageOptions,
+    options: Mapping[str, Any] | None,
     excluded: Excluded | None,
 ) -> Source | Stream:
     """Return what is to be packed, less the samples that are to be left out."""
