@@ -84,3 +84,24 @@ def test_without_renewal_the_error_says_so_when_the_time_is_over(token: Callable
         with pytest.raises(StorageError, match=r"the credentials have expired: renew them\) \(after \d+ attempts"):
             storage.read(A_TAR, options, deadline=Deadline(3.0))
         assert len(asked) > 1
+
+
+@pytest.mark.slow  # s3fs is imported
+def test_where_a_new_client_may_read_directly_it_does(
+    token: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config"
+    config.write_text("[default]\ns3 =\n  addressing_style = path\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+
+    def answer(asked: Asked) -> Answer:
+        if "X-Amz-Security-Token" in asked.path:
+            return 200, {"ETag": '"x"'}, b"content"
+        config.unlink(missing_ok=True)  # by which s3fs has to read
+        return 400, {"Content-Type": "application/xml"}, EXPIRED
+
+    token("one")
+    with answering(answer) as (url, _):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        assert fetched(storage.named(None, [A_TAR]), tmp_path) == b"content"

@@ -447,7 +447,8 @@ class _Copy:
                     self.request.failed(error, attempts.failures)
                     if self.client is client and renew(self.location, error):  # else another part has done it
                         renewed, remote = reader(self.location, self.options, retries=False)
-                        if isinstance(renewed, Direct) == isinstance(client, Direct):  # whose event loop this is
+                        # Those of fsspec work on its event loop only.
+                        if isinstance(renewed, Direct) or not isinstance(client, Direct):
                             self.client, self.remote = renewed, remote
                 self.retries += 1
                 await asyncio.sleep(pause)
