@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from wdsdist.errors import LoaderStateError
-from wdsdist.loader.worker_state import SharedValue
+from wdsdist.loader.worker_state import SharedNumbers, SharedValue
 
 
 def test_a_value_that_is_too_large_is_refused_and_the_one_before_stays() -> None:
@@ -14,3 +16,22 @@ def test_a_value_that_is_too_large_is_refused_and_the_one_before_stays() -> None
     with pytest.raises(LoaderStateError, match=r"takes 9,\d{3} bytes, and at most 8,192 reach them"):
         shared.write({"epoch": "4" * 9000})
     assert shared.read() == {"epoch": 3}
+
+
+def test_while_a_value_is_written_the_one_before_is_read() -> None:
+    found = []
+
+    class Watched(SharedNumbers):
+        def write(self, numbers: Sequence[int], first: int = 0) -> None:
+            half = len(numbers) // 2
+            super().write(numbers[:half], first)
+            found.append(shared.read())
+            super().write(numbers[half:], first + half)
+            found.append(shared.read())
+
+    shared = SharedValue()
+    shared.write("an epoch")
+    shared._pickles.__class__ = Watched
+    shared.write(["another epoch", 2**40])
+    assert found == ["an epoch", "an epoch"]
+    assert shared.read() == ["another epoch", 2**40]

@@ -269,6 +269,8 @@ def turned_exif() -> Image.Exif:
     return exif
 
 
+TORN = encode(PHOTO)[:5000] + b"\xff\xd9" + encode(PHOTO)[5000:]
+"""A JPEG that ends in its middle, which Pillow fills up with grey."""
 DEEP = encode(np.arange(300 * 400, dtype=np.uint16).reshape(300, 400), format="png")
 IN_FORMS = {
     "jpeg": encode(PHOTO),
@@ -318,11 +320,12 @@ class TestStoredImages:
         for labels in (encode(np.full((300, 400), 7, np.uint8), format="png"), DEEP):
             assert stored(labels, store, beside_others=True) is labels
 
-    @pytest.mark.parametrize("data", [b"", b"<html>not found</html>", b"\xff\xd8\xff", encode(PHOTO)[:5000]])
+    @pytest.mark.parametrize("data", [b"", b"<html>not found</html>", b"\xff\xd8\xff", encode(PHOTO)[:5000], TORN])
     @pytest.mark.parametrize("store", ["raw", "jpeg"])
     def test_what_is_broken_is_an_error(self, data: bytes, store: Store) -> None:
-        with pytest.raises(DecodeError):
-            stored(data, store)
+        for max_side in (None, 100):
+            with pytest.raises(DecodeError):
+                stored(data, store, max_side=max_side)
 
 
 class TestAStoredDataSet:

@@ -91,13 +91,15 @@ class WorkerDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         """Return the groups of this process's batches; in a worker in the form in which they are sent."""
         worker, num_workers = enter_worker()
+        is_worker = get_worker_info() is not None
+        if is_worker:
+            waits.publish(functools.partial(self.reports.write, worker))
+            if self._dump is not None:
+                signum, path = self._dump
+                dump_on_signal.dump_on_signal(signum, path=path)
         batches = self._batches(self._start.read(), worker, num_workers)
-        if get_worker_info() is None:
+        if not is_worker:
             return batches.groups(self._collate_fn)
-        waits.publish(functools.partial(self.reports.write, worker))
-        if self._dump is not None:
-            signum, path = self._dump
-            dump_on_signal.dump_on_signal(signum, path=path)
         messages = batches.messages(self._collate_fn, self.channel.sender(worker))
         counted = self.counters.counted(messages, worker, self._cache.counters, self._cache.tell)
         return sending_failures(counted, worker)

@@ -190,7 +190,7 @@ class WorkerReports:
 
 
 class SharedValue:
-    """A small value that a process shares with its data loading workers, which do not read while it is written.
+    """A small value that a process shares with its data loading workers.
 
     >>> value = SharedValue()
     >>> value.write({"epoch": 3})
@@ -199,7 +199,8 @@ class SharedValue:
     """
 
     def __init__(self) -> None:
-        self._pickle = SharedNumbers(bytes(_VALUE_BYTES), "B")
+        self._pickles = SharedNumbers(bytes(2 * _VALUE_BYTES), "B")
+        self._writes = SharedNumbers([0])  # the latest decides which half counts
 
     def write(self, value: object) -> None:
         """Replace the value. Raises `LoaderStateError` for one that is too large; the one before stays."""
@@ -209,11 +210,15 @@ class SharedValue:
                 f"what workers are told takes {len(pickled):,} bytes, and at most {_VALUE_BYTES:,} reach them: is a "
                 f"number among the arguments or in the state as large as it was meant to be?"
             )
-        self._pickle.write(pickled)
+        number = self._writes.get(0) + 1
+        self._pickles.write(pickled, number % 2 * _VALUE_BYTES)
+        # Last: a worker that is slow to begin an iteration, which was given up meanwhile, finds the one before whole.
+        self._writes.put(0, number)
 
     def read(self) -> Any:
         """Return the value that was written last."""
-        return pickle.loads(bytes(self._pickle.read()))
+        first = self._writes.get(0) % 2 * _VALUE_BYTES
+        return pickle.loads(bytes(self._pickles.read()[first : first + _VALUE_BYTES]))
 
 
 class SharedNumbers:

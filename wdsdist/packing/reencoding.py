@@ -157,7 +157,12 @@ class Reencoding:
 
     def _stored(self, image: Image.Image, data: bytes, side: int | None) -> bytes:
         """Return the upright pixels of an image, scaled down to a ``side`` and encoded as ``store`` says."""
-        pixels = decode_rgb(data, max_pixels=self.max_pixels) if side is None else _small(image, side)
+        if side is None:
+            pixels = decode_rgb(data, max_pixels=self.max_pixels)
+        else:
+            if image.format in _JPEGS:  # Pillow passes over damage, which nobody could find later
+                decode_rgb(data, min_width=1, min_height=1, max_pixels=self.max_pixels)
+            pixels = _small(image, side)
         if self.store == "raw":
             return encode("npy", pixels)
         from PIL import Image
