@@ -14,7 +14,7 @@ import pytest
 
 import wdsdist
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.errors import ArgumentError, StateMismatchError
+from wdsdist.errors import ArgumentError, LoaderStateError, StateMismatchError
 from wdsdist.loader import planned_batches
 from wdsdist.loader.checkpoint import Position
 from wdsdist.sampling.planned_epoch import Place, Segment
@@ -301,6 +301,10 @@ def test_an_epoch_goes_on_that_was_resumed_on_any_number_of_worlds_within_a_bloc
         each.load_state_dict(state)
         next(iter(each))
         assert each.state_dict()["segments"] == now
+    state["segments"] = ";".join(f"1,1,{300 + number % 2},0,1" for number in range(600))
+    other.load_state_dict(state)
+    with pytest.raises(LoaderStateError, match=r"handed at most 8,192: .* go back to an earlier checkpoint"):
+        next(iter(other))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from wdsdist._util.pools import follow_parent
 from wdsdist._util.shared_memory import is_spawning, leave_inherited_objects
 from wdsdist._util.validation import check_integer
 from wdsdist.cache.counters import Counters
+from wdsdist.errors import LoaderStateError
 from wdsdist.sampling.block_plan import World
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings
@@ -201,8 +202,14 @@ class SharedValue:
         self._pickle = SharedNumbers(bytes(_VALUE_BYTES), "B")
 
     def write(self, value: object) -> None:
-        """Replace the value."""
-        self._pickle.write(pickle.dumps(value))
+        """Replace the value. Raises `LoaderStateError` for one that is too large."""
+        content = pickle.dumps(value)
+        if len(content) > _VALUE_BYTES:
+            raise LoaderStateError(
+                f"the start of this epoch takes {len(content):,} bytes, workers are handed at most {_VALUE_BYTES:,}: "
+                f"it was resumed on hundreds of worlds within one block of batches, so go back to an earlier checkpoint"
+            )
+        self._pickle.write(content)
 
     def read(self) -> Any:
         """Return the value that was written last."""
