@@ -218,8 +218,7 @@ def pack(
     kept = tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None
     table |= {"on_error": on_error, "tolerance": kept, "allow_elsewhere": allow_elsewhere}
     about = SourceOptions(classes=known_classes(classes_from), **files, **table)
-    own = _options_of(source, place, storage_options, source_storage_options)
-    found = _found(source, about, place, own, excluded)
+    found = _find(source, about, place, excluded, storage_options, source_storage_options)
     how = Writing(workers=workers, executor=executor, on_error=on_error, progress=progress)
     return _run(found, place, _ordered(options, found, shuffle_seed), how, overwrite=overwrite, append=append)
 
@@ -228,18 +227,6 @@ def _place(dest: str | os.PathLike[str], storage_options: Mapping[str, Any] | No
     place = Place(storage.normalise(dest), storage.named(storage_options, [os.fspath(dest)]))
     index_target.refuse_tar_name("dest", place.location)
     return place
-
-
-def _found(
-    source: str | os.PathLike[str] | Made,
-    about: SourceOptions,
-    place: Place,
-    options: Mapping[str, Any] | None,
-    excluded: Excluded | None,
-) -> Source | Stream:
-    """Return what is to be packed, less the samples that are to be left out."""
-    found = sources.find(source, about, scratch=place.folder, storage_options=options)
-    return excluded.without(found) if excluded else found
 
 
 def _run(
@@ -280,21 +267,28 @@ def _check_arguments(
     return None if exclude is None else Excluded.of(exclude)
 
 
-def _options_of(
-    source: object, place: Place, for_all: Mapping[str, Any] | None, own: Mapping[str, Any] | None
-) -> Mapping[str, Any] | None:
-    """Return the storage options of the source: its own, or those for all.
+def _find(
+    source: str | os.PathLike[str] | Made,
+    about: SourceOptions,
+    place: Place,
+    excluded: Excluded | None,
+    for_all: Mapping[str, Any] | None,
+    own: Mapping[str, Any] | None,
+) -> Source | Stream:
+    """List the samples of the source that are not excluded, by its own storage options, or else by those for all.
 
     The latter are also for ``dest``, so they must tell stores, or both must be of one scheme, or only one a URL.
     """
-    if own is not None:
-        return own
-    if place.options.is_by_store:
-        return for_all
     one = source[0] if isinstance(source, (list, tuple)) and source else source
-    if place.folder is not None or not isinstance(one, (str, os.PathLike)):
-        return for_all
-    return for_all if storage.scheme(os.fspath(one)) in ("", storage.scheme(place.location)) else None
+    if own is None and (
+        place.options.is_by_store
+        or place.folder is not None
+        or not isinstance(one, (str, os.PathLike))
+        or storage.scheme(os.fspath(one)) in ("", storage.scheme(place.location))
+    ):
+        own = for_all
+    found = sources.find(source, about, scratch=place.folder, storage_options=own)
+    return excluded.without(found) if excluded else found
 
 
 def _ordered(options: PackOptions, source: Source | Stream, shuffle_seed: int | str | None) -> PackOptions:

@@ -306,10 +306,10 @@ def _of_like(samples: BlockSamples, rule: BatchRule, world: World, key: int) -> 
     bounds = np.cumsum([0, *map(len, each)])
     parts = [slice(*part) for part in itertools.pairwise(bounds.tolist())]
     of_buckets = np.repeat(np.arange(len(each)), np.diff(bounds))
-    strata = np.concatenate([_stratum(lengths[part], _STRATA) for part in parts])
     steps_each = -(-np.diff(bounds) // (world.num_replicas * rule.most))
     owners, shards = samples.owners[numbers], locality.shards[numbers]
     if len(locality.reads) > 1:
+        strata = np.concatenate([_stratum(lengths[part], _STRATA) for part in parts])
         owners = exchange(locality, owners, of_buckets, strata, shards)
     of_nodes = even(locality, owners, of_buckets, shards, steps_each, rule.most)
     dealt, bins = np.empty((2, len(numbers)), np.int64)
