@@ -6,8 +6,7 @@ import json
 import tempfile
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, LoaderStateError, StateMismatchError
 from wdsdist.loader import planned_batches
 from wdsdist.loader.checkpoint import Position
-from wdsdist.sampling.planned_epoch import Place, Segment
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage.memory import MemoryStore
 
@@ -395,30 +393,39 @@ def test_the_length_of_a_loader_follows_a_column_that_was_replaced(tmp_path: Pat
         assert len(one) == len(list(one))
 
 
-def test_an_epoch_is_complete_only_once_all_its_blocks_were_reached() -> None:
-    steps = planned_batches.BlockSteps()
-    epoch = cast(Any, SimpleNamespace(start=Place(0), num_blocks=3))
-    earlier = steps.start()
-    progress = planned_batches.PlannedProgress(epoch, steps)
-    steps.tell(steps.iteration, 0, 2)
-    steps.tell(earlier, 1, 0)  # by a worker that is still at the iteration before
-    assert not progress.is_complete(2)
-    steps.tell(steps.iteration, 1, 0)
-    assert not progress.is_complete(2)
-    steps.tell(steps.iteration, 2, 0)
-    assert progress.is_complete(2)
+def test_a_state_inside_a_block_that_other_values_planned_is_refused(tmp_path: Path) -> None:
+    samples = ({"__key__": str(number), "txt": "x"} for number in range(200))
+    data = wdsdist.pack(samples, tmp_path / "shards")
+
+    def of_sizes(shift: int) -> StreamingDataLoader:
+        rows = (f"{number},{1 + (number * 7 + shift) % 13}\n" for number in range(200))
+        (tmp_path / "sizes.csv").write_text("key,size\n" + "".join(rows))
+        data.add_columns(join=tmp_path / "sizes.csv")
+        return loader(wdsdist.open(tmp_path / "shards"), max_tokens=30, length="size", collate_fn=keys_alone)
+
+    one = of_sizes(0)
+    iterator = iter(one)
+    next(iterator)
+    state = one.state_dict()
+    then = of_sizes(5)
+    with pytest.raises(StateMismatchError, match=r"planned by other values of 'size'.*put those values back"):
+        then.load_state_dict(state)
+    then.load_state_dict({**state, "epoch": 1, "block": 0, "segments": "", "consumed": 0})  # between epochs
+    put_back = of_sizes(0)
+    put_back.load_state_dict(state)
+    assert [key for batch in put_back for key in batch] == [key for batch in iterator for key in batch]
 
 
-def test_progress_counts_the_steps_inside_of_a_block_and_those_before_a_resume() -> None:
-    steps = planned_batches.BlockSteps()
-    start = Place(1, (Segment(1, 1, 9, 0, 4),))
-    progress = planned_batches.PlannedProgress(cast(Any, SimpleNamespace(start=start, num_blocks=4)), steps)
-    assert progress.share(0) == 1 / 4  # no worker has planned the block
-    steps.tell(steps.iteration, 1, 4)
-    shares = [progress.share(0)]
-    for batches in (2, 4):
-        shares.append(progress.share(batches))
-    assert shares == [1.5 / 4, 1.75 / 4, 2 / 4]
+def keys_alone(samples: list[dict[str, Any]]) -> list[str]:
+    return [one["__key__"] for one in samples]
+
+
+def test_a_state_of_more_steps_than_its_block_has_is_damaged(data: Manifest) -> None:
+    for segments in ("1,1,512,0,9999", "2,1,512,0,9999"):
+        one = loader(data, **TOKENS)
+        one.load_state_dict({**one.state_dict(), "segments": segments})
+        with pytest.raises(LoaderStateError, match="the state is damaged: it names 9,999 steps of block 0, which has"):
+            list(one)
 
 
 def test_a_state_of_an_epoch_before_data_grew_is_counted_on(tmp_path: Path) -> None:

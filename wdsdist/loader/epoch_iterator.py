@@ -11,7 +11,7 @@ from wdsdist.loader.bad_sample_log import EpochBadSamples, ReplacedBatch
 from wdsdist.loader.epoch_meter import EpochMeter
 from wdsdist.loader.ipc.channel import opened
 from wdsdist.loader.ipc.failure import is_of_worker
-from wdsdist.loader.planned_batches import PlannedProgress
+from wdsdist.loader.planned_progress import PlannedProgress
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.planned_epoch import Place
 

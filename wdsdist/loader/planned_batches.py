@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -16,7 +17,7 @@ from wdsdist.distributed.kept import kept_arrays, kept_count
 from wdsdist.errors import ArgumentError, LoaderStateError, StateMismatchError
 from wdsdist.loader.batch_columns import Codes, CostColumn, Lengths, cost_of, lengths_of, ones
 from wdsdist.loader.checkpoint import Position
-from wdsdist.loader.worker_state import SharedNumbers
+from wdsdist.loader.planned_progress import BlockSteps
 from wdsdist.samples.packed_rows import pack_rows
 from wdsdist.sampling.block_plan import VERSION, BatchRule, World
 from wdsdist.sampling.order import Order
@@ -48,14 +49,11 @@ BLOCK_STEPS = 128
 _LOOKED_AT = 16
 """Shards whose samples tell the mean length, by which blocks are cut."""
 
-_SHARED = 1 << 18
-"""Samples of a block from which on one process plans it for all of a node, some quarter of a second."""
-
 _MOST_WORLDS = 64
 """On which the steps of one block can be taken: a state names each, and takes some 2 KB with so many."""
 
-_RING = 4096
-"""Blocks of which the steps are remembered: no more can lie between the worker that is furthest and the loop."""
+_SHARED = 1 << 18
+"""Samples of a block from which on one process plans it for all of a node, some quarter of a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +248,28 @@ class PlannedBatches:
         place = place or Place(0)
         segments = ";".join(",".join(map(str, one)) for one in place.segments)
         rules = {"batches": self.options.label, "dealing": self.options.dealing}
-        return {**rules, "plan_version": VERSION, "block_samples": block, "block": place.block, "segments": segments}
+        place_of = {"block_samples": block, "block": place.block, "segments": segments}
+        return {**rules, "plan_version": VERSION, "columns": self._columns, **place_of}
+
+    def check_columns(self, stated: str) -> None:
+        """Raise `StateMismatchError` where a block was planned by other values of the same samples."""
+        if stated != self._columns and stated.partition(":")[0] == self._columns.partition(":")[0]:
+            names = " and ".join(dict.fromkeys(repr(one.name) for one in self._looked_up))
+            raise StateMismatchError(
+                f"the state was taken inside a block of batches that was planned by other values of {names}, by which "
+                f"other samples would be left: put those values back (`wdsdist columns`), or begin an epoch"
+            )
+
+    @functools.cached_property
+    def _columns(self) -> str:
+        """The samples of the data set, and a digest of the columns that it is planned by."""
+        digests = " ".join(one.digest for one in self._looked_up)
+        return f"{self.manifest.num_samples}:{hashlib.sha256(digests.encode()).hexdigest()[:16]}"
+
+    @property
+    def _looked_up(self) -> list[ColumnLookup]:
+        by = (self._batching.lengths, self._batching.costs, self._batching.buckets)
+        return [one.values for one in by if isinstance(one, (Lengths, CostColumn, Codes))]
 
     def agreed(self, here: Identity, block: int) -> str:
         """Return what all ranks must have alike for their plans to be one."""
@@ -275,8 +294,7 @@ class PlannedBatches:
         return replace(epoch, share=share)
 
     def _about(self, epoch: PlannedEpoch, order: str) -> str:
-        looked_up = (self._batching.lengths, self._batching.costs, self._batching.buckets)
-        digests = [one.values.digest for one in looked_up if isinstance(one, (Lengths, CostColumn, Codes))]
+        digests = [one.digest for one in self._looked_up]
         return (
             f"{VERSION} {self.manifest.fingerprint} {self.options} {self._itemsizes} {epoch.world} {epoch.key} "
             f"{epoch.batching.block_samples} {epoch.num_samples} {order} {digests}"
@@ -304,9 +322,6 @@ class PlannedBatches:
 
 def _rows(samples: list[Any], *, pieces: Pieces, **how: Any) -> Batch:
     return pack_rows(samples, rows=pieces.rows, starts=pieces.starts, stops=pieces.stops, **how)
-
-
-# The place in an epoch: in the main process and in states.
 
 
 def planned_position(
@@ -343,6 +358,8 @@ def planned_position(
             f"{VERSION}, in which other samples would be left: finish that epoch with the release that saved it, or "
             f"begin an epoch"
         )
+    if state.get("segments") and "columns" in state:  # states of before do not tell
+        planned.check_columns(str(state["columns"]))
     size, number = state.get("block_samples"), state.get("block")
     if type(size) is not int or type(number) is not int or size < 1 or number < 0:
         raise StateMismatchError(f"the state is damaged: block {number!r} of {size!r} samples")
@@ -372,107 +389,3 @@ def check_worlds(epoch: PlannedEpoch) -> None:
             f"last one ({last.num_replicas} ranks, {last.per_node} a node, with the same limits of a batch) up to the "
             f"end of the block, or go back to an earlier checkpoint"
         )
-
-
-class BlockSteps:
-    """The steps of the blocks that workers have planned, for the main process, which plans none itself."""
-
-    def __init__(self) -> None:
-        self._numbers = SharedNumbers([0] * (2 * _RING + 1))  # the latest iteration; then, of blocks, whose, and steps
-        self._fill = SharedNumbers([0, 0])  # of the latest block: whose, and millionths
-
-    def start(self) -> int:
-        """Return the number of another iteration; what workers still note for the one before is not mistaken for it."""
-        self._numbers.add(0, [1])
-        return self.iteration
-
-    @property
-    def iteration(self) -> int:
-        """The latest iteration."""
-        return self._numbers.get(0)
-
-    def tell(self, iteration: int, block: int, steps: int, fill: float = 1.0) -> None:
-        """Note a block's steps and how full these are; all workers of an iteration find the same."""
-        self._fill.write([_tag(iteration, 0), round(fill * 1e6)])
-        place = 1 + block % _RING * 2
-        self._numbers.put(place + 1, steps)
-        self._numbers.put(place, _tag(iteration, block))
-
-    def of(self, iteration: int, block: int) -> int | None:
-        """Return the steps of a block in an iteration, or ``None`` where no worker has reached it."""
-        place = 1 + block % _RING * 2
-        return self._numbers.get(place + 1) if self._numbers.get(place) == _tag(iteration, block) else None
-
-    def fill(self, iteration: int) -> float | None:
-        """Return how full the batches of the block are that a worker has reached last, between 0 and 1."""
-        whose, millionths = self._fill.read()
-        return millionths / 1e6 if whose == _tag(iteration, 0) else None
-
-
-def _tag(iteration: int, block: int) -> int:
-    return iteration % 2**31 << 32 | block
-
-
-class PlannedProgress:
-    """Where the batches that were handed out lead to in an epoch of planned batches."""
-
-    def __init__(self, epoch: PlannedEpoch, steps: BlockSteps) -> None:
-        self.epoch = epoch
-        iteration = steps.start()
-        self._steps_of = functools.partial(steps.of, iteration)
-        self._fill_of = functools.partial(steps.fill, iteration)
-        self._block = epoch.start.block
-        self._samples = 0
-        self._first = 0  # batches before that block
-        self.batches_per_rank = 0
-        """Batches that are known of by now."""
-
-    def add_samples(self, samples: int) -> None:
-        """Note the samples of another batch that was handed out."""
-        self._samples += samples
-
-    def samples_in(self, batches: int) -> int:
-        """Return the samples of the batches that were handed out."""
-        return self._samples
-
-    def share(self, batches: int) -> float:
-        """Return the part of the epoch that is behind these batches, between 0 and 1, as if all blocks were alike."""
-        start, block = self.epoch.start, self._block
-        if block >= self.epoch.num_blocks:
-            return 1.0
-        before = sum(one.steps for one in start.segments) if block == start.block else 0
-        done = before + batches - self._first
-        steps = self._steps_of(block)
-        part = 0.0 if steps is None else min(1.0, done / max(1, before + steps))
-        return (block + part) / self.epoch.num_blocks
-
-    @property
-    def fill(self) -> float | None:
-        """How full the batches of the latest block are, between 0 and 1; ``None`` where no worker has reached one."""
-        return self._fill_of()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing is left of the epoch from its start on."""
-        return self.epoch.start.block >= self.epoch.num_blocks
-
-    def consumed(self, batches: int) -> Place:
-        """Return the place after so many batches; calls never go back."""
-        self.batches_per_rank = batches
-        while self._block < self.epoch.num_blocks and batches > self._first:
-            steps = self._steps_of(self._block)
-            if steps is None or batches < self._first + steps:
-                break
-            self._first += steps
-            self._block += 1
-        done = batches - self._first
-        segments = self.epoch.start.segments if self._block == self.epoch.start.block else ()
-        if done:
-            segments = joined((*segments, self.epoch.segment(done)))
-        return Place(self._block, segments)
-
-    def is_complete(self, batches: int) -> bool:
-        """Return whether an epoch ends after so many batches: only blocks without a step follow."""
-        block = self.consumed(batches).block
-        left = range(block, self.epoch.num_blocks)
-        return batches == self._first and all(self._steps_of(number) == 0 for number in left)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.errors import ArgumentError
+from wdsdist.errors import ArgumentError, LoaderStateError
 from wdsdist.sampling.block_plan import BatchRule, BlockPlan, BlockSamples, World, plan_block
 from wdsdist.sampling.epoch_plan import Places
 from wdsdist.sampling.order import Order
@@ -330,7 +330,10 @@ class PlannedEpoch:
             first += block.steps
 
     def block(self, number: int) -> Block:
-        """Plan the batches of a block for all ranks of this world; of the first block, those that are left."""
+        """Plan the batches of a block for all ranks of this world; of the first block, those that are left.
+
+        Raises `LoaderStateError` where more steps were taken of it than it has.
+        """
         first = number * self.batching.block_samples
         positions = np.arange(first, min(first + self.batching.block_samples, self.num_samples), dtype=np.int64)
         shards, samples = self.order.locate(positions)
@@ -360,6 +363,11 @@ class PlannedEpoch:
             rule = replace(self._rule, budget=segment.budget, most=segment.most, drops=self._rule.drops and is_last)
             world = World(segment.num_replicas, segment.per_node)
             plan = plan_block(known, rule, world, mix_key(self.key, _STEPS, number, turn))
+            if segment.steps > plan.steps:
+                raise LoaderStateError(
+                    f"the state is damaged: it names {segment.steps:,} steps of block {number}, "
+                    f"which has {plan.steps:,}"
+                )
             if turn < len(worlds) - 1:
                 left = np.setdiff1d(left, chosen[plan.until(segment.steps)])
         plan = plan.after(worlds[-1].steps)
