@@ -22,6 +22,7 @@ FLAGS = [
 ]  # fmt: skip
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: install one, as by `apt-get install chromium`"),
     pytest.mark.timeout(400),  # a browser starts slowly on a busy machine
 ]
