@@ -15,7 +15,7 @@ OPENING = [["info"], ["ls"], ["verify"], ["plan", "--ranks", "2"], ["columns", "
 
 
 class Probe(AbstractFileSystem):  # type: ignore[misc]
-    """A store that notes what its clients are made with, and has none."""
+    """An fsspec file system that records the storage options of its clients; it holds no files."""
 
     protocol = "probe"
     given: ClassVar[list[Any]] = []

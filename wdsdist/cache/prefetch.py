@@ -204,7 +204,7 @@ class Prefetch:
             self._start()
 
     def release(self) -> None:
-        """Fetch what the first batch needs too."""
+        """Let the prefetch threads fetch the shards of the first batch too."""
         if self._held:
             held, self._held = self._held, []
             self._queue.replace(held)

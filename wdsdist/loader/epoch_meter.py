@@ -108,7 +108,7 @@ class EpochMeter:
         self._waited = self._waited[0], self._clock()
 
     def answer(self, batches: int, replaced: int = 0) -> None:
-        """Note that it gets its answer, by which it has had ``batches`` batches, with some samples replaced in it."""
+        """Record that the training loop gets its batch number ``batches``, with so many bad samples replaced in it."""
         self._bad_samples += replaced
         self._latest = self._clock()
         waited, asked = self._waited

@@ -23,7 +23,7 @@ from wdsdist.sampling.planned_epoch import Place, PlannedEpoch
 
 
 class EpochPlanner:
-    """Plans the epochs of a loader, and what is left of them at a position.
+    """Plans the epochs of a loader: shuffle order, batches of each rank, checkpoint state, and what a resume has left.
 
     The settings of the order, and the size of blocks, are those of the first run or of a loaded state, whatever the
     world becomes.
@@ -156,7 +156,7 @@ class EpochPlanner:
         return min(place.block * self.block_samples, (self._config or self.latest).num_samples)
 
     def begin(self, position: Position, *, is_first: bool) -> OrderConfig:
-        """Return the order of an epoch that begins, or goes on, at a position; the first one is compared with others'.
+        """Return the shuffle order of an epoch that begins or resumes; check that the ranks agree on the first one.
 
         Raises `DataMismatchError` where this rank would read other samples than other ranks, and `ArgumentError` where
         the cache has too little room.

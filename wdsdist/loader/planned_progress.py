@@ -19,7 +19,7 @@ class BlockSteps:
         self._fill = SharedNumbers([0, 0])  # of the latest block: whose, and millionths
 
     def start(self) -> int:
-        """Return the number of another iteration; what workers still note for the one before is not mistaken for it."""
+        """Begin an iteration and return its number, which tells its blocks from those of an iteration given up."""
         self._numbers.add(0, [1])
         return self.iteration
 

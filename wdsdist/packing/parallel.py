@@ -51,7 +51,7 @@ class PackProgress:
     left_out: int = 0
     """Samples that could not be packed, of those done."""
     samples_kept: int = 0
-    """Of those done, what an earlier run had written."""
+    """Samples that an interrupted run had written and that a resume keeps, of those done."""
     bytes_kept: int = 0
 
 

@@ -71,7 +71,7 @@ class Reencoding:
         return {name: value for name, value in said.items() if value is not None}
 
     def apply(self, data: bytes, *, beside_others: bool = False) -> bytes:
-        """Return an image as it is stored: with its longer side within the limit, and in the form of ``store``.
+        """Re-encode an image: scaled down to ``max_side``, and as raw pixels or JPEG where ``store`` says so.
 
         Without ``store``, one that is small enough is returned as it is. Like all that decodes images here, it applies
         the orientation that a camera noted, and drops other EXIF data; a colour profile is kept. What holds numbers
@@ -128,7 +128,7 @@ class Reencoding:
         return extension.lower().rpartition(".")[2] in (_EXTENSIONS if self.store is None else IMAGE_TYPES)
 
     def _member(self, key: str, member: tuple[str, Payload], *, beside_others: bool) -> tuple[str, Payload]:
-        """Return a member as it is stored; its extension says in which form."""
+        """Re-encode the image of a member; return its new extension and bytes."""
         extension, payload = member
         try:
             data = self.apply(whole(payload), beside_others=beside_others)

@@ -50,7 +50,7 @@ class _Ring(NamedTuple):
 
 
 def exchange(locality: Locality, owners: Int64s, buckets: Int64s, strata: Int64s, shards: Int64s) -> Int64s:
-    """Return the rank of each sample: its owner, or for what moves the first of another node.
+    """Balance samples over nodes; return the rank of each: its owner, or where it moves, the first of another node.
 
     Nodes then have their share of each stratum of each bucket, as nearly as it can be, and of each bucket exactly
     where it is in many shards.

@@ -182,7 +182,7 @@ for it would wait for these locks for ever."""
 
 
 def _begun(location: str, options: StorageOptions | None) -> tuple[Any, str, asyncio.AbstractEventLoop]:
-    """Return a client, what the location is called there, and the event loop of this process."""
+    """Return the client of a store, the path of the location there, and the event loop of this process."""
     with _beginning:
         client, remote = reader(location, options, retries=False)
         if isinstance(client, Direct):

@@ -228,7 +228,7 @@ def refuse_again(key: str, seen: set[str], source: str) -> None:
 
 
 def digest(kind: str, length: int | None, samples: Iterable[Sample]) -> str:
-    """Digest what is known of a source beforehand: its length, if it has one, and the bytes of some samples."""
+    """Return the fingerprint of a Python data set or iterable: of its length, if it has one, and some samples."""
     state = hashlib.sha256(f"{kind}\0{length}\n".encode())
     for key, members in samples:
         for extension, data in members:

@@ -45,7 +45,7 @@ class Length(int):
 
 
 class _Loose(str):
-    """A path that stands where bytes are usual: listing a Parquet file does not read it, so no size is kept."""
+    """A file path in a binary column of Parquet, whose size is unknown, as listing does not read the file."""
 
     __slots__ = ()
 

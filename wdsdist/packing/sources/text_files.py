@@ -158,7 +158,7 @@ class TextTable(ArrowTable):
         return columns if len(good) == len(columns[0]) else [columns[0].take(pyarrow().array(good, "int64"))]
 
     def _look_at(self, line: str) -> None:
-        """Note what a line of JSON holds. Raises ``ValueError`` for one that is no row."""
+        """Parse a line of JSON Lines and record its columns. Raises ``ValueError`` for one that is no row."""
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:

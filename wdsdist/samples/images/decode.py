@@ -84,7 +84,7 @@ class JpegHeader(NamedTuple):
     """What the header of a JPEG says that simplejpeg can read."""
 
     width: int
-    """Of the image as it is stored, as the following."""
+    """Pixels in a row of the JPEG as it is stored; the height is as stored too."""
     height: int
     space: str
     """Its colour space."""
