@@ -6,6 +6,7 @@ import faulthandler
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -54,6 +55,22 @@ def test_a_second_call_moves_the_stacks_to_another_file(tmp_path: Path) -> None:
     os.kill(os.getpid(), SIGNAL)
     assert "test_a_second_call_moves_the_stacks" in written(tmp_path / "second.txt", 1)
     assert (tmp_path / "first.txt").read_text() == ""
+
+
+def test_the_main_thread_is_among_more_threads_than_faulthandler_writes(tmp_path: Path) -> None:
+    dump_on_signal(SIGNAL, path=tmp_path / "stacks.txt")
+    end = threading.Event()
+    threads = [threading.Thread(target=end.wait) for _ in range(110)]
+    for thread in threads:
+        thread.start()
+    os.kill(os.getpid(), SIGNAL)
+    text = written(tmp_path / "stacks.txt", 1)
+    end.set()
+    for thread in threads:
+        thread.join()
+    assert (
+        "test_the_main_thread_is_among" in text.partition("the main thread, which is not among the stacks above:\n")[2]
+    )
 
 
 @pytest.mark.parametrize("signum", [0, 999, signal.SIGKILL, signal.SIGSEGV])

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import socket
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _CHUNK = 1 << 20
 
@@ -37,6 +39,27 @@ class Web:
 
 class _Server(http.server.ThreadingHTTPServer):
     request_queue_size = 128  # ranks and workers come all at once
+    daemon_threads = False  # their end is waited for
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._connections: set[socket.socket] = set()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, address = super().get_request()
+        self._connections.add(connection)
+        return connection, address
+
+    def shutdown_request(self, request: Any) -> None:
+        self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        """End the connections that clients keep open too, each of which has a thread."""
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        super().server_close()
 
     def handle_error(self, *_: object) -> None: ...  # a client that has gone away
 

@@ -8,7 +8,10 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
+import traceback
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from wdsdist.errors import ArgumentError
@@ -16,6 +19,9 @@ from wdsdist.storage import waits
 
 _installed: tuple[int, str | None, int] | None = None
 """The signal, and the file: its path where one was given, and its descriptor, which must stay open."""
+
+_FAULTHANDLER_THREADS = 100
+"""The most whose stacks `faulthandler` writes, the latest first: of more, the main thread is left out."""
 
 
 def dump_on_signal(signum: int = signal.SIGUSR1, *, path: str | os.PathLike[str] | None = None) -> None:
@@ -90,7 +96,7 @@ def _opened(path: str | None) -> int:
     raise ArgumentError("standard error is no file here: name one with path=")
 
 
-def _write(signum: int, _: object) -> None:
+def _write(signum: int, frame: FrameType | None) -> None:
     """Write the requests under way, behind the stacks, and pass the signal on."""
     if _installed is None:
         return
@@ -99,6 +105,8 @@ def _write(signum: int, _: object) -> None:
     whose = f"process {os.getpid()}" + (f" ({name} of process {parent.pid})" if parent else "")
     found = waits.requests()
     lines = [f"  {one}{'' if one.waited_for else ', fetched ahead'}" for one in found] or ["  none"]
+    if threading.active_count() > _FAULTHANDLER_THREADS:
+        lines += ["the main thread, which is not among the stacks above:", "".join(traceback.format_stack(frame))]
     text = "\n".join([f"wdsdist: above are the stacks of {whose}; its requests to stores under way:", *lines, "", ""])
     with contextlib.suppress(OSError):  # nothing that looks at a job may end it
         os.write(_installed[2], text.encode(errors="replace"))
