@@ -199,7 +199,7 @@ class TestADataSet:
             "end.set()\n"
         )
         done = subprocess.run(
-            [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=110, check=False
+            [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=580, check=False
         )
         assert done.stdout == "40\n40\n", done.stderr
         alone, beside = done.stderr.split("and beside a thread")

@@ -13,7 +13,7 @@ import wdsdist
 
 def main(url: str, cache: str, limit: int, batch_size: int, world: int, rank: int) -> None:
     dataset = wdsdist.StreamingDataset(
-        url, num_replicas=world, rank=rank, cache_dir=cache, cache_limit=limit, shuffle_window=80, download_timeout=30
+        url, num_replicas=world, rank=rank, cache_dir=cache, cache_limit=limit, shuffle_window=80, download_timeout=500
     )
     loader = wdsdist.StreamingDataLoader(dataset, batch_size, num_workers=2)
     json.dump([key for batch in loader for key in batch["__key__"]], sys.stdout)
