@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import wdsdist
-from tests.support import web
+from tests.support import forked, web
 from tests.support.programs import command
 from tests.support.stores import COPY, SAMPLES, SHARD, SHARDS, as_remote, used, watched
 from wdsdist import StreamingDataLoader, StreamingDataset
@@ -69,14 +69,12 @@ def test_three_shards_of_thirty_are_room_enough(store: web.Web, stored: Path, tm
     assert sum(times.values()) <= SHARDS * (1.5 if workers else 1)
 
 
-def read_by_ranks(store: web.Web, cache: Path, world: int, limit: int, batch_size: int, warnings: str) -> list[Any]:
-    arguments = [store.url, cache, limit, batch_size, world]
-    environment = {**os.environ, "PYTHONWARNINGS": warnings}
-    ranks = [
-        subprocess.Popen(command("one_rank", *arguments, rank), env=environment, stdout=subprocess.PIPE)
-        for rank in range(world)
-    ]
-    return [json.loads(rank.communicate(timeout=580)[0]) for rank in ranks]
+def read_by_ranks(store: web.Web, folder: Path, world: int, limit: int, batch_size: int) -> list[Any]:
+    ranks = [{**os.environ, "ONE_RANK": str(rank)} for rank in range(world)]
+    program = command("one_rank", store.url, folder / "cache", folder, limit, batch_size, world)
+    done = forked.together(program[1:], ranks)
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
 
 
 def read_locally(stored: Path, world: int, batch_size: int) -> list[Any]:
@@ -88,7 +86,7 @@ def read_locally(stored: Path, world: int, batch_size: int) -> list[Any]:
 def test_two_ranks_share_a_limited_cache(store: web.Web, stored: Path, tmp_path: Path) -> None:
     cache, limit = tmp_path / "cache", 12 * COPY
     with watched(lambda: used(cache)) as use:
-        found = read_by_ranks(store, cache, 2, limit, batch_size=4, warnings="error")
+        found = read_by_ranks(store, tmp_path, 2, limit, batch_size=4)
     assert found == read_locally(stored, 2, batch_size=4)
     assert max(use) <= limit
     assert sum(fetched(store).values()) <= 1.5 * SHARDS  # the lanes may share two; the rest as above
@@ -96,7 +94,7 @@ def test_two_ranks_share_a_limited_cache(store: web.Web, stored: Path, tmp_path:
 
 def test_ranks_with_room_for_one_of_them_take_turns(store: web.Web, stored: Path, tmp_path: Path) -> None:
     """Batches are so small that many would go in one message, and each worker would hold the shards of as many."""
-    found = read_by_ranks(store, tmp_path, 4, 6 * COPY, batch_size=2, warnings="ignore")
+    found = read_by_ranks(store, tmp_path, 4, 6 * COPY, batch_size=2)
     assert found == read_locally(stored, 4, batch_size=2)
 
 

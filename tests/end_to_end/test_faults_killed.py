@@ -74,7 +74,7 @@ def test_whoever_is_killed_a_restart_completes_and_nothing_is_left(
     cache, chance = tmp_path / "cache", random.Random(0)
     named: list[str] = []
     with watched(lambda: used(cache)) as use:
-        for number in range(9):
+        for number in range(6):
             with Ranks(web, cache, cache_limit=LIMIT, download_timeout=500) as ranks:
                 ranks.tell("take")
                 time.sleep(chance.uniform(0, 1.5))  # at any moment: no event marks it
