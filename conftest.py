@@ -54,6 +54,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         forkserver.ensure_running()
 
 
+def pytest_handlecrashitem(crashitem: str) -> None:
+    """End the run where a test process died: xdist would give the test to another one, and may wait for it for ever."""
+    pytest.exit(f"a test process died while it ran {crashitem}", returncode=pytest.ExitCode.INTERNAL_ERROR)
+
+
 def pytest_collection_finish() -> None:
     """Take two costs off each test: of collecting what is imported as garbage, here and in forks, 0.2 s each time; and
     of adding pytest's handlers to the 45 loggers of torch that do not propagate, and removing them, half of what an
