@@ -31,7 +31,7 @@ from wdsdist.cache.extents import (
 )
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses
 from wdsdist.cache.paths import CopyPaths
-from wdsdist.cache.pins import Pinned
+from wdsdist.cache.copies import Pinned
 from wdsdist.cache.request import LEAST_BYTES, ShardRequest
 from wdsdist.cache.space import CacheSpace
 from wdsdist.cache.takeover import copy

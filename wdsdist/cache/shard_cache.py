@@ -22,7 +22,7 @@ from wdsdist.cache.fetch import fetch
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses, wait_until_free
 from wdsdist.cache.parts import Members, PartFetcher, PartNeeds, PinnedPart
 from wdsdist.cache.paths import WAITING, copy_key, copy_paths
-from wdsdist.cache.pins import Pinned
+from wdsdist.cache.copies import Pinned
 from wdsdist.cache.priorities import Need
 from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.space import CacheSpace, Refusal
