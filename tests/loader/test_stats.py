@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tests.support import web
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.cache.counters import Counters
+from wdsdist.cache.shard_cache import Counters
 from wdsdist.loader.bad_sample_log import BadSampleLog
 from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
 from wdsdist.loader.epoch_meter import EpochMeter

@@ -14,9 +14,12 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+
 from wdsdist import storage
+from wdsdist.cache.extents import ExtentMap, coalesced, copy_ranges, identity, without
+from wdsdist.cache.locks import LockableFile, PlantedError
 from wdsdist.cache.request import ShardRequest
-from wdsdist.cache.takeover import take_extents
 from wdsdist.cache.urgency import LONGEST, Line
 from wdsdist.errors import ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.shards import index as shard_index
@@ -29,6 +32,9 @@ _ATTEMPTS = 3
 
 _PIECE = 4 << 20
 """Bytes that are read at once of a local shard."""
+
+_AGAIN = 0.05
+"""Share of a range that may come twice, to spare requests: small extents between what is missing."""
 
 _log = logging.getLogger("wdsdist")
 
@@ -162,11 +168,25 @@ def _begin_fetch(request: ShardRequest, path: Path, line: Line | None, *, digest
     deadline = request.deadline
     if line is not None:  # which must not count
         deadline = dataclasses.replace(deadline, seconds=deadline.seconds + LONGEST)
-    known = functools.partial(take_extents, request) if request.may_have_parts and request.is_first else None
+    known = functools.partial(_take_extents, request) if request.may_have_parts and request.is_first else None
     return storage.begin_fetch(
         request.location, path, request.options, size=size, deadline=deadline, digest=digest, line=line,
         known=known,
     )  # fmt: skip
+
+
+def _take_extents(request: ShardRequest, wanted: range) -> list[range]:
+    """Write what a sparse copy has of a range of its shard into the part file; return what is left to fetch."""
+    paths, everything = request.paths, np.array([[wanted.start, wanted.stop]])
+    with contextlib.suppress(FileNotFoundError, PlantedError), contextlib.ExitStack() as stack:
+        sparse = stack.enter_context(contextlib.closing(LockableFile(paths.sparse)))
+        extents = stack.enter_context(contextlib.closing(ExtentMap(paths.extents)))
+        is_there = sparse.lock(alone=False) and sparse.is_at(paths.sparse)
+        if is_there and extents.is_of(identity(request.listed_size, request.listed.sha256)):
+            left = coalesced(without(everything, extents.extents()), excess=_AGAIN)
+            copy_ranges(sparse.fileno(), paths.part, without(everything, left))
+            return [range(*one) for one in left.tolist()]
+    return [wanted]
 
 
 def _listed(request: ShardRequest) -> Stored:

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.cache import folders, stamps
+from wdsdist.cache import folders
+from wdsdist.cache.copies import Stamp, stamp
 from wdsdist.cache.extents import ExtentMap
 from wdsdist.cache.fetch import Fetched
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses
@@ -135,7 +136,7 @@ class CacheSpace:
                 if not is_dropped:
                     return refusal
             with ledger.changing(paths):
-                stamps.write(paths.stamp, stamps.Stamp(reserved=reserved))
+                Stamp(reserved=reserved).write(paths.stamp)
                 os.ftruncate(part.fileno(), 0)
                 _allocate(part.fileno(), size)
         return None
@@ -226,7 +227,7 @@ class CacheSpace:
             if sidecar is not None and (self._limit is None or taken <= reserved_for(paths)):
                 folders.write(paths.index, sidecar)
             paths.part.replace(paths.copy)
-            stamps.stamp(part.fileno(), paths.stamp, fetched.sha256, fetched.made_of)
+            stamp(part.fileno(), paths.stamp, fetched.sha256, fetched.made_of)
             _drop_sparse(paths)
 
     def discard(self, paths: CopyPaths, copy: LockableFile, deadline: Deadline) -> None:
@@ -242,7 +243,7 @@ class CacheSpace:
         """
         paths = request.paths
         with self.alone(request.deadline) as ledger, ledger.changing(paths):
-            stamps.stamp(copy.fileno(), paths.stamp, sha256, request.made_of())
+            stamp(copy.fileno(), paths.stamp, sha256, request.made_of())
 
     def may_fit(self, request: ShardRequest) -> bool:
         """Return whether there can be space to prefetch a shard, before its store is asked for anything."""
