@@ -21,8 +21,7 @@ from tests.support import folders
 from tests.support.damage import flip
 from wdsdist._util.ownership import why_not_own
 from wdsdist.cache import ShardCache, cached_path, copies
-from wdsdist.cache.folders import make_root
-from wdsdist.cache.paths import SOURCE
+from wdsdist.cache.folders import SOURCE, make_root
 from wdsdist.cache.priorities import Need, Reader, all_needs
 from wdsdist.errors import CacheError
 from wdsdist.samples.shard_reader import ShardReader

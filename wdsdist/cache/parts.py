@@ -31,8 +31,8 @@ from wdsdist.cache.extents import (
     requests_of,
     without,
 )
+from wdsdist.cache.folders import CopyPaths
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses
-from wdsdist.cache.paths import CopyPaths
 from wdsdist.cache.request import LEAST_BYTES, ShardRequest
 from wdsdist.cache.space import CacheSpace
 from wdsdist.errors import IndexFormatError, ShardDamagedError

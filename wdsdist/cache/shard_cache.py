@@ -19,9 +19,9 @@ from wdsdist._util.host import user_cache_dir
 from wdsdist.cache import folders
 from wdsdist.cache.copies import Pinned, Stamp, touch, verified_index, verify_bytes
 from wdsdist.cache.fetch import fetch
+from wdsdist.cache.folders import WAITING, copy_key, copy_paths
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses, wait_until_free
 from wdsdist.cache.parts import Members, PartFetcher, PartNeeds, PinnedPart
-from wdsdist.cache.paths import WAITING, copy_key, copy_paths
 from wdsdist.cache.priorities import Need
 from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.space import CacheSpace, Refusal

@@ -20,8 +20,8 @@ from wdsdist.cache import folders
 from wdsdist.cache.copies import Stamp, stamp
 from wdsdist.cache.extents import ExtentMap
 from wdsdist.cache.fetch import Fetched
+from wdsdist.cache.folders import LOCK, READERS, WAITING, CopyPaths
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses
-from wdsdist.cache.paths import LOCK, READERS, WAITING, CopyPaths
 from wdsdist.cache.priorities import NEVER, Need, Needs, Rank, Reader, all_needs
 from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.usage import STAMP_BYTES, Held, Ledger, all_held, reserved_for, size_of, sparse_size

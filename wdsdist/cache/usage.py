@@ -15,8 +15,8 @@ from pathlib import Path
 
 from wdsdist._util.host import boot
 from wdsdist.cache.copies import Stamp
+from wdsdist.cache.folders import EXTENTS, PART, SPARSE, STAMP, CopyPaths, is_store
 from wdsdist.cache.locks import LockableFile, PlantedError
-from wdsdist.cache.paths import EXTENTS, PART, SPARSE, STAMP, CopyPaths, is_store
 from wdsdist.shards.index import SUFFIX
 
 STAMP_BYTES = 512
