@@ -84,12 +84,13 @@ def fetch(request: ShardRequest, count_retries: Callable[[int], None], line: Lin
 def _fetch_once(request: ShardRequest, count_retries: Callable[[int], None], line: Line | None) -> Fetched:
     part = request.paths.part  # every write below keeps its inode, which is locked
     known = 0
+    listed = Stored(request.listed.size, request.listed.sha256)
     made_of = request.made_of()
     if request.listed.is_compressed:
         _warn_of_decompressing(request.paths.folder.parent)
         with _compressed_file(request, count_retries, line) as path:
             file = scan_local.stored(path)
-            _check(request, "index.json", file, _listed(request))
+            _check(request, "index.json", file, listed)
             compression.unpack(path, part, size=request.size, label=request.shown)
         tar = scan_local.stored(part)
     else:
@@ -103,7 +104,7 @@ def _fetch_once(request: ShardRequest, count_retries: Callable[[int], None], lin
         else:
             _copy(request, part)
             file = tar = scan_local.stored(part)
-        _check(request, "index.json", file, _listed(request))
+        _check(request, "index.json", file, listed)
     if request.made_of() != made_of:
         raise ShardDamagedError(f"{request.shown} has changed while it was read: try again once it is at rest")
     index, sidecar = request.known_index(), request.sidecar
@@ -187,10 +188,6 @@ def _take_extents(request: ShardRequest, wanted: range) -> list[range]:
             copy_ranges(sparse.fileno(), paths.part, without(everything, left))
             return [range(*one) for one in left.tolist()]
     return [wanted]
-
-
-def _listed(request: ShardRequest) -> Stored:
-    return Stored(request.listed.size, request.listed.sha256)
 
 
 def _check(request: ShardRequest, promise: str, found: Stored, expected: Stored) -> None:

@@ -294,17 +294,16 @@ class CacheSpace:
     def _find_room(
         self, ledger: Ledger, paths: CopyPaths, wanted: int, batch: Collection[str] | None
     ) -> Refusal | None:
-        """Make room for the files of a shard, of ``wanted`` bytes in all; return why that is refused."""
+        """Make room for the files of a shard, of ``wanted`` bytes in all; return why that is refused.
+
+        Copies of a lower priority are evicted until they fit.
+        """
         if self._limit is None:
             return None
         needs = all_needs(self.root / READERS)
         rank = needs.rank(paths.key) if batch is None else self.reader.claim(batch, needs.latest)
         if rank == NEVER and needs.ranks:  # read and evicted since its prefetch was scheduled
             return Refusal("nobody needs it any more")
-        return self._make_room(ledger, paths, wanted, rank, needs)
-
-    def _make_room(self, ledger: Ledger, paths: CopyPaths, wanted: int, rank: Rank, needs: Needs) -> Refusal | None:
-        """Evict copies of lower priority than ``rank`` until a shard fits; return why where that is not enough."""
         if self._fits(ledger, paths, wanted):
             return None
         missing, whole, later = self._shortage(ledger, paths, wanted, rank, needs)

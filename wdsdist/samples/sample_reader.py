@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -150,9 +150,8 @@ class SampleReader:
         """
         self._places, self._bad = 0, {}
         seed = mix_key(self._seed, epoch, _AUGMENTATION, shard, sample) >> 1 if self._needs_seeds else 0
-        self._reader.hold((shard,), lambda number: (self._spec(number).fields, np.array([sample])))
+        opened = self._open((shard,), lambda number: np.array([sample]))[shard]
         try:
-            opened = self._opened(shard)
             number, part = self._place(opened, sample)
             row = opened, number, seed, padding, part
             return make_sample(*row) if strict else self._good(row, epoch)[0]
@@ -174,11 +173,9 @@ class SampleReader:
         With ``deferred``, tensors may come as `Stacked` pieces, and columns as views of the shards until `release`.
         """
         self._places, self._bad = 0, {}
-        needed = np.unique(shards).tolist()
-        self._reader.hold(needed, lambda number: (self._spec(number).fields, samples[shards == number]))
+        opened = self._open(np.unique(shards).tolist(), lambda number: samples[shards == number])
         seeds = self._seeds(shards, samples, epochs)
         try:
-            opened = {number: self._opened(number) for number in needed}
             stored = _stored(shards, samples, opened)
             told = [None] * len(shards) if padding is None else padding.tolist()
             parts = self._reader.parts(shards, samples)
@@ -212,8 +209,10 @@ class SampleReader:
         """Return what was replaced in the sample or batch that was made last, or ``None`` where nothing was."""
         return Replaced(self._places, tuple(self._bad.values())) if self._places else None
 
-    def _opened(self, number: int) -> OpenedShard:
-        return OpenedShard(number, self._reader.shard(number), self._spec(number), self._last_record)
+    def _open(self, numbers: Collection[int], samples: Callable[[int], Int64s]) -> dict[int, OpenedShard]:
+        """Open the shards of a batch, of each of which it needs some ``samples``, until `release`."""
+        held = self._reader.hold(numbers, lambda number: (self._spec(number).fields, samples(number)))
+        return {number: OpenedShard(number, one, self._spec(number), self._last_record) for number, one in held.items()}
 
     def _place(self, opened: OpenedShard, sample: int) -> _Place:
         """Return where a sample of the data set lies in its shard, and which part of its record it is."""
