@@ -13,8 +13,7 @@ from wdsdist import storage
 from wdsdist._util.validation import check_bytes, check_integer
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import append as appending
-from wdsdist.packing import job_lock as destination
-from wdsdist.packing import report, sources
+from wdsdist.packing import destination, sources
 from wdsdist.packing.checking import Excluded, joined
 from wdsdist.packing.destination import Place
 from wdsdist.packing.job import Job, PackOptions, Record
@@ -241,7 +240,7 @@ def _run(
     with destination.locked(place):  # the process that held it before us may have finished the very job
         if (done := _done(place, job, how, append=append)) is not None:
             return done
-        known = appending.data_set(place) if append else None
+        known = destination.data_set(place) if append else None
         shards = _write(found, place, job, how, known, overwrite=overwrite)
         destination.tidy(place)  # a cluster goes on without a worker that was killed in the middle of a shard
         manifest = _manifest(found, job, shards, place, added=known is not None)
@@ -251,7 +250,7 @@ def _run(
 
 def _done(place: Place, job: Job, how: Writing, *, append: bool) -> Manifest | None:
     """Return the data set that holds what is to be packed or appended, or ``None``."""
-    if append and (known := appending.data_set(place)) is not None:
+    if append and (known := destination.data_set(place)) is not None:
         return known if appending.holds(known, place, job) else None
     return destination.finished(place, job, how.on_error)
 
@@ -339,7 +338,7 @@ def _manifest(source: Source | Stream, job: Job, shards: list[WrittenShard], pla
     """Report the samples that were left out, and return the manifest of the shards."""
     left_out: list[tuple[str | None, LeftOut]] = [(None, one) for one in source.left_out]
     left_out += [(shard.listed.name, one) for shard in shards for one in shard.left_out]
-    report.save(place, left_out, added=added)
+    destination.save_report(place, left_out, added=added)
     if left_out and not any(shard.listed.num_samples for shard in shards):
         raise SourceError(f"{source.location} holds no sample that can be packed: {left_out[0][1].reason}")
     images = job.options.reencoding
