@@ -36,7 +36,7 @@ class Batch:
     """Bytes of all samples in the tar."""
 
 
-class Contents:
+class ShardContents:
     """Checks the samples of a shard before they are written, and notes where those lie that were."""
 
     def __init__(self, root: str, on_error: OnError) -> None:
