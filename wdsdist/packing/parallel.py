@@ -80,6 +80,10 @@ class Writing:
     on_error: OnError
     progress: ShowProgress | None
     """Called before the first shard, after each, and every second or so while none is done."""
+    overwrite: bool
+    """Whether what the place holds of another job is replaced."""
+    append: bool
+    """Whether shards are added to the data set in the place."""
 
 
 def write_planned(source: Source, plan: PackPlan, place: Place, job: Job, how: Writing) -> list[WrittenShard]:

@@ -23,9 +23,8 @@ import numpy.typing as npt
 
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.columns import Column, Content, extension_of
-from wdsdist.packing.sources.paths import lies_below
 from wdsdist.packing.sources.source import Blocks, FileStamp
-from wdsdist.packing.sources.table_rows import FileTable, Length, Row
+from wdsdist.packing.sources.table_rows import FileTable, Length, Row, lies_below
 from wdsdist.storage import compression
 
 Kind = Literal["mds", "litdata"]

@@ -14,12 +14,11 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.arrow_files import ArrowFile, ArrowTable, readable
 from wdsdist.packing.sources.columns import Layout, check_columns, choose
-from wdsdist.packing.sources.paths import Finder, lies_below
 from wdsdist.packing.sources.sample_chunks import ChunkTable, kind_of
 from wdsdist.packing.sources.sample_chunks import Kind as ChunkKind
 from wdsdist.packing.sources.scan import FILE, FOLDER, LINK
 from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source, SourceOptions
-from wdsdist.packing.sources.table_rows import RowSamples, TableListing
+from wdsdist.packing.sources.table_rows import Finder, RowSamples, TableListing, lies_below
 from wdsdist.packing.sources.text_files import TextTable
 
 _SUFFIXES = {
