@@ -34,10 +34,10 @@ _AT_ONCE = 10_000
 _REMEDY = "mend it, remove it, or leave such samples out (on_error='skip', --on-error skip)"
 
 
-def joined(fields: Sequence[str] | None) -> str | None:
+def joined(fields: Sequence[str]) -> str:
     """Return ``fields=`` as one text, with commas; raise `ArgumentError` for fields that cannot be."""
     Fields(fields)
-    return None if fields is None else ",".join(fields)
+    return ",".join(fields)
 
 
 def checked(samples: Iterable[Sample], check: SampleCheck) -> Iterator[Sample]:

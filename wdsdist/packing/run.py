@@ -207,7 +207,7 @@ def pack(
         store=store,
         compress=compression.checked(compress),
         max_pixels=max_pixels,
-        fields=joined(fields),
+        fields=None if fields is None else joined(fields),
         check_decode=bool(check_decode),
         exclude=excluded.digest if excluded else None,
     )
@@ -217,7 +217,7 @@ def pack(
     table: dict[str, Any] = {"columns": columns, "root": root, "allow_outside": allow_outside}
     kept = tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None
     table |= {"on_error": on_error, "tolerance": kept, "allow_elsewhere": allow_elsewhere}
-    about = SourceOptions(classes=known_classes(classes_from), **files, **table)
+    about = SourceOptions(classes=None if classes_from is None else known_classes(classes_from), **files, **table)
     found = _find(source, about, place, excluded, storage_options, source_storage_options)
     how = Writing(
         workers=workers, executor=executor, on_error=on_error, progress=progress, overwrite=overwrite, append=append

@@ -54,10 +54,12 @@ def find(candidate: Candidate, options: SourceOptions, *, kind: str) -> Source |
         files = list(path.parent.glob(path.name))
     else:
         return None
+    if not files:
+        return None
     files.sort(key=os.fsencode)
     root = path if path.is_dir() else path.parent
     _check_splits(path, root, files, suffixes[0])
-    return _source(kind, path, root, files, options) if files else None
+    return _source(kind, path, root, files, options)
 
 
 def find_chunks(candidate: Candidate, options: SourceOptions, *, kind: ChunkKind) -> Source | None:
@@ -69,7 +71,8 @@ def find_chunks(candidate: Candidate, options: SourceOptions, *, kind: ChunkKind
     path = candidate.path
     if path is None or candidate.entries is None:
         return None
-    if kind_of(path) == kind or options.kind == kind:
+    has_index = candidate.entries.holds("index.json")
+    if (has_index and kind_of(path) == kind) or options.kind == kind:
         return _source(kind, path, path, [], options)
     folders = [os.fsdecode(name) for name, what in candidate.entries if what & ~LINK == FOLDER]
     found = [name for name in sorted(folders[:_MOST_SPLITS]) if kind_of(path / name) == kind]
@@ -78,7 +81,7 @@ def find_chunks(candidate: Candidate, options: SourceOptions, *, kind: ChunkKind
             f"{path} holds data sets of the kind {kind!r} in {', '.join(found[:_NAMED])}: pack each, for instance "
             f"{path / found[0]}"
         )
-    if kind == "mds" and not (path / "index.json").exists():
+    if kind == "mds" and not has_index:
         lost = next((name for name in candidate.entries.texts() if re.search(r"\.mds(\.\w+)?$", name)), None)
         if lost is not None:
             raise SourceError(
