@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from wdsdist.errors import SourceError
-from wdsdist.packing.reading import whole
+from wdsdist.packing.payloads import whole
 from wdsdist.packing.sources.source import (
     BrokenPayload,
     Contents,

@@ -19,7 +19,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.exif import UPRIGHT
 from wdsdist._util.pools import apart
 from wdsdist.errors import ArgumentError, DecodeError, SourceError
-from wdsdist.packing.reading import whole
+from wdsdist.packing.payloads import whole
 from wdsdist.packing.sources.source import BrokenPayload, Payload, Sample, Source, sample_size
 from wdsdist.samples.codecs import encode
 from wdsdist.samples.fields import IMAGE_TYPES

@@ -24,7 +24,7 @@ from wdsdist import storage
 from wdsdist.errors import DestinationError, IndexFormatError, SourceError, WdsdistError
 from wdsdist.packing.contents import Batch, ShardContents
 from wdsdist.packing.destination import Place
-from wdsdist.packing.reading import opened, read_all
+from wdsdist.packing.payloads import opened, read_all
 from wdsdist.packing.sources.source import LeftOut, OnError, Sample
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.index import ShardIndex, Stored, checksums

@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import IO
 
 from wdsdist.errors import ShardDamagedError, SourceError, StorageError
+from wdsdist.packing.sources.candidate import CLUTTER_FOLDERS, shown
 from wdsdist.packing.sources.listed_source import Listed, Taken, packable
 from wdsdist.packing.sources.listing import Folder, list_samples
 from wdsdist.packing.sources.nested_tars import find_parts, holds_tar, refuse_tars
-from wdsdist.packing.sources.scan import CLUTTER_FOLDERS, shown
 from wdsdist.packing.sources.source import (
     BrokenPayload,
     Candidate,

@@ -15,6 +15,7 @@ import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError, SourceError
+from wdsdist.packing.sources.candidate import shown
 from wdsdist.packing.sources.class_folders import (
     are_image_folders,
     find_classes,
@@ -24,7 +25,6 @@ from wdsdist.packing.sources.class_folders import (
     warn_of_tables,
 )
 from wdsdist.packing.sources.listing import Listing, cut
-from wdsdist.packing.sources.scan import shown
 from wdsdist.packing.sources.source import Contents, LeftOut, Payload, Sample, Source, SourceOptions
 from wdsdist.shards import tar
 

@@ -18,7 +18,7 @@ import numpy as np
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError, SourceError
-from wdsdist.packing.sources.scan import FolderEntries, shown
+from wdsdist.packing.sources.candidate import FolderEntries, shown
 from wdsdist.shards.index import Tolerance
 from wdsdist.shards.tar import AUTO, check_rule, stored_size
 
