@@ -18,7 +18,7 @@ from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import pack, payloads, writer
 from wdsdist.packing.destination import Place
-from wdsdist.packing.sources.source import BrokenPayload, FilePayload, Sample
+from wdsdist.packing.payloads import BrokenPayload, FilePayload, Sample
 from wdsdist.shards import open as catalog
 
 DataBytes = Callable[[Path], dict[str, bytes]]

@@ -12,16 +12,8 @@ from typing import Any
 import numpy as np
 
 from wdsdist.errors import SourceError
-from wdsdist.packing.payloads import whole
-from wdsdist.packing.sources.source import (
-    BrokenPayload,
-    Contents,
-    Payload,
-    Sample,
-    Source,
-    Stream,
-    payload_size,
-)
+from wdsdist.packing.payloads import BrokenPayload, Payload, Sample, payload_size, whole
+from wdsdist.packing.sources.source import Contents, Source, Stream
 from wdsdist.samples.check import SampleCheck
 from wdsdist.samples.fields import ABSENT, Fields
 from wdsdist.shards import quarantine

@@ -8,9 +8,9 @@ from typing import Any
 
 from wdsdist._util.validation import check_integer
 from wdsdist.packing.checking import checked
+from wdsdist.packing.payloads import Sample
 from wdsdist.packing.plan import shard_name, shard_number
 from wdsdist.packing.reencoding import DEFAULT_QUALITY, Reencoding, Store
-from wdsdist.packing.sources.source import Sample
 from wdsdist.samples.check import SampleCheck
 from wdsdist.samples.images.limits import check_max_pixels
 

@@ -24,8 +24,8 @@ from wdsdist import storage
 from wdsdist.errors import DestinationError, IndexFormatError, SourceError, WdsdistError
 from wdsdist.packing.contents import Batch, ShardContents
 from wdsdist.packing.destination import Place
-from wdsdist.packing.payloads import opened, read_all
-from wdsdist.packing.sources.source import LeftOut, OnError, Sample
+from wdsdist.packing.payloads import Sample, opened, read_all
+from wdsdist.packing.sources.source import LeftOut, OnError
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.index import ShardIndex, Stored, checksums
 from wdsdist.shards.manifest import Shard

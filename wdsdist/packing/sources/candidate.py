@@ -1,13 +1,23 @@
-"""One reading of a folder: names and types of its entries, in few bytes, so that no kind of source reads it again."""
+"""Candidates: what was given as a source, and the options and kinds that decide what is made of it.
+
+A folder is read once, into few bytes, so that no kind of source reads it again.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from wdsdist.errors import printable
+from wdsdist import storage
+from wdsdist.errors import ArgumentError, SourceError, printable
+from wdsdist.packing.sources.source import OnError, Source, Stream
+from wdsdist.shards.index import Tolerance
+from wdsdist.shards.tar import AUTO, check_rule
 
 FOLDER, FILE, OTHER = b"dfo"
 LINK = 0x80
@@ -69,3 +79,95 @@ def is_passed_over(folder: bytes) -> bool:
 def shown(path: str | bytes | os.PathLike[str]) -> str:
     """Return a path fit for a message: bytes that are no text, and control characters, are written as escapes."""
     return printable(os.fsencode(path).decode("utf-8", "backslashreplace"))
+
+
+Encode = Callable[..., Mapping[str, Any]]
+"""From an item, or an item and its number, to a sample dict."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """What the caller says about a source, as `wdsdist.pack` has it; ``None`` leaves it to what it looks like."""
+
+    kind: str | None = None
+    key: str = AUTO
+    class_folders: bool | None = None
+    classes: tuple[str, ...] | None = None
+    """The classes that folders may be, in the order of their numbers; by default, the folders that there are."""
+    split: str | None = None
+    columns: Mapping[str, str] | None = None
+    root: str | os.PathLike[str] | None = None
+    allow_outside: bool = False
+    encode: Encode | str | None = None
+    on_error: OnError = "raise"
+    tolerance: Tolerance | None = None
+    """Of WebDataset shards, what ``on_error="skip"`` keeps of damaged ones; by default nothing."""
+    scratch: Path | None = None
+    """Where a source may keep a large temporary file while it is packed; by default, the system's temporary folder."""
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    """Kept out of every message, for they may hold credentials."""
+    allow_elsewhere: bool = False
+
+    def __post_init__(self) -> None:
+        check_rule(self.key)
+        if self.split is not None and (self.split in ("", ".", "..") or "/" in self.split):
+            raise ArgumentError(f"split is {self.split!r}: it must be the name of a folder directly in the source")
+
+    def state(self) -> str:
+        """Return what these options say of how files become samples; as ever, where they say no more than ever."""
+        more = (self.key, self.classes, self.split)
+        return str(self.class_folders) + (f"\0{more}" if more != (AUTO, None, None) else "")
+
+    def given(self) -> list[str]:
+        """Return the names of the options that are for sources of some kinds only and ask for something."""
+        names = ("class_folders", "classes", "split", "columns", "root", "allow_outside", "encode", "tolerance")
+        return [*(["key"] if self.key != AUTO else []), *(name for name in names if getattr(self, name))]
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """What was given as a source, while the kinds are asked whether they know it; a folder is read only once."""
+
+    given: object
+
+    @functools.cached_property
+    def path(self) -> Path | None:
+        """The absolute path that it is, or ``None`` for a URL and for what is no path at all.
+
+        >>> Candidate("/data/train/").path, Candidate("s3://bucket/train").path, Candidate([1, 2]).path
+        (PosixPath('/data/train'), None, None)
+        """
+        if not isinstance(self.given, (str, os.PathLike)):
+            return None
+        location = storage.normalise(self.given)
+        return None if storage.is_remote(location) else Path(location)
+
+    @functools.cached_property
+    def entries(self) -> FolderEntries | None:
+        """What lies directly in the folder, or ``None`` for what is no folder that can be read."""
+        if self.path is None or not self.path.is_dir():
+            return None
+        try:
+            return FolderEntries.of(os.fsencode(self.path))
+        except OSError as error:
+            raise SourceError(
+                f"{shown(self.path)} cannot be listed ({error.strerror}): mend it or move it away"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of source."""
+
+    name: str
+    """As in ``kind=`` and ``--from``."""
+    description: str
+    """Which sources are of this kind, for messages: ``"a folder of files"``."""
+    find: Callable[[Candidate, SourceOptions], Source | Stream | None]
+    """Lists a source of this kind; returns ``None`` for what is none, or does not exist.
+
+    Where ``options.kind`` is set, it is this kind: then a name or a content that proves nothing is no reason for
+    ``None``.
+    """
+    options: frozenset[str] = frozenset()
+    """The fields of `SourceOptions` that it heeds; the others are refused."""

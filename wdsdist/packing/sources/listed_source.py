@@ -15,7 +15,8 @@ import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError, SourceError
-from wdsdist.packing.sources.candidate import shown
+from wdsdist.packing.payloads import Payload, Sample
+from wdsdist.packing.sources.candidate import SourceOptions, shown
 from wdsdist.packing.sources.class_folders import (
     are_image_folders,
     find_classes,
@@ -25,7 +26,7 @@ from wdsdist.packing.sources.class_folders import (
     warn_of_tables,
 )
 from wdsdist.packing.sources.listing import Listing, cut
-from wdsdist.packing.sources.source import Contents, LeftOut, Payload, Sample, Source, SourceOptions
+from wdsdist.packing.sources.source import Contents, LeftOut, Source
 from wdsdist.shards import tar
 
 

@@ -13,11 +13,11 @@ from typing import Any
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.arrow_files import ArrowFile, ArrowTable, readable
-from wdsdist.packing.sources.candidate import FILE, FOLDER, LINK
+from wdsdist.packing.sources.candidate import FILE, FOLDER, LINK, Candidate, SourceOptions
 from wdsdist.packing.sources.columns import Layout, check_columns, choose
 from wdsdist.packing.sources.sample_chunks import ChunkTable, kind_of
 from wdsdist.packing.sources.sample_chunks import Kind as ChunkKind
-from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source, SourceOptions
+from wdsdist.packing.sources.source import Contents, FileStamp, Source
 from wdsdist.packing.sources.table_rows import Finder, RowSamples, TableListing, lies_below
 from wdsdist.packing.sources.text_files import TextTable
 

@@ -18,19 +18,9 @@ import numpy as np
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError, EncodeError, SourceError
+from wdsdist.packing.payloads import FilePayload, Payload, Sample, broken, numbered, payload_size
 from wdsdist.packing.sources.columns import Column, Layout, suffix
-from wdsdist.packing.sources.source import (
-    FilePayload,
-    FileStamp,
-    LeftOut,
-    OnError,
-    Payload,
-    Sample,
-    broken,
-    key_digest,
-    numbered,
-    payload_size,
-)
+from wdsdist.packing.sources.source import FileStamp, LeftOut, OnError, key_digest
 from wdsdist.samples.codecs import encode
 from wdsdist.shards.tar import split_name, stored_size
 

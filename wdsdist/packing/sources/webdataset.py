@@ -33,18 +33,9 @@ from wdsdist.errors import (
     SourceError,
     SourceNotFoundError,
 )
-from wdsdist.packing.sources.source import (
-    BrokenPayload,
-    Candidate,
-    Contents,
-    FilePayload,
-    LeftOut,
-    Payload,
-    Sample,
-    Source,
-    SourceOptions,
-    key_digest,
-)
+from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
+from wdsdist.packing.sources.candidate import Candidate, SourceOptions
+from wdsdist.packing.sources.source import Contents, LeftOut, Source, key_digest
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
 from wdsdist.shards import scan_local as tarindex
