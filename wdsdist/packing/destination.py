@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -32,6 +33,7 @@ from wdsdist.packing.job import VERSION, Job, Record
 from wdsdist.packing.plan import shard_number
 from wdsdist.packing.sources.source import SCRATCH_SUFFIX, LeftOut, OnError
 from wdsdist.shards import index as shardindex
+from wdsdist.shards import index_target
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.manifest import APPEND_RECORD, PACK_RECORD, Manifest
 from wdsdist.shards.tar import is_tar
@@ -59,6 +61,13 @@ class Place:
     location: str
     options: storage.StorageOptions = field(default_factory=storage.StorageOptions, repr=False)
     """For its store; kept out of every message, for they may hold credentials."""
+
+    @classmethod
+    def of(cls, dest: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> Place:
+        """Return the place that a caller names. Raises `ArgumentError` for the name of a tar."""
+        place = cls(storage.normalise(dest), storage.named(storage_options, [os.fspath(dest)]))
+        index_target.refuse_tar_name("dest", place.location)
+        return place
 
     def __str__(self) -> str:
         return storage.shown(self.location)

@@ -26,7 +26,6 @@ from wdsdist.packing.sources.python import Made
 from wdsdist.packing.sources.source import LeftOut, OnError, Source, Stream
 from wdsdist.packing.streaming import write_in_order
 from wdsdist.packing.writer import WrittenShard
-from wdsdist.shards import index_target
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.index import tolerance_of
 from wdsdist.shards.manifest import Manifest
@@ -205,14 +204,12 @@ def pack(
         check_decode=bool(check_decode),
         exclude=excluded.digest if excluded else None,
     )
-    place = Place(storage.normalise(dest), storage.named(storage_options, [os.fspath(dest)]))
-    index_target.refuse_tar_name("dest", place.location)
-    files: dict[str, Any] = {"key": key, "class_folders": class_folders, "split": split, "encode": encode, "kind": kind}
-    table: dict[str, Any] = {"columns": columns, "root": root, "allow_outside": allow_outside}
-    kept = tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None
-    table |= {"on_error": on_error, "tolerance": kept, "allow_elsewhere": allow_elsewhere}
-    about = SourceOptions(classes=None if classes_from is None else known_classes(classes_from), **files, **table)
-    found = _find(source, about, place, excluded, storage_options, source_storage_options)
+    place = Place.of(dest, storage_options)
+    about: dict[str, Any] = {"kind": kind, "key": key, "class_folders": class_folders, "split": split}
+    about |= {"columns": columns, "root": root, "allow_outside": allow_outside, "encode": encode}
+    about |= {"on_error": on_error, "allow_elsewhere": allow_elsewhere, "classes": known_classes(classes_from)}
+    about["tolerance"] = tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None
+    found = _find(source, SourceOptions(**about), place, excluded, storage_options, source_storage_options)
     how = Writing(
         workers=workers, executor=executor, on_error=on_error, progress=progress, overwrite=overwrite, append=append
     )

@@ -63,11 +63,13 @@ def refuse_splits(root: str, folders: list[str]) -> None:
     raise error
 
 
-def known_classes(location: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Return the classes of a packed data set, or of a local folder that holds a folder for each.
+def known_classes(location: str | os.PathLike[str] | None) -> tuple[str, ...] | None:
+    """Return the classes of a packed data set, or of a local folder that holds a folder for each; ``None`` of none.
 
     Raises `ArgumentError` where there are none, and what `wdsdist.open` raises.
     """
+    if location is None:
+        return None
     where = storage.normalise(location)
     if not storage.is_remote(where) and Path(where).is_dir() and not (Path(where) / manifests.FILE_NAME).exists():
         entries = FolderEntries.of(os.fsencode(where))
