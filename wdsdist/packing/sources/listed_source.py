@@ -85,9 +85,6 @@ class Listed:
     """Entries that belong to no sample, counted by what they are."""
     left_out: tuple[LeftOut, ...]
 
-    def __len__(self) -> int:
-        return self.listing.num_samples if self.numbers is None else len(self.numbers)
-
     def source(
         self, kind: str, state: str, samples: Callable[[Taken], Iterable[Sample]], *, of_files: bool = False
     ) -> Source:

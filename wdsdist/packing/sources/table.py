@@ -18,7 +18,7 @@ from wdsdist.packing.sources.columns import Layout, check_columns, choose
 from wdsdist.packing.sources.sample_chunks import ChunkTable, kind_of
 from wdsdist.packing.sources.sample_chunks import Kind as ChunkKind
 from wdsdist.packing.sources.source import Contents, FileStamp, Source
-from wdsdist.packing.sources.table_rows import Finder, RowSamples, TableListing, lies_below
+from wdsdist.packing.sources.table_rows import Finder, RowSamples, TableListing, named_in
 from wdsdist.packing.sources.text_files import TextTable
 
 _SUFFIXES = {
@@ -101,13 +101,13 @@ def find_saved(candidate: Candidate, options: SourceOptions) -> Source | None:
             raise SourceError(f"{path / _DICT} names no splits: is the folder whole?")
         if len(splits) > 1:
             raise SourceError(f"{path} holds the splits {', '.join(splits)}: name one, for instance {path / splits[0]}")
-        path = _inside(path, splits[0], _DICT)
+        path = named_in(path, _DICT, splits[0])
     if not (path / _STATE).is_file():
         return None
     state = _json(path / _STATE)
     files = state.get("_data_files")
     names = [file.get("filename") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
-    paths = [_inside(path, name, _STATE) for name in names if isinstance(name, str)]
+    paths = [named_in(path, _STATE, name) for name in names if isinstance(name, str)]
     if not paths or len(paths) < len(names):
         raise SourceError(f"{path / _STATE} names no data files: is the folder whole?")
     if state.get("_indices_data_files"):
@@ -115,14 +115,6 @@ def find_saved(candidate: Candidate, options: SourceOptions) -> Source | None:
             f"{path} holds a selection of its rows: call flatten_indices() before save_to_disk(), with datasets"
         )
     return _source("hf", path, path, paths, options)
-
-
-def _inside(folder: Path, name: str, note: str) -> Path:
-    """Return what a note of a folder names, which must be in it: ``save_to_disk`` names nothing else."""
-    path = os.path.normpath(folder / name)
-    if not lies_below(str(folder), path):
-        raise SourceError(f"{folder / note} names {name!r:.300}, which lies outside its folder: save the data set anew")
-    return Path(path)
 
 
 def _in_folder(candidate: Candidate, suffixes: tuple[str, ...], *, forced: bool) -> list[Path]:

@@ -186,6 +186,17 @@ def lies_below(folder: str, path: str) -> bool:
     return path.startswith(f"{folder.rstrip('/')}/")
 
 
+def named_in(folder: Path, note: str, name: str) -> Path:
+    """Return what a note of a folder names, such as its index, which may be in that folder only.
+
+    Raises `SourceError` for what lies outside.
+    """
+    path = os.path.normpath(folder / name)
+    if not lies_below(str(folder), path):
+        raise SourceError(f"{folder / note} names {name!r:.300}, which lies outside its folder: fetch the folder again")
+    return Path(path)
+
+
 class _RowError(Exception):
     """What is wrong with a row; where it stands is added by who knows."""
 
