@@ -20,8 +20,8 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.orientation import UPRIGHT
 from wdsdist._util.pools import apart
 from wdsdist.errors import ArgumentError, DecodeError, SourceError
-from wdsdist.packing.reading import whole
-from wdsdist.packing.sources.source import BrokenPayload, Payload, Sample, Source, sample_size
+from wdsdist.packing.payloads import BrokenPayload, Payload, Sample, sample_size, whole
+from wdsdist.packing.sources.source import Source
 from wdsdist.samples.codecs import encode
 from wdsdist.samples.fields import IMAGE_TYPES
 from wdsdist.samples.images.decode import Pixels, converted, decode_rgb
