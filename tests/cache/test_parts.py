@@ -173,7 +173,7 @@ def test_the_first_batch_does_not_wait_for_its_shards(
 def test_of_shards_that_are_coming_only_the_first_batch_takes_parts(remote: Manifest, tmp_path: Path) -> None:
     cache, needs = ShardCache(tmp_path / "cache"), PartNeeds(lambda _: np.arange(2))
     cache.expect([Need(copy_key(remote, number), number) for number in range(SHARDS)])
-    cache.when_asked(lambda: None)
+    cache.first_batch()
     with closing(cache.pin_parts(remote, {0: needs})[0]):
         assert cache.pin_parts(remote, {1: needs}) == {}
 
@@ -193,6 +193,16 @@ def test_an_epoch_moves_each_byte_and_each_index_once(
     sizes = {path: len(content) for path, content in store.files.items() if path.endswith(".tar")}
     moved = sum((one.stop or sizes[one.path]) - (one.start or 0) for one in store.requests if one.path in sizes)
     assert sum(sizes.values()) <= moved <= 1.02 * sum(sizes.values())
+    first = [divmod(int(key) + 0.5, SAMPLES) for key in taken[0]["__key__"]]
+    middles = [(f"train/{int(shard):02}.tar", sample * sizes["train/00.tar"] / SAMPLES) for shard, sample in first]
+    are_first = [
+        len(part := range(one.start or 0, one.stop or sizes[one.path])) < SAMPLES // 2 * SIZE
+        and any(one.path == path and int(middle) in part for path, middle in middles)
+        for one in store.requests
+        if one.path in sizes
+    ]
+    assert are_first[0]
+    assert are_first == sorted(are_first, reverse=True)  # nothing is fetched ahead before
     assert dataset.cache.bytes_fetched == moved
     indexes = [path for path in store.paths("read") if path.endswith("index")]
     assert sorted(indexes) == [f"train/{shard:02}.tar.wdsindex" for shard in range(SHARDS)]
