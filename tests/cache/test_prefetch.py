@@ -53,7 +53,9 @@ def prefetching(remote: Manifest) -> Iterator[Callable[..., tuple[Prefetch, Fetc
     "ask", [lambda cache, remote: cache.pin_parts(remote, {}), lambda cache, remote: cache.pin(remote, 0).close()]
 )
 def test_prefetch_begins_once_the_first_batch_has_its_parts_or_waits_for_whole_shards(
-    prefetching: Callable[..., tuple[Prefetch, Fetches]], remote: Manifest, ask: Callable[[ShardCache, Manifest], object]
+    prefetching: Callable[..., tuple[Prefetch, Fetches]],
+    remote: Manifest,
+    ask: Callable[[ShardCache, Manifest], object],
 ) -> None:
     prefetch, cache = prefetching()
     prefetch.reach(0)
