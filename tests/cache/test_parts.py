@@ -440,10 +440,10 @@ def test_what_one_job_is_fetching_another_waits_for(
     stall, claims, both = Fault("train/00.tar", "stall"), count(1), threading.Event()
     claimed = PinnedPart.claimed
 
-    def watched(part: PinnedPart, ranges: Int64s) -> AbstractContextManager[Int64s]:
+    def watched(part: PinnedPart, places: Int64s, *, gap: int) -> AbstractContextManager[Int64s]:
         if next(claims) == 3:  # the second job's second look
             both.set()
-        return claimed(part, ranges)
+        return claimed(part, places, gap=gap)
 
     monkeypatch.setattr(PinnedPart, "claimed", watched)
     store.plant(stall)
@@ -453,6 +453,39 @@ def test_what_one_job_is_fetching_another_waits_for(
         store.heal()
         assert all(is_right(one.result()) for one in running)
     assert store.paths("read").count("train/00.tar") == 1
+
+
+def samples_of(*numbers: int) -> PartNeeds:
+    """What a reader needs that needs some samples of a shard, of two members each."""
+    return PartNeeds(lambda _: np.array([member for number in numbers for member in (2 * number, 2 * number + 1)]))
+
+
+def test_samples_that_come_between_those_that_are_needed_are_there_too(
+    remote: Manifest, store: MemoryStore, tmp_path: Path
+) -> None:
+    with closing(ShardCache(tmp_path / "cache").pin_parts(remote, {0: samples_of(0, 1, 2, 3, 5, 6, 7, 8)})[0]) as part:
+        assert store.paths("read").count("train/00.tar") == 1
+        assert part.has(np.arange(18))
+        assert not part.has(np.arange(18, 20))
+
+
+def test_samples_that_nobody_fetches_do_not_wait_for_others_in_the_same_range(
+    remote: Manifest, store: MemoryStore, tmp_path: Path
+) -> None:
+    caches = [ShardCache(tmp_path / "cache") for _ in range(2)]
+    theirs, ours = Fault("train/00.tar", "stall", times=1), Fault("train/00.tar", "stall")
+    store.plant(theirs, ours)
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(caches[0].pin_parts, remote, {0: samples_of(0, 1, 2, 3)})]
+        try:
+            assert theirs.reached.wait(60)
+            running.append(pool.submit(caches[1].pin_parts, remote, {0: samples_of(3, 5, 6, 7, 8)}))
+            assert ours.reached.wait(10)
+        finally:
+            store.heal()
+        for one in running:
+            one.result()[0].close()
+    assert store.paths("read").count("train/00.tar") == 2
 
 
 def test_parts_of_before_the_last_boot_are_fetched_again(
