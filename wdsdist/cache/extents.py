@@ -23,7 +23,7 @@ from wdsdist.cache.locks import LockableFile
 from wdsdist.storage import LinkSpeed
 
 _HEADER_BYTES = 256
-_SMALL_GAP = 4096
+SMALL_GAP = 4096
 """Bytes between two ranges that are fetched with them in any case."""
 _LARGE_GAP = 1 << 20
 """Bytes that a connection carries in the time of a round trip, where none was measured: 20 ms at 50 MB/s."""
@@ -106,7 +106,7 @@ def coalesced(ranges: Int64s, *, gap: int = _LARGE_GAP, excess: float = _EXCESS)
 
     def chosen(gaps: Int64s) -> npt.NDArray[np.bool_]:
         by_size = np.argsort(gaps, kind="stable")
-        larger = np.where(gaps[by_size] > _SMALL_GAP, gaps[by_size], 0)
+        larger = np.where(gaps[by_size] > SMALL_GAP, gaps[by_size], 0)
         fits = np.cumsum(larger) <= excess * int((ranges[:, 1] - ranges[:, 0]).sum())
         found = np.zeros(len(gaps), np.bool_)
         found[by_size] = fits & (gaps[by_size] <= gap)

@@ -34,7 +34,7 @@ _PIECE = 4 << 20
 """Bytes that are read at once of a local shard."""
 
 _AGAIN = 0.05
-"""Share of a range that may come twice, to spare requests: small extents between what is missing."""
+"""Share of a range that may come twice in any case, to spare requests: small extents between what is missing."""
 
 _log = logging.getLogger("wdsdist")
 
@@ -184,7 +184,9 @@ def _take_extents(request: ShardRequest, wanted: range) -> list[range]:
         extents = stack.enter_context(contextlib.closing(ExtentMap(paths.extents)))
         is_there = sparse.lock(alone=False) and sparse.is_at(paths.sparse)
         if is_there and extents.is_of(identity(request.listed_size, request.listed.sha256)):
-            left = coalesced(without(everything, extents.extents()), excess=_AGAIN)
+            # As much may come twice as comes in the time of one more request.
+            excess = max(_AGAIN, storage.link_speed(request.location).bytes_in_delay / len(wanted))
+            left = coalesced(without(everything, extents.extents()), excess=excess)
             copy_ranges(sparse.fileno(), paths.part, without(everything, left))
             return [range(*one) for one in left.tolist()]
     return [wanted]

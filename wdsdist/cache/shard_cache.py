@@ -7,6 +7,7 @@ import enum
 import errno
 import functools
 import shutil
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -106,7 +107,8 @@ class ShardCache:
         """Time that `pin` waited for shards that were not in the cache."""
 
         self._when_fetched: Callable[[], None] = lambda: None
-        self._when_asked: Callable[[], None] | None = None
+        self._first_batch = threading.Event()
+        self._first_batch.set()
 
     def counters(self) -> Counters:
         """Return the cache counters of this process."""
@@ -116,17 +118,14 @@ class ShardCache:
         """Set a callback, called from any thread after each fetch, before other processes can read the shard."""
         self._when_fetched = when_fetched
 
-    def when_asked(self, begin: Callable[[], None]) -> None:
-        """Set a callback, called once when a batch has got the parts that it needs, or waits for whole shards.
+    def first_batch(self) -> threading.Event:
+        """Return an event that is set once the next batch has got the parts that it needs, or waits for whole shards.
 
-        All of the shards that the first batch needs are fetched from then on: so none of its bytes comes twice.
+        Until then nothing is to be fetched ahead: it would take link and cores from the batch, and bytes of its shards
+        would come twice.
         """
-        self._when_asked = begin
-
-    def _asked(self) -> None:
-        begin, self._when_asked = self._when_asked, None
-        if begin is not None:
-            begin()
+        self._first_batch = threading.Event()
+        return self._first_batch
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process joins on its own, and counts on its own.
@@ -176,7 +175,7 @@ class ShardCache:
             keys = {copy_key(manifest, one) for one in (number, *batch)}
             self._check_limit(sum(max(0, int(manifest.read_sizes[one])) for one in {number, *batch}), len(keys))
             began = time.monotonic()
-            self._asked()
+            self._first_batch.set()
             try:
                 with self._urgency.waiting(keys):
                     return self._obtain(request, keys, let_go, anew=anew)
@@ -223,10 +222,10 @@ class ShardCache:
                 return {}
             keys = {copy_key(manifest, number) for number in (*wanted, *batch)}
             with self._clear_errors(f"parts of {len(wanted)} shards"), self._urgency.waiting():
-                return self._parts.pin(wanted, keys, is_first=self._when_asked is not None)
+                return self._parts.pin(wanted, keys, is_first=not self._first_batch.is_set())
         finally:
             self.seconds_waited += time.monotonic() - began
-            self._asked()
+            self._first_batch.set()
             if not batch:
                 self.rest()
 

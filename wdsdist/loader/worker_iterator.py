@@ -262,5 +262,5 @@ def fetch_ahead(order_config: OrderConfig, *of: Any, planned: PlannedEpoch | Non
     first = WorkerIterator(order_config, *of, worker=0, num_workers=1, planned=planned)
     prefetch = first.prefetching(first.uses())
     prefetch.reach(0)
-    prefetch.release()
+    prefetch.begin()
     return prefetch
