@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 import secrets
 import subprocess
@@ -18,7 +17,6 @@ from wdsdist import storage
 from wdsdist.errors import ShardNotFoundError, StorageError
 from wdsdist.storage import Connections, Deadline, RequestPolicy, use_policy
 from wdsdist.storage.memory import Fault, MemoryStore
-from wdsdist.storage.pieces import in_thread
 from wdsdist.storage.retry import Attempts, FinalError, PassingError, mapped
 
 
@@ -92,8 +90,6 @@ def test_credentials_and_signatures_stay_out_of_messages_and_tracebacks(store: M
 def test_what_a_blocked_back_end_gives_too_late_is_not_written(tmp_path: Path) -> None:
     late = Fault("a.tar", "stall", times=1)  # the first request; the second, which repeats it, is answered
     other_part = Fault("a.tar", "stall", after=1)
-    for idle in [one for one in threading.enumerate() if one.name == "wdsdist-storage"]:
-        idle.join()
     before = set(threading.enumerate())
     store = MemoryStore({"a.tar": b"content"}, is_blocking=True)
     store.plant(late, other_part)
@@ -112,13 +108,6 @@ def test_what_a_blocked_back_end_gives_too_late_is_not_written(tmp_path: Path) -
         other_part.release()
         assert fetching.result().retries
     assert (tmp_path / "a.tar").read_bytes() == b"content"
-
-
-def test_calls_one_after_another_share_threads() -> None:
-    async def calls() -> list[int]:
-        return [await in_thread(threading.get_ident) for _ in range(100)]
-
-    assert len(set(asyncio.run(calls()))) < 100
 
 
 def test_a_blocked_back_end_keeps_no_process_from_ending() -> None:
