@@ -36,6 +36,7 @@ from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import checksums
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage import RequestPolicy, use_policy
+from wdsdist.storage.link_speed import note_speed
 from wdsdist.storage.memory import Fault, MemoryStore
 
 SHARDS, SAMPLES, SIZE = 3, 40, 40_000
@@ -467,6 +468,19 @@ def test_samples_that_come_between_those_that_are_needed_are_there_too(
         assert store.paths("read").count("train/00.tar") == 1
         assert part.has(np.arange(18))
         assert not part.has(np.arange(18, 20))
+
+
+@pytest.mark.parametrize(("rate", "requests"), [(1e6, 3), (90e6, 1)])
+def test_a_whole_fetch_takes_what_is_there_unless_to_fetch_it_again_is_faster_than_more_requests(
+    store: MemoryStore, tmp_path: Path, rate: float, requests: int
+) -> None:
+    with MemoryStore(store.files) as far:
+        note_speed(far.url, delay=0.02, size=1 << 20, seconds=(1 << 20) / rate)
+        remote, cache = wdsdist.open(f"{far.url}/train"), ShardCache(tmp_path / "cache")
+        cache.pin_parts(remote, {0: samples_of(5, 20, 30)})[0].close()
+        far.requests.clear()
+        cache.pin(remote, 0).close()
+        assert far.paths("read").count("train/00.tar") == requests
 
 
 def test_samples_that_nobody_fetches_do_not_wait_for_others_in_the_same_range(

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -23,8 +21,6 @@ from wdsdist.storage.retry import NoRangesError
 from wdsdist.storage.urls import shown
 
 T = TypeVar("T")
-_LONGEST_IDLE = 0.5
-"""Seconds after which a thread that has nothing to do ends."""
 _PIECE = 1 << 20  # bytes at most; what has arrived is given at once
 
 
@@ -141,35 +137,5 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
         with contextlib.suppress(RuntimeError):  # the loop has been closed
             loop.call_soon_threadsafe(deliver, *outcome)
 
-    _start(work)
+    threading.Thread(target=work, name="wdsdist-storage", daemon=True).start()
     return await future
-
-
-_idle: list[queue.SimpleQueue[Callable[[], None]]] = []
-"""What threads of this process that have nothing to do wait for: to start one takes a third of a small range's CPU."""
-os.register_at_fork(after_in_child=_idle.clear)
-
-
-def _start(work: Callable[[], None]) -> None:
-    """Start a function that raises nothing, in an idle thread or a new one."""
-    try:
-        _idle.pop().put(work)
-    except IndexError:
-        threading.Thread(target=_serve, args=(work,), name="wdsdist-storage", daemon=True).start()
-
-
-def _serve(work: Callable[[], None]) -> None:
-    works: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    while True:
-        work()
-        del work  # what it refers to must not live until there is other work
-        _idle.append(works)
-        try:
-            work = works.get(timeout=_LONGEST_IDLE)
-        except queue.Empty:
-            try:
-                _idle.remove(works)
-            except ValueError:  # somebody has taken it, and puts work there now
-                work = works.get()
-            else:
-                return
