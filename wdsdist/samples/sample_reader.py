@@ -173,15 +173,10 @@ class SampleReader:
         With ``deferred``, tensors may come as `Stacked` pieces, and columns as views of the shards until `release`.
         """
         self._places, self._bad = 0, {}
+        self._mark = None if padding is None else False
         opened = self._open(np.unique(shards).tolist(), lambda number: samples[shards == number])
-        seeds = self._seeds(shards, samples, epochs)
         try:
-            stored = _stored(shards, samples, opened)
-            told = [None] * len(shards) if padding is None else padding.tolist()
-            parts = self._reader.parts(shards, samples)
-            self._mark = None if padding is None else False
-            of_rows = [opened[number] for number in shards.tolist()]
-            rows = list(zip(of_rows, stored.tolist(), seeds, told, parts, strict=True))
+            rows = self._rows(opened, shards, samples, epochs, padding)
             if (
                 collate_fn is None
                 and not self._reader.has_parts
@@ -331,11 +326,27 @@ class SampleReader:
             usual = self._usual[opened.number] = usual_kinds(found)
         return usual
 
-    def _seeds(self, shards: Int64s, samples: Int64s, epochs: Int64s) -> list[int]:
-        if not self._needs_seeds:
-            return [0] * len(shards)
-        keys = mix_keys(mix_key(self._seed), epochs, _AUGMENTATION, shards, samples)
-        return [key >> 1 for key in keys.tolist()]
+    def _rows(
+        self,
+        opened: Mapping[int, OpenedShard],
+        shards: Int64s,
+        samples: Int64s,
+        epochs: Int64s,
+        padding: npt.NDArray[np.bool_] | None,
+    ) -> list[Row]:
+        """Return the samples of a batch by their numbers in the shards: in a view, those of chosen ones differ."""
+        chosen = {number: one.shard.picks for number, one in opened.items() if one.shard.picks is not None}
+        stored = samples.copy() if chosen else samples
+        for number, picks in chosen.items():
+            of_shard = shards == number
+            stored[of_shard] = picks[samples[of_shard]]
+        seeds = [0] * len(shards)
+        if self._needs_seeds:
+            keys = mix_keys(mix_key(self._seed), epochs, _AUGMENTATION, shards, samples)
+            seeds = [key >> 1 for key in keys.tolist()]
+        of_rows = [opened[number] for number in shards.tolist()]
+        told = [None] * len(shards) if padding is None else padding.tolist()
+        return list(zip(of_rows, stored.tolist(), seeds, told, self._reader.parts(shards, samples), strict=True))
 
     def _columns(self, rows: list[Row], deferred: bool) -> Batch:
         """Collect members by field, with no dict for each sample, then build each column."""
@@ -370,18 +381,6 @@ class SampleReader:
                 is_optional=field in self._optional,
             )
         return batch
-
-
-def _stored(shards: Int64s, samples: Int64s, opened: Mapping[int, OpenedShard]) -> Int64s:
-    """Return where the samples of a batch lie in their shards: in a view, the numbers of chosen ones differ."""
-    chosen = {number: one.shard.picks for number, one in opened.items() if one.shard.picks is not None}
-    if not chosen:
-        return samples
-    stored = samples.copy()
-    for number, picks in chosen.items():
-        of_shard = shards == number
-        stored[of_shard] = picks[samples[of_shard]]
-    return stored
 
 
 def _unusual(field: str) -> SampleError:
