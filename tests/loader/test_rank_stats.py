@@ -35,6 +35,11 @@ def stats(waited: float, **more: Any) -> LoaderStats:
             "it fetches nothing, so its disk or CPU is slow",
         ),
         (
+            [stats(2, bytes_fetched=2e9), stats(30, bytes_fetched=2e9)],  # parts of shards
+            "rank 1 of 2 is the slowest: it waited 30.0 s (50 %) for data, the others 2.0 s; "
+            "it fetches no more than others, so its network, disk or CPU is slow",
+        ),
+        (
             [stats(2, shards_fetched=1, bytes_fetched=9), stats(30, shards_fetched=1, bytes_fetched=9)],
             "rank 1 of 2 is the slowest: it waited 30.0 s (50 %) for data, the others 2.0 s; "
             "it fetches no more than others, so its network, disk or CPU is slow",

@@ -55,6 +55,12 @@ def play(loader: StreamingDataLoader) -> LoaderStats:
     return loader.stats()
 
 
+def test_bytes_of_parts_of_shards_are_told() -> None:
+    assert str(LoaderStats(bytes_fetched=359_000)).endswith(
+        "for data, parts of shards fetched (359 kB, 0 retries), 0 from the cache"
+    )
+
+
 def from_the_cache(stats: LoaderStats) -> Counters:
     return Counters(stats.cache_hits, stats.shards_fetched, stats.bytes_fetched, stats.retries)
 

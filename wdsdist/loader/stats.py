@@ -57,9 +57,9 @@ retries), 88 from the cache
     cache_hits: int = 0
     """Times that a worker opened a remote shard which was in the cache by then, fetched ahead or long before."""
     shards_fetched: int = 0
-    """Remote shards that this rank fetched into the cache."""
+    """Remote shards that this rank fetched into the cache, all of each."""
     bytes_fetched: int = 0
-    """Bytes of those."""
+    """Bytes of those, and of parts of shards."""
     retries: int = 0
     """Requests to the store that had failed and were made again."""
     epoch_share: float = 0.0
@@ -97,9 +97,10 @@ retries), 88 from the cache
         )
         if self.bad_samples:
             text += f", {self.bad_samples:,} bad samples replaced"
-        if self.cache_hits or self.shards_fetched or self.retries:  # none of them where shards are local
+        if self.cache_hits or self.bytes_fetched or self.retries:  # none of them where shards are local
+            count = f"{self.shards_fetched:,}" if self.shards_fetched or not self.bytes_fetched else "parts of"
             text += (
-                f", {self.shards_fetched:,} shards fetched ({decimal(self.bytes_fetched)}, {self.retries:,} retries), "
+                f", {count} shards fetched ({decimal(self.bytes_fetched)}, {self.retries:,} retries), "
                 f"{self.cache_hits:,} from the cache"
             )
         return text
