@@ -212,7 +212,7 @@ def test_what_comes_next_is_fetched_while_nothing_is_asked_for(store: web.Web, t
     prefetch = Prefetch(cache, manifest, iter(uses), room=750_000)
     try:
         prefetch.reach(0)
-        prefetch.release()
+        prefetch.begin()
         wait_for(lambda: set(fetched(store)) == {"003.tar", "004.tar", "005.tar"})
         prefetch.reach(10)  # the first window is left behind: there is room for the next one
         wait_for(lambda: fetched(store)["006.tar"] == 1)
