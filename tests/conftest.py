@@ -30,7 +30,11 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> str:
         folder, owner = folder.parent, os.getppid()
     with FileLock(folder / "s3.lock"):
         if not (folder / "s3.txt").exists():
-            _SERVERS.append(subprocess.Popen(command("s3_server", owner), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True))
+            _SERVERS.append(
+                subprocess.Popen(
+                    command("s3_server", owner), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+                )
+            )
             assert _SERVERS[0].stdout is not None
             (folder / "s3.txt").write_text(_SERVERS[0].stdout.readline().strip())
         return (folder / "s3.txt").read_text()
