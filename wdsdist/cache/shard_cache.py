@@ -68,6 +68,7 @@ class Counters(NamedTuple):
     shards_fetched: int = 0
     """Remote shards fetched, ahead of time or when needed."""
     bytes_fetched: int = 0
+    """Of these shards, and of parts of others."""
     retries: int = 0
     """Requests to the store that were retried after a failure."""
 

@@ -185,9 +185,9 @@ def _reasons(slow: LoaderStats, others: list[LoaderStats]) -> Iterator[str]:
         if getattr(slow, name) > max(_FEW, 2 * usual(name)):
             count += 1
             yield f"{getattr(slow, name):,} {text}, of others {usual(name):,.0f}"
-    if slow.shards_fetched and slow.bytes_fetched > _ALIKE * usual("bytes_fetched"):
+    if slow.bytes_fetched > _ALIKE * usual("bytes_fetched"):
         count += 1
         yield f"it fetched {decimal(slow.bytes_fetched)}, others {decimal(usual('bytes_fetched'))}"
     if not count:
-        fetches = "fetches no more than others, so its network, " if slow.shards_fetched else "fetches nothing, so its "
+        fetches = "fetches no more than others, so its network, " if slow.bytes_fetched else "fetches nothing, so its "
         yield f"it {fetches}disk or CPU is slow"
