@@ -9,6 +9,7 @@ DATA ?= examples/data
 BIN := .venv/bin
 PACKAGE := .venv/.package
 INSTALLED := .venv/.installed
+COMPILED := .venv/.compiled
 PEERS := .venv-peers/.installed
 WRITERS := .venv-docs/.installed
 BENCH_ARGS ?=
@@ -40,7 +41,7 @@ types: $(INSTALLED)
 	@echo "== types"
 	@$(BIN)/mypy
 
-check: $(INSTALLED)
+check: $(COMPILED)
 	@echo "== layers, doctests and tests"
 	@$(BIN)/python -m pytest --numprocesses auto --dist worksteal --costliest 10
 
@@ -98,6 +99,13 @@ $(PACKAGE): pyproject.toml constraints.txt
 $(INSTALLED): $(PACKAGE)
 	@echo "== adding what the tests need to .venv (once): frameworks, stores and tools, a download of some 500 MB"
 	@$(PIP) --editable ".[dev]"
+	@touch $@
+
+# By one process: the test processes and their fork servers, which start at once, would compile all of it several times.
+$(COMPILED): $(INSTALLED)
+	@echo "== compiling the tests and what they import (once)"
+	@$(BIN)/python -c 'import importlib, pytest; pytest.main(["--collect-only", "-qq"]); \
+	    from tests.support.forked import PRELOADED; list(map(importlib.import_module, PRELOADED))' > /dev/null
 	@touch $@
 
 clean:

@@ -13,9 +13,6 @@ from filelock import FileLock
 from tests.support.programs import command
 from wdsdist.storage import compression
 
-_SERVERS: list[subprocess.Popen[str]] = []
-"""Those that go on after the tests of this process."""
-
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -30,13 +27,11 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> str:
         folder, owner = folder.parent, os.getppid()
     with FileLock(folder / "s3.lock"):
         if not (folder / "s3.txt").exists():
-            _SERVERS.append(
-                subprocess.Popen(
-                    command("s3_server", owner), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-                )
-            )
-            assert _SERVERS[0].stdout is not None
-            (folder / "s3.txt").write_text(_SERVERS[0].stdout.readline().strip())
+            # Left to itself by a shell: it goes on after the tests of this process.
+            start = ["sh", "-c", '"$@" 2>/dev/null &', "sh", *command("s3_server", owner)]
+            with subprocess.Popen(start, stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout is not None
+                (folder / "s3.txt").write_text(process.stdout.readline().strip())
         return (folder / "s3.txt").read_text()
 
 

@@ -32,6 +32,8 @@ SHARDS, PER_SHARD = 4, 40
 
 # A worker that is spawned imports torch, for seconds of a core.
 STARTED = ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
+PAIRS = {("fork", None, True), ("fork", True, False), ("forkserver", None, False), ("forkserver", True, True)}
+"""How workers start, what is decoded, and whether they persist: any two of these come together in each way."""
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +77,8 @@ def make_loader(shards: Path, workers: int, *, decode: Any = None, **more: Any) 
 @pytest.mark.parametrize(
     ("context", "decode", "persistent"),
     [
-        *itertools.product(["fork", "forkserver"], [None, True], [True, False]),
-        pytest.param("spawn", True, True, marks=pytest.mark.slow),
+        pytest.param(*options, marks=[] if options in PAIRS else [pytest.mark.slow])
+        for options in [*itertools.product(["fork", "forkserver"], [None, True], [True, False]), ("spawn", True, True)]
     ],
 )
 def test_batches_that_are_all_kept_for_two_epochs_are_what_they_were(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import select
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.programs import command
+from tests.support import forked
+from tests.support.programs import PROGRAMS
 
 SOON = 60.0
 """Seconds: far below the time for which a shard is waited for, far above what a busy machine takes to end a process."""
@@ -27,14 +27,15 @@ def test_they_end_with_the_one_that_started_them(shards: Path, tmp_path: Path, w
     for name in ("hanging", "gate"):
         os.mkfifo(tmp_path / name)
     gate = os.open(tmp_path / "gate", os.O_RDWR)
-    rank = subprocess.Popen(command("hanging_workers", shards, when, method, tmp_path))
+    streams = {"stdout": os.devnull, "stderr": str(tmp_path / "stderr")}
+    rank = forked.start(PROGRAMS / "hanging_workers.py", shards, when, method, tmp_path, **streams)
     numbers: list[int] = []
     while len(numbers) < 2:
         numbers += [int(line) for line in (tmp_path / "hanging").read_text().split()]
     workers = [os.pidfd_open(number) for number in numbers]
     try:
         rank.kill()
-        rank.wait()
+        rank.join()
         if when == "as they start":  # and have not looked yet who their parent is
             os.write(gate, b"12")
         for worker in workers:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import subprocess
-import sys
 import tempfile
 import threading
 import warnings
@@ -18,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wdsdist
-from tests.support import made
+from tests.support import forked, made
 from tests.support.programs import command
 from wdsdist.errors import ArgumentError, DestinationExistsError, SourceError
 from wdsdist.packing import PackProgress, pack
@@ -198,9 +197,7 @@ class TestADataSet:
             "packed('/beside')\n"
             "end.set()\n"
         )
-        done = subprocess.run(
-            [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=580, check=False
-        )
+        done = forked.run(script, tmp_path)
         assert done.stdout == "40\n40\n", done.stderr
         alone, beside = done.stderr.split("and beside a thread")
         assert "defined in the script itself" not in alone

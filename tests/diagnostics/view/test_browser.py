@@ -1,11 +1,17 @@
-"""The page in a real browser: what people see and press, and that nothing in the data runs."""
+"""The page in a real browser: what people see and press, and that nothing in the data runs.
+
+All of Playwright runs in one thread apart. It switches between stacks, on which Python 3.11 cannot parse the source of
+a test that fails; pytest, which does so to show it, would end the whole run with an internal error.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +34,28 @@ pytestmark = [
 ]
 
 
+_THREAD = ThreadPoolExecutor(1)
+
+
+def apart(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test in the thread of Playwright."""
+
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        _THREAD.submit(test, **fixtures).result()
+
+    return run
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as started:
-        found = started.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS, timeout=0)
-        yield found
-        found.close()
+    started = _THREAD.submit(playwright.sync_playwright().start).result()
+    options = {"executable_path": CHROMIUM, "headless": True, "args": FLAGS, "timeout": 0}
+    found = _THREAD.submit(started.chromium.launch, **options).result()
+    yield found
+    _THREAD.submit(found.close).result()
+    _THREAD.submit(started.stop).result()
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +85,19 @@ def serve() -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any) -> Iterator[Any]:
+    found = _THREAD.submit(new_page, browser).result()
+    yield found
+    _THREAD.submit(found.context.close).result()
+
+
+def new_page(browser: Any) -> Any:
     context = browser.new_context(viewport={"width": 1200, "height": 800})
     context.set_default_timeout(180_000)
     found = context.new_page()
     found.problems = []
     found.on("pageerror", lambda error: found.problems.append(str(error)))
     found.on("dialog", lambda dialog: found.problems.append("a dialog"))
-    yield found
-    context.close()
+    return found
 
 
 def browser_error() -> type[Exception]:
@@ -80,6 +106,7 @@ def browser_error() -> type[Exception]:
     return Error
 
 
+@apart
 def test_people_look_search_choose_and_step(page: Any, serve: Any, data: Manifest, tmp_path: Path) -> None:
     url = serve(data, save_to=tmp_path)
     page.goto(url)
@@ -112,6 +139,7 @@ def test_people_look_search_choose_and_step(page: Any, serve: Any, data: Manifes
     assert page.problems == []
 
 
+@apart
 def test_an_epoch_is_hovered_and_its_batch_opened(page: Any, serve: Any, data: Manifest) -> None:
     page.goto(f"{serve(data)}#/epoch?ranks=2&batch_size=3")
     page.wait_for_selector(".plan canvas")
@@ -123,6 +151,7 @@ def test_an_epoch_is_hovered_and_its_batch_opened(page: Any, serve: Any, data: M
     assert page.problems == []
 
 
+@apart
 def test_nothing_in_hostile_data_runs_or_leaves(page: Any, serve: Any, hostile: Manifest) -> None:
     url = serve(hostile)
     asked: list[str] = []
@@ -155,6 +184,7 @@ def test_nothing_in_hostile_data_runs_or_leaves(page: Any, serve: Any, hostile: 
     assert page.problems == []
 
 
+@apart
 def test_the_page_fits_a_phone(page: Any, serve: Any, data: Manifest) -> None:
     page.set_viewport_size({"width": 390, "height": 800})
     url = serve(data)

@@ -6,6 +6,7 @@ import importlib
 import sys
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,8 +122,12 @@ def test_what_would_lose_samples_is_refused(ranks: Ranks, shards: Path, tmp_path
         assert "LoaderStateError: the checkpoint holds no position of the loader" in told["foreign"]
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("missing", ["accelerate.utils", "transformers"])
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    stand_in = SimpleNamespace(find_batch_size=None, slice_tensors=None)  # importing Accelerate takes seconds
+    monkeypatch.setitem(sys.modules, "accelerate.utils", stand_in)
+    monkeypatch.setitem(sys.modules, "accelerate", SimpleNamespace(utils=stand_in))
     monkeypatch.delitem(sys.modules, "wdsdist.integrations.transformers", raising=False)
-    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ImportError, match=r'pip install "wdsdist\[transformers\]"'):
         importlib.import_module("wdsdist.integrations.transformers")

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 
 import wdsdist
 from tests.integrations.projects.conftest import Adapter
@@ -82,6 +81,8 @@ def test_labels_are_the_next_tokens_of_each_document(loader_class: type[Any], do
 def test_an_epoch_is_finite_alike_on_all_ranks_and_resumes_from_a_distributed_checkpoint(
     loader_class: type[Any], documents: Path, resumed: int, tmp_path: Path
 ) -> None:
+    from torch.distributed import checkpoint as dcp
+
     loaders = make(loader_class, documents, 2)
     iterators: list[Iterator[Batch]] = [iter(loader) for loader in loaders]
     before = [next(iterator) for _ in range(5) for iterator in iterators]
