@@ -214,7 +214,7 @@ def test_little_shared_memory_is_no_matter_but_where_it_is_the_only_kind_and_the
     shards: Path,
 ) -> None:
     inner = f"mount -t tmpfs -o size=160k none /dev/shm && exec {shlex.join(command('little_shared_memory', shards))}"
-    done = subprocess.run(["unshare", "--mount", "sh", "-c", inner], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", inner], capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stderr
     anonymous, only_kind, pipes = done.stdout.splitlines()
     loader = StreamingDataLoader(StreamingDataset(shards), 40, num_workers=0)

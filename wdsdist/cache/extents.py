@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.cache import folders, stamps
+from wdsdist._util.host import boot
+from wdsdist.cache import folders
 from wdsdist.cache.locks import LockableFile
 from wdsdist.storage import LinkSpeed
 
@@ -51,12 +52,12 @@ class ExtentMap:
     @staticmethod
     def create(path: Path, shard: str) -> None:
         """Write the map of a copy without an extent, of a shard that a text identifies."""
-        folders.write(path, f"{shard} {stamps.boot()}\n".encode().ljust(_HEADER_BYTES, b"\0"))
+        folders.write(path, f"{shard} {boot()}\n".encode().ljust(_HEADER_BYTES, b"\0"))
 
     def is_of(self, shard: str) -> bool:
         """Return whether this is the map of a shard, begun since the system was started."""
         header = os.pread(self._file.fileno(), _HEADER_BYTES, 0)
-        return header == f"{shard} {stamps.boot()}\n".encode().ljust(_HEADER_BYTES, b"\0")
+        return header == f"{shard} {boot()}\n".encode().ljust(_HEADER_BYTES, b"\0")
 
     def extents(self) -> Int64s:
         """Return what is there, as all processes have recorded it: int64 [n, 2], sorted starts and stops."""
@@ -160,6 +161,15 @@ def without(ranges: Int64s, others: Int64s) -> Int64s:
     points = np.unique(np.concatenate((ranges, others)))
     pieces = np.stack((points[:-1], points[1:]), axis=1)
     return merged(pieces[covered(pieces, ranges) & ~covered(pieces, others)])
+
+
+def copy_ranges(source: int, target: Path, ranges: Int64s) -> None:
+    """Copy ranges of an open file to the same places of another one."""
+    with target.open("r+b", buffering=0) as file:
+        for start, stop in ranges.tolist():
+            file.seek(start)
+            while start < stop and (sent := os.sendfile(file.fileno(), source, start, stop - start)):
+                start += sent
 
 
 def _joined(ranges: Int64s, is_joined: Callable[[Int64s], npt.NDArray[np.bool_]]) -> Int64s:

@@ -19,10 +19,12 @@ import numpy as np
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.ownership import is_own_file
+from wdsdist.cache.copies import Pinned
 from wdsdist.cache.extents import (
     SMALL_GAP,
     ExtentMap,
     coalesced,
+    copy_ranges,
     covered,
     identity,
     merged,
@@ -30,12 +32,10 @@ from wdsdist.cache.extents import (
     requests_of,
     without,
 )
+from wdsdist.cache.folders import CopyPaths
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses
-from wdsdist.cache.paths import CopyPaths
-from wdsdist.cache.pins import Pinned
 from wdsdist.cache.request import LEAST_BYTES, ShardRequest
 from wdsdist.cache.space import CacheSpace
-from wdsdist.cache.takeover import copy
 from wdsdist.errors import IndexFormatError, ShardDamagedError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import ShardIndex, checksums
@@ -352,7 +352,7 @@ class PartFetcher:
                 contextlib.suppress(FileNotFoundError, PlantedError),
                 contextlib.closing(LockableFile(request.paths.part)) as file,
             ):
-                copy(file.fileno(), part.path, part.places(members))
+                copy_ranges(file.fileno(), part.path, part.places(members))
                 return self._check(request, part, members)
         return members
 

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
+from wdsdist.cache.folders import copy_key
 from wdsdist.cache.parts import Members
-from wdsdist.cache.paths import copy_key
 from wdsdist.cache.priorities import Need
 from wdsdist.cache.shard_cache import FetchAhead, ShardCache
 from wdsdist.sampling.shard_schedule import Use

@@ -11,24 +11,22 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.host import user_cache_dir
-from wdsdist.cache import folders, stamps
-from wdsdist.cache.counters import Counters
+from wdsdist.cache import folders
+from wdsdist.cache.copies import Pinned, Stamp, touch, verified_index, verify_bytes
 from wdsdist.cache.fetch import fetch
+from wdsdist.cache.folders import WAITING, copy_key, copy_paths
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses, wait_until_free
 from wdsdist.cache.parts import Members, PartFetcher, PartNeeds, PinnedPart
-from wdsdist.cache.paths import WAITING, copy_key, copy_paths
-from wdsdist.cache.pins import Pinned
 from wdsdist.cache.priorities import Need
 from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.space import CacheSpace, Refusal
 from wdsdist.cache.urgency import Urgency
-from wdsdist.cache.verify_copy import verified_index, verify_bytes
 from wdsdist.errors import CacheError, ShardDamagedError, WdsdistError
 from wdsdist.shards import scan_local
 from wdsdist.shards.manifest import Manifest
@@ -56,6 +54,26 @@ class FetchAhead(enum.Enum):
     """Another process or thread is fetching it, or verifies its copy."""
     REFUSED = enum.auto()
     """There is no space for it, or it cannot be fetched: `ShardCache.pin` raises the error."""
+
+
+class Counters(NamedTuple):
+    """Cache counters of one process since it began; a tuple, because it is also a row of shared memory.
+
+    >>> Counters(cache_hits=3, shards_fetched=1) - Counters(cache_hits=1)
+    Counters(cache_hits=2, shards_fetched=1, bytes_fetched=0, retries=0)
+    """
+
+    cache_hits: int = 0
+    """Opens of a remote shard that was in the cache, prefetched or from an earlier run."""
+    shards_fetched: int = 0
+    """Remote shards fetched, ahead of time or when needed."""
+    bytes_fetched: int = 0
+    """Of these shards, and of parts of others."""
+    retries: int = 0
+    """Requests to the store that were retried after a failure."""
+
+    def __sub__(self, before: Counters) -> Counters:
+        return Counters(*[now - then for now, then in zip(self, before, strict=True)])
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -298,20 +316,20 @@ class ShardCache:
         paths = request.paths
         if not (file.lock(alone=False) and file.is_at(paths.copy)):
             return None
-        known = stamps.read(paths.stamp)
+        known = Stamp.read(paths.stamp)
         is_trusted = known is not None and known.agrees(file.stat())
         # Alone, so that one process hashes it for all.
         if not is_trusted and not file.lock(alone=True):
             return None
         try:
-            sha256 = verify_bytes(request, known or stamps.Stamp(), is_trusted=is_trusted)
+            sha256 = verify_bytes(request, known or Stamp(), is_trusted=is_trusted)
             index = verified_index(request, file.stat().st_size, sha256)
         except ShardDamagedError:
             if file.lock(alone=True):
                 self._space.discard(paths, file, request.deadline)
             return None
         if is_trusted:
-            stamps.touch(paths.stamp)
+            touch(paths.stamp)
         else:
             self._space.stamp(request, file, sha256)
             if not (file.lock(alone=False) and file.is_at(paths.copy)):

@@ -183,7 +183,7 @@ class StreamingDataset(IterableDataset[Any]):
             cache_limit=limit,
             samples_per_epoch=_length(samples_per_epoch, self.manifest),
         )
-        folder = None if cache_dir is None else Path(cache_dir)
+        folder = None if cache_dir is None else Path(cache_dir).expanduser()
         self.cache = ShardCache(folder, limit=limit, timeout=download_timeout or TIMEOUT)
         policy = BadSamplePolicy.of(on_error, quarantine)
         spec = SampleSpec(Fields(fields), Decoder(decode, max_pixels=max_pixels), transform, policy)
