@@ -124,7 +124,7 @@ def even(
             most = np.maximum(np.minimum(goals + by_chance, least * batch), goals)
         for limits in (most, goals):
             moved = ranks[chosen]
-            _between_nodes(locality, moved, here, shards[chosen], weights, limits, goals)
+            _between_nodes(locality, moved, here, shards[chosen], weights, limits, limits)
             found = np.bincount(nodes[moved] * len(whole) + here, minlength=goals.size)
             if (found >= least.ravel()).all():
                 break
