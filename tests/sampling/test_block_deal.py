@@ -92,3 +92,12 @@ def test_a_node_without_a_sample_for_a_batch_gets_some_though_the_others_have_fe
     locality = Locality.of(owners, owners, 64, 1)
     nodes = even(locality, owners, np.zeros_like(owners), locality.shards, np.array([1]), 64)
     assert np.bincount(nodes, minlength=64).min() == 32
+
+
+def test_a_node_with_far_too_many_gives_them_to_few_others_up_to_full_batches() -> None:
+    owners = np.repeat(np.arange(16), [380, *[316] * 15])
+    shards = owners * 8 + np.arange(len(owners)) % 8
+    locality = Locality.of(owners, shards, 16, 1)
+    nodes = even(locality, owners, np.zeros_like(owners), locality.shards, np.array([33]), 10)
+    assert np.bincount(nodes).max() <= 330
+    assert locality.reads.sum() - 16 * 8 <= 4

@@ -142,6 +142,15 @@ def test_groups_are_even_over_the_ranks_of_a_node_and_nearly_so_over_nodes() -> 
         assert (loads.max(axis=1) / loads.mean(axis=1)).mean() < most
 
 
+def test_batches_of_a_bucket_that_is_not_full_have_one_sample_more_in_the_same_steps_on_all_ranks() -> None:
+    owners = np.repeat(np.arange(4), [312, 315, 318, 319])  # so few samples more stay with their node
+    samples = BlockSamples(np.ones(len(owners), np.int64), np.ones(len(owners)), owners, shards=owners)
+    plan = plan_block(samples, BatchRule(kind="buckets", most=10), World(4), key=1)
+    sizes = np.diff(plan.bounds).reshape(plan.steps, 4)
+    assert sizes.sum(axis=0).tolist() == [312, 315, 318, 319]
+    assert (sizes.max(axis=1) > sizes.min(axis=1)).sum() == 319 - 312
+
+
 def test_a_sample_that_fits_no_batch_is_refused() -> None:
     with pytest.raises(ArgumentError, match="a sample of 101 does not fit 100"):
         plan_block(samples_of([5, 101], World(1)), BatchRule(kind="tokens", budget=100), World(1), 0)

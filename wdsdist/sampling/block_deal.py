@@ -93,7 +93,7 @@ def even(
     """Return the node of each sample such that all ranks can have equally many of each category, to within one.
 
     The same holds of neighbouring categories together, and so of all samples. Where ``steps`` are given, a node may
-    keep a few more than that, as it has by chance: to open a shard for them is not worth while.
+    keep, or get, a few more than that: to open a shard for as few is not worth while.
 
     Args:
         locality: the nodes.
@@ -124,7 +124,7 @@ def even(
             most = np.maximum(np.minimum(goals + by_chance, least * batch), goals)
         for limits in (most, goals):
             moved = ranks[chosen]
-            _between_nodes(locality, moved, here, shards[chosen], weights, limits, goals)
+            _between_nodes(locality, moved, here, shards[chosen], weights, limits, limits)
             found = np.bincount(nodes[moved] * len(whole) + here, minlength=goals.size)
             if (found >= least.ravel()).all():
                 break

@@ -2,8 +2,9 @@
 
 A node reads a few shards of others, as far as possible the same ones in each block of a shuffle window, and takes
 samples of those shards alone. Nodes stand in rings, in which each takes from the next one. What a node lacks may come
-from any other, through those between them: each gives samples of its own in place of those that it gets. The excess of
-each category is spread over neighbours, round by round, until it is level.
+from any other, through those between them: each gives samples of its own in place of those that it gets. Categories are
+buckets, and strata of these by length, of which there are more the longer and the shorter lengths are: there ranks
+differ the most.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ _OPENED = 0.09
 """Shards of other nodes that a node reads, over its own."""
 
 _MOST_RINGS = 8
-_TOTAL = 3
-"""How much more the excess of a whole bucket counts, which batches cannot hold, than that of its strata."""
+_TOTAL = 0.3
+"""How much the excess of a whole bucket counts, beside the most that any of its strata does."""
 
 _ROUNDS = 200
-_STILL = 0.02
-"""Samples that flow in a round by which the last one is known."""
+"""Steps of the search for flows; with more, ranks get hardly closer to their mean."""
 
 _AT_ONCE = 64
 """Categories that are levelled together: memory grows with them."""
+
+Floats = npt.NDArray[np.float64]
 
 
 class _Ring(NamedTuple):
@@ -49,7 +51,9 @@ class _Ring(NamedTuple):
         return cls(givers, takers)
 
 
-def exchange(locality: Locality, owners: Int64s, buckets: Int64s, strata: Int64s, shards: Int64s) -> Int64s:
+def exchange(
+    locality: Locality, owners: Int64s, buckets: Int64s, strata: Int64s, costs: Floats, shards: Int64s
+) -> Int64s:
     """Balance samples over nodes; return the rank of each: its owner, or where it moves, the first of another node.
 
     Nodes then have their share of each stratum of each bucket, as nearly as it can be, and of each bucket exactly
@@ -58,7 +62,9 @@ def exchange(locality: Locality, owners: Int64s, buckets: Int64s, strata: Int64s
     Args:
         locality: the nodes; shards that are opened are noted there.
         owners: int64 [n].
-        buckets, strata, shards: int64 [n], numbered from 0; shards as ``locality`` numbers them.
+        buckets, strata: int64 [n], numbered from 0.
+        costs: float64 [n]; they say how uneven the steps of each stratum are.
+        shards: int64 [n], as ``locality`` numbers them.
     """
     nodes, ranks = locality.nodes[owners], owners.copy()
     rings = _open(locality, nodes, shards)
@@ -70,15 +76,16 @@ def exchange(locality: Locality, owners: Int64s, buckets: Int64s, strata: Int64s
         chosen = np.flatnonzero(buckets // at_once == first // at_once)
         width = (min(first + at_once, int(buckets.max()) + 1) - first) * each
         cells = (nodes[chosen] * width) + (buckets[chosen] - first) * each + strata[chosen]
-        counts = np.bincount(cells, minlength=len(sizes) * width).reshape(-1, width)
+        counts = np.bincount(cells, minlength=len(sizes) * width).reshape(len(sizes), -1, each)
         # Rounded such that strata sum to their bucket's share.
         goals = np.cumsum(sizes)[:, None] * np.cumsum(counts.sum(axis=0)) // len(locality.nodes)
-        goals = np.diff(np.diff(goals, axis=0, prepend=0), axis=1, prepend=0)
+        goals = np.diff(np.diff(goals, axis=0, prepend=0), axis=1, prepend=0).reshape(counts.shape)
         pools = np.stack(
             [np.bincount(cells[ring_of[chosen] == number], minlength=counts.size) for number in range(len(rings))]
         ).reshape(-1, *counts.shape)
-        flows = _level(counts, goals, rings, pools, each)
-        _settle(_left(counts - goals, rings, flows), flows[0], pools[0], each)
+        total = np.bincount(cells % width, costs[chosen], width).reshape(-1, each)
+        flows = _level(counts, goals, _weights(counts.sum(axis=0), total), rings, pools)
+        _settle(_left(counts - goals, rings, flows), flows[0], pools[0])
         for number, ring in enumerate(rings):
             here = np.flatnonzero(ring_of[chosen] == number)
             here = here[radix_order(cells[here])]
@@ -94,16 +101,17 @@ def _open(locality: Locality, nodes: Int64s, shards: Int64s) -> list[_Ring]:
     has = np.bincount(nodes * reads.shape[1] + shards, minlength=reads.size).reshape(reads.shape)
     # A shard of which a node has a few samples in this block is not there in the next one.
     usual = has * 2 > has.max(axis=1, keepdims=True)
-    opened, rings = int(_OPENED * usual.sum()), []
+    opened, rings, taken = int(_OPENED * usual.sum()), [], np.zeros(reads.shape[1], np.bool_)
     if opened < len(reads):  # what is read by several nodes anyway is exchanged nevertheless
         return [_Ring.of(len(reads), len(reads), 0)]
     for number in range(min(_MOST_RINGS, -(-opened // len(reads)))):
         ring = _Ring.of(len(reads), min(len(reads), opened - number * len(reads)), number)
         for taker in np.flatnonzero(ring.givers != np.arange(len(reads))).tolist():
-            found = np.flatnonzero(usual[ring.givers[taker]] & ~reads[taker])
+            found = np.flatnonzero(usual[ring.givers[taker]] & ~reads[taker] & ~taken)
             if len(found):
                 drawn = mix_keys(mix_key(number, taker), locality.names[found])
-                reads[taker, found[np.argmin(drawn)]] = True
+                shard = found[np.argmin(drawn)]
+                reads[taker, shard] = taken[shard] = True
         rings.append(ring)
     return rings
 
@@ -111,16 +119,17 @@ def _open(locality: Locality, nodes: Int64s, shards: Int64s) -> list[_Ring]:
 def _ring_of_each(reads: npt.NDArray[np.bool_], rings: list[_Ring], nodes: Int64s, shards: Int64s) -> Int64s:
     """Return for each sample one of the rings in which another node may take it, or -1."""
     found, ways = np.full(len(nodes), -1), np.zeros(len(nodes), np.int64)
-    turns = np.arange(len(nodes)) // 2
     for number, ring in enumerate(rings):
         takers = ring.takers[nodes]
         may = reads[takers, shards] & (takers != nodes)
         ways += may
-        found[may & (turns % np.maximum(ways, 1) == 0)] = number
+        found[may & (ways == 1)] = number
+        again = np.flatnonzero(may & (ways > 1))  # which of several: at random, not lane by lane
+        found[again[mix_keys(number, again) % ways[again].astype(np.uint64) == 0]] = number
     return found
 
 
-def _left(excess: Int64s, rings: list[_Ring], flows: npt.NDArray[np.float64] | Int64s) -> npt.NDArray[np.float64]:
+def _left(excess: Int64s, rings: list[_Ring], flows: Floats | Int64s) -> Floats:
     """Return [nodes, categories]: the excess that flows leave."""
     left = excess.astype(np.float64)
     for flow, ring in zip(flows, rings, strict=True):
@@ -128,33 +137,51 @@ def _left(excess: Int64s, rings: list[_Ring], flows: npt.NDArray[np.float64] | I
     return left
 
 
-def _level(counts: Int64s, goals: Int64s, rings: list[_Ring], pools: Int64s, each: int) -> Int64s:
-    """Return int64 [rings, nodes, categories]: how many of its samples each node gives in each ring."""
-    flows = np.minimum(pools / 2, 2 * np.sqrt(np.maximum(goals, 0)))  # so that less may be given as well as more
-    step = 1 / (2 * len(rings) + 1) / (1 + _TOTAL)
+def _weights(counts: Int64s, costs: Floats) -> Floats:
+    """Return [buckets, strata]: how uneven steps become by a sample too many below the upper bound of a stratum."""
+    means = costs / np.maximum(counts, 1)
+    rise = np.abs(np.diff(means, axis=1)) / np.maximum((means[:, 1:] + means[:, :-1]) / 2, 1e-9)
+    inner = rise / np.sqrt(np.maximum((counts[:, 1:] + counts[:, :-1]) / 2, 1))
+    most = np.maximum(inner.max(axis=1, initial=0, keepdims=True), 1e-9)
+    return np.concatenate((np.maximum(inner, most / 1000), most * _TOTAL), axis=1) / most
+
+
+def _level(counts: Int64s, goals: Int64s, weights: Floats, rings: list[_Ring], pools: Int64s) -> Int64s:
+    """Return int64 [rings, nodes, buckets, strata]: how many of its samples each node gives in each ring.
+
+    What counts of each bound of strata is how many samples too many a node has below it. Their weighted least squares
+    are found by accelerated projected gradients, of operations alone that are the same on every machine.
+    """
+    excess, squares = (counts - goals).astype(np.float64), weights**2
+    # No step is longer than the inverse of the trace of the second derivatives.
+    scale = 1 / (4 * len(rings) * (squares * np.arange(1, squares.shape[1] + 1)).sum(axis=1, keepdims=True))
+    flows = after = pools / 2  # so that less may be given as well as more
+    momentum = 1.0
     for _ in range(_ROUNDS):
-        before, left = flows, _left(counts - goals, rings, flows)
-        left += _TOTAL * np.repeat(left.reshape(len(left), -1, each).mean(axis=2), each, axis=1)
-        more = np.stack([left - left[ring.takers] for ring in rings])
-        flows = np.clip(before + step * more, 0, pools)
-        if np.abs(flows - before).max(initial=0) < _STILL:
-            break
-    found: Int64s = np.rint(flows).astype(np.int64)
-    return found
+        below = np.cumsum(_left(excess, rings, after), axis=2) * squares
+        pull = np.cumsum(below[..., ::-1], axis=2)[..., ::-1] * scale
+        found = np.clip(after + np.stack([pull - pull[ring.takers] for ring in rings]), 0, pools)
+        if ((after - found) * (found - flows)).sum() > 0:  # the momentum leads astray
+            momentum = 1.0
+        faster = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
+        flows, after, momentum = found, found + (momentum - 1) / faster * (found - flows), faster
+    # Rounded such that what is given below each bound is.
+    return np.diff(np.rint(np.cumsum(flows, axis=3)).astype(np.int64), axis=3, prepend=0)
 
 
-def _settle(left: npt.NDArray[np.float64], flow: Int64s, pool: Int64s, strata: int) -> None:
+def _settle(left: Floats, flow: Int64s, pool: Int64s) -> None:
     """Change the flow in the first ring such that no node has any excess of a bucket, where there is enough to move."""
-    for first in range(0, left.shape[1], strata):
-        part = slice(first, first + strata)
-        more = -np.cumsum(np.roll(left[:, part].sum(axis=1), 1)).astype(np.int64)
+    strata = pool.shape[2]
+    from_the_middle = np.argsort(np.abs(2 * np.arange(strata) + 1 - strata), kind="stable").tolist()
+    for bucket in range(pool.shape[1]):
+        more = -np.cumsum(np.roll(left[:, bucket].sum(axis=1), 1)).astype(np.int64)
+        room, changed = pool[:, bucket], flow[:, bucket].copy()
         # The same for all may go round the ring.
-        least, most = -flow[:, part].sum(axis=1) - more, (pool - flow)[:, part].sum(axis=1) - more
+        least, most = -changed.sum(axis=1) - more, (room - changed).sum(axis=1) - more
         more += min(max(-int(np.median(more)), int(least.max())), int(most.min()))
-        changed = flow[:, part].copy()
-        for category, room in enumerate(pool[:, part].T):
-            found = np.clip(changed[:, category] + more, 0, room)
-            more -= found - changed[:, category]
-            changed[:, category] = found
+        for stratum in from_the_middle:
+            found = np.clip(changed[:, stratum] + more, 0, room[:, stratum])
+            more -= found - changed[:, stratum]
+            changed[:, stratum] = found
         if not more.any():
-            flow[:, part] = changed
+            flow[:, bucket] = changed

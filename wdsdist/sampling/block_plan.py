@@ -26,13 +26,13 @@ from wdsdist.sampling.block_deal import FILLED, Locality, even, in_parts, level
 from wdsdist.sampling.block_exchange import exchange
 from wdsdist.sampling.permutation import shuffled
 
-VERSION = 3
+VERSION = 4
 """Of the plan of a block: another one deals the same samples in another way. Budgets are planned as in version 2."""
 
 Kind = Literal["tokens", "groups", "buckets", "rows"]
 
-_STRATA = 8
-"""Parts by length of which nodes get alike many where batches are of like lengths."""
+_STRATA, _LEAST_STRATA = 64, 8
+"""Parts by length of which nodes get alike many where batches are of like lengths: of a block, and of a bucket."""
 
 _FITTED = 4
 """Samples for each bin, the shortest, that are put where they fit best when bins get full."""
@@ -309,8 +309,9 @@ def _of_like(samples: BlockSamples, rule: BatchRule, world: World, key: int) -> 
     steps_each = -(-np.diff(bounds) // (world.num_replicas * rule.most))
     owners, shards = samples.owners[numbers], locality.shards[numbers]
     if len(locality.reads) > 1:
-        strata = np.concatenate([_stratum(lengths[part], _STRATA) for part in parts])
-        owners = exchange(locality, owners, of_buckets, strata, shards)
+        of_each = max(_LEAST_STRATA, _STRATA // len(parts))
+        strata = np.concatenate([_stratum(lengths[part], of_each) for part in parts])
+        owners = exchange(locality, owners, of_buckets, strata, samples.costs[numbers], shards)
     of_nodes = even(locality, owners, of_buckets, shards, steps_each, rule.most)
     dealt, bins = np.empty((2, len(numbers)), np.int64)
     steps, sizes = 0, np.bincount(locality.nodes).tolist()
@@ -318,7 +319,11 @@ def _of_like(samples: BlockSamples, rule: BatchRule, world: World, key: int) -> 
         first = 0
         for own, size in zip(in_parts(lengths[part], of_nodes[part], len(sizes)), sizes, strict=True):
             # Ranks of a node get like samples of each step by turns, to and fro: theirs are alike in cost.
-            steps_of = np.arange(len(own)) * more // max(1, len(own))
+            # The first steps have one more on each rank: where all have it in the same ones, none waits for another.
+            whole, rest = divmod(len(own), size)
+            counts = size * (whole // more + (np.arange(more) < whole % more))
+            counts[whole % more] += rest
+            steps_of = np.repeat(np.arange(more), counts)
             turns, places = np.divmod(np.arange(len(own)) - np.searchsorted(steps_of, steps_of), size)
             bins[part][own] = steps + steps_of
             dealt[part][own] = first + np.where(turns % 2, size - 1 - places, places)
@@ -339,8 +344,13 @@ def _played(numbers: Int64s, rule: BatchRule, world: World) -> Int64s:
 
 
 def _stratum(lengths: Int64s, strata: int) -> Int64s:
-    """Return in which part of the lengths each is; so many parts have about equally many, and lengths alike are one."""
-    inner = np.sort(lengths)[np.arange(1, strata) * len(lengths) // strata]
+    """Return in which part of the lengths each is: the shortest and the longest parts have half as many samples.
+
+    Lengths that are alike are one part.
+    """
+    at = np.arange(1, strata) / strata
+    at -= at * (1 - at) * (0.5 - at)
+    inner = np.sort(lengths)[(at * len(lengths)).astype(np.int64)]
     return np.searchsorted(np.unique(inner), lengths, side="left")
 
 
