@@ -35,7 +35,7 @@ from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import checksums
 from wdsdist.shards.manifest import Manifest
-from wdsdist.storage import RequestPolicy, use_policy
+from wdsdist.storage import RequestPolicy, use_policy, waits
 from wdsdist.storage.memory import Fault, MemoryStore
 
 SHARDS, SAMPLES, SIZE = 3, 40, 40_000
@@ -440,6 +440,7 @@ def test_what_one_job_is_fetching_another_waits_for(
     with ThreadPoolExecutor(2) as pool:
         running = [pool.submit(dataset.__getitem__, 5) for dataset in datasets]
         assert both.wait(60)
+        assert "another process is fetching it" in [one.note for one in waits.requests()]
         store.heal()
         assert all(is_right(one.result()) for one in running)
     assert store.paths("read").count("train/00.tar") == 1
