@@ -9,8 +9,7 @@ import pytest
 
 from tests.support.gloo_ranks import Ranks
 from wdsdist.errors import ArgumentError
-from wdsdist.loader.rank_stats import RankStats, compare_ranks
-from wdsdist.loader.stats import LoaderStats
+from wdsdist.loader.stats import LoaderStats, RankStats, compare_ranks
 
 
 def stats(waited: float, **more: Any) -> LoaderStats:

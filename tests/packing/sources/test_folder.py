@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from wdsdist.errors import SourceError
+from wdsdist.packing.payloads import FilePayload, Sample
 from wdsdist.packing.sources import find
-from wdsdist.packing.sources.source import FilePayload, Sample, Source
+from wdsdist.packing.sources.source import Source
 
 
 def fill(root: Path, *names: str) -> Path:
