@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -21,6 +22,7 @@ from click.testing import CliRunner
 
 import wdsdist
 from tests.support import folders
+from tests.support.heard import heard
 from tests.support.tars import plain_tar
 from tests.support.web import Web, served
 from wdsdist import storage
@@ -459,6 +461,17 @@ def test_what_one_job_is_fetching_another_waits_for(
 def samples_of(*numbers: int) -> PartNeeds:
     """What a reader needs that needs some samples of a shard, of two members each."""
     return PartNeeds(lambda _: np.array([member for number in numbers for member in (2 * number, 2 * number + 1)]))
+
+
+def test_a_warning_says_that_another_process_fetches_what_is_waited_for(remote: Manifest, tmp_path: Path) -> None:
+    caches = [ShardCache(tmp_path / "cache", timeout=20) for _ in range(2)]
+    with contextlib.ExitStack() as theirs:
+        held = theirs.enter_context(closing(caches[0].pin_parts(remote, {0: samples_of(5)})[0]))
+        theirs.enter_context(held.claimed(held.places(np.array([12, 13])), gap=0))
+        with use_policy(RequestPolicy(first_warning=0.02)), heard(lambda _: theirs.close()) as lines:
+            caches[1].pin_parts(remote, {0: samples_of(6)})[0].close()
+    assert lines[0].startswith("still waiting for ")
+    assert lines[0].endswith("/train/00.tar (0 s, another process is fetching it)")
 
 
 def test_samples_that_come_between_those_that_are_needed_are_there_too(

@@ -40,6 +40,7 @@ from wdsdist.errors import IndexFormatError, ShardDamagedError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import ShardIndex, checksums
 from wdsdist.shards.manifest import THIN
+from wdsdist.storage import waits
 
 _BEHIND = 1 / 20
 """Share of a shard that the batches after the first get in parts while all of it is fetched behind."""
@@ -221,18 +222,23 @@ class PartFetcher:
     ) -> None:
         """Fetch members that are missing, or wait until others have; removes the shards of which that fails."""
         wrong: Counter[int] = Counter()
-        for _ in pauses(max((wanted[number][0].deadline.end for number in missing), default=0.0)):
-            wrong.update(
-                self._fetch({number: (wanted[number][0], parts[number], missing[number]) for number in missing})
-            )
-            missing = {number: left for number in missing if len(left := parts[number].missing(missing[number]))}
-            for number in [number for number in missing if wrong[number] >= _ATTEMPTS]:
-                del missing[number]
-                # Its index may be an old one too: the fetch of the whole shard finds out.
-                parts.pop(number).close()
-                self._space.drop_sparse(wanted[number][0].paths, wanted[number][0].deadline)
-            if not missing:
-                break
+        entry = waits.Request("", attempt=0, note="another process is fetching it")
+        with contextlib.ExitStack() as stack:
+            for _ in pauses(max((wanted[number][0].deadline.end for number in missing), default=0.0)):
+                wrong.update(
+                    self._fetch({number: (wanted[number][0], parts[number], missing[number]) for number in missing})
+                )
+                missing = {number: left for number in missing if len(left := parts[number].missing(missing[number]))}
+                for number in [number for number in missing if wrong[number] >= _ATTEMPTS]:
+                    del missing[number]
+                    # Its index may be an old one too: the fetch of the whole shard finds out.
+                    parts.pop(number).close()
+                    self._space.drop_sparse(wanted[number][0].paths, wanted[number][0].deadline)
+                if not missing:
+                    break
+                is_new, entry.location = not entry.location, wanted[next(iter(missing))][0].shown
+                if is_new:
+                    stack.enter_context(waits.under_way(entry))
         for number in missing:
             _let_go(parts.pop(number), wanted[number][1])
 
