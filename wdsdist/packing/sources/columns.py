@@ -203,6 +203,13 @@ class _Choice:
         twice = next((name for name, count in Counter(names).items() if count > 1), None)
         if twice is not None:
             raise SourceError(f"{self.label} has two columns with the name {twice!r}: rename one")
+        first = self.columns[0] if len(self.columns) == 1 else None
+        for mark in ";\t|" if first and first.name not in self.wanted else "":
+            if mark in first.name and first.values and all(mark in value for value in first.values):
+                raise SourceError(
+                    f"{self.label} has a single column, {first.name!r}, whose fields seem to be separated by {mark!r}: "
+                    f"write the table with commas (.csv) or tabs (.tsv), or map the column by columns= (--column)"
+                )
 
     def choose_key(self) -> None:
         asked = [place for place, column in enumerate(self.columns) if self.wanted.get(column.name) == KEY]

@@ -20,7 +20,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing.sources.scan import FolderEntries, shown
 from wdsdist.shards.index import Tolerance
-from wdsdist.shards.tar import AUTO, check_rule, stored_size
+from wdsdist.shards.tar import AUTO, check_rule, is_text, split_name, stored_size
 
 SCRATCH_SUFFIX = "-source"
 """What the names of temporary folders end with; they start with ``.tmp-``."""
@@ -70,6 +70,26 @@ def broken(key: str, error: SourceError) -> Sample:
     ('000000007', [('broken', BrokenPayload(reason='item 7 cannot be had', size=0))])
     """
     return key, [("broken", BrokenPayload(str(error)))]
+
+
+def wrong_key(key: Any) -> str | None:
+    """Say why something can be no key; any other becomes the path of files when the tar is unpacked."""
+    if not isinstance(key, str):
+        return f"a key is a str, not a {type(key).__name__}"
+    parts = key.removeprefix("./").split("/")
+    if not key or "" in parts:
+        return "a key must not be empty, start or end with a slash, or hold two in a row"
+    if ".." in parts or "." in parts:
+        return "a key must not lead out of its folder"
+    if "." in parts[-1]:
+        return "a key must not have a dot in its last part: readers would cut it there"
+    if "\n" in key or "\0" in key:
+        return "a key must not hold a line break or a NUL"
+    if not is_text(key):
+        return "a key must be valid Unicode"
+    if split_name(f"{key}.x") is None:
+        return "a part of a key must not be named like __this__: readers pass it over"
+    return None
 
 
 def numbered(number: int) -> str:
